@@ -56,7 +56,7 @@ def main() -> None:
         try:
             from playwright.sync_api import sync_playwright
         except ModuleNotFoundError:
-            results.say("no browser: pip install 'evener[browser]'")
+            results.say("no browser: pip install -e '.[browser]'")
             return
         if _BROWSER is None:
             results.say("no browser: Chromium is not installed")

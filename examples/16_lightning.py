@@ -1,6 +1,6 @@
 """Lightning's Trainer on uneven nodes: one argument.
 
-evener run examples/16_lightning.py --local-nodes 1.0,0.5                   needs: pip install 'evener[lightning]'
+evener run examples/16_lightning.py --local-nodes 1.0,0.5                   needs: pip install -e '.[lightning]'
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hugging Face's Trainer on uneven nodes: another class, the same arguments. The loss is a mean over tokens, and exact.
 
-evener run examples/17_hugging_face.py --local-nodes 1.0,0.5             needs: pip install 'evener[transformers]'
+evener run examples/17_hugging_face.py --local-nodes 1.0,0.5             needs: pip install -e '.[transformers]'
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """torchvision's Faster R-CNN: batches are lists of images and of boxes, whose number differs from image to image.
 
-    evener run examples/18_faster_rcnn.py --local-nodes 1.0,0.5                    needs: pip install 'evener[vision]'
+    evener run examples/18_faster_rcnn.py --local-nodes 1.0,0.5                    needs: pip install -e '.[vision]'
 
 Which anchors and proposals it learns from, torchvision draws anew in every step, and each node for its own images:
 losses are alike on any number of nodes, not equal. The comparison before the first step draws alike, and has to hold.

@@ -63,6 +63,7 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
         (page, "dashboard"), (ps_invite, "invite"), (doctor_command, "doctor"), (search, "tune"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, ask)
+    monkeypatch.setattr("evener.cli.commands.require_files", lambda config: None)  # they are the reader's
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
     for name in ("my_task.py", "my_search.py", "train.py", "bccd.yaml"):

@@ -1,6 +1,6 @@
 """Evener in a cluster of Ray's: Ray Train places a worker on each machine, each is a rank of `evener train`.
 
-    pip install 'evener[ray]'
+    pip install -e '.[ray]'
     python examples/launchers/ray_train.py --workers 2 digits --epochs 2
 
 Ray finds the machines, starts the workers and says which is the first; Evener measures them and divides the work

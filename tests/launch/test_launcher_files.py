@@ -99,7 +99,7 @@ def test_nodes_find_the_master_by_its_service() -> None:
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
 def test_kubernetes_takes_them_by_its_own_schemas(manifest: Path) -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install 'evener[kubernetes]'")
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[kubernetes]'")
     for document in documents(manifest):
         if document["kind"] == "PyTorchJob":  # Kubeflow's: what is Kubernetes' own in it are the pods
             template = next(iter(document["spec"]["pytorchReplicaSpecs"].values()))["template"]
@@ -133,7 +133,7 @@ def test_the_job_of_slurm_is_a_script_with_commands_that_there_are() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_the_workers_of_ray_train_are_ranks(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="pip install 'evener[ray]'")
+    pytest.importorskip("ray", reason="pip install -e '.[ray]'")
     words = ["--workers", "2", "digits", "--epochs", "1", "--option", "channels=8", "--option", "blocks=1"]
     result = subprocess.run(
         [sys.executable, str(FOLDER / "ray_train.py"), *words],

@@ -10,6 +10,7 @@ from evener.graph import ModelGraph
 from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.roofline import FORWARD, device_of, layer_seconds
+from evener.oracle.imagined import NETWORKS, imagine
 from evener.zoo.networks import draw
 
 _BYTES = {"fp32": 4, "fp16": 2}
@@ -69,6 +70,28 @@ def test_the_page_of_machines_has_every_card_as_it_is() -> None:
         ]
         for name, card in CARDS.items()
     }
+
+
+HALF_BY_GENERATION = {"gtx10": 1 / 64, "gtx16": 2, "rtx20": 4, "rtx30": 2, "rtx40": 2}
+"""Operations at fp16 to one at fp32, where both sums are fp32: what the architecture's white paper says."""
+
+
+@pytest.mark.parametrize("name", [name for name in CARDS if name[:5] in HALF_BY_GENERATION])
+def test_a_geforce_cards_peaks_are_those_of_its_generation(name: str) -> None:
+    card, generation = CARDS[name], name[:5]
+    assert card.half / card.fp32 == pytest.approx(HALF_BY_GENERATION[generation], rel=0.1)
+    assert card.tf32 == (card.fp32 if generation in ("rtx30", "rtx40") else 0.0)
+    assert card.fp32 / card.fp64 == pytest.approx(64 if generation in ("rtx30", "rtx40") else 32, rel=0.15)
+
+
+def test_the_cards_and_networks_that_people_own_are_there() -> None:
+    owned = ["gtx1060", "gtx1660", "rtx2080", "rtx3050", "rtx3060ti", "rtx3070ti", "rtx3080ti"]
+    owned += ["rtx4060ti", "rtx4070ti", "rtx3060-laptop", "rtx4060-laptop"]
+    profile = imagine(",".join(owned), "wifi6")
+    assert len(profile.devices) == len(owned)
+    speeds = [1 / NETWORKS[name].beta for name in ("wifi5", "wifi6", "100mbit", "1gbe", "2.5gbe", "5gbe", "10gbe")]
+    assert speeds[2] < speeds[0] < speeds[1] < speeds[3]
+    assert speeds[3:] == sorted(speeds[3:])
 
 
 def test_no_card_is_faster_than_its_sheet() -> None:

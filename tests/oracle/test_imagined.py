@@ -55,7 +55,7 @@ def test_cards_of_one_machine_are_joined_by_its_bus_and_others_keep_their_own_li
         ("v100-node:2", "1gbe", r"a card of --machines must be .*, such as v100.*, got 'v100-node'$"),
         ("0xv100", "1gbe", r"--machines must be such as 4xv100-node, .*, got '0xv100'"),
         ("v100:0", "1gbe", r"--machines must be such as 4xv100-node, .*, got 'v100:0'"),
-        ("v100", "token-ring", r"--network must be one of 1gbe, .*, infiniband, got 'token-ring'"),
+        ("v100", "token-ring", r"--network must be one of wifi5, .*1gbe, .*, infiniband, got 'token-ring'"),
     ],
 )
 def test_what_is_not_known_is_refused(machines: str, network: str, message: str) -> None:

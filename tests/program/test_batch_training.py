@@ -145,7 +145,7 @@ def test_options_that_do_not_go_with_it_are_refused(words: dict[str, Any], sente
         ({"count": "tokens"}, "BatchTask.count must be 'samples', 'sum' or a function of a batch, got 'tokens'"),
         ({"metrics": {"one": 1}}, "BatchTask.metrics['one'] must be a function of the model and a batch, got 1"),
         ({"validation_data": None}, "BatchTask.validation_data must be a function where there are metrics, got None"),
-        ({"epochs": 0}, "BatchTask.epochs must be positive, got 0"),
+        ({"epochs": 0}, "BatchTask.epochs must be a positive whole number, got 0"),
     ],
 )
 def test_what_is_written_wrongly_is_refused(words: dict[str, Any], sentence: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.utils.data import TensorDataset
 import evener
 from evener.errors import InvalidInput, MissingExtra
 from evener.record import Step
+from evener.version import pip_install
 from support.commands import TINY
 
 
@@ -137,7 +139,7 @@ def test_what_belongs_to_this_process_cannot_be_sent(tmp_path: Path) -> None:
 
 def test_without_cloudpickle_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'evener\[notebook\]'"):
+    with pytest.raises(MissingExtra, match=re.escape(pip_install("notebook"))):
         trained(tmp_path, task(), local_nodes="1,1")
 
 

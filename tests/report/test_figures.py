@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -25,6 +26,7 @@ from evener.report.bars import comparison_figure, phases_figure, plan_figure
 from evener.report.canvas import png
 from evener.report.figures import learning_figure, throughput_figure
 from evener.report.planning_tables import scale_figure
+from evener.version import pip_install
 from support.fake_runs import NODES, fake_plan, fake_run
 from support.imagined_machines import cluster, convolutions
 
@@ -216,7 +218,7 @@ def test_dollar_signs_and_underscores_in_names_are_only_text() -> None:
 @pytest.mark.parametrize("drawing", DRAWINGS)
 def test_without_matplotlib_a_figure_says_what_to_type(drawing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtra, match=r"^figures need Matplotlib: pip install 'evener\[report\]'$"):
+    with pytest.raises(MissingExtra, match=re.escape(f"figures need Matplotlib: {pip_install('report')}")):
         DRAWINGS[drawing](fake_run(num_steps=2))
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from evener.version import pip_install
+
 _START = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'evener'; from evener.cli.app import main; main()"
 
 
@@ -22,14 +24,14 @@ def test_a_mistake_is_told_before_pytorch_is_looked_for(tmp_path: Path) -> None:
     loaded = "import sys, evener.cli.app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], cwd=tmp_path, timeout=60, check=False).returncode == 0
     result = evener("train", "digits", "--epochs", "0", cwd=tmp_path)
-    assert result.stderr.startswith("evener: --epochs must be positive, got 0")
+    assert result.stderr.startswith("evener: --epochs must be positive")
 
 
 @pytest.mark.parametrize("words", [("train", "digits"), ("benchmark",), ("demo",), ("trace", "digits")], ids=" ".join)
 def test_what_needs_pytorch_says_what_to_type(tmp_path: Path, words: tuple[str, ...]) -> None:
     result = evener(*words, cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr == "evener: this needs PyTorch, which is not installed: pip install 'evener[torch]'\n"
+    assert result.stderr == f"evener: this needs PyTorch, which is not installed: {pip_install('torch')}\n"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from evener.yolo.rank import alone, join
 from support.yolo_trainers import Fault, clocked, exact, redivided, spoiled, struck, watched
 
 needs_ultralytics = pytest.mark.skipif(
-    importlib.util.find_spec("ultralytics") is None, reason="pip install 'evener[ultralytics]'"
+    importlib.util.find_spec("ultralytics") is None, reason="pip install -e '.[ultralytics]'"
 )
 OBJECTS = (5, 0, 1, 9, 2, 3, 4, 1)
 """On the images, again and again: uneven, one of them has none."""

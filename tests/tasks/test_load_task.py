@@ -16,6 +16,7 @@ import torch
 from evener.errors import EvenerError, InvalidInput, InvalidValue, MissingExtra, MissingFile, TrainingFailed
 from evener.task import Task
 from evener.tasks.load import BUILT_IN_TASKS, load_task, require_task
+from evener.version import pip_install
 
 MAKE = """
     from torch import nn
@@ -191,8 +192,8 @@ def test_a_wrong_option_names_the_task() -> None:
     ("code", "expected"),
     [
         ("BUILT_IN_TASKS[0]", "digits"),
-        ("load_task('digits')", "MissingExtra: PyTorch is not installed: pip install 'evener[torch]'"),
-        ("load_task('./my_task.py')", "MissingExtra: PyTorch is not installed: pip install 'evener[torch]'"),
+        ("load_task('digits')", f"MissingExtra: PyTorch is not installed: {pip_install('torch')}"),
+        ("load_task('./my_task.py')", f"MissingExtra: PyTorch is not installed: {pip_install('torch')}"),
     ],
 )
 def test_without_torch_names_are_known_and_loading_says_what_to_install(code: str, expected: str, file: Path) -> None:
@@ -213,7 +214,7 @@ def test_without_torch_names_are_known_and_loading_says_what_to_install(code: st
 
 def test_torchvision_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    sentence = "^torchvision is not installed: pip install 'evener\\[vision\\]'$"
+    sentence = re.escape(f"torchvision is not installed: {pip_install('vision')}")
     with pytest.raises(MissingExtra, match=sentence):
         load_task("tiny-imagenet")
 

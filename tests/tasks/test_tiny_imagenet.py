@@ -15,6 +15,7 @@ from PIL import Image
 
 from evener.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile
 from evener.tasks.tiny_imagenet import MEAN, STD, TinyImageNet
+from evener.version import pip_install
 
 REAL = Path(__file__).resolve().parents[2].parent / "shared/data/tiny-imagenet-200-subset/tiny-imagenet-200.tar"
 COLOURS = {"n02": (250, 10, 10), "n01": (10, 10, 250)}  # wnids.txt is not in alphabetical order
@@ -200,7 +201,7 @@ def test_an_unknown_split_is_refused(root: Path) -> None:
 def test_without_pillow_it_says_what_to_install(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    sentence = "Pillow, which reads the images, is not installed: pip install 'evener[vision]'"
+    sentence = f"Pillow, which reads the images, is not installed: {pip_install('vision')}"
     with pytest.raises(MissingExtra, match=re.escape(sentence)):
         TinyImageNet(root, "val")
 

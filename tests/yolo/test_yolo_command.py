@@ -17,6 +17,7 @@ import pytest
 
 from evener.record import TrainRecord
 from evener.schema import read_noun
+from evener.version import pip_install
 from support.commands import command, evener_here, last_json
 from support.yolo_cases import draw_detection, needs_ultralytics
 from support.yolo_commands import ENVIRONMENT, TESTS, read_by_plain_yolo, yolo
@@ -39,7 +40,7 @@ def test_without_ultralytics_the_command_says_what_to_install(tmp_path: Path, mo
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     done = evener_here("yolo", "train", "model=yolov8n.yaml", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "evener: YOLO needs Ultralytics, which is not installed: pip install 'evener[ultralytics]'\n"
+    assert done.stderr == f"evener: YOLO needs Ultralytics, which is not installed: {pip_install('ultralytics')}\n"
 
 
 @needs_ultralytics

@@ -27,6 +27,7 @@ from evener.errors import (
 )
 from evener.run.usual_options import usual_options
 from evener.search.options import TuneConfig
+from evener.version import pip_install
 
 
 class _Command(NamedTuple):
@@ -120,7 +121,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        _fail("this needs PyTorch, which is not installed: pip install 'evener[torch]'", MissingExtra.exit_code)
+        _fail(f"this needs PyTorch, which is not installed: {pip_install('torch')}", MissingExtra.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped", Interrupted.exit_code)
     except Exception as error:

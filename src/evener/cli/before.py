@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from evener.errors import MissingFile, TrainingFailed
+from evener.errors import InvalidInput, MissingFile, TrainingFailed
+from evener.launch.rank_variables import is_rank, require_rank_variables, require_secret
+from evener.launch.slurm import adopt_slurm
+from evener.run.config import RunConfig
+from evener.sign_of_life import sign_of_life
 
 STARTING = "starting: loading what is needed"
 
@@ -21,11 +28,94 @@ def tell(line: str, as_json: bool, *, quiet: bool = False) -> None:
     stream.flush()
 
 
+@contextmanager
+def loading(as_json: bool, *, quiet: bool = False, line: str = STARTING) -> Iterator[None]:
+    """Print `line`, and again every few seconds while what is inside, such as an import, takes its time."""
+    tell(line, as_json, quiet=quiet)
+    if "torch" in sys.modules:
+        yield
+        return
+    stream = sys.stderr if as_json else sys.stdout
+    is_told = not quiet and os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0"
+
+    def say(text: str) -> None:
+        if is_told:
+            stream.write(text + "\n")
+            stream.flush()
+
+    with sign_of_life(say, line):
+        yield
+
+
+def adopt_launcher() -> None:
+    """Take over what Slurm says of this process, and check what it or torchrun says.
+
+    Raises:
+        InvalidInput: a variable of a rank is missing or wrong, or the ranks have no secret.
+    """
+    adopt_slurm(os.environ)
+    if is_rank(os.environ):
+        require_rank_variables(os.environ)
+        require_secret(os.environ)
+
+
+def require_files(config: RunConfig) -> None:
+    """Raise MissingFile or InvalidInput for a file, master or data set that a training needs and that is not there."""
+    if config.plan is not None:
+        from evener.plan import Plan
+        from evener.schema import read_noun
+
+        read_noun(config.plan, Plan)
+    if config.system is not None and config.local_nodes is None:
+        from evener.ps.system import read_system
+
+        read_system(config.system)
+    if (config.agreement is not None and config.local_nodes is None) or config.is_on_master:
+        from evener.run.ps_master import place_of_master
+
+        place_of_master(config)
+    elif config.task in ("mnist", "nfnn"):
+        from evener.data.mnist import MNIST_FOLDER, require_mnist
+
+        require_mnist(config.data or MNIST_FOLDER)
+
+
 def require_program(script: Path) -> None:
-    """Raise MissingFile or TrainingFailed unless there is a program of Python's there."""
+    """Check the file of `evener run`.
+
+    Raises:
+        MissingFile: it is not there.
+        TrainingFailed: it is not Python.
+        InvalidInput: it defines a task, and does not train.
+    """
     if not script.is_file():
         raise MissingFile(f"{script} is not there: name the file of your program")
     try:
-        compile(script.read_bytes(), script, "exec")
+        tree = ast.parse(script.read_bytes(), script)
     except SyntaxError as error:
-        raise TrainingFailed(f"{script} line {error.lineno}: SyntaxError: {error.msg}") from error
+        where = "" if error.lineno is None else f" line {error.lineno}"
+        raise TrainingFailed(f"{script}{where}: SyntaxError: {error.msg}") from error
+    if _is_task_alone(tree):
+        raise InvalidInput(
+            f"{script} defines a task, which `evener run` would not train, as it runs programs: type "
+            f"`evener train {script}`"
+        )
+
+
+def _is_task_alone(tree: ast.Module) -> bool:
+    """Whether a file defines a `task`, and calls nothing that trains."""
+    names = {
+        name.id
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for name in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(name, ast.Name)
+    }
+    names |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    called = {
+        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+    }
+    trains = {"join", "train", "backward", "fit", "prepare"}
+    return "task" in names and bool(called & {"Task", "BatchTask", "ThinTask"}) and not called & trains

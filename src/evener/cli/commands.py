@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from evener.cli.before import STARTING, require_program, tell
-from evener.launch.slurm import adopt_slurm
+from evener.cli.before import adopt_launcher, loading, require_files, require_program, tell
 from evener.program.options import ScriptConfig
 from evener.run.config import RunConfig
 from evener.run.options import (
@@ -29,40 +27,65 @@ from evener.run.options import (
 )
 from evener.search.options import TuneConfig
 from evener.tasks.load import require_task
-from evener.yolo.words import YoloConfig, is_yolo
+from evener.yolo.words import (
+    YoloConfig,
+    is_yolo,
+    read_masters_words,
+    read_words,
+    require_ultralytics,
+    run_config,
+    yolo_config,
+)
 
 
 def train(config: RunConfig, as_json: bool) -> None:
     """Train TASK on this machine, as a rank of torchrun, or (with --master or --agreement) on the nodes of a master."""
     if config.agreement is None and not config.is_on_master:
-        adopt_slurm(os.environ)
+        adopt_launcher()
     if config.usual:
         tell(f"options: {config.usual}", as_json, quiet=config.quiet)
     if is_yolo(config):
-        from evener.yolo import command
+        words = yolo_config(config).words
+        if config.agreement or config.is_on_master:
+            read_masters_words(words, is_agreed=config.agreement is not None)
+        else:
+            read_words(words)
+        require_files(config)
+        require_ultralytics()
+        with loading(as_json, quiet=config.quiet):
+            from evener.yolo import command
 
         command.train(config, as_json=as_json)
         return
     require_task(config.task)
-    tell(STARTING, as_json, quiet=config.quiet)
+    require_files(config)
     if config.agreement is not None:
-        from evener.run.ps_train import train_on_master
+        with loading(as_json, quiet=config.quiet):
+            from evener.run.ps_train import train_on_master
 
         train_on_master(config, as_json=as_json)
     elif config.is_on_master:
-        from evener.run.ranks_train import train_on_nodes
+        with loading(as_json, quiet=config.quiet):
+            from evener.run.ranks_train import train_on_nodes
 
         train_on_nodes(config, as_json=as_json)
     else:
-        from evener.program import calling
+        with loading(as_json, quiet=config.quiet):
+            from evener.program import calling
 
         calling.train_command(config, as_json=as_json)
 
 
 def yolo(config: YoloConfig, as_json: bool) -> None:
     """Train a model of Ultralytics: `evener yolo detect train model=yolov8n.pt data=coco8.yaml epochs=100`."""
-    adopt_slurm(os.environ)
-    from evener.yolo import command
+    adopt_launcher()
+    if config.names_master:
+        require_files(run_config(config))
+    else:
+        read_words(config.words)
+    require_ultralytics()
+    with loading(as_json):
+        from evener.yolo import command
 
     command.run(config, as_json=as_json)
 
@@ -70,9 +93,9 @@ def yolo(config: YoloConfig, as_json: bool) -> None:
 def run(config: ScriptConfig, as_json: bool) -> None:
     """Run SCRIPT, a program that calls evener.join(), on this machine's nodes or as a rank of torchrun."""
     require_program(config.script)  # before PyTorch is loaded
-    adopt_slurm(os.environ)
-    tell(STARTING, as_json=True)  # stdout is the program's
-    from evener.program import script
+    adopt_launcher()
+    with loading(as_json=True):  # stdout is the program's
+        from evener.program import script
 
     script.run_program(config, as_json=as_json)
 
@@ -82,16 +105,18 @@ def tune(config: TuneConfig, as_json: bool) -> None:
     if config.usual:
         tell(f"options: {config.usual}", as_json)
     require_task(config.task)
-    from evener.search import command
+    with loading(as_json):
+        from evener.search import command
 
     command.tune(config, as_json=as_json)
 
 
 def plan(config: PlanConfig, as_json: bool) -> None:
     """Say what each way of training MODEL on some machines would cost, and which to take; needs no GPU."""
-    from evener.run import plan_command
+    with loading(as_json=True, line="planning"):  # stdout is for the plan
+        from evener.run import plan_command
 
-    plan_command.plan(config, as_json=as_json)
+        plan_command.plan(config, as_json=as_json)
 
 
 def catalogue() -> None:
@@ -105,9 +130,9 @@ def benchmark(config: BenchmarkConfig, as_json: bool) -> None:
     """Measure every device and link, and write a ClusterProfile."""
     if config.task is not None:
         require_task(config.task)
-    adopt_slurm(os.environ)
-    tell(STARTING, as_json)
-    from evener.run import commands
+    adopt_launcher()
+    with loading(as_json):
+        from evener.run import commands
 
     commands.benchmark(config, as_json=as_json)
 
@@ -115,15 +140,16 @@ def benchmark(config: BenchmarkConfig, as_json: bool) -> None:
 def trace(config: TraceConfig) -> None:
     """Show the layers of a task's model and what each costs, without computing anything; write a ModelGraph."""
     require_task(config.task)
-    from evener.run import commands
+    with loading(as_json=False):
+        from evener.run import commands
 
     commands.trace(config)
 
 
 def demo(config: DemoConfig, as_json: bool) -> None:
     """Train digits three ways on uneven local nodes: the best node alone, equal shares, Evener."""
-    tell(STARTING, as_json)
-    from evener.run import commands
+    with loading(as_json):
+        from evener.run import commands
 
     commands.demo(config, as_json=as_json)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from evener.cli.before import STARTING, tell
+from evener.cli.before import loading
 from evener.cli.fields import command_of
 from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, ScatteredConfig, StrategiesConfig
 
 
 def nfnn(config: NfnnConfig, as_json: bool) -> None:
     """NfNN's parameter servers on MNIST: seconds, accuracy and bytes beside the published ones."""
-    tell(STARTING, as_json)
-    from evener.experiments import nfnn
+    with loading(as_json):
+        from evener.experiments import nfnn
 
     nfnn.run(config, as_json=as_json)
 
@@ -26,24 +26,24 @@ def oracle_abci(config: AbciConfig) -> None:
 
 def resnet152_strategies(config: StrategiesConfig, as_json: bool) -> None:
     """ResNet-152 by strategy, ranks and batch: seconds of a step and bytes, beside what was published."""
-    tell(STARTING, as_json)
-    from evener.experiments import strategies
+    with loading(as_json):
+        from evener.experiments import strategies
 
     strategies.run(config, as_json=as_json)
 
 
 def gpipe(config: GpipeConfig, as_json: bool) -> None:
     """GPipe's tables: the largest model by devices, throughput by stages and micro-batches, beside the published."""
-    tell(STARTING, as_json)
-    from evener.experiments import gpipe
+    with loading(as_json):
+        from evener.experiments import gpipe
 
     gpipe.run(config, as_json=as_json)
 
 
 def scattered_gpus(config: ScatteredConfig, as_json: bool) -> None:
     """One detector on nodes with a machine each: every way to merge what they learn, beside what was published."""
-    tell(STARTING, as_json)
-    from evener.experiments import scattered
+    with loading(as_json):
+        from evener.experiments import scattered
 
     scattered.run(config, as_json=as_json)
 

@@ -109,6 +109,8 @@ FILES = {
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 DIGITS = 10
+MNIST_FOLDER = Path("data/mnist")
+"""Where the files lie, unless somebody says otherwise."""
 
 Bytes = NDArray[np.uint8]
 
@@ -132,6 +134,13 @@ def read_mnist(folder: Path, split: Literal["train", "test"]) -> tuple[Bytes, By
     if labels.dtype != np.uint8 or labels.shape != images.shape[:1] or (labels >= DIGITS).any():
         raise InvalidFile(f"{labels_file} holds {_describe(labels)}; expected {len(images)} labels 0 to 9 of uint8")
     return images, labels
+
+
+def require_mnist(folder: Path) -> None:
+    """Raise MissingFile unless the four files are in `folder`."""
+    for pair in FILES.values():
+        for name in pair:
+            _find(folder, name)
 
 
 def _find(folder: Path, name: str) -> Path:

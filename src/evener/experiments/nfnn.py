@@ -30,6 +30,7 @@ from rich.table import Table
 from safetensors.numpy import load as load_weights
 
 from evener import autodiff as ad
+from evener.data.mnist import MNIST_FOLDER
 from evener.errors import require
 from evener.experiments.options import NfnnConfig, numbers
 from evener.experiments.results import Column, Row, megabytes, ratio, table_of, write_csv
@@ -48,7 +49,8 @@ from evener.signals import interrupt_on_stop_signals
 from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.task import ThinTask
 from evener.tasks.load import load_thin_task
-from evener.tasks.thin import MNIST_FOLDER, NFNN_BATCH, NFNN_RATE
+from evener.tasks.thin import NFNN_BATCH, NFNN_RATE
+from evener.version import pip_install
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -229,7 +231,7 @@ def _show(rows: Sequence[Row], console: Console, output: Path) -> None:
         save_png(seconds_and_accuracy(rows), output / "nfnn.png")
         written += " and nfnn.png"
     else:
-        console.print("there is no figure, which needs matplotlib: pip install 'evener[report]'")
+        console.print(f"there is no figure, which needs matplotlib: {pip_install('report')}")
     console.print(f"wrote {written} into {output}")
 
 

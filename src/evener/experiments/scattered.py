@@ -36,6 +36,7 @@ from evener.report.html import write_page
 from evener.run.console import open_console, print_line
 from evener.schema import read_noun
 from evener.signals import interrupt_on_stop_signals
+from evener.version import pip_install
 
 ALONE = "alone"
 PUBLISHED = {"average, threads": 7.82 / 10, "average, device": 6.52 / 10}
@@ -220,7 +221,7 @@ def _show(rows: Sequence[Row], records: dict[str, TrainRecord], console: Console
     caption = "ideal: seconds alone, before and after, over the sum of the speeds; published: two computers with a GPU"
     console.print(table_of("An epoch", _COLUMNS, rows, caption))
     if not can_draw():
-        console.print("there is no page and no picture, which need matplotlib: pip install 'evener[report]'")
+        console.print(f"there is no page and no picture, which need matplotlib: {pip_install('report')}")
         return
     write_page(output / "report.html", records, title="Scattered GPUs")
     _draw(rows, output / "scattered-gpus.png")

@@ -31,7 +31,8 @@ def slurm_variables(variables: Mapping[str, str]) -> dict[str, str]:
     hosts = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or "localhost"
     job, step = (int(re.sub(r"\D", "", variables.get(f"SLURM_{name}", "")) or 0) for name in ("JOB_ID", "STEP_ID"))
     tasks = tasks_per_node(variables.get("SLURM_STEP_TASKS_PER_NODE", size))
-    node = int(variables.get("SLURM_NODEID", "0"))
+    node_id = variables.get("SLURM_NODEID", "0")
+    node = int(node_id) if node_id.isdecimal() else 0
     return {
         "RANK": rank,
         "WORLD_SIZE": size,

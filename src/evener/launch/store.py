@@ -22,13 +22,12 @@ import torch.distributed as dist
 
 from evener.atomic import atomic_write
 from evener.comm.signed_store import SignedStore
-from evener.errors import InvalidInput
+from evener.errors import InvalidInput, NodeLost
 from evener.host import own_address
+from evener.launch.rank_variables import SECRET_VARIABLE, require_secret
 from evener.wire.identity import SECRET_BYTES
 
-SECRET_VARIABLE = "EVENER_SECRET"
 LEAST_START_SECONDS = 30.0
-_LEAST_CHARACTERS = 16
 _stores: Any = dist  # whose stores are not typed
 
 
@@ -39,8 +38,15 @@ def new_secret() -> bytes:
 
 def connect_store(host: str, port: int, secret: bytes, *, patience: float) -> SignedStore:
     """A new connection to the store at `host`:`port`."""
-    limit = timedelta(seconds=max(patience, LEAST_START_SECONDS))
-    return SignedStore(_stores.TCPStore(host, port, timeout=limit, wait_for_workers=False), secret)
+    seconds = max(patience, LEAST_START_SECONDS)
+    try:
+        store = _stores.TCPStore(host, port, timeout=timedelta(seconds=seconds), wait_for_workers=False)
+    except dist.DistError as error:
+        raise NodeLost(
+            f"the first machine did not answer at {host}, port {port}, within {seconds:g} s: is its line started, and "
+            "does its firewall let this machine pass?"
+        ) from error
+    return SignedStore(store, secret)
 
 
 def keep_store(host: str, port: int, secret: bytes) -> tuple[SignedStore, int]:
@@ -51,7 +57,12 @@ def keep_store(host: str, port: int, secret: bytes) -> tuple[SignedStore, int]:
     try:
         listener = socket.create_server((host, port))
     except OSError:
-        listener = socket.create_server((own_address(), port))
+        try:
+            listener = socket.create_server((own_address(), port))
+        except OSError as error:
+            raise InvalidInput(
+                f"cannot listen at port {port} for the other ranks: {error.strerror}; take another --master-port"
+            ) from error
     with listener:
         place, port = listener.getsockname()[:2]
         kept = _stores.TCPStore(
@@ -69,17 +80,11 @@ def launcher_secret(variables: Mapping[str, str]) -> tuple[bytes, Path | None]:
     Raises:
         InvalidInput: the ranks are on several machines and $EVENER_SECRET is not set, or it is easily guessed.
     """
+    require_secret(variables)
     if given := variables.get(SECRET_VARIABLE):
-        if len(given) < _LEAST_CHARACTERS:
-            raise InvalidInput(f"${SECRET_VARIABLE} must have {_LEAST_CHARACTERS} characters or more, got {len(given)}")
         return hashlib.sha256(given.encode()).digest()[:SECRET_BYTES], None
     if variables.get("WORLD_SIZE") == "1":
         return new_secret(), None
-    if variables.get("LOCAL_WORLD_SIZE") != variables.get("WORLD_SIZE"):
-        raise InvalidInput(
-            f"ranks on several machines need a secret: set ${SECRET_VARIABLE} to the same value on all of them, "
-            "such as what `openssl rand -hex 16` prints"
-        )
     run = f"{os.getppid()}-{variables.get('MASTER_PORT')}-{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     file = Path(tempfile.gettempdir()) / f"evener-secret-{os.geteuid()}-{run}"
     return _secret_in(file), file

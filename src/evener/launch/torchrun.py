@@ -17,11 +17,13 @@ from evener.comm.signed_store import SignedStore
 from evener.cores import keep_to_quota, quota_speed
 from evener.doctor.interface_checks import gloo_interface
 from evener.doctor.network import network_facts
-from evener.errors import InvalidValue, NodeLost, end_process
+from evener.errors import NodeLost, end_process
 from evener.host import own_address
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.rank_heartbeat import RankHeartbeat, StoreWatch
+from evener.launch.rank_variables import number_of as _number
+from evener.launch.rank_variables import require_rank_variables
 from evener.launch.store import LEAST_START_SECONDS, connect_store, keep_store, launcher_secret
 
 _LONGER = 1.25
@@ -38,9 +40,10 @@ def torchrun_environment(
     """
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         return None
+    require_rank_variables(variables)
     rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
     local = _number(variables, "LOCAL_RANK")
-    host, port = variables.get("MASTER_ADDR", ""), _number(variables, "MASTER_PORT")
+    host, port = variables["MASTER_ADDR"], _number(variables, "MASTER_PORT")
     device = _device(local)
     agent = variables.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
     prefix = f"evener/{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -142,12 +145,3 @@ def named_nodes(rows: Sequence[Sequence[str]]) -> list[LocalNode]:
         name = host if key == known[0] else f"{host}-{known.index(key) + 1}"
         nodes.append(LocalNode(name=f"{name}/{local}", host=name, device=device, speeds=((0, float(speed)),)))
     return nodes
-
-
-def _number(variables: Mapping[str, str], name: str) -> int:
-    try:
-        return int(variables[name])
-    except (KeyError, ValueError):
-        raise InvalidValue(
-            f"environment variable {name}", variables.get(name), "a number, as torchrun sets it"
-        ) from None

@@ -5,6 +5,8 @@
     NVLink             80 % of the data sheet, all links of a device together, as rings over a whole node use them
     PCIe               80 % of 16 lanes of PCIe 3.0: cards without peer access exchange through the host's memory
     Ethernet           94 % of the line rate, which frames, IP and TCP leave; latency of a message through two kernels
+    Wi-Fi              30 % of the line rate of two antennas on 80 MHz: half is for turns and acknowledgements, and what
+                       goes from one PC to another crosses the air twice; latency through the access point
     InfiniBand         92 % of the line rate; latency of a message between GPUs of two nodes
 
 These are starting points: `evener benchmark` measures the real ones.
@@ -65,8 +67,12 @@ NODES: Mapping[str, NodeKind] = {
 }
 """Machines whose GPUs have links of their own; others are `rtx3090:2`, on PCIe."""
 NETWORKS: Mapping[str, Fabric] = {
+    "wifi5": _network("Wi-Fi 5, 867 Mbit/s", 2e-3, 0.3 * 0.867e9 / 8),
+    "wifi6": _network("Wi-Fi 6, 1201 Mbit/s", 2e-3, 0.3 * 1.201e9 / 8),
+    "100mbit": _network("100 Mbit/s Ethernet", 100e-6, 0.94 * 0.0125e9),
     "1gbe": _network("1 Gbit/s Ethernet", 50e-6, 0.94 * 0.125e9),
     "2.5gbe": _network("2.5 Gbit/s Ethernet", 50e-6, 0.94 * 0.3125e9),
+    "5gbe": _network("5 Gbit/s Ethernet", 40e-6, 0.94 * 0.625e9),
     "10gbe": _network("10 Gbit/s Ethernet", 30e-6, 0.94 * 1.25e9),
     "25gbe": _network("25 Gbit/s Ethernet", 20e-6, 0.94 * 3.125e9),
     "100gbe": _network("100 Gbit/s Ethernet", 15e-6, 0.94 * 12.5e9),

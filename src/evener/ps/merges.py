@@ -26,6 +26,7 @@ from evener.sync.aggregator import WholeMerge
 from evener.sync.layout import Flat, Floats
 from evener.sync.protocol import Robust, SyncProtocol
 from evener.sync.robust import exchanges, merge_counters, nearest_by, num_left_out
+from evener.version import pip_install
 
 _BLOCK = 1 << 24
 """Numbers of one contribution that an accelerator works on at a time: enough to be worth a kernel's start, yet what is
@@ -75,7 +76,7 @@ class DeviceMerge:
         try:
             import torch
         except ModuleNotFoundError as error:
-            raise MissingExtra("--merge device needs PyTorch on the master: pip install 'evener[torch]'") from error
+            raise MissingExtra(f"--merge device needs PyTorch on the master: {pip_install('torch')}") from error
         return torch
 
     @cached_property

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from evener.atomic import atomic_write
 from evener.errors import MissingExtra
+from evener.version import pip_install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +66,7 @@ def canvas(width: float, height: float, title: str) -> Iterator[Figure]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra("figures need Matplotlib: pip install 'evener[report]'") from error
+        raise MissingExtra(f"figures need Matplotlib: {pip_install('report')}") from error
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)

@@ -12,6 +12,7 @@ from typing import Any, final
 
 from evener.errors import MissingExtra, is_of_the_disk
 from evener.plan import Plan
+from evener.version import pip_install
 
 
 @final
@@ -152,7 +153,7 @@ def _imported(module: str, name: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingExtra(f"{name} is not installed: pip install 'evener[{extra}]'") from error
+        raise MissingExtra(f"{name} is not installed: {pip_install(extra)}") from error
 
 
 def _words_of(plan: Plan) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from evener.run.rank import train_rank
 from evener.run.spare_nodes import SpareNodes
 from evener.run.unfinished import asked_of
 from evener.schema import write_noun
+from evener.sign_of_life import sign_of_life
 from evener.signals import STOP_SIGNALS
 from evener.tasks.load import load_task
 from evener.tracer.model_graph import trace_model_graph
@@ -192,10 +193,11 @@ def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
         elif isinstance(event, Event):
             console.print(f"{event.kind}: {event.message}")
 
-    if is_torchrun(config):
-        run_rank(torchrun_env(config.patience, show), benchmark_rank, config)
-    else:
-        launch(benchmark_rank, config, show)
+    with sign_of_life(console.print, "measuring"):
+        if is_torchrun(config):
+            run_rank(torchrun_env(config.patience, show), benchmark_rank, config)
+        else:
+            launch(benchmark_rank, config, show)
 
 
 def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:

@@ -259,7 +259,9 @@ class PlanConfig(Part, frozen=True, kw_only=True):
     machines: Annotated[
         str | None, Meta(description="Machines to imagine instead, such as 4xv100-node,rtx3090:2,rtx4090.")
     ] = None
-    network: Annotated[str, Meta(description="That joins them: 1gbe, 10gbe, 100gbe or infiniband.")] = "10gbe"
+    network: Annotated[
+        str, Meta(description="That joins them: wifi6, 100mbit, 1gbe, 10gbe, 100gbe, infiniband ...")
+    ] = "10gbe"
     devices: Annotated[str, Meta(description="Nodes of the profile to take, such as ada,bob; all by default.")] = ""
     batch_size: Annotated[int | None, Meta(description="Samples of one step; the task's, or 32 a device.")] = None
     optimizer: Annotated[str, Meta(description="sgd, momentum or adam.")] = "momentum"

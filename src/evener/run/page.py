@@ -14,6 +14,7 @@ from typing import TextIO
 from evener.errors import InvalidInput, MissingExtra
 from evener.report.live.access import ADDRESS, listen
 from evener.report.live.feed import Sources
+from evener.version import pip_install
 
 _PATIENCE = 10.0
 
@@ -90,4 +91,4 @@ def _tell(stream: TextIO, address: str) -> None:
 def require_dashboard() -> None:
     """Raise MissingExtra unless what serves pages is installed: before a long run rather than in it."""
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
-        raise MissingExtra("the live page needs Starlette and uvicorn: pip install 'evener[dashboard]'")
+        raise MissingExtra(f"the live page needs Starlette and uvicorn: {pip_install('dashboard')}")

@@ -14,6 +14,7 @@ from evener.malloc import keep_freed_memory
 from evener.ps.node.engine import EngineSetup, ModelBackend, TaskEngine
 from evener.task import Task, ThinTask
 from evener.tasks.load import has_thin_task, import_file, is_path, load_task, load_thin_task, thin_twin
+from evener.version import pip_install
 
 if TYPE_CHECKING:
     from evener.run.config import RunConfig  # which a node does not need
@@ -86,7 +87,7 @@ def build_thin_engine(setup: EngineSetup) -> TaskEngine:
     job, reference = setup.job, _reference(setup)
     if not has_thin_task(reference):
         raise MissingExtra(
-            f"task {job.title} has no thin twin, so this node needs PyTorch: pip install 'evener[torch]', "
+            f"task {job.title} has no thin twin, so this node needs PyTorch: {pip_install('torch')}, "
             "or see docs/autodiff.md on how to write one"
         )
     task = load_thin_task(reference, setup.data, job.options)

@@ -31,7 +31,7 @@ from evener.run.page import page_beside
 from evener.run.ps_node import given_token, print_notice, warn_of_readers
 from evener.run.ps_ssh import address_for, nodes_by_ssh, parse_hosts
 from evener.signals import interrupt_on_stop_signals
-from evener.wire.identity import Address
+from evener.wire.identity import Address, Token
 
 _STOP_PATIENCES = 2.0
 """For which `evener stop` waits: the master gives the ranks of a run one patience to end after their step."""
@@ -132,11 +132,16 @@ def _lines_of(system: System, address: Address) -> list[str]:
 
 def open_master(access: MasterAccess | RunConfig) -> MasterClient:
     """A connection to the master that the user named, or to that of this machine. Raises InvalidInput, MissingFile."""
+    place = place_of_master(access)
+    if access.token is None and access.token_file is None and access.master is None:
+        warn_of_readers(StateDir(access.home or default_state_dir(os.environ)).beacon_file)
+    return MasterClient(*place)
+
+
+def place_of_master(access: MasterAccess | RunConfig) -> tuple[Address, Token, float]:
+    """Its address, the token for it and its patience; nothing is asked of it yet. Raises InvalidInput, MissingFile."""
     given = given_token(access.token, access.token_file, os.environ if access.master else {})
-    home = StateDir(access.home or default_state_dir(os.environ))
-    if given is None:
-        warn_of_readers(home.beacon_file)
-    return MasterClient(*find_master(home, access.master, given))
+    return find_master(StateDir(access.home or default_state_dir(os.environ)), access.master, given)
 
 
 def nodes(access: NodesAccess, *, as_json: bool) -> None:

@@ -137,6 +137,7 @@ def prepare(context: RankContext, config: RunConfig) -> Training | None:
     fewer: Plan | None = None
     while True:
         plan = fewer or make_plan(context, config, refused)
+        _refuse_lone_sample(context, plan)
         among = context.of_plan(plan)
         misfit = ""
         try:
@@ -184,6 +185,17 @@ def plan_of_fewer(context: RankContext, training: Training | None, config: RunCo
     return next((msgspec.json.decode(row, type=Plan) for row in rows if row), None)
 
 
+def _refuse_lone_sample(context: RankContext, plan: Plan) -> None:
+    """Raise InvalidInput if a step of `plan` has one sample that the model's BatchNorm cannot take."""
+    refuse_lone_sample(
+        context.model,
+        lambda model: call(model, to_device(context.samples(1)[0], device_of(model))),
+        samples=context.num_samples,
+        batch_size=context.batch_size,
+        parts=plan.accumulate,
+    )
+
+
 def refusals(context: RankContext, own: str) -> list[str]:
     """Why ranks would train something else, if any would; `own` is what this one says.
 
@@ -204,13 +216,6 @@ def refusals(context: RankContext, own: str) -> list[str]:
 
 def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Training | None, str]:
     """What the loop needs for `plan`, or why it would train something else."""
-    refuse_lone_sample(
-        context.model,
-        lambda model: call(model, to_device(context.samples(1)[0], device_of(model))),
-        samples=context.num_samples,
-        batch_size=context.batch_size,
-        parts=plan.accumulate,
-    )
     model = copied(context.model)  # parts of the other one are taken over
     try:
         training = make_training(replace(context, model=model), plan, config)

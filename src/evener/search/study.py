@@ -20,6 +20,7 @@ from evener.errors import InvalidFile, InvalidInput, MissingExtra
 from evener.file_lock import lock_file
 from evener.search.space import Suggest
 from evener.search_record import Outcome
+from evener.version import pip_install
 
 NAME = "evener"
 _ENDED, _VALUES = "ended", "options"
@@ -173,7 +174,7 @@ def _optuna() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "optuna":
             raise
-        raise MissingExtra("a search needs Optuna: pip install 'evener[tune]'") from error
+        raise MissingExtra(f"a search needs Optuna: {pip_install('tune')}") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -18,6 +18,7 @@ from evener.errors import EvenerError, InvalidInput, MissingExtra, MissingFile, 
 from evener.task import BatchTask, Task, ThinTask
 from evener.tasks.arguments import arguments_for
 from evener.tasks.attributed import attributed
+from evener.version import pip_install
 
 
 def import_file(path: Path) -> ModuleType:
@@ -67,7 +68,7 @@ def needing_extras() -> Iterator[None]:
         if error.name not in EXTRAS:
             raise
         name, extra = EXTRAS[error.name]
-        raise MissingExtra(f"{name} is not installed: pip install 'evener[{extra}]'") from error
+        raise MissingExtra(f"{name} is not installed: {pip_install(extra)}") from error
 
 
 @contextmanager

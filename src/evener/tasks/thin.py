@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from evener.autodiff import Tensor, nn, optim
 from evener.autodiff import functional as F
-from evener.data.mnist import read_mnist
+from evener.data.mnist import MNIST_FOLDER, read_mnist
 from evener.errors import require
 from evener.task import ThinTask
 
@@ -21,7 +21,6 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 INK, MEAN, STD = 16, 0.305, 0.376
 """Of the digits: the darkest value, and what mean and deviation are when that counts as 1."""
-MNIST_FOLDER = Path("data/mnist")
 PIXELS, HIDDEN, CLASSES = 784, 32, 10
 WHITE = 255
 NFNN_SHARE, NFNN_RATE, NFNN_BATCH = 0.8, 0.01, 32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from evener.errors import MissingExtra, TrainingFailed
+from evener.errors import MissingExtra, TrainingFailed, first_line
 from evener.events import RunEvent
 from evener.launch.rank_environment import run_rank
 from evener.record import Event, TrainRecord
@@ -24,9 +23,10 @@ from evener.run.config import RunConfig
 from evener.run.console import RunView, print_line, run_folder
 from evener.run.unfinished import Asked
 from evener.signals import STOP_SIGNALS
+from evener.tasks.load import needing_extras
 from evener.yolo.rank import alone, yolo_rank
 from evener.yolo.trusted import refuse_programs, warning_of
-from evener.yolo.words import YoloConfig, read_masters_words, read_words, run_config, yolo_config
+from evener.yolo.words import YoloConfig, read_masters_words, read_words, require_ultralytics, run_config, yolo_config
 
 LICENCE = (
     "Ultralytics is under the AGPL-3.0, and so is what is made with it, models included, "
@@ -84,8 +84,16 @@ def _warn(words: Mapping[str, str]) -> None:
 
 
 def _require_ultralytics() -> None:
-    if importlib.util.find_spec("ultralytics") is None:
-        raise MissingExtra("YOLO needs Ultralytics, which is not installed: pip install 'evener[ultralytics]'")
+    """Raise MissingExtra unless Ultralytics and the torchvision that it needs are there, and load."""
+    require_ultralytics()
+    with needing_extras():
+        try:
+            import torchvision  # noqa: F401
+        except (RuntimeError, OSError) as error:
+            raise MissingExtra(
+                f"torchvision is installed but does not load ({first_line(error)}): install a torchvision that was "
+                "built for this PyTorch, see https://pytorch.org/get-started/locally"
+            ) from error
 
 
 def _on_local_nodes(config: YoloConfig) -> TrainRecord | None:

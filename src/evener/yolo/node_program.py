@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
-from evener.errors import MissingExtra
 from evener.run.config import RunConfig
+from evener.yolo.words import require_ultralytics
 
 
 def rank_program(env: Any, config: RunConfig) -> None:
@@ -16,8 +15,7 @@ def rank_program(env: Any, config: RunConfig) -> None:
         MissingExtra: Ultralytics is not installed here.
         InvalidInput: it cannot read the data.
     """
-    if importlib.util.find_spec("ultralytics") is None:
-        raise MissingExtra("YOLO needs Ultralytics, which is not installed: pip install 'evener[ultralytics]'")
+    require_ultralytics()
     from evener.yolo.hosted import hosted_rank
 
     hosted_rank(env, config)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
-from evener.errors import MissingExtra
 from evener.task import Task
+from evener.yolo.words import require_ultralytics
 
 
 def task(settings: str, architecture: str, data_dir: Path | None = None) -> Task:
@@ -22,8 +21,7 @@ def task(settings: str, architecture: str, data_dir: Path | None = None) -> Task
         MissingExtra: Ultralytics is not installed here.
         InvalidInput: it cannot read the data.
     """
-    if importlib.util.find_spec("ultralytics") is None:
-        raise MissingExtra("YOLO needs Ultralytics, which is not installed: pip install 'evener[ultralytics]'")
+    require_ultralytics()
     from evener.yolo.local_training import LocalTraining
 
     return LocalTraining(json.loads(settings), json.loads(architecture), data_dir).task

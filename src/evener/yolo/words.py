@@ -5,6 +5,7 @@ Nothing here needs Ultralytics or PyTorch: what can be refused is refused before
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +13,13 @@ from typing import Annotated
 from msgspec import UNSET, Meta, field
 from msgspec.structs import fields
 
-from evener.errors import InvalidInput, require
+from evener.errors import InvalidInput, MissingExtra, require
+from evener.launch.nodes import relative_shares
 from evener.record import Event
 from evener.run.config import RunConfig
 from evener.run.conflicts import option_name
 from evener.run.options import Home, MasterAddress, MasterToken, NodesConfig, TokenFile
+from evener.version import pip_install
 
 TASKS = ("detect", "segment", "classify", "pose", "obb")
 MODEL_SUFFIXES = (".pt", ".yaml", ".yml")
@@ -86,11 +89,21 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
     lost: tuple[Event, ...] = ()
     usual: str = ""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        relative_shares(self.shares, self.num_local_nodes)
+
     @property
     def names_master(self) -> bool:
         """Whether anything is said of a master, on whose nodes this is to train."""
         said = (self.master, self.home, self.token, self.token_file)
         return self.ship_data or any(one is not None for one in said)
+
+
+def require_ultralytics() -> None:
+    """Raise MissingExtra unless Ultralytics is installed; it is not loaded."""
+    if importlib.util.find_spec("ultralytics") is None:
+        raise MissingExtra(f"YOLO needs Ultralytics, which is not installed: {pip_install('ultralytics')}")
 
 
 def read_words(words: tuple[str, ...]) -> dict[str, str]:
