@@ -53,7 +53,8 @@ def field_value(one: FieldInfo, value: Any, folder: Path = Path()) -> Any:
     try:
         if kind is Path and isinstance(value, str | Path):
             return folder / Path(value).expanduser()
-        converted = msgspec.convert(_plain(kind, value), Any if get_origin(kind) is Literal else one.type)
+        expected = str | None if get_origin(kind) is Literal else one.type  # the struct itself judges a choice
+        converted = msgspec.convert(_plain(kind, value), expected)
     except msgspec.ValidationError as error:
         raise InvalidValue(one.name, value, _allowed(one)) from error
     require_moderate(one.name, converted)
