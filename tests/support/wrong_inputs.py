@@ -294,7 +294,7 @@ _WRONG_TOMLS: Sequence[str | bytes] = (
     "[foo]\na = 1", "option = 3", "local_nodes = [1.0, 'x']", "local_nodes = true", "seed = 99999999999999999999",
     "patience = inf", "output = 3", 'token = "x"', "local_nodes = [1, 1]\nshares = [0, 0]", 'plan = "none.json"',
     "data = 5", 'resume = "yes"', "precision = 3", 'precision = "fp1"', "compile = 1", "checkpoint_every = 10.5",
-    'dashboard = "x"', "epochs = 1979-05-27", "epochs = []", b"\xff\xfe", "memory = 5.5", "agreement = 1",
+    'dashboard = "x"', "epochs = 1979-05-27", "epochs = []", b"\xff\xfe", "memory = [1, true]", "agreement = 1",
     "workers = 9999999999999", 'task = "x"', "started = 1", "home = [1]", 'elastic = "maybe"', "= 1",
     "epochs = 1\nepochs = 2",
 )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from evener.errors import InvalidInput, file_line, is_users, note_call, user_frame
 from evener.task import BatchTask, Task, ThinTask
 
-_AnyTask = TypeVar("_AnyTask", Task, BatchTask, ThinTask)
+_AnyTask = TypeVar("_AnyTask", bound=Task | BatchTask | ThinTask)
 _FUNCTIONS = (
     "model", "loss", "train_data", "validation_data", "scheduler", "correct", "labels", "collate", "count", "validate",
     "rate",
