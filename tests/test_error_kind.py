@@ -37,7 +37,7 @@ ERRORS = [
     InvalidValue("--batch-size", -1, "positive"),
     InvalidFile("c"),
     NotExact("d"),
-    OutOfStep("d"),
+    OutOfStep({"a": "run.mean", "b": "run.save"}, "call both everywhere"),
     MissingFile("e"),
     FolderInUse(Path("runs/a"), "process 7 on pc1"),
     MissingExtra("f"),

@@ -98,6 +98,8 @@ def _printable(value: Any) -> Any:
     """`value` with text that can be shown: what comes from another machine reaches a terminal."""
     if isinstance(value, tuple):
         return tuple(_printable(one) for one in value)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(one) for key, one in value.items()}
     return shown(value) if isinstance(value, str) else value
 
 
