@@ -74,7 +74,8 @@ def largest(kind: Any) -> Any:
         return largest(kind.type)
     if isinstance(kind, mi.VarTupleType):
         one = largest(kind.item_type)
-        return [one] * (_MOST_HEADER // (8 * len(msgspec.msgpack.encode(one))))
+        most = _MOST_HEADER // (8 * len(msgspec.msgpack.encode(one)))
+        return [one] * (most if kind.max_length is None else min(most, kind.max_length))
     if isinstance(kind, mi.DictType):
         return {}
     if isinstance(kind, mi.StrType):
@@ -431,7 +432,7 @@ def try_state(
                 tell(one)
                 found.append(one)
         evil.leave()
-        if tell is _print:
+        if tell is _print and (ps.home / "audit.jsonl").exists():
             log = [json.loads(line) for line in (ps.home / "audit.jsonl").read_text().splitlines()]
             for (what, detail), times in Counter((one["what"], one["detail"][-90:]) for one in log).most_common(12):
                 sys.stdout.write(f"    {times:5} {what}: {detail}\n")
