@@ -83,9 +83,14 @@ class Machine:
         """Pull the cable: nothing reaches it or leaves it any more, and nobody is told."""
         self.link.switch("down")
 
+    def mute(self) -> None:
+        """Lose everything that it sends, and nothing that it receives, until `join`."""
+        self.link.mute()
+
     def join(self) -> None:
-        """Put the cable back."""
+        """Put the cable back; a host that was muted is heard again, without a limit."""
         self.link.switch("up")
+        self.link.unmute()
 
     def limit(self, mbit: float | None, up_mbit: float | None = None) -> None:
         """Limit its link from now on, as `Host` does."""

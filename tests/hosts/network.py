@@ -93,6 +93,15 @@ class Link:
         """Set the link "up" or "down"."""
         run("ip", "-n", f"{self.name}.{_SWITCH}", "link", "set", "dev", self._port, state)
 
+    def mute(self) -> None:
+        """Drop every packet that leaves the host."""
+        run("tc", "-n", self.namespace.name, "qdisc", "replace", "dev", "eth0", "root", "pfifo", "limit", "0")
+
+    def unmute(self) -> None:
+        """Let packets leave the host again, if it was muted."""
+        if "pfifo" in run("tc", "-n", self.namespace.name, "qdisc", "show", "dev", "eth0"):
+            _shape(self.namespace.name, "eth0", None)
+
     def limit(self, up_mbit: float | None, down_mbit: float | None) -> None:
         """Let at most so many megabits a second leave the host and come to it; None does not limit."""
         _shape(self.namespace.name, "eth0", up_mbit)

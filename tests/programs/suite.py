@@ -33,6 +33,7 @@ from evener.program import joining
 from evener.program.options import ScriptConfig
 from evener.program.session import Run
 from evener.run.context import join_world
+from programs.cells import program_of
 
 import_module("torchvision_operators")  # before a program imports torchvision
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -88,8 +89,8 @@ def has_needed(text: str) -> bool:
 
 
 def source(name: str) -> str:
-    """A program with its changed lines."""
-    return (SCRIPTS / f"{name}.py").read_text()
+    """A program with its changed lines: a script, or a cell of `published/`, whose name has a dot."""
+    return program_of(name) if "." in name else (SCRIPTS / f"{name}.py").read_text()
 
 
 def plain(text: str) -> str:
