@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
 
+from evener.errors import noting, place_of, words_of
 from support.commands import evener, evener_here
 
 TASK = """
@@ -94,5 +97,22 @@ def test_an_error_in_a_loaders_process_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"{TASK}{change}\ntask = Task(**words)\n")
     result = evener("train", "own.py", "--workers", "1", cwd=tmp_path)
     assert result.returncode == 3
-    assert "evener: ZeroDivisionError: division by zero (in the task's data, at sample 30)" in result.stderr
+    assert "evener: ZeroDivisionError: division by zero (" in result.stderr
+    assert "in the task's data, at sample 30)" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+class Failing(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with noting(f"data, at sample {index}"):
+            raise ZeroDivisionError("division by zero")
+
+
+def test_what_a_loaders_process_passes_on_is_told_as_if_it_had_been_raised_here() -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        next(iter(DataLoader(Failing(), num_workers=1)))
+    assert words_of(raised.value) == "ZeroDivisionError: division by zero"
+    assert "in the task's data, at sample 0" in place_of(raised.value)

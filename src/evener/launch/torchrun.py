@@ -62,11 +62,7 @@ def torchrun_environment(
     env = RankEnvironment(
         rank=rank, nodes=nodes, device=torch.device(device), patience=patience, notify=notify, store=store
     )
-    env.address = own_address(host)
-    if len({node.host for node in nodes}) > 1:
-        if env.address.startswith("127."):
-            env.address = own_address()  # some systems let the master's own name stand for its loopback
-        _choose_gloo_interface(env.address)
+    env.address = _address(host, num_machines=len({node.host for node in nodes}))
     if size > 1:
         env.heartbeat = RankHeartbeat(
             open_store().under(prefix),
@@ -87,6 +83,16 @@ def say_where_the_run_is_shown(env: RankEnvironment) -> None:
         name, size = env.node.name, len(env.nodes)
         sys.stderr.write(f"evener: {name} is rank {env.rank} of {size}; {first} shows the run and has its results\n")
         sys.stderr.flush()
+
+
+def _address(host: str, num_machines: int) -> str:
+    """Return the address at which the other ranks reach this machine; Gloo listens there, too."""
+    address = own_address(host)
+    if num_machines > 1:
+        if address.startswith("127."):
+            address = own_address()  # some systems let the master's own name stand for its loopback
+        _choose_gloo_interface(address)
+    return address
 
 
 def _choose_gloo_interface(address: str) -> None:
