@@ -223,4 +223,4 @@ def test_an_error_in_the_users_code_names_file_and_line(tmp_path: Path) -> None:
     for nodes in ((), TWO):
         result = evener("train", "broken.py", *nodes, cwd=tmp_path, PYTHONPATH=path)
         assert result.returncode == 3, result.stderr
-        assert re.search(r"evener: RuntimeError: .*\(in loss, .*broken.py, line 5\)", " ".join(result.stderr.split()))
+        assert re.search(r"evener: RuntimeError: .*\(in loss, .*broken.py, line 5\b", " ".join(result.stderr.split()))
