@@ -50,6 +50,13 @@ def return_large_memory() -> None:
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
+def return_free_memory() -> None:
+    """Give the system back what this process has freed, after something large that does not come often."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
 def kept_bytes() -> int:
     """That this process has freed and still holds: the system does not count them as free, and it can take them again.
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from evener.errors import InvalidInput
+from evener.events import MOST_EVENTS_BYTES
+from evener.malloc import return_free_memory
 from evener.memory import usable_memory
 from evener.ps.access.quotas import MOST_BUFFERS
 from evener.ps.collective.rank_messages import RankEnded, RankPiece, RankReady, RankSaid, RankSaved, RankShown
@@ -60,6 +62,8 @@ class RankHandlers:
                 run.said(node, header.process, bytes(buffers[0]))
             elif isinstance(header, RankShown):
                 run.shown(node, header.process, buffers[0])
+                if len(buffers[0]) > MOST_EVENTS_BYTES:
+                    return_free_memory()
             elif isinstance(header, RankSaved):
                 run.saved(node, header)
             elif isinstance(header, RankPiece):
