@@ -119,6 +119,10 @@ def test_a_program_that_a_node_slows_down_says_so_once_with_both_predictions(tmp
     assert result.returncode == 0, result.stderr
     record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
     assert [event.nodes for event in record.events if event.kind == "slows the run down"] == [("node-1",)]
+    assert record.nodes[0].share > 0.6
+    assert (
+        record.nodes[0].waiting > 0.5
+    )  # where ranks meet before they sum gradients, a rank waits and does not compute
 
 
 @pytest.mark.parametrize(("wall", "told"), [(0.9, [("bob",)]), (0.3, [])])

@@ -99,13 +99,15 @@ class Group:
         return message
 
     def meet(self, topic: str) -> None:
-        """Return when every rank has come to `topic`.
+        """Return when every rank has come to `topic`; computing pauses meanwhile.
 
         Raises:
             OutOfStep: another rank has come to something else, or exchanged other tensors before.
         """
         exchanged = f"{self.exchanged:08x}".encode()
-        for rank, other in enumerate(self.all_gather_bytes(exchanged, topic)):
+        with self.waiting("meeting"):
+            others = self.all_gather_bytes(exchanged, topic)
+        for rank, other in enumerate(others):
             if other != exchanged:
                 differing = f"{topic}, after other exchanges of tensors"
                 raise out_of_step(self.nodes[self.rank], topic, self.nodes[rank], differing)
