@@ -23,10 +23,10 @@ from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import Division
 from evener.oracle.replay import ExchangeTiming, TraceEvent, replay
 from evener.parallel.divided_model import DividedModel
-from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
+from evener.parallel.shared_statistics import synchronise_norms
 from support.thread_ranks import together
 
 CPU = torch.device("cpu")
@@ -104,7 +104,7 @@ def test_a_replica_begins_the_exchanges_of_a_real_step() -> None:
     def rank(group: Group) -> tuple[dict[str, float], dict[str, float]]:
         quiet = fake_group(group, range(group.size), StepTimer(CPU), EventTrace(CPU))
         aloud, alone = (
-            ReplicatedModel(synchronise_batch_norm(copy.deepcopy(MODEL), where), where, CRITERION)
+            ReplicatedModel(synchronise_norms(copy.deepcopy(MODEL), where), where, CRITERION)
             for where in (group, quiet)
         )
         step(aloud)

@@ -18,10 +18,9 @@ from evener.comm.joining import join_group, leave_group
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.parallel.norms import GroupBatchNorm, synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.replicated import ReplicatedModel
-from evener.parallel.shared_statistics import SharedStatistics, statistics_exchanges
+from evener.parallel.shared_statistics import SharedStatistics, statistics_exchanges, synchronise_norms
 
 STEPS = 3
 
@@ -84,7 +83,7 @@ def compare(env: RankEnvironment, order: dict[str, Any]) -> None:
     outputs, gradients, state = serial(dtype)
     (x, y), shares = batch(dtype), order["shares"]
     start, count = sum(shares[: group.rank]), shares[group.rank]
-    model = synchronise_batch_norm(residual_net().to(dtype), group)
+    model = synchronise_norms(residual_net().to(dtype), group)
     run = one_pass(model, group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(STEPS):
@@ -166,7 +165,7 @@ def alone() -> Group:
 def test_of_one_rank_it_is_batch_norm_with_gradients(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, dtype=torch.float64)
     plain = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[len(shape)](4).double()
-    ours = GroupBatchNorm(type(plain)(4).double(), alone())
+    ours = synchronise_norms(type(plain)(4).double(), alone())
     a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
     weight = torch.randn(shape, dtype=torch.float64)
     (plain(a) * weight).sum().backward()
@@ -180,24 +179,24 @@ def test_of_one_rank_it_is_batch_norm_with_gradients(shape: tuple[int, ...]) -> 
 
 def test_large_means_lose_no_digits() -> None:
     x = torch.randn(64, 3, 4, 4) * 0.01 + 1000
-    ours = GroupBatchNorm(nn.BatchNorm2d(3), alone())
+    ours = synchronise_norms(nn.BatchNorm2d(3), alone())
     expected = F.batch_norm(x.double(), None, None, training=True).float()
     assert float((ours(x).detach() - expected).abs().max()) < 0.02
 
 
 def test_a_single_value_per_channel_is_refused_as_in_pytorch() -> None:
     with pytest.raises(ValueError, match="more than one value per channel in training, got 1"):
-        GroupBatchNorm(nn.BatchNorm1d(3), alone())(torch.zeros(1, 3))
+        synchronise_norms(nn.BatchNorm1d(3), alone())(torch.zeros(1, 3))
 
 
 def test_half_precision_inputs_keep_their_type() -> None:
-    ours = GroupBatchNorm(nn.BatchNorm2d(3), alone())
+    ours = synchronise_norms(nn.BatchNorm2d(3), alone())
     assert ours(torch.randn(4, 3, 2, 2).bfloat16()).dtype == torch.bfloat16
 
 
 def test_exchanges_are_counted_before_and_after_the_replacement() -> None:
     model = residual_net()
     before = statistics_exchanges(model)
-    assert before == statistics_exchanges(synchronise_batch_norm(model, alone()))
+    assert before == statistics_exchanges(synchronise_norms(model, alone()))
     channels = 6 + 3 * 8 + 3 * 12 + 10
     assert before == (2 * 8, (4 * channels + 8) * 4)

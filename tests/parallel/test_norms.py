@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from evener.errors import InvalidInput
+from evener.parallel.deferred_statistics import DeferredStatistics, defer_statistics, deferred_in
 from evener.parallel.norm_statistics import Statistics, combine
-from evener.parallel.norms import DeferredBatchNorm, defer_statistics
 
 
 def whole(norm: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -22,47 +23,50 @@ def whole(norm: nn.Module, x: Tensor) -> dict[str, Tensor]:
 def test_running_statistics_are_those_of_the_whole_batch(shape: tuple[int, ...], momentum: float | None) -> None:
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     norm = kind(3, momentum=momentum).double()
-    deferred = DeferredBatchNorm(copy.deepcopy(norm))
+    ours = copy.deepcopy(norm)
+    deferred = DeferredStatistics(ours)
     for seed in range(3):
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 3 + 100
         expected = whole(norm, x)
         for part in torch.split(x, [4, 2, 3]):
             deferred.begin(counting=True)
-            torch.testing.assert_close(deferred(part), copy.deepcopy(norm)(part))
+            torch.testing.assert_close(ours(part), copy.deepcopy(norm)(part))
         for seen in deferred.collected():
             deferred.move(seen)
-        torch.testing.assert_close(dict(deferred.state_dict()), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(deferred.eval()(x), norm.eval()(x))
+        torch.testing.assert_close(dict(ours.state_dict()), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours.eval()(x), norm.eval()(x))
 
 
 def test_a_norm_used_twice_moves_twice_in_order() -> None:
     norm, x = nn.BatchNorm1d(3, momentum=0.3).double(), torch.randn(9, 3, dtype=torch.float64)
-    deferred = DeferredBatchNorm(copy.deepcopy(norm))
+    deferred = DeferredStatistics(norm)
     for part in torch.split(x, [4, 5]):
         deferred.begin(counting=True)
-        deferred(deferred(part * 2) + part)
+        norm(norm(part * 2) + part)
     first, second = deferred.collected()
     torch.testing.assert_close(first[0], (x * 2).mean(0))
     for seen in (first, second):
         deferred.move(seen)
-    assert deferred.state_dict()["num_batches_tracked"].item() == 2
+    assert norm.state_dict()["num_batches_tracked"].item() == 2
     assert [Statistics(*seen)[2].tolist() for seen in deferred.collected()] == [[0, 0, 0], [0, 0, 0]]
 
 
 def test_micro_batches_that_do_not_count_leave_no_trace() -> None:
-    deferred = DeferredBatchNorm(nn.BatchNorm1d(2))
+    norm = nn.BatchNorm1d(2)
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    deferred = DeferredStatistics(norm)
     deferred.begin(counting=False)
-    deferred(torch.randn(4, 2))
-    before = {name: value.clone() for name, value in deferred.state_dict().items()}
+    norm(torch.randn(4, 2))
     assert not deferred.collected()
-    torch.testing.assert_close(dict(deferred.state_dict()), before, rtol=0, atol=0)
+    torch.testing.assert_close(dict(norm.state_dict()), before, rtol=0, atol=0)
 
 
 def test_without_running_statistics_each_micro_batch_is_on_its_own_also_in_evaluation() -> None:
     norm = nn.BatchNorm1d(2, track_running_stats=False)
-    deferred, x = DeferredBatchNorm(norm), torch.randn(4, 2)
+    ours, x = copy.deepcopy(norm), torch.randn(4, 2)
+    deferred = DeferredStatistics(ours)
     for mode in (True, False):
-        torch.testing.assert_close(deferred.train(mode)(x), norm.train(mode)(x))
+        torch.testing.assert_close(ours.train(mode)(x), norm.train(mode)(x))
     assert not deferred.tracks
 
 
@@ -76,15 +80,68 @@ def test_parts_are_combined_without_losing_digits() -> None:
     assert count.tolist() == [6, 6]
 
 
-def test_all_norms_inside_of_a_module_are_replaced_with_their_own_tensors() -> None:
+def test_all_norms_inside_of_a_module_defer_and_keep_their_own_tensors() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2)), nn.BatchNorm1d(2, affine=False))
     names, tensors = list(model.state_dict()), {id(p) for p in (*model.parameters(), *model.buffers())}
-    replaced = defer_statistics(model)
-    assert sum(isinstance(module, DeferredBatchNorm) for module in replaced.modules()) == 2
-    assert list(replaced.state_dict()) == names
-    assert {id(p) for p in (*replaced.parameters(), *replaced.buffers())} == tensors
+    assert list(deferred_in(defer_statistics(model))) == ["1.0", "2"]
+    assert list(model.state_dict()) == names
+    assert {id(p) for p in (*model.parameters(), *model.buffers())} == tensors
 
 
 def test_a_single_value_per_channel_is_refused_as_in_pytorch() -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel"):
-        DeferredBatchNorm(nn.BatchNorm1d(3))(torch.zeros(1, 3))
+        defer_statistics(nn.BatchNorm1d(3))(torch.zeros(1, 3))
+
+
+class Scaled(nn.BatchNorm1d):
+    """A BatchNorm of a user's own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Twice what its base class returns."""
+        return 2 * super().forward(input)
+
+
+class ByHand(nn.BatchNorm1d):
+    """A BatchNorm that moves its statistics itself."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As PyTorch's, but for the bias of the variance."""
+        mean, var = input.mean(0), input.var(0, correction=0)
+        with torch.no_grad():
+            for running, seen in ((self.running_mean, mean), (self.running_var, var)):
+                assert running is not None
+                running.lerp_(seen, 0.1)
+        return (input - mean) / (var + self.eps).sqrt()
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [Scaled(3), nn.SyncBatchNorm(3), nn.InstanceNorm1d(3, track_running_stats=True), nn.LazyBatchNorm1d()],
+    ids=lambda norm: type(norm).__name__,
+)
+def test_norms_of_every_class_move_once_for_all_micro_batches(norm: nn.Module) -> None:
+    x = torch.randn(9, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    norm.double()(x)  # gives lazy ones their shape
+    ours = copy.deepcopy(norm)
+    expected = whole(norm, x)
+    deferred = DeferredStatistics(ours)
+    for part in torch.split(x, [4, 2, 3]):
+        deferred.begin(counting=True)
+        ours(part)
+    (seen,) = deferred.collected()
+    deferred.move(seen)
+    torch.testing.assert_close(dict(ours.state_dict()), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_norm_that_moves_its_statistics_itself_is_refused_in_the_second_micro_batch() -> None:
+    norm = ByHand(3)
+    deferred = DeferredStatistics(norm)
+    for _ in range(2):  # one micro-batch a step
+        deferred.begin(counting=True)
+        norm(torch.randn(4, 3))
+        deferred.collected()
+    deferred.begin(counting=True)
+    norm(torch.randn(4, 3))
+    deferred.begin(counting=True)
+    with pytest.raises(InvalidInput, match="ByHand"):
+        norm(torch.randn(4, 3))

@@ -45,9 +45,10 @@ class Shares:
 
     draws_alike = False
     limit = None
+    moves = False
 
     def part_of(self, count: int, is_training: bool) -> BatchPart:
-        if is_training:
+        if is_training or count < self.group.size:
             return part_of(self.group.rank, self._division.sizes(1, count))
         return part_of(self.group.rank, [n + 1 for n in self._division.sizes(1, count - self.group.size)])
 
@@ -62,6 +63,9 @@ class Shares:
 
     def loaded(self, loader: DividedLoader, part: BatchPart, batch: Any) -> Any:
         return part, batch
+
+    def moves_statistics(self) -> bool:
+        return self.moves
 
     def end(self, loader: DividedLoader) -> None:
         pass
@@ -138,6 +142,13 @@ def test_no_rank_is_without_samples_in_an_evaluation() -> None:
     assert epochs(make, [9, 1, 1], trains=False) == [[[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]]
     with pytest.raises(InvalidInput, match="cannot be divided among 3 nodes"):
         epochs(lambda: DataLoader(numbers(2), batch_size=3), [1, 1, 1], trains=False)
+
+
+def test_batches_whose_statistics_norms_take_stay_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shares, "moves", True)
+    assert epochs(lambda: DataLoader(numbers(7), batch_size=3, collate_fn=as_it_is), [9, 1, 1], trains=False) == [
+        [[0, 1, 2], [3, 4, 5], [6]]
+    ]
 
 
 class Stream(IterableDataset[int]):

@@ -22,6 +22,7 @@ from evener.models.amoebanet import AmoebaNetD
 from evener.models.resnet import resnet152
 from evener.models.transformer import Transformer, tokens_in, translation_loss
 from evener.models.unet import UNet
+from evener.parallel.op_registry import without_synchronised
 from evener.parallel.pipeline.micro_batches import divided, micro_batch_sizes
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.tracer.nested import call
@@ -50,6 +51,21 @@ class Residual(nn.Module):
         pooled = z.mean((2, 3)) if len(z.shape) == 4 else z
         outputs: Tensor = self.head(pooled.view(x.shape[0], -1))
         return outputs
+
+
+class Scaled(nn.BatchNorm2d):
+    """A BatchNorm of a user's own class."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class OwnNorms(Residual):
+    """A Residual whose norms are of the user's own class, and synchronised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = Scaled(6), nn.SyncBatchNorm(6, momentum=0.3)
 
 
 class Tied(nn.Module):
@@ -121,6 +137,7 @@ class Case:
 
 CASES = {
     "residual": Case(Residual, lambda n: _images(n, 6)),
+    "own_norms": Case(lambda: without_synchronised(OwnNorms()), lambda n: _images(n, 6)),
     "plain": Case(lambda: Residual(norm=False), lambda n: _images(n, 6)),
     "tied": Case(
         Tied, lambda n: _images(n, 2)[:, 0, 0, :1].expand(n, 6).cumsum(1), lambda n: _labels(n), F.cross_entropy

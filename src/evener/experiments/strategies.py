@@ -35,12 +35,12 @@ from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import division_of
 from evener.parallel.divided_model import DividedModel
-from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.divided_stage import StageTeams
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
+from evener.parallel.shared_statistics import synchronise_norms
 from evener.plan import is_of_teams, is_pipeline
 from evener.run.config import STRATEGIES
 from evener.run.console import open_console, print_line
@@ -126,7 +126,7 @@ def _joined(cell: StrategyCell, network: ResNetSize, group: Group, replica: int,
         return StagedModel(model, group, replica, criterion, **options)
     model.to(group.device)
     if cell.strategy in ("serial", "data"):
-        return ReplicatedModel(synchronise_batch_norm(model, group) if group.size > 1 else model, group, criterion)
+        return ReplicatedModel(synchronise_norms(model, group) if group.size > 1 else model, group, criterion)
     replicas = tuple(Replica(shares=(1.0,) * len(row)) for row in cell.rows)
     arrangement = Arrangement(division=division_of(cell.strategy), replicas=replicas)
     return DividedModel(model, form_process_mesh(group, arrangement), inputs, criterion)

@@ -24,8 +24,8 @@ from evener.parallel.drawn_ops import refuse_own_draws
 from evener.parallel.full_state import gather_tensors, own_part
 from evener.parallel.gradient_hooks import GradientHooks, copied
 from evener.parallel.gradient_sums import GradientSums
+from evener.parallel.norm_forward import compute_by
 from evener.parallel.norm_statistics import DataAxis
-from evener.parallel.norms import GroupBatchNorm
 from evener.parallel.op_call import Nest, OpGraph
 from evener.parallel.op_graph import op_graph, unknown_undivided
 from evener.parallel.optimizer import HeldModel, HeldParameter
@@ -40,7 +40,7 @@ from evener.parallel.refusals import (
     refuse_parts,
     refuse_ties,
 )
-from evener.parallel.shared_statistics import uncounted
+from evener.parallel.shared_statistics import SharedNorms, uncounted
 from evener.tracer.meta_model import on_meta
 
 
@@ -186,13 +186,19 @@ class ShardedModel(nn.Module):
             layer = self.part.get_submodule(operation.name) if operation.kind == "batch_norm" else None
             if isinstance(layer, _BatchNorm):
                 layouts = tuple(plan.steps[i].choice.gives for plan in self.plans)
-                self.part.set_submodule(operation.name, self._over_ranks(layer, layouts, operation.shape[1]))
+                shared = self._shared(layouts, operation.shape[1])
+                if shared is not None:
+                    compute_by(layer, shared)
 
-    def _over_ranks(self, layer: _BatchNorm, layouts: tuple[Layout, ...], channels: int) -> nn.Module:
+    def _shared(self, layouts: tuple[Layout, ...], channels: int) -> SharedNorms | None:
+        """What computes a norm whose values lie in these layouts; None: this rank has all that it needs."""
         mesh = self.mesh
         if layouts[mesh.index].along(2) is not None:
-            return GroupBatchNorm(layer, mesh.world, mesh.group) if mesh.world.size > 1 else layer
-        return layer if len(layouts) == 1 else GroupBatchNorm(layer, DataAxis(mesh, layouts, channels))
+            return SharedNorms(lambda _: mesh.world, mesh.group) if mesh.world.size > 1 else None
+        if len(layouts) == 1:
+            return None
+        axis = DataAxis(mesh, layouts, channels)
+        return SharedNorms(lambda _: axis)
 
 
 class _Samples:

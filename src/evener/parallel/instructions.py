@@ -12,11 +12,11 @@ from evener.errors import note_place
 from evener.oracle.division.layout import Layout
 from evener.oracle.division.plan import ReplicaPlan
 from evener.parallel.local_ops import local_op
-from evener.parallel.norms import GroupBatchNorm
 from evener.parallel.op_call import At, OpGraph
 from evener.parallel.op_context import LocalOp, OpContext
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.redistribute import Mover, mover
+from evener.parallel.shared_statistics import shared_by
 from evener.tracer.hooks import without_followed
 
 Held: TypeAlias = tuple[int, Layout]
@@ -122,7 +122,7 @@ def _has_buffers(ctx: OpContext) -> bool:
 
 def _is_local(ctx: OpContext) -> bool:
     """Whether this rank computes the operation by itself, and draws no random numbers for it."""
-    waits = isinstance(ctx.layer, GroupBatchNorm | nn.Dropout) or ctx.call.is_random
+    waits = shared_by(ctx.layer) is not None or isinstance(ctx.layer, nn.Dropout) or ctx.call.is_random
     return not waits and ctx.step.choice.mode != "strip" and ctx.step.halo is None
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from evener.comm.group import Group
 from evener.comm.topics import statistics
-from evener.parallel.norms import GroupBatchNorm
 
 
 class LayerStatistics:
@@ -33,11 +32,3 @@ class LayerStatistics:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LayerStatistics:
         return self  # copies of a model are of the same ranks
-
-
-def name_layers(model: nn.Module, group: Group) -> nn.Module:
-    """Let every synchronised BatchNorm of `model` say for which layer it gathers; returns the model."""
-    for name, module in model.named_modules():
-        if isinstance(module, GroupBatchNorm):
-            module.group = LayerStatistics(group, name)
-    return model

@@ -16,10 +16,10 @@ from evener.oracle.division.network import Kind, Linear, Nearest, Spreading
 from evener.parallel import box_ops
 from evener.parallel.box_ops import empty_output
 from evener.parallel.drawn_ops import dropout, of_all_samples
-from evener.parallel.norms import GroupBatchNorm, group_norm
+from evener.parallel.norms import group_norm
 from evener.parallel.op_context import LocalOp, OpContext
 from evener.parallel.redistribute import mover
-from evener.parallel.shared_statistics import with_all_replicas
+from evener.parallel.shared_statistics import shared_by, with_all_replicas
 from evener.parallel.spatial_convolution import StripConvolution
 
 
@@ -73,7 +73,7 @@ def _layer(ctx: OpContext) -> LocalOp:
     layer, shape = ctx.layer, ctx.shape
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
-        if inputs[0].numel() == 0 and not isinstance(layer, GroupBatchNorm):
+        if inputs[0].numel() == 0 and shared_by(layer) is None:
             return empty_output(shape, inputs[0], dtype=inputs[0].dtype)
         result: Tensor = layer(inputs[0])
         return result
@@ -158,7 +158,7 @@ def _box_function(ctx: OpContext) -> Callable[..., Tensor]:
 
 def _batch_norm(ctx: OpContext) -> LocalOp:
     layer = ctx.layer
-    if isinstance(layer, GroupBatchNorm) or ctx.shape[1]:
+    if shared_by(layer) is not None or ctx.shape[1]:
         return _layer(ctx)
 
     def count_only(inputs: Sequence[Tensor]) -> Tensor:

@@ -1,8 +1,8 @@
-"""Norms of values that lie in parts, on CPU and GPU (PyTorch's SyncBatchNorm refuses the CPU).
+"""Normalisation of values that lie in parts, on CPU and GPU (PyTorch's SyncBatchNorm refuses the CPU).
 
-    GroupBatchNorm       the parts are on the ranks of a group; backward is that of the whole batch: two sums a channel
-    DeferredBatchNorm    the parts are micro-batches, each normalised by its own statistics (Huang et al., 2019); the
-                         running ones move once a step, by all that the layer saw in it
+    normalise_channels   BatchNorm; the parts are on the ranks of a group; backward is that of the whole batch: two
+                         sums a channel
+    move                 moves running statistics by those of a whole batch
     group_norm           GroupNorm and InstanceNorm of images whose channels or pixels are divided
 
 N samples, C channels, p ranks, G groups of channels, S pixels.
@@ -10,8 +10,6 @@ N samples, C channels, p ranks, G groups of channels, S pixels.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -30,52 +28,6 @@ from evener.parallel.norm_statistics import (
     group_statistics,
     stat_dtype,
 )
-from evener.parallel.op_registry import is_plain
-from evener.tracer.hooks import take_forward_hooks
-
-
-class _ReplacedBatchNorm(nn.Module):
-    """What stands for a BatchNorm: its parameters and buffers are taken over; same state dict, same evaluation."""
-
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    num_batches_tracked: Tensor | None
-
-    def __init__(self, norm: _BatchNorm) -> None:
-        super().__init__()
-        self.eps, self.momentum, self.num_features = norm.eps, norm.momentum, norm.num_features
-        self.counting = True
-        self.weight, self.bias = norm.weight, norm.bias
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
-            self.register_buffer(name, getattr(norm, name))
-        self.training = norm.training
-        take_forward_hooks(norm, self)
-
-    @property
-    def tracks(self) -> bool:
-        """Whether it keeps running statistics."""
-        return self.running_mean is not None
-
-    @torch.no_grad()
-    def move(self, seen: Statistics) -> None:
-        """Move the running statistics as one process that has `seen` this (unbiased variance); if it is any."""
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked += (seen[2][0] > 0).to(self.num_batches_tracked.dtype)
-        factor = self.momentum if self.momentum is not None else 1.0 / max(1.0, float(self.num_batches_tracked))
-        move(self.running_mean, self.running_var, seen, factor)
-
-    def reset_parameters(self) -> None:
-        """Initial values, as those of BatchNorm."""
-        zeros = (self.bias, self.running_mean, self.num_batches_tracked)
-        for tensor, value in ((self.weight, 1), (self.running_var, 1), *((zero, 0) for zero in zeros)):
-            if tensor is not None:
-                nn.init.constant_(tensor, value)
-
-    def _plain(self, x: Tensor) -> Tensor:
-        """Normalised by the running statistics, or, without them or in training, by those of `x` alone."""
-        own = self.training or self.running_mean is None
-        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, own, 0.0, self.eps)
 
 
 @torch.no_grad()
@@ -86,70 +38,6 @@ def move(running_mean: Tensor, running_var: Tensor, seen: Statistics, factor: fl
     unbiased = var * (count / (count - 1).clamp(min=1))
     running_mean.lerp_(mean.to(running_mean.dtype), factor * moves)
     running_var.lerp_(unbiased.to(running_var.dtype), factor * moves)
-
-
-class GroupBatchNorm(_ReplacedBatchNorm):
-    """A BatchNorm whose training statistics are those of all ranks' samples, whatever each one's share.
-
-    Args:
-        norm: the BatchNorm that it replaces.
-        group: the ranks, or what gathers and sums for them.
-        members: those that have parts of the same samples, if samples are divided: without running statistics,
-            evaluation needs theirs.
-    """
-
-    def __init__(self, norm: _BatchNorm, group: Gathers, members: Group | None = None) -> None:
-        super().__init__(norm)
-        self.group, self.members = group, members
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise `x` of shape (N, C, ...)."""
-        if not self.training and (self.tracks or self.members is None):
-            return self._plain(x) if x.numel() else x  # no replica waits for another, each has its own batches
-        group = self.group if self.training else self.members
-        assert group is not None
-        y, seen = normalise_channels(x, self.weight, self.bias, self.eps, group, self.counting)
-        if self.training:
-            self.move(seen)
-        return y
-
-
-class DeferredBatchNorm(_ReplacedBatchNorm):
-    """A BatchNorm that collects the statistics of micro-batches, of each use by itself; moves when asked to."""
-
-    def __init__(self, norm: _BatchNorm) -> None:
-        super().__init__(norm)
-        self._parts: defaultdict[int, list[Tensor]] = defaultdict(list)
-        self._use = 0
-
-    def begin(self, counting: bool) -> None:
-        """A micro-batch begins, which counts or does not."""
-        self.counting, self._use = counting, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise `x` of shape (N, C, ...)."""
-        if not self.training or self.running_mean is None:
-            return self._plain(x)
-        mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_mean)
-        y = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)  # sets both to those of x
-        if self.counting:
-            count = x.numel() // x.shape[1]
-            seen = torch.stack((mean, var * ((count - 1) / count), torch.full_like(mean, count)))
-            self._parts[self._use].append(seen)
-            self._use += 1
-        return y
-
-    def collected(self) -> list[Statistics]:
-        """Of what every use has seen since the last call, each of shape (C,); forgets it."""
-        assert self.running_mean is not None
-        empty = torch.zeros(3, self.num_features, dtype=self.running_mean.dtype, device=self.running_mean.device)
-        found = [combine(Statistics(*torch.stack(parts or [empty]).unbind(1))) for parts in self._parts.values()]
-        self.forget()
-        return found
-
-    def forget(self) -> None:
-        """Drop what was collected: the step was not finished."""
-        self._parts = defaultdict(list, {use: [] for use in self._parts})
 
 
 def normalise_channels(
@@ -221,27 +109,9 @@ def _correct(dx: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd:
     dx.addcmul_(x, slope.to(x.dtype).view(shape)).add_(shift.to(x.dtype).view(shape))
 
 
-def _replaced(module: nn.Module, new: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
-    if isinstance(module, _BatchNorm) and is_plain(module):
-        return new(module)
-    for name, child in module.named_children():
-        setattr(module, name, _replaced(child, new))
-    return module
-
-
 def has_batch_norm(model: nn.Module) -> bool:
     """Whether a layer normalises what it sees by the mean and variance of the whole batch."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())
-
-
-def synchronise_batch_norm(model: nn.Module, group: Gathers) -> nn.Module:
-    """Replace plain BatchNorms in `model`, in place, by ones over all ranks; returns the model (or its replacement)."""
-    return _replaced(model, lambda norm: GroupBatchNorm(norm, group))
-
-
-def defer_statistics(module: nn.Module) -> nn.Module:
-    """Replace plain BatchNorms in `module`, in place, by ones that defer; returns the module (or its replacement)."""
-    return _replaced(module, DeferredBatchNorm)
 
 
 def group_norm(

@@ -19,11 +19,10 @@ from evener.tracer.hooks import are_followed, has_backward_hooks
 _OF_DEFAULTS = ("__init__", "extra_repr", "reset_parameters")
 
 
-class BatchNorm(_BatchNorm):
+class BatchNorm(nn.SyncBatchNorm):
     """Of any number of dims: what a SyncBatchNorm is without a group of its own."""
 
-    def _check_input_dim(self, _input: Tensor) -> None:
-        pass
+    forward = _BatchNorm.forward
 
 
 def without_synchronised(model: nn.Module) -> nn.Module:

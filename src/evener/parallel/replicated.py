@@ -23,10 +23,10 @@ from evener.errors import InvalidInput
 from evener.oracle.division.pieces import Piece
 from evener.parallel.gradient_hooks import GradientHooks
 from evener.parallel.gradient_sums import ReplicaSums, sum_bucket
-from evener.parallel.norms import GroupBatchNorm
+from evener.parallel.norm_forward import leave_uncompiled
 from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.parallel_model import Criterion
-from evener.parallel.shared_statistics import SharedStatistics, needs_sharing, uncounted
+from evener.parallel.shared_statistics import SharedStatistics, shared_by, uncounted
 from evener.tracer.meta_model import META, on_meta, value_on_meta
 from evener.tracer.nested import call, map_values
 
@@ -53,7 +53,6 @@ class ReplicatedModel:
         self._model, self._criterion, self.uses_all = model, criterion, uses_all
         self._forward = _compiled(model) if compiled else model
         self._shared = None if group.is_alone or compiled else SharedStatistics(lambda _: group)
-        self._keeps_sharing = needs_sharing(model)
         self._hooks = GradientHooks.taken_off(model)
         self._summing: DistributedDataParallel | None = None
         self._sums = None if group.is_alone or uses_all else ReplicaSums(model, group)
@@ -125,7 +124,7 @@ class ReplicatedModel:
         shared.counting = counting
         with shared:
             outputs = call(model, inputs)
-        self._shared = shared if shared.found or self._keeps_sharing else None
+        self._shared = shared if shared.found else None
         return outputs
 
     @torch.no_grad()
@@ -170,8 +169,8 @@ class ReplicatedModel:
 def _compiled(model: nn.Module) -> nn.Module:
     """`model`, compiled; the compiler is loaded here and not with this file, as it takes longer than all the rest."""
     for module in model.modules():
-        if isinstance(module, GroupBatchNorm):
-            module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign,no-untyped-call]
+        if shared_by(module) is not None:
+            leave_uncompiled(module)
     return cast(nn.Module, torch.compile(model))
 
 

@@ -1,6 +1,7 @@
-"""Norms while samples are divided: what counts, what is exchanged, and norms that are no plain BatchNorm modules.
+"""Norms while samples are divided: what counts, what is exchanged.
 
 SharedStatistics        functional norms, and those in modules of the user's, have the statistics of all replicas
+SharedNorms             norms of any class that have them wherever they are called
 untracked, uncounted    a pass that is computed again, and one of a rank without samples
 """
 
@@ -9,27 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from evener.errors import InvalidInput
 from evener.oracle.division.layout import Layout
+from evener.parallel.norm_forward import computation_of, compute_by, norms_with_statistics
 from evener.parallel.norm_statistics import DataAxis, Gathers
-from evener.parallel.norms import GroupBatchNorm, move, normalise_channels
-from evener.parallel.op_registry import is_plain
+from evener.parallel.norms import move, normalise_channels
 from evener.parallel.process_mesh import ProcessMesh
 
 T = TypeVar("T")
-
-
-def needs_sharing(model: nn.Module) -> bool:
-    """Whether `model` has norms with running statistics that are not replaced by a GroupBatchNorm."""
-    norms = [module for module in model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
-    return not all(map(is_plain, norms))
 
 
 class SharedStatistics(TorchFunctionMode):
@@ -88,18 +84,96 @@ class SharedStatistics(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        y = F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
         if not use_input_stats or running_mean is None or running_var is None:
-            return y
+            return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+        moved = running_mean.clone(), running_var.clone()
+        y = F.instance_norm(input, *moved, weight, bias, True, momentum, eps)
         self.found = True
         count = float(len(input) * self.counting)
         with torch.no_grad():  # every sample moves them by its own statistics: they are means over the samples
-            own = torch.cat((running_mean, running_var, running_mean.new_ones(1))) * count
+            own = torch.cat((*moved, running_mean.new_ones(1))) * count
             sums = self._group(input.shape[1]).all_gather(own, "statistics").sum(0)
             mean, var = (sums[:-1] / sums[-1]).chunk(2)
             running_mean.copy_(mean)
             running_var.copy_(var)
         return y
+
+
+class SharedNorms:
+    """Computes norms by the statistics of all parts, as a `NormComputation`.
+
+    Args:
+        group: by number of channels, who gathers.
+        members: those that have parts of the same samples, if samples are divided: without running statistics,
+            evaluation needs theirs.
+        is_divided: whether what norms see now is a part of a batch; otherwise they are computed as everywhere.
+
+    Attributes:
+        passes: how often norms have computed in training mode.
+        refusal: why none may train now; empty if they may.
+    """
+
+    def __init__(
+        self,
+        group: Callable[[int], Gathers],
+        members: Gathers | None = None,
+        is_divided: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.passes, self.refusal, self._is_divided = 0, "", is_divided
+        self._trained = SharedStatistics(group)
+        self._evaluated = SharedStatistics(lambda _: members) if members is not None else None
+
+    @property
+    def counting(self) -> bool:
+        """Whether this rank's samples count."""
+        return self._trained.counting
+
+    @counting.setter
+    def counting(self, counting: bool) -> None:
+        self._trained.counting = counting
+        if self._evaluated is not None:
+            self._evaluated.counting = counting
+
+    def compute(self, norm: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As `NormComputation`. Raises InvalidInput: it trains, and must not."""
+        if not self._is_divided():
+            return forward(*args, **kwargs)
+        self.passes += norm.training
+        if norm.training and self.refusal:
+            raise InvalidInput(self.refusal)
+        has_own = norm.running_mean is not None  # then no replica waits for another in evaluation
+        shared = self._trained if norm.training else None if has_own else self._evaluated
+        if shared is not None:
+            with shared:
+                return forward(*args, **kwargs)
+        is_empty = len(args) == 1 and isinstance(args[0], Tensor) and args[0].numel() == 0
+        return args[0] if is_empty else forward(*args, **kwargs)
+
+
+def synchronise_norms(
+    model: nn.Module, group: T, of_layer: Callable[[T, str], Gathers] = lambda group, _: cast(Gathers, group)
+) -> nn.Module:
+    """Let all norms in `model` have the statistics of all ranks; returns the model.
+
+    Args:
+        model: on every rank.
+        group: the ranks.
+        of_layer: the same for the norm of this name.
+    """
+    for name, norm in norms_with_statistics(model).items():
+        compute_by(norm, SharedNorms(for_all_channels(of_layer(group, name))))
+    return model
+
+
+def for_all_channels(group: Gathers) -> Callable[[int], Gathers]:
+    """`group`, whatever the number of channels."""
+    return lambda _: group
+
+
+def shared_by(module: Any) -> SharedNorms | None:
+    """What computes `module`, if it is a norm with the statistics of all parts."""
+    computation = computation_of(module)
+    return computation if isinstance(computation, SharedNorms) else None
 
 
 def with_all_replicas(
@@ -139,8 +213,8 @@ def statistics_exchanges(model: nn.Module) -> tuple[int, int]:
     return 2 * len(norms), numbers * (8 if wide else 4)
 
 
-def _norms(model: nn.Module) -> list[GroupBatchNorm | _BatchNorm]:
-    return [module for module in model.modules() if isinstance(module, GroupBatchNorm | _BatchNorm)]
+def _norms(model: nn.Module) -> list[_BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 @contextmanager
@@ -166,11 +240,11 @@ def untracked(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def uncounted(model: nn.Module) -> Iterator[None]:
     """Inside, this rank's samples count in no statistics: it has none, but has to take part in the collectives."""
-    norms = [norm for norm in _norms(model) if isinstance(norm, GroupBatchNorm)]
-    for norm in norms:
-        norm.counting = False
+    shared = [one for module in model.modules() if (one := shared_by(module)) is not None]
+    for one in shared:
+        one.counting = False
     try:
         yield
     finally:
-        for norm in norms:
-            norm.counting = True
+        for one in shared:
+            one.counting = True

@@ -30,12 +30,15 @@ class BatchPart:
         samples: that count; with none, the rank computes some all the same, as it has to take part.
         total: samples of the batch.
         loaded: samples that are computed.
+        is_joined: whether it is of two batches of an evaluation, of which the last has fewer samples than there are
+            nodes.
     """
 
     first: int
     samples: int
     total: int
     loaded: int
+    is_joined: bool = False
 
     @property
     def rows(self) -> slice:

@@ -13,6 +13,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -65,6 +66,10 @@ class Divider(Protocol):
 
     def loaded(self, loader: DividedLoader, part: BatchPart, batch: Any) -> Any:
         """This rank computes `part` from now on; the batch as it is to be given to the program."""
+        ...
+
+    def moves_statistics(self) -> bool:
+        """Whether norms have computed in training mode since the pass under way began."""
         ...
 
     def end(self, loader: DividedLoader) -> None:
@@ -189,12 +194,29 @@ class _Order:
         group = self._divider.group
         told = islice(_told(group, self._loader.batch_sampler), self.skip, None)
         is_whole = self.is_training or self._divider.draws_alike
-        for indices in told if is_whole else _large_enough(told, group.size):
+        for indices, is_joined in _each_once(told) if is_whole else self._large_enough(told):
             if self._divider.draws_alike:  # also in transforms; the leader's sampler may have drawn alone
                 take_leaders_state(group)
             chosen = indices[: self.limit]
-            part = self._divider.part_of(len(chosen), self.is_training)
+            part = replace(self._divider.part_of(len(chosen), self.is_training), is_joined=is_joined)
             yield part, chosen[part.rows]
+
+    def _large_enough(self, batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:
+        """The same samples, the last batch together with the one before if it is smaller than the group.
+
+        But statistics of norms, which this pass may move as it trains nothing else, are those of every batch by itself.
+        """
+        least, held, is_joined = self._divider.group.size, list[Any](), False
+        for batch in batches:
+            is_joined = len(held) > 0 and len(batch) < least and not self._divider.moves_statistics()
+            if held and not is_joined:
+                yield held, False
+                held = []
+            held = [*held, *batch]
+        if 0 < len(held) < least and not self._divider.moves_statistics():
+            raise InvalidInput(f"an evaluation of {len(held)} samples cannot be divided among {least} nodes")
+        if held:
+            yield held, is_joined
 
 
 def _told(group: Group, batches: Any) -> Iterator[list[Any]]:
@@ -214,18 +236,10 @@ def _plain(index: Any) -> Any:
     return operator.index(index) if hasattr(index, "__index__") else index
 
 
-def _large_enough(batches: Iterator[list[Any]], least: int) -> Iterator[list[Any]]:
-    """The same samples, the last batch together with the one before if it is smaller than `least`."""
-    held: list[Any] = []
+def _each_once(batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:
+    """Every batch by itself."""
     for batch in batches:
-        if len(batch) >= least and held:
-            yield held
-            held = []
-        held = [*held, *batch]
-    if 0 < len(held) < least:
-        raise InvalidInput(f"an evaluation of {len(held)} samples cannot be divided among {least} nodes")
-    if held:
-        yield held
+        yield batch, False
 
 
 class _FetchPart(Dataset[Any]):

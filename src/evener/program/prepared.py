@@ -20,11 +20,16 @@ from evener.data.alike import require_alike
 from evener.errors import InvalidInput
 from evener.parallel.gradient_hooks import GradientHooks
 from evener.parallel.layer_statistics import LayerStatistics
-from evener.parallel.norms import GroupBatchNorm, synchronise_batch_norm
-from evener.parallel.op_registry import without_synchronised
+from evener.parallel.norm_forward import compute_by, norms_with_statistics
 from evener.parallel.refusals import refuse_lazy
 from evener.parallel.replica_means import ReplicaMeans
-from evener.parallel.shared_statistics import SharedStatistics, needs_sharing
+from evener.parallel.shared_statistics import SharedNorms, for_all_channels
+from evener.program.batch_parts import BatchPart
+
+_JOINED = (
+    "the last batch has fewer samples than there are nodes and was put together with the one before it, as in an "
+    "evaluation, but norms that train need each batch by itself: give the loader drop_last=True or another batch_size"
+)
 
 
 class WeighedSums:
@@ -75,14 +80,15 @@ class PreparedModel:
     """A model that all ranks have.
 
     Args:
-        model: the user's; its BatchNorms are replaced in place.
+        model: the user's; its norms have the statistics of all ranks from now on.
         group: the ranks.
         weight: how often what this rank computes now counts.
+        is_divided: whether that is of a part of a batch.
         step: number of the step that goes on.
         completed: called when gradients are complete.
 
     Attributes:
-        model: what the program is to use: the same object, unless it is a BatchNorm itself.
+        model: what the program is to use: the same object.
         means: of its gradients.
 
     Raises:
@@ -94,20 +100,17 @@ class PreparedModel:
         model: nn.Module,
         group: Group,
         weight: Callable[[], float],
+        is_divided: Callable[[], bool],
         step: Callable[[], int] = int,
         completed: Callable[[], None] = lambda: None,
     ) -> None:
+        self.model = agreed_model(model, group)
         sums = WeighedSums(group, weight)
-        self.model = synchronise_batch_norm(without_synchronised(agreed_model(model, group)), sums)
-        self._norms = []
-        for name, module in self.model.named_modules():
-            if isinstance(module, GroupBatchNorm):
-                module.group = sums.of_layer(name)
-                self._norms.append(module)
-        self._shared: Any = SharedStatistics(lambda _: sums) if needs_sharing(self.model) else None
-        if self._shared is not None:
-            self.model.register_forward_pre_hook(self._enter)
-            self.model.register_forward_hook(self._leave, always_call=True)
+        self._norms: list[SharedNorms] = []
+        for name, norm in norms_with_statistics(self.model).items():
+            layer = sums.of_layer(name)
+            self._norms.append(SharedNorms(for_all_channels(layer), members=layer, is_divided=is_divided))
+            compute_by(norm, self._norms[-1])
         hooks = GradientHooks.taken_off(self.model)
 
         def complete() -> None:
@@ -116,20 +119,16 @@ class PreparedModel:
 
         self.means = ReplicaMeans(self.model, group, weight, complete, step)
 
-    def let_count(self, counting: bool) -> None:
-        """Whether the samples that this rank computes from now on count in statistics."""
+    def compute(self, part: BatchPart) -> None:
+        """As `Prepared`."""
         for norm in self._norms:
-            norm.counting = counting
-        if self._shared is not None:
-            self._shared.counting = counting
+            norm.counting = part.samples > 0
+            norm.refusal = _JOINED if part.is_joined else ""
 
-    def _enter(self, *_: Any) -> None:
-        if self._shared is not None and self.model.training:
-            self._shared.__enter__()
-
-    def _leave(self, *_: Any) -> None:
-        if self._shared is not None and self.model.training:
-            self._shared.__exit__(None, None, None)
+    @property
+    def norm_passes(self) -> int:
+        """As `Prepared`."""
+        return sum(norm.passes for norm in self._norms)
 
 
 class Updates(Protocol):

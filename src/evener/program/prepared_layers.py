@@ -21,10 +21,15 @@ from evener.errors import InvalidInput
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.gradient_hooks import GradientHooks, without_hooks
 from evener.parallel.op_registry import without_synchronised
+from evener.program.batch_parts import BatchPart
 from evener.program.divided_pass import DividedPass
 from evener.program.layer_gradients import LayerGradients
 from evener.program.prepared import agreed_model
 from evener.tracer.nested import tensors_in
+
+_MOST_PASSES = 8
+"""That are kept, of different modes and settings."""
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class PreparedLayers:
@@ -54,8 +59,11 @@ class PreparedLayers:
         self.means = LayerGradients(self.model, self._collect, lambda: hooks.run(self.model.named_parameters()))
         vars(self.model)["forward"] = _Forward(self)
 
-    def let_count(self, counting: bool) -> None:
-        """As `PreparedModel`: every rank has all samples."""
+    norm_passes = 0
+    """As `Prepared`: batches are whole, so that nobody asks."""
+
+    def compute(self, part: BatchPart) -> None:
+        """As `Prepared`: every rank has all samples."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the whole batch."""
@@ -83,8 +91,12 @@ class PreparedLayers:
 
     def _pass_of(self, inputs: Sequence[Tensor]) -> DividedPass:
         weights = [(p.requires_grad, p.dtype) for p in self.model.parameters()]
-        modes = (*(module.training for module in self.model.modules()), *weights)
-        if modes not in self._passes:
+        modes = (*(_settings(module) for module in self.model.modules()), *weights)
+        if modes in self._passes:
+            self._passes[modes] = self._passes.pop(modes)  # the last of those that were used
+        else:
+            for oldest in list(self._passes)[: len(self._passes) + 1 - _MOST_PASSES]:
+                del self._passes[oldest]
             with self._as_it_was():
                 self._passes[modes] = DividedPass(self.model, self._group, self._arrangement, inputs)
             if not self._passes[modes].divides:
@@ -112,6 +124,16 @@ class PreparedLayers:
         begun, self._begun = self._begun, []
         given = [divided.give_gradients() for divided in begun]  # of each one, whatever came before
         return any(given)
+
+
+def _settings(module: nn.Module) -> tuple[Any, ...]:
+    """What the program may set in `module` between two passes, such as its mode, a momentum or a probability."""
+    found = []
+    for name, value in vars(module).items():
+        values = value if isinstance(value, tuple | list) else (value,)
+        if not name.startswith("_") and all(isinstance(one, _PLAIN) for one in values):
+            found.append((name, *values))
+    return tuple(found)
 
 
 class _Forward:

@@ -64,7 +64,13 @@ class Run:
         shares = relative_shares(config.shares if config else "measured", group.size)
         layers = config.layers(group.size) if config else None
         self._parts = OpenParts()
-        self._work: WorkDivision = BatchDivision(group, self._parts.weight, env.patience, lambda: self.steps.number)
+        self._work: WorkDivision = BatchDivision(
+            group,
+            self._parts.weight,
+            lambda: self._parts.are_any,
+            env.patience,
+            lambda: self.steps.number,
+        )
         if layers is not None:
             self._work = LayerDivision(group, layers, self._tell_undivided)
         self.steps = Steps(env, group, shares, layers)
@@ -73,6 +79,7 @@ class Run:
         self.part: BatchPart | None = None
         self._has_own_draws = self._sharing = False
         self._has_updated = self._is_again = self._was_again = False
+        self._norm_passes = 0
         self._passes: set[object] = set()
         self._seen: set[object] = set()
         may_differ, named = bool(config and config.approximate), layers.division if layers else None
@@ -243,6 +250,7 @@ class Run:
         self._passes.add(loader)
         self._is_again = self._is_again or loader in self._seen
         self._seen.add(loader)
+        self._norm_passes = self._count_norm_passes()
         return small
 
     def loading(self, owner: object) -> None:
@@ -264,6 +272,13 @@ class Run:
     def loaded(self, loader: DividedLoader, part: BatchPart, batch: Any) -> Any:
         """As `Divider`."""
         return self._compute(loader, part, batch, loader.count)
+
+    def moves_statistics(self) -> bool:
+        """As `Divider`."""
+        return self._count_norm_passes() > self._norm_passes
+
+    def _count_norm_passes(self) -> int:
+        return sum(model.norm_passes for model in self._models)
 
     def end(self, loader: DividedLoader) -> None:
         """As `Divider`."""
@@ -340,7 +355,7 @@ class Run:
         self.part = part
         self._parts.open(owner, self._work.weight(part, batch, count), self.is_training())
         for model in self._models:
-            model.let_count(part.samples > 0)
+            model.compute(part)
         self._has_updated = self._has_updated and not self.is_training()
         if self.is_training() and understudy is not None:
             understudy.begin_step(owner, part)

@@ -38,8 +38,12 @@ class Prepared(Protocol):
     def means(self) -> Means:
         """Of its gradients."""
 
-    def let_count(self, counting: bool) -> None:
-        """Whether the samples that this rank computes from now on count in statistics."""
+    def compute(self, part: BatchPart) -> None:
+        """This rank computes `part` from now on, whose samples count in statistics, if there are any."""
+
+    @property
+    def norm_passes(self) -> int:
+        """How often norms have computed in training mode."""
 
 
 class WorkDivision(Protocol):
@@ -82,6 +86,7 @@ class BatchDivision:
     Args:
         group: the ranks.
         weight: how often what this rank computes now counts.
+        is_divided: whether that is of a part of a batch.
         patience: seconds of silence after which a rank is given up.
         step: number of the step that goes on.
     """
@@ -89,14 +94,20 @@ class BatchDivision:
     draws_alike = False
 
     def __init__(
-        self, group: Group, weight: Callable[[], float], patience: float, step: Callable[[], int] = int
+        self,
+        group: Group,
+        weight: Callable[[], float],
+        is_divided: Callable[[], bool],
+        patience: float,
+        step: Callable[[], int] = int,
     ) -> None:
         self._group, self._weight, self._patience, self._step = group, weight, patience, step
+        self._is_divided = is_divided
         self._draws = OwnDraws(group)
 
     def prepared(self, model: nn.Module) -> Prepared:
         """As `WorkDivision`."""
-        return PreparedModel(model, self._group, self._weight, self._step, self.draw_alike)
+        return PreparedModel(model, self._group, self._weight, self._is_divided, self._step, self.draw_alike)
 
     def part(self, count: int, sizes: Callable[[int], Sequence[int]]) -> BatchPart:
         """As `WorkDivision`."""

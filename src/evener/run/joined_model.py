@@ -14,14 +14,14 @@ from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.divided_model import DividedModel
 from evener.parallel.gradient_hooks import copied
-from evener.parallel.layer_statistics import name_layers
-from evener.parallel.norms import synchronise_batch_norm
+from evener.parallel.layer_statistics import LayerStatistics
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.divided_stage import StageTeams
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.refusals import refuse_parts_of_batches
 from evener.parallel.replicated import ReplicatedModel, uses_all
+from evener.parallel.shared_statistics import synchronise_norms
 from evener.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.run.config import RunConfig
 from evener.run.context import RankContext
@@ -64,7 +64,7 @@ def _join_replicas(
         reached = all(context.group.all_gather_bytes(b"all" if own else b""))
 
     def build(model: nn.Module, group: Group) -> ParallelModel:
-        whole = model if group.is_alone else name_layers(synchronise_batch_norm(model, group), group)
+        whole = model if group.is_alone else synchronise_norms(model, group, LayerStatistics)
         return ReplicatedModel(whole, group, _criterion(context), config.compile, reached)
 
     if is_rehearsed and context.group.size > 1:

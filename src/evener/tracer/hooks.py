@@ -30,12 +30,6 @@ def without_followed(module: nn.Module) -> nn.Module:
     return module
 
 
-def take_forward_hooks(module: nn.Module, other: nn.Module) -> None:
-    """Let `other`, which stands for `module`, have its forward hooks."""
-    for name in (*_FORWARD, *_BEFORE):
-        setattr(other, name, getattr(module, name))
-
-
 def drop_backward(module: nn.Module) -> None:
     """Take the backward hooks from `module`, of which no gradient is computed."""
     for name in _BACKWARD:

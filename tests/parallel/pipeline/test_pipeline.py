@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,10 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evener.comm.joining import join_group
 from evener.errors import InvalidInput, InvalidValue
 from evener.models.transformer import Transformer
 from evener.models.unet import UNet
+from evener.parallel.parallel_model import Criterion
 from evener.parallel.pipeline.pipeline import Pipeline
+from evener.parallel.pipeline.staged import StagedModel
 from support.pipeline_cases import CASES, assert_equal, cost, piped, serial
 
 CPU = torch.device("cpu")
@@ -103,15 +108,78 @@ def test_running_statistics_of_the_first_norm_are_those_of_the_whole_batch_at_on
             torch.testing.assert_close(found.state[name], value, rtol=1e-12, atol=1e-12)
 
 
-def test_the_comparison_notices_statistics_of_the_last_micro_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evener.parallel.norm_statistics import Statistics
-    from evener.parallel.norms import DeferredBatchNorm
+def test_running_statistics_of_an_instance_norm_move_once_for_all_micro_batches() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten()).double()
+    x = torch.randn(7, 3, 5, 5, dtype=torch.float64)
+    whole = copy.deepcopy(model)
+    whole(x)
+    pipeline = make(model, x, 2, loss=lambda outputs, _: outputs.square().mean())
+    pipeline.step(x, x)
+    torch.testing.assert_close(dict(pipeline.state_dict()), dict(whole.state_dict()), rtol=1e-12, atol=1e-12)
 
-    collected = DeferredBatchNorm.collected
-    monkeypatch.setattr(DeferredBatchNorm, "collected", lambda norm: (norm._parts[0].reverse(), collected(norm))[1])
+
+class _MovedByHand(nn.BatchNorm1d):
+    def forward(self, input: Tensor) -> Tensor:
+        assert self.running_mean is not None
+        with torch.no_grad():
+            self.running_mean.lerp_(input.mean(0), 0.1)
+        return input - input.mean(0)
+
+
+def test_a_norm_that_moves_its_statistics_in_every_micro_batch_is_refused() -> None:
+    x = torch.randn(6, 4)
+    make(nn.Sequential(nn.Linear(4, 4), _MovedByHand(4)), x, 1, micro_batches=1).step(x, x)
+    pipeline = make(nn.Sequential(nn.Linear(4, 4), _MovedByHand(4)), x, 1, micro_batches=2)
+    with pytest.raises(InvalidInput, match="_MovedByHand"):
+        pipeline.step(x, x)
+
+
+class _MovingCentre(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(4))
+
+    centre: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.centre.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x - self.centre
+
+
+class _FunctionalNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("var", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.mean, self.var, training=self.training)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layer", [_MovingCentre, _FunctionalNorm])
+def test_buffers_that_move_in_every_micro_batch_beside_a_norm_are_refused(layer: Callable[[], nn.Module]) -> None:
+    group = join_group(rank=0, nodes=["a"], device=CPU, store=None, patience=10)
+    criterion = Criterion(loss=F.mse_loss, autocast=nullcontext, scale=lambda loss: loss)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), layer())
+
+    def staged(micro_batches: int) -> StagedModel:
+        options = {"example": torch.randn(6, 4), "costs": "estimated", "micro_batches": micro_batches}
+        return StagedModel(copy.deepcopy(model), group, 0, criterion, **options)
+
+    staged(1)
+    with pytest.raises(InvalidInput, match=r"2\.(centre|mean)"):
+        staged(2)
+
+
+def test_the_comparison_notices_statistics_of_the_last_micro_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evener.parallel.deferred_statistics import DeferredStatistics
+    from evener.parallel.norm_statistics import Statistics
+
+    collected = DeferredStatistics.collected
+    monkeypatch.setattr(DeferredStatistics, "collected", lambda norm: (norm._parts[0].reverse(), collected(norm))[1])
     case = CASES["residual"]
     assert_equal(piped(case, 8, on=[CPU] * 2, micro_batches=4)[0], serial(case, 8, 4), whole=True)
-    monkeypatch.setattr(DeferredBatchNorm, "collected", lambda norm: [Statistics(*norm._parts[0][-1])])
+    monkeypatch.setattr(DeferredStatistics, "collected", lambda norm: [Statistics(*norm._parts[0][-1])])
     with pytest.raises(AssertionError, match="running_mean is off by"):
         assert_equal(piped(case, 8, on=[CPU] * 2, micro_batches=4)[0], serial(case, 8, 4), whole=True)
 

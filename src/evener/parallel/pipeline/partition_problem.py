@@ -10,19 +10,24 @@ of a BatchNorm): those have to happen on one device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.overrides import TorchFunctionMode
 
+from evener.parallel.op_registry import NORMS
 from evener.parallel.refusals import untraceable
 from evener.tracer.ir import TracedModel, record
-from evener.tracer.meta_model import attribute, storage_of
-from evener.tracer.nested import tensors_in
+from evener.tracer.meta_model import META, attribute, on_meta, storage_of
+from evener.tracer.nested import call, tensors_in
 from evener.tracer.tracing import trace
 
 WEIGHT_COPIES = 4
@@ -96,6 +101,18 @@ class PartitionProblem:
         """What the model does in evaluation."""
         return trace_micro_batch(self.skeleton, self.example, self.traced.device, training=False)
 
+    def moved_buffers(self) -> list[str]:
+        """Names of buffers that every micro-batch changes, though nothing puts that off to the end of the step."""
+        norms = [path for path, module in self.skeleton.named_modules() if isinstance(module, _NormBase)]
+        seen = _RunningStatistics()
+        twin, chance = on_meta(self.skeleton).train(), random.getstate()
+        with torch.random.fork_rng([]), META, seen:
+            call(twin, self.example)
+        random.setstate(chance)
+        named = [(name, id(buffer)) for name, buffer in twin.named_buffers()]
+        found = [*self.traced.states, *(name for name, key in named if key in seen.found)]
+        return [name for name in found if name.rpartition(".")[0] not in norms]
+
     def weight_bytes(self, begin: int, end: int) -> int:
         """Of operations [begin, end): weights, gradients, the optimiser's state."""
         return WEIGHT_COPIES * sum(one.weight_bytes for one in self.costs[begin:end])
@@ -116,6 +133,30 @@ class PartitionProblem:
     def boundary_bytes(self, position: int) -> int:
         """That live across the cut in front of the operation at `position`."""
         return next((point.nbytes for point in self.cut_points if point.position == position), 0)
+
+
+class _RunningStatistics(TorchFunctionMode):
+    """Notes by id the running statistics that functional norms move.
+
+    Attributes:
+        found: their ids.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[int] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """`func`, noted if it is such a norm."""
+        if func in NORMS:
+            given = inspect.signature(func).bind(*args, **(kwargs or {}))
+            given.apply_defaults()
+            named = given.arguments
+            if named["training" if func is F.batch_norm else "use_input_stats"]:
+                self.found |= {id(named["running_mean"]), id(named["running_var"])}
+        return func(*args, **(kwargs or {}))
 
 
 def partition_problem(skeleton: nn.Module, example: Any, device: torch.device) -> PartitionProblem:

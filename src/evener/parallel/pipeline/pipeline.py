@@ -83,6 +83,7 @@ class Pipeline:
     Attributes:
         shards: by name, weights of which this rank has a part, among the ranks of its stage.
         share: of the work of its layers that are divided; 1 if none is.
+        moved_buffers: finds the names of buffers that every micro-batch changes, other than statistics of norms.
 
     Raises:
         InvalidInput: the model cannot be cut; names the line.
@@ -138,6 +139,7 @@ class Pipeline:
         layouts, teams = [plan.layout for plan in plans], self.teams
         told = self.plan.layout.ranks if teams is None else [rank for layout in layouts for rank in layout.ranks]
         self._host = StageHost(self._placement, self.plan.layout.ranks, told)
+        self.moved_buffers = problem.moved_buffers
         self._modules = make_stage_modules(model, self.plan.layout.targets, self._host.devices)
         if teams is not None:
             self._divide(problem, teams)

@@ -16,9 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from evener.comm.group import Group
+from evener.parallel.deferred_statistics import DeferredStatistics
 from evener.parallel.gradient_buckets import sum_over
-from evener.parallel.norm_statistics import Statistics, combine
-from evener.parallel.norms import DeferredBatchNorm
 from evener.parallel.pipeline.stage_layout import StageLayout
 from evener.parallel.pipeline.stage_modules import StageModules
 
@@ -30,7 +29,7 @@ class _Common:
     group: Group
     parameters: Sequence[nn.Parameter]
     buffers: Sequence[Tensor]
-    norms: Sequence[DeferredBatchNorm]
+    norms: Sequence[DeferredStatistics]
 
     def broadcast(self) -> None:
         """Take what the first rank has."""
@@ -45,7 +44,7 @@ class _Common:
         rows = self.group.all_gather(torch.cat([seen for _, seen in own]), "statistics")
         parts = torch.split(rows, [len(seen) for _, seen in own], dim=1)
         for (norm, _), columns in zip(own, parts, strict=True):
-            norm.move(combine(Statistics(*columns.view(len(rows), 3, -1).unbind(1))))
+            norm.move(norm.combined(columns.view(len(rows), 3, -1)))
 
 
 class SharedTensors:

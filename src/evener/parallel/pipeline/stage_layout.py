@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import Argument, map_aggregate
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from evener.errors import InvalidInput, InvalidValue
 from evener.parallel.pipeline.partition_problem import PartitionProblem
@@ -31,7 +31,7 @@ class StageLayout:
         targets: names of the modules and tensors that it holds.
         parameters: first names of the parameters that it uses.
         buffers: likewise.
-        norms: names of the BatchNorms that keep running statistics.
+        norms: names of the norms that keep running statistics.
     """
 
     ranks: tuple[int, ...]
@@ -145,7 +145,7 @@ def _comes_changed(traced: TracedModel, node: fx.Node, stages: Mapping[fx.Node, 
 
 
 def _norms_under(model: nn.Module, targets: Sequence[str]) -> list[str]:
-    norms = [n for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    norms = [n for n, m in model.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None]
     return [name for name in norms if _is_under(name, set(targets))]
 
 

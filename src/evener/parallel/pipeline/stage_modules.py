@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from evener.errors import InvalidInput
-from evener.parallel.norms import DeferredBatchNorm, defer_statistics
+from evener.parallel.deferred_statistics import DeferredStatistics, defer_statistics, deferred_in
 from evener.tracer.hooks import without_followed
 from evener.tracer.meta_model import attribute
 
@@ -40,12 +40,12 @@ class StageModules:
     Attributes:
         root: a tree of modules; a name in it is the name in the model.
         parameters: by their first name in the model; a tied one has one name, and a copy on every stage that uses it.
-        norms: BatchNorms that keep running statistics, by name.
+        norms: what defers the running statistics of norms, by the name of the norm.
     """
 
     root: nn.Module
     parameters: Mapping[str, nn.Parameter]
-    norms: Mapping[str, DeferredBatchNorm]
+    norms: Mapping[str, DeferredStatistics]
 
 
 def targets_of(graph: fx.Graph, constants: Collection[str]) -> list[str]:
@@ -82,8 +82,7 @@ def make_stage_modules(
         give_memory(root, device, initialise)
         root.to(device)
         held = {name: getattr(root.get_submodule(path), last) for (path, last), name in identity.items()}
-        norms = {path: m for path, m in root.named_modules() if isinstance(m, DeferredBatchNorm) and m.tracks}
-        found[stage] = StageModules(root=root, parameters=held, norms=norms)
+        found[stage] = StageModules(root=root, parameters=held, norms=deferred_in(root))
     del alive
     return found
 

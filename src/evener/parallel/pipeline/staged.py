@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +19,7 @@ from evener.oracle.division.pieces import Piece
 from evener.oracle.division.plan import Shard
 from evener.parallel.full_state import gather_tensors, pieces_of
 from evener.parallel.gradient_hooks import GradientHooks
+from evener.parallel.norms import has_batch_norm
 from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.pipeline.divided_stage import nothing_of, over_world
@@ -35,7 +36,10 @@ class StagedModel:
         self._criterion = criterion
         self._whole = [(name, p.detach().to("meta"), p.requires_grad) for name, p in model.named_parameters()]
         self._hooks = GradientHooks.taken_off(model)
+        is_normalised = has_batch_norm(model)
         self.pipeline = Pipeline(model, loss=criterion.loss, on=group, **options)
+        if is_normalised and self.pipeline.micro_batches > 1:  # else the comparison before the first step sees it
+            _refuse_moved(self.pipeline.moved_buffers())
         self.is_reporter = self.pipeline.is_reporter
         self._shards = _shards_of_all(self.pipeline, group)
         refuse_divided_hooks(self._hooks.names, self._shards)
@@ -131,3 +135,12 @@ def _shards_of_all(pipeline: Pipeline, group: Group) -> dict[str, Shard]:
     rows = group.all_gather_bytes(msgspec.json.encode(own))
     found = (shard for row in rows for shard in msgspec.json.decode(row, type=list[Shard]))
     return {shard.name: shard for shard in found}
+
+
+def _refuse_moved(names: Sequence[str]) -> None:
+    """Raises InvalidInput: there are buffers that every micro-batch changes."""
+    for name in names:
+        raise InvalidInput(
+            f"{name} changes with every micro-batch of a pipeline, and not once a step: take --micro-batches 1 or a "
+            "strategy without pipelines"
+        )
