@@ -58,7 +58,7 @@ def test_batches_of_two_loaders_have_to_count_alike() -> None:
     parts.open("b", 0.25)
     with pytest.raises(InvalidInput, match="give both loaders the same batch_size"):
         parts.weight()
-    parts.close("a")
+    parts.close("a", is_over=True)
     assert parts.weight() == 0.25
 
 
@@ -77,14 +77,43 @@ def test_an_evaluation_amid_the_training_has_weights_of_its_own() -> None:
     parts.open("train", 1.5)
     parts.open("others", 1.2, is_training=False)
     assert parts.weight() == 1.2
-    parts.close("others")
+    parts.close("others", is_over=True)
     assert parts.weight() == 1.5
     parts.open("others", 1.2, is_training=False)
     parts.open("train", 0.5)  # though the evaluation was never left
     parts.reweigh(0.7)
     assert parts.weight() == 0.7
-    parts.close("train")
+    parts.close("train", is_over=True)
     assert parts.weight() == 1.2
-    parts.close("others")
+    parts.close("others", is_over=True)
     assert not parts.are_any
     assert parts.weight() == 1.0
+
+
+def test_a_batch_counts_after_its_loader_was_left_until_another_one_is_loaded() -> None:
+    parts = OpenParts()
+    parts.open("train", 1.5)
+    parts.close("train", is_over=False)
+    assert parts.is_open("train")
+    assert parts.weight() == 1.5
+    assert parts.open("train", 0.5) == set()
+    parts.close("train", is_over=False)
+    assert parts.open("next", 0.7) == {"train"}
+    assert parts.weight() == 0.7
+
+
+def test_what_models_are_called_with_counts_and_not_what_was_loaded_last() -> None:
+    parts = OpenParts()
+    parts.open("train", 1.5)
+    parts.open("train", 0.5)  # loaded ahead
+    parts.use(1, 1.5, trains=True)
+    assert parts.weight_of_gradients() == 1.5
+    parts.close("train", is_over=True)
+    assert parts.weight() == 1.5  # such as of its mean loss
+    parts.use(2, 0.5, trains=True)
+    assert parts.weight() == 0.5
+    parts.use(1, 1.5, trains=True)  # beside the other one: there was no backward pass between
+    with pytest.raises(InvalidInput, match="trained on at once"):
+        parts.weight_of_gradients()
+    parts.use(2, 0.5, trains=False)
+    assert parts.weight() == 0.5

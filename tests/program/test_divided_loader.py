@@ -43,7 +43,7 @@ class Shares:
         self.group, self._trains = group, trains
         self._division = Division(weights_to_workers(shares, [None] * len(shares)))
 
-    draws_alike = False
+    draws_alike = loads_alike = False
     limit = None
     moves = False
 
@@ -54,6 +54,9 @@ class Shares:
 
     def is_training(self) -> bool:
         return self._trains
+
+    def is_in_thread(self) -> bool:
+        return False
 
     def begin(self, loader: DividedLoader) -> int | None:
         return None
@@ -67,7 +70,7 @@ class Shares:
     def moves_statistics(self) -> bool:
         return self.moves
 
-    def end(self, loader: DividedLoader) -> None:
+    def end(self, loader: DividedLoader, is_over: bool) -> None:
         pass
 
 

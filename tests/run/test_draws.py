@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evener.run.draws import SameDraws
+from evener.run.draws import Interval, SameDraws
 
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.5),
@@ -40,9 +41,54 @@ def test_parts_are_given_what_the_whole_is_given(name: str, cut: int) -> None:
     torch.testing.assert_close(*gradients)
 
 
-def drawn(name: str, x: Tensor) -> Tensor:
-    with SameDraws():
+def drawn(name: str, x: Tensor, first: int = 0, parts: Sequence[Interval] = ()) -> Tensor:
+    draws: Any = SameDraws((first, len(x)), parts) if parts else SameDraws()
+    with draws:
         return OPERATIONS[name](x)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("cut", [1, 3])
+def test_samples_draw_differently_and_alike_in_every_part(name: str, cut: int) -> None:
+    x = torch.randn(1, 6, 4, 4).expand(7, 6, 4, 4).clone()
+    intervals = ((0, 7), (0, cut), (cut, 7 - cut))
+    whole, *parts = [drawn(name, x[first : first + count], first, intervals) for first, count in intervals]
+    torch.testing.assert_close(whole, torch.cat(parts))
+    if name not in ("attention with a mask of samples", "attention with a mask of all", "fractional pooling"):
+        assert not all(torch.equal(one, whole[0]) for one in whole)
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (7, 5, 3), (5, 7, 3), (7, 4, 3), (4, 7, 3)], ids=str)
+def test_numbers_of_samples_are_theirs_whichever_dimension_they_are_in(shape: tuple[int, ...]) -> None:
+    dim, intervals = shape.index(7), ((0, 7), (0, 4), (4, 3))
+    made = []
+    for own in intervals:
+        draws: Any = SameDraws(own, intervals)
+        with draws:
+            made.append(torch.rand([own[1] if i == dim else size for i, size in enumerate(shape)]))
+    torch.testing.assert_close(made[0], torch.cat(made[1:], dim))
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 5, 7, 12])
+def test_what_is_of_no_sample_is_drawn_alike_in_every_part_whatever_its_size(rows: int) -> None:
+    intervals = ((0, 7), (0, 4), (4, 3))
+    made = []
+    for own in intervals:
+        draws: Any = SameDraws(own, intervals)
+        with draws:
+            made.append((torch.rand(rows, 6), torch.rand(1), torch.rand(())))
+    assert all(torch.equal(a, b) for one in made[1:] for a, b in zip(one, made[0], strict=True))
+
+
+def test_another_round_draws_other_numbers_and_shapes_of_no_samples_are_noted() -> None:
+    draws: Any = SameDraws((0, 4), ((0, 7), (0, 4), (4, 3)))
+    draws.shared_shapes = frozenset({(5, 6), (4, 6)})
+    with draws:
+        first = torch.rand(1)
+        torch.rand(5, 6), torch.rand(4, 6), torch.rand(5, 9)
+        draws.round = 1
+        assert not torch.equal(torch.rand(1), first)
+    assert draws.shared == {(1,), (5, 6), (4, 6)}
 
 
 def test_a_recurrent_network_with_time_first_has_the_same_masks() -> None:
@@ -71,3 +117,12 @@ def test_a_loop_that_waits_for_another_number_ends() -> None:
         first = torch.rand(())
         while torch.equal(torch.rand(()), first):
             pass
+
+
+def test_a_share_of_a_beta_distribution_is_between_zero_and_one() -> None:
+    draws: Any = SameDraws((0, 4), ((0, 6), (0, 4), (4, 2)))
+    with draws:
+        share = torch.distributions.Beta(1.0, 1.0).sample()
+        torch.multinomial(torch.ones(6), 2)
+    assert 0 < float(share) < 1
+    assert draws.shared == {()}

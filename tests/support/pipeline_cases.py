@@ -65,7 +65,8 @@ class OwnNorms(Residual):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.norm2 = Scaled(6), nn.SyncBatchNorm(6, momentum=0.3)
+        self.norm1 = Scaled(6)
+        self.set_submodule("norm2", nn.SyncBatchNorm(6, momentum=0.3))
 
 
 class Tied(nn.Module):

@@ -86,29 +86,53 @@ def _number(count: Callable[[Any], Any], batch: Any) -> float:
 class OpenParts:
     """The parts that this rank computes now: of every loader that is being gone through, the last one.
 
-    A batch that is evaluated while another one is trained on, or before that loader was left, is another matter.
+    A batch that is evaluated while another one is trained on, or before that loader was left, is another matter. Where
+    it is known of what batch a model was called, that counts, and not which was loaded last.
     """
 
     def __init__(self) -> None:
         self._of_kind: dict[bool, dict[object, float]] = {True: {}, False: {}}
         self._is_training = True
+        self._left: set[object] = set()
+        self._used: dict[int, float] = {}
+        self._is_done = True
 
     @property
     def _weights(self) -> dict[object, float]:
         return self._of_kind[self._is_training]
 
-    def open(self, owner: object, weight: float, is_training: bool = True) -> None:
-        """A batch of `owner` is computed from now on; it counts `weight` times."""
+    def open(self, owner: object, weight: float, is_training: bool = True) -> set[object]:
+        """A batch of `owner` is computed from now on; it counts `weight` times. Others whose batches no longer are."""
+        left, self._left = self._left - {owner}, set()
+        for other in left:
+            self._of_kind[True].pop(other, None)
+        self._used = {} if self._is_done else self._used
         self._of_kind[not is_training].pop(owner, None)
         self._is_training = is_training
         self._weights[owner] = weight
+        return left
 
     def reweigh(self, weight: float) -> None:
         """What is computed now counts `weight` times, which was not known when it began."""
+        if self._used:
+            self._used = dict.fromkeys(self._used, weight)
+            return
         self._of_kind[self._is_training] = dict.fromkeys(self._weights, weight)
 
-    def close(self, owner: object) -> None:
-        """No batch of `owner` is computed any more."""
+    def use(self, number: int, weight: float, trains: bool) -> None:
+        """A model is called with the batch of this number; if it trains, another `backward()` has to come."""
+        self._used = {} if self._is_done or not trains else self._used
+        self._used[number] = weight
+        self._is_done = not trains
+
+    def close(self, owner: object, is_over: bool) -> None:
+        """No batch of `owner` is loaded any more; it was left before its end unless it `is_over`.
+
+        A batch that was trained on when its loader was left is computed until another one is loaded.
+        """
+        if owner in self._of_kind[True] and not is_over:
+            self._left.add(owner)
+            return
         for weights in self._of_kind.values():
             weights.pop(owner, None)
         if not self._weights:
@@ -117,7 +141,20 @@ class OpenParts:
     @property
     def are_any(self) -> bool:
         """Whether a batch is under way."""
-        return bool(self._weights)
+        return bool(self._used or self._weights)
+
+    @property
+    def are_used(self) -> bool:
+        """Whether it is known of what batch a model was called last."""
+        return bool(self._used)
+
+    def is_used(self, number: int) -> bool:
+        """Whether a model was called with the batch of this number since the last `backward()`."""
+        return number in self._used
+
+    def is_open(self, owner: object) -> bool:
+        """Whether a batch of `owner` is computed, as far as that follows from when it was loaded."""
+        return any(owner in weights for weights in self._of_kind.values())
 
     def weight(self) -> float:
         """How often what is computed now counts: once where no batch is divided, as all ranks compute the same.
@@ -125,13 +162,22 @@ class OpenParts:
         Raises:
             InvalidInput: batches of several loaders are computed, which count differently.
         """
-        found = set(self._weights.values())
+        found = set((self._used or self._weights).values())
         if len(found) > 1:
             raise InvalidInput(
-                "batches of two loaders are trained on at once, and are divided in different proportions: "
+                "batches are trained on at once that are divided in different proportions: "
                 "give both loaders the same batch_size, or put both data sets into one"
             )
         return found.pop() if found else 1.0
+
+    def weight_of_gradients(self) -> float:
+        """Likewise, in a `backward()`: the next call of a model that trains begins anew."""
+        self._is_done = True
+        return self.weight()
+
+    def weight_of_open(self) -> float:
+        """How often what is loaded now counts; once where no loader is gone through."""
+        return self.weight() if self._weights else 1.0
 
 
 def rows_of(batch: Any, dim: int) -> int:

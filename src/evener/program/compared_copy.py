@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
@@ -20,7 +21,7 @@ from evener.comm.group import Group
 from evener.data.alike import print_of
 from evener.data.loader import seed_all
 from evener.launch.rank_environment import RankEnvironment
-from evener.program.batch_parts import BatchPart
+from evener.program.batch_parts import BatchPart, part_of
 from evener.program.outside import outside_prints
 from evener.program.prepared import rate_of
 from evener.program.understudy import Understudy, leave_alone
@@ -36,6 +37,7 @@ _MOST_BATCHES, _MOST_UPDATES = 8, 8
 PARTS, OF_BATCH = "parts/", " of batch "
 """In names of what copies write: gradients of the ranks by themselves; of a batch after the first one."""
 _NICE = 19
+_FOUND = "found"
 _SAMPLED = 50_000
 """Elements of a gradient by which parts are compared with the whole."""
 
@@ -76,6 +78,18 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     in_background: bool = False
 
 
+class Findings(msgspec.Struct, frozen=True):
+    """What a copy found out about the program.
+
+    Attributes:
+        shared_draws: shapes of random numbers that it draws for no samples.
+        is_delayed: whether it computes batches later than it loads them.
+    """
+
+    shared_draws: tuple[tuple[int, ...], ...] = ()
+    is_delayed: bool = False
+
+
 class ComparedCopy(Understudy):
     """One of the copies that divide a few samples, or the one that has them all.
 
@@ -112,6 +126,10 @@ class ComparedCopy(Understudy):
         self._own: dict[int, list[Tensor]] = {}
         self._batches = self._updates = self._rounds = 0
         self._has_updated = False
+        self._draws: Any = SameDraws()
+        weights = (weight for model in models for weight in model.model.parameters())
+        self._draws.notes = False
+        self._draws.shared_shapes = frozenset(tuple(weight.shape) for weight in weights)
 
     def begin(self, env: RankEnvironment, token: str | None) -> None:
         """Besides, draw what every other copy draws."""
@@ -123,7 +141,7 @@ class ComparedCopy(Understudy):
         self._outside = outside_prints([model.model for model in self._models])
         self._widen()
         seed_all(self._extent.seed)
-        modes: list[Any] = [SameDraws(), self._narrowing]
+        modes: list[Any] = [self._draws, self._narrowing]
         self._kept += [mode.__enter__() for mode in modes]
 
     def sizes(self, count: int) -> tuple[int, ...]:
@@ -136,17 +154,24 @@ class ComparedCopy(Understudy):
         self._rows.append(row_prints(given) if part.samples else ())
         return given
 
-    def begin_step(self, owner: object, part: BatchPart) -> None:
-        """Nothing is to be done."""
+    def begin_step(self, _owner: object, part: BatchPart) -> None:
+        """From now on samples of `part` draw, in another way than those of other batches."""
+        sizes = self._divide(part.total)
+        parts = [part_of(rank, sizes) for rank in range(len(sizes))]
+        self._draws.own = part.first, part.loaded
+        self._draws.parts = ((0, part.total), *((one.first, one.loaded) for one in parts))
+        self._draws.round, self._draws.notes = self._rounds, True
 
     def end_step(self, owner: object) -> None:
         """Likewise."""
 
     def next_batch(self) -> None:
         """Enough is known after some batches that led to updates, or after some others."""
+        self._draws.notes = False  # of what a loader draws
         self._rounds += self._has_updated
         self._has_updated = False
-        if self._rounds >= self._extent.rounds or self._batches >= _MOST_BATCHES * self._extent.rounds // 2:
+        is_long = self._batches >= _MOST_BATCHES * self._extent.rounds // 2
+        if self._rounds >= self._extent.rounds or (is_long and self._values):
             self.end()
         self._batches += 1
 
@@ -173,7 +198,8 @@ class ComparedCopy(Understudy):
         )
         of_all = self.group.all_gather_bytes(msgspec.msgpack.encode(facts))
         self.path.with_suffix(".facts").write_bytes(msgspec.msgpack.encode(of_all))
-        save_file(self._values, path)
+        found = Findings(shared_draws=tuple(sorted(self._draws.shared)), is_delayed=self.is_delayed)
+        save_file(self._values, path, {_FOUND: msgspec.json.encode(found).decode()})
 
     def _widen(self) -> None:
         for model in self._models:
@@ -220,6 +246,12 @@ def row_prints(batch: Any) -> tuple[float, ...]:
     if len({len(tensor) for tensor in tensors}) != 1:
         return ()
     return tuple(print_of([tensor[i] for tensor in tensors]) for i in range(len(tensors[0])))
+
+
+def found_by(path: Path) -> Findings:
+    """What a copy, which wrote `path`, found out about the program."""
+    with safe_open(path, "pt") as file:
+        return msgspec.json.decode(file.metadata()[_FOUND], type=Findings)
 
 
 def _compile_nothing() -> None:

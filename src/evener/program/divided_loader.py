@@ -40,7 +40,12 @@ class Divider(Protocol):
 
     @property
     def draws_alike(self) -> bool:
-        """Whether all ranks draw the same random numbers, as they load the same samples."""
+        """Whether all ranks take over the first one's random numbers with every batch."""
+        ...
+
+    @property
+    def loads_alike(self) -> bool:
+        """Whether all ranks load the same samples."""
         ...
 
     def part_of(self, count: int, is_training: bool) -> BatchPart:
@@ -49,6 +54,10 @@ class Divider(Protocol):
 
     def is_training(self) -> bool:
         """Whether what is computed now trains."""
+        ...
+
+    def is_in_thread(self) -> bool:
+        """Whether a thread of the program's own calls this, or has done so; the run is refused then."""
         ...
 
     def begin(self, loader: DividedLoader) -> int | None:
@@ -72,8 +81,8 @@ class Divider(Protocol):
         """Whether norms have computed in training mode since the pass under way began."""
         ...
 
-    def end(self, loader: DividedLoader) -> None:
-        """The pass through `loader` is over."""
+    def end(self, loader: DividedLoader, is_over: bool) -> None:
+        """The pass through `loader` has come to its end, or is left before it."""
         ...
 
 
@@ -119,6 +128,8 @@ class DividedLoader:
         return getattr(self.__dict__["loader"], name)
 
     def __iter__(self) -> Iterator[Any]:
+        if self._divider.is_in_thread():  # it is refused where an error ends the program, and not that thread alone
+            return iter(())
         limit = self._divider.begin(self)
         self._order.skip, self.skip = self.skip, 0
         if limit is not None:
@@ -139,10 +150,10 @@ class DividedLoader:
                 yield self._divider.loaded(self, *found)
         except BaseException:  # the program left the loop, maybe by an error that has ended other nodes already
             with suppress(NodeLost):
-                self._divider.end(self)
+                self._divider.end(self, is_over=False)
             raise
         else:
-            self._divider.end(self)
+            self._divider.end(self, is_over=True)
 
     def _batches(self, inner: Iterator[Any]) -> Iterator[tuple[BatchPart, Any]]:
         """This rank's parts."""
@@ -193,7 +204,7 @@ class _Order:
     def __iter__(self) -> Iterator[tuple[BatchPart, list[Any]]]:
         group = self._divider.group
         told = islice(_told(group, self._loader.batch_sampler), self.skip, None)
-        is_whole = self.is_training or self._divider.draws_alike
+        is_whole = self.is_training or self._divider.loads_alike
         for indices, is_joined in _each_once(told) if is_whole else self._large_enough(told):
             if self._divider.draws_alike:  # also in transforms; the leader's sampler may have drawn alone
                 take_leaders_state(group)

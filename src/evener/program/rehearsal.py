@@ -40,7 +40,7 @@ from evener.plan import Check
 from evener.profile import TaskTiming
 from evener.program.accelerate_alone import refuse_accelerate
 from evener.program.causes import alike_outside
-from evener.program.compared_copy import ComparedCopy, Extent, read_facts
+from evener.program.compared_copy import ComparedCopy, Extent, Findings, found_by, read_facts
 from evener.program.timed_copy import TimedCopy
 from evener.program.understudy import Understudy, failure, forked
 from evener.program.verdict import Verdict, judge
@@ -68,11 +68,13 @@ class Report(msgspec.Struct, frozen=True):
         failed: how the copy that divides failed; empty if it did not.
         whole_failed: likewise the one that does the whole.
         verdict: of the leader; None where there is nothing to compare.
+        found: what the copy that divides found out about the program.
     """
 
     failed: str = ""
     whole_failed: str = ""
     verdict: Verdict | None = None
+    found: Findings = Findings()
 
 
 class _Later(NamedTuple):
@@ -104,6 +106,8 @@ class Rehearsal:
         understudy: what this process is in the rehearsal, if it is a copy.
         check: what was found the last time; None before, and where nothing was compared.
         is_wanted: whether there is anything to compare.
+        shared_draws: shapes of random numbers that the program draws for no samples, as far as that is known.
+        is_delayed: whether the program computes batches later than it loads them, likewise.
     """
 
     def __init__(
@@ -120,6 +124,8 @@ class Rehearsal:
         self.is_wanted = is_wanted
         self.understudy: Understudy | None = None
         self.check: Check | None = None
+        self.shared_draws: frozenset[tuple[int, ...]] = frozenset()
+        self.is_delayed = False
         self._owners: set[object] = set()
         self._is_timed = False
         self._precision = ""
@@ -233,6 +239,8 @@ class Rehearsal:
             reports = self._round(models, optimizers, is_wide=precision == "fp64")
             if self.understudy is not None:
                 return
+            self.shared_draws |= frozenset.intersection(*(frozenset(one.found.shared_draws) for one in reports))
+            self.is_delayed = any(report.found.is_delayed for report in reports)
             verdict, whole_failed = reports[0].verdict, reports[0].whole_failed
             failed = _first_hand([report.failed for report in reports if report.failed])
             if not whole_failed and (verdict is not None or precision == "own"):
@@ -304,15 +312,16 @@ class Rehearsal:
     def _report(self, folder: Path, is_wide: bool) -> Report:
         divided, whole = folder / "divided.safetensors", folder / "whole.safetensors"
         failed = failure(divided)
+        found = Findings() if failed else found_by(divided)
         if not self._group.is_leader:
-            return Report(failed=failed)
+            return Report(failed=failed, found=found)
         whole_failed = failure(whole)
         if failed or whole_failed:
-            return Report(failed=failed, whole_failed=whole_failed)
+            return Report(failed=failed, whole_failed=whole_failed, found=found)
         verdict = judge(divided, whole, is_wide, self._layers, self._alike)
         if self._alike is None:
             self._alike = alike_outside(read_facts(divided))
-        return Report(failed=failed, whole_failed=whole_failed, verdict=verdict)
+        return Report(failed=failed, whole_failed=whole_failed, verdict=verdict, found=found)
 
     def _without_verdict(self, failed: str, whole_failed: str) -> None:
         if whole_failed:

@@ -15,6 +15,8 @@ if run.leader:
 
 from __future__ import annotations
 
+import secrets
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -33,8 +35,11 @@ from evener.data.alike import print_of, require_alike
 from evener.errors import InvalidInput, require
 from evener.launch.nodes import relative_shares
 from evener.launch.rank_environment import RankEnvironment
+from evener.program.alike_draws import AlikeDraws
+from evener.program.batch_following import BatchFollowing
 from evener.program.batch_parts import BatchPart, Count, OpenParts, cut_rows, require_count, rows_of
 from evener.program.divided_loader import DividedLoader
+from evener.program.handed_batches import HandedBatch
 from evener.program.options import ScriptConfig
 from evener.program.prepared import PreparedOptimizer
 from evener.program.random_state import take_leaders_state
@@ -64,13 +69,7 @@ class Run:
         shares = relative_shares(config.shares if config else "measured", group.size)
         layers = config.layers(group.size) if config else None
         self._parts = OpenParts()
-        self._work: WorkDivision = BatchDivision(
-            group,
-            self._parts.weight,
-            lambda: self._parts.are_any,
-            env.patience,
-            lambda: self.steps.number,
-        )
+        self._work: WorkDivision = BatchDivision(group, self._parts, env.patience, lambda: self.steps.number)
         if layers is not None:
             self._work = LayerDivision(group, layers, self._tell_undivided)
         self.steps = Steps(env, group, shares, layers)
@@ -80,9 +79,14 @@ class Run:
         self._has_own_draws = self._sharing = False
         self._has_updated = self._is_again = self._was_again = False
         self._norm_passes = 0
+        self._thread, self._has_threads = threading.get_ident(), False
+        self._alike_draws: AlikeDraws | None = None
+        self._current: HandedBatch | None = None
+        self._is_stepped = False
         self._passes: set[object] = set()
         self._seen: set[object] = set()
         may_differ, named = bool(config and config.approximate), layers.division if layers else None
+        self._following = BatchFollowing(self._parts, self._use, lambda: self.group.size > 1)
         self.rehearsal = Rehearsal(env, group, shares, is_wanted=group.size > 1, may_differ=may_differ, layers=named)
 
     def prepare(self, *things: Any, count: Count = "samples") -> Any:
@@ -108,6 +112,7 @@ class Run:
         for index, value in enumerate(range(rounds) if isinstance(rounds, int) else rounds):
             self.begin_epoch(index)
             yield value
+            self._refuse_threads()
 
     def begin_epoch(self, index: int) -> None:
         """Epoch `index` begins; every node calls this."""
@@ -135,6 +140,8 @@ class Run:
         self._sharing = True
         self.loading(self)
         small = self._small(self)
+        if self._alike_draws is not None:
+            take_leaders_state(self.group)
         if small is not None:
             batch = cut_rows(batch, BatchPart(first=0, samples=0, total=0, loaded=small), dim)
         require_alike(
@@ -151,7 +158,8 @@ class Run:
         """
         if self._is_alone:
             return value.detach() if isinstance(value, Tensor) else value
-        refuse_outside(self._parts.are_any, bool(self._loaders) or self._sharing, "run.mean")
+        if not self._work.draws_alike:  # else what a node has is of the whole batch, whenever it was loaded
+            refuse_outside(self._parts.are_any, bool(self._loaders) or self._sharing, "run.mean")
         weight = self._parts.weight() / self.group.size
         own = numbers_of(value) * weight if weight else np.zeros_like(numbers_of(value))
         if own.size == 1:
@@ -204,6 +212,10 @@ class Run:
         """
         assert self._config is not None
         self.rehearsal.collect(wait=True)
+        self._refuse_threads()
+        self._following.end()
+        if self._alike_draws is not None:
+            self._alike_draws.end()
         return self.steps.finish(self._config.started, **{"task": self._config.script.stem, **fields})
 
     def _prepared(self, thing: Any, count: Count) -> Any:
@@ -211,6 +223,7 @@ class Run:
             if self.size == 1:
                 return thing.to(self.device)
             self._models.append(self._work.prepared(thing))
+            self._following.add(self._models[-1].model)
             return self._models[-1].model
         if isinstance(thing, Optimizer):
             self.steps.follow(PreparedOptimizer(thing, self).optimizer)
@@ -229,6 +242,11 @@ class Run:
 
     @property
     def draws_alike(self) -> bool:
+        """As `Divider`."""
+        return self._work.draws_alike or self._alike_draws is not None
+
+    @property
+    def loads_alike(self) -> bool:
         """As `Divider`."""
         return self._work.draws_alike
 
@@ -257,6 +275,7 @@ class Run:
         """As `Divider`."""
         self._end_step(owner)
         self._work.draw_own()
+        self._following.note_kept(self._whole_models())
         if self.rehearsal.understudy is not None:
             self.rehearsal.understudy.next_batch()
         else:
@@ -273,21 +292,38 @@ class Run:
         """As `Divider`."""
         return self._compute(loader, part, batch, loader.count)
 
+    def is_in_thread(self) -> bool:
+        """As `Divider`."""
+        self._has_threads |= threading.get_ident() != self._thread
+        return self._has_threads
+
+    def _refuse_threads(self) -> None:
+        """Raises InvalidInput: a thread of the program's own has gone through a loader, which gave it nothing."""
+        if self._has_threads:
+            raise InvalidInput(
+                "a thread of the program's own goes through a prepared loader, while the nodes exchange gradients: "
+                "let the loader load ahead instead, by num_workers="
+            )
+
     def moves_statistics(self) -> bool:
         """As `Divider`."""
         return self._count_norm_passes() > self._norm_passes
 
+    def _whole_models(self) -> list[nn.Module]:
+        return [prepared.model for prepared in self._models]
+
     def _count_norm_passes(self) -> int:
         return sum(model.norm_passes for model in self._models)
 
-    def end(self, loader: DividedLoader) -> None:
+    def end(self, loader: DividedLoader, is_over: bool) -> None:
         """As `Divider`."""
         understudy = self.rehearsal.understudy
         if understudy is not None and understudy.ends_with_pass and self.is_training():
             understudy.end()
         self._end_step(loader)
         self._work.draw_own()
-        self._parts.close(loader)
+        self._parts.close(loader, is_over)
+        self._following.note_kept(self._whole_models())
         self._passes.discard(loader)
 
     def before_update(self) -> None:
@@ -302,13 +338,15 @@ class Run:
     def after_update(self) -> None:
         """As `Updates`."""
         self._work.draw_alike()
+        self._is_stepped = True
         self.group.timer.pause()
         self.group.timer.resume("fb")
 
     def _end_step(self, owner: object) -> None:
         self.group.timer.pause()
         if self.rehearsal.understudy is None:
-            self.steps.end(owner)
+            if not self._following.is_delayed:
+                self.steps.end(owner)
         else:  # a copy has no steps: it times what it computes itself
             self.rehearsal.understudy.end_step(owner)
 
@@ -324,6 +362,8 @@ class Run:
         """Between two steps, if it is time: see `Rehearsal.compare_later`."""
         if self.size == 1 or not self._has_updated or not self.is_training() or self.part is None:
             return
+        if self._following.is_delayed:  # batches are under way, of which a copy would have a part
+            return
         is_epoch = self._is_again and not self._was_again
         self._was_again = self._was_again or is_epoch
         self.rehearsal.compare_later(
@@ -335,6 +375,8 @@ class Run:
             samples=self.part.total,
         )
         self.leader = self.leader and self.rehearsal.understudy is None
+        if self.rehearsal.understudy is not None and not self._work.draws_alike:
+            self._following.begin(self._whole_models())
 
     def _small(self, owner: object) -> int | None:
         """In a copy, the samples of a batch. What is trained on `owner` is held against one process, the first time."""
@@ -342,9 +384,49 @@ class Run:
             if not self._passes:  # else it was in the rehearsal of the loader beside which it is gone through
                 self._prepare_weights_outside()
                 self.steps.tell(self.rehearsal.perform(self._models, self.steps.optimizers))
+                self._draw_alike()
+                self._following.is_delayed |= self.rehearsal.is_delayed
+                if not self._work.draws_alike and (self.rehearsal.understudy or self.rehearsal.is_delayed):
+                    self._following.begin(self._whole_models())
             self.leader = self.leader and self.rehearsal.understudy is None
         understudy = self.rehearsal.understudy
         return None if understudy is None else understudy.samples
+
+    def _use(self, batch: HandedBatch, trains: bool) -> None:
+        """This rank computes `batch` from now on, whatever was loaded since."""
+        before, self._current = self._current, batch
+        is_next = batch is not before or self._is_stepped
+        self.part = batch.part
+        self._parts.use(batch.number, batch.weight, trains)
+        for model in self._models:
+            model.compute(batch.part)
+        understudy = self.rehearsal.understudy
+        if understudy is not None:
+            understudy.is_delayed = True
+        if not trains or not is_next:
+            return
+        self._is_stepped = False
+        if understudy is not None:
+            if before is not None:
+                understudy.end_step(before.owner)
+            if batch is not before:
+                understudy.next_batch()
+            understudy.begin_step(batch.owner, batch.part)
+            return
+        self.group.timer.pause()
+        self.steps.end_any()
+        self.steps.begin(batch.owner, batch.part, self.rehearsal.check)
+        self.group.timer.resume("fb")
+
+    def _draw_alike(self) -> None:
+        """If the program draws for no samples, let it draw that alike on all nodes from now on."""
+        shapes = self.rehearsal.shared_draws
+        if self.rehearsal.understudy is not None or self._work.draws_alike:
+            return
+        if self._alike_draws is None and (shapes or self.device.type != "cpu"):  # of a GPU nobody knows
+            take_leaders_state(self.group)
+            self._alike_draws = AlikeDraws(secrets.randbits(62), shapes, self._whole_models())
+            self._alike_draws.begin()
 
     def _compute(self, owner: object, part: BatchPart, batch: Any, count: Count) -> Any:
         """From now on this rank computes `part`."""
@@ -353,15 +435,17 @@ class Run:
         if understudy is not None:
             batch = understudy.given(batch, part)
         self.part = part
-        self._parts.open(owner, self._work.weight(part, batch, count), self.is_training())
+        weight = self._work.weight(part, batch, count)
+        self._following.give(batch, owner, part, weight, self.is_training())
         for model in self._models:
             model.compute(part)
         self._has_updated = self._has_updated and not self.is_training()
         if self.is_training() and understudy is not None:
             understudy.begin_step(owner, part)
         elif self.is_training():
-            self.steps.begin(owner, part, self.rehearsal.check)
-            if self.size > 1 and not self._has_own_draws:
+            if not self._following.is_delayed:
+                self.steps.begin(owner, part, self.rehearsal.check)
+            if self.size > 1 and not self._has_own_draws and self._alike_draws is None:
                 self._work.begin_draws()
                 self._has_own_draws = True
         self.group.timer.resume("fb")

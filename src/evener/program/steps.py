@@ -156,6 +156,10 @@ class Steps:
             self._monitor.settle()
             raise Interrupted(f"stopped after step {self.number} as asked")
 
+    def end_any(self) -> None:
+        """The step is over that is under way, whatever gave its batch. Raises Interrupted, as `end`."""
+        self.end(self._owner)
+
     def restart_clock(self) -> None:
         """The next step begins now."""
         if self._monitor is not None:

@@ -24,6 +24,8 @@ from evener.program.understudy import Understudy
 
 _COLD = 2
 """Steps at the beginning that do not count."""
+_PATIENCE = 4
+"""Times the seconds of a timing, after which a copy ends that has no steps."""
 _LEAST = 2
 """Steps that do: one of each size."""
 
@@ -101,7 +103,9 @@ class TimedCopy(Understudy):
         """Nothing is to be done: what ends a step is that its own batch is followed by another one."""
 
     def before_update(self) -> None:
-        """Likewise."""
+        """A program that goes on with one batch ends no step: it is not timed."""
+        if time.perf_counter() > self._begin + _PATIENCE * self._seconds:
+            self.end()
 
     def write(self, path: Path) -> None:
         """What was found. Raises ValueError: nothing was timed."""

@@ -123,9 +123,10 @@ class Understudy(ABC):
     Attributes:
         samples: of a batch, at most.
         ends_with_pass: whether it ends when a loader has come to its end, before what a program does then.
+        is_delayed: whether the program computes batches later than it loads them.
     """
 
-    ends_with_pass = False
+    ends_with_pass = is_delayed = False
 
     def __init__(self, group: Group, path: Path, samples: int, moves_parts: bool = False) -> None:
         self.group, self.path, self.samples, self._moves_parts = group, path, samples, moves_parts

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from evener.comm.group import Group
 from evener.data.alike import print_of, require_alike
 from evener.oracle.division.plan import Arrangement
-from evener.program.batch_parts import BatchPart, Count, part_of, weight_of
+from evener.program.batch_parts import BatchPart, Count, OpenParts, part_of, weight_of
 from evener.program.layer_gradients import Means
 from evener.program.prepared import PreparedModel
 from evener.program.prepared_layers import PreparedLayers
@@ -85,29 +85,21 @@ class BatchDivision:
 
     Args:
         group: the ranks.
-        weight: how often what this rank computes now counts.
-        is_divided: whether that is of a part of a batch.
+        parts: that this rank computes now.
         patience: seconds of silence after which a rank is given up.
         step: number of the step that goes on.
     """
 
     draws_alike = False
 
-    def __init__(
-        self,
-        group: Group,
-        weight: Callable[[], float],
-        is_divided: Callable[[], bool],
-        patience: float,
-        step: Callable[[], int] = int,
-    ) -> None:
-        self._group, self._weight, self._patience, self._step = group, weight, patience, step
-        self._is_divided = is_divided
+    def __init__(self, group: Group, parts: OpenParts, patience: float, step: Callable[[], int] = int) -> None:
+        self._group, self._parts, self._patience, self._step = group, parts, patience, step
         self._draws = OwnDraws(group)
 
     def prepared(self, model: nn.Module) -> Prepared:
         """As `WorkDivision`."""
-        return PreparedModel(model, self._group, self._weight, self._is_divided, self._step, self.draw_alike)
+        weight = self._parts.weight_of_gradients
+        return PreparedModel(model, self._group, weight, lambda: self._parts.are_any, self._step, self.draw_alike)
 
     def part(self, count: int, sizes: Callable[[int], Sequence[int]]) -> BatchPart:
         """As `WorkDivision`."""
@@ -132,12 +124,12 @@ class BatchDivision:
     def sum(self, value: Any) -> Any:
         """As `WorkDivision`."""
         own = numbers_of(value)
-        own = own if self._weight() else np.zeros_like(own)  # of no samples it may be a NaN
+        own = own if self._parts.weight_of_open() else np.zeros_like(own)  # of no samples it may be a NaN
         return sum_like(value, total_of(self._group, "sum", own, self._patience))
 
     def gather(self, rows: Tensor) -> Tensor:
         """As `WorkDivision`."""
-        return gather_rows(rows, self._group, self._weight())
+        return gather_rows(rows, self._group, self._parts.weight())
 
 
 class LayerDivision:

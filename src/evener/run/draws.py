@@ -1,11 +1,11 @@
-"""Random numbers that do not depend on how a batch is divided: every sample is given the same ones."""
+"""Random numbers that do not depend on how a batch is divided: a sample is given the same ones wherever it goes."""
 
 from __future__ import annotations
 
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,19 +16,41 @@ _ALIKE = 1024
 """Draws of one kind and shape that start from one seed; a loop that waits for another number comes to an end."""
 _LARGEST_BATCH = 4096
 """More rows than this are no samples: they are drawn at once."""
+_OF_LAST_DIM = ("_sample_dirichlet", "multinomial")
+"""Operations of which a draw belongs to the whole of the last dimension."""
+
+Interval = tuple[int, int]
+"""The samples of a part of a batch: the first one, and their number."""
 
 
 class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, an operation that draws random numbers draws those of one sample, again for every other one.
+    """Inside, an operation that draws random numbers draws for every sample what that sample is given in any part.
 
-    Neither the number of samples nor what was drawn before has an influence, so the parts of a batch are given what
-    the whole is given. A sample is a row of dimension 0; of tensors of three dimensions, which may have time first, a
-    row of the first two.
+    Neither the number of samples nor what was drawn before has an influence. A row of dimension 0 belongs to a sample
+    if there are as many rows as samples; of tensors of three dimensions, which may have time first, a row of the first
+    two. Samples draw differently. Rows of which there is another number are all given the same numbers, as nobody knows
+    what sample they belong to.
+
+    Args:
+        own: the part that is computed.
+        parts: all parts that the batch is compared in. A tensor that has by chance as many rows as one of them is drawn
+            as that one draws it, in all of them.
+
+    Attributes:
+        round: another one draws other numbers.
+        notes: whether draws that are not of samples are noted.
+        shared: shapes of those, which are of a single number or in `shared_shapes`. Draws of samples have one of these
+            shapes by chance only, and another one in another part of the batch.
+        shared_shapes: such as those of weights.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Interval = (0, 0), parts: Sequence[Interval] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._drawn: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self.own, self.parts, self.round = own, tuple(parts), 0
+        self.notes = True
+        self.shared: set[tuple[int, ...]] = set()
+        self.shared_shapes: frozenset[tuple[int, ...]] = frozenset()
+        self._drawn: Counter[tuple[int, str, tuple[int, ...]]] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -38,17 +60,36 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         lead, rest = _rows_of(func, args)
-        key = (func.overloadpacket.__name__, rest)
+        self._note(() if func.overloadpacket.__name__ in _OF_LAST_DIM and not lead else (*lead, *rest))
+        key = (self.round, func.overloadpacket.__name__, rest)
         seed = zlib.crc32(repr((key, self._drawn[key] // _ALIKE)).encode())
         self._drawn[key] += 1
         torch.manual_seed(seed)
         if not lead:
             return func(*args, **kwargs)
+        seeds = [seed if sample is None else zlib.crc32(b"%d,%d" % (seed, sample)) for sample in self._samples(lead)]
         if isinstance(args[0], Tensor):
-            return _of_tensors(func, args, kwargs, lead, seed)
+            return _of_tensors(func, args, kwargs, lead, seeds)
         size = next(i for i, one in enumerate(args) if isinstance(one, list))
-        row = func(*args[:size], [1, *rest], *args[size + 1 :], **kwargs)
-        return row.expand(math.prod(lead), *rest).reshape(args[size]).clone()
+        made: dict[int, Tensor] = {}
+        for one in dict.fromkeys(seeds):
+            torch.manual_seed(one)
+            made[one] = func(*args[:size], [1, *rest], *args[size + 1 :], **kwargs)
+        return torch.cat([made[one] for one in seeds]).reshape(args[size])
+
+    def _samples(self, lead: tuple[int, ...]) -> Iterator[int | None]:
+        """The sample of every row of the dimensions `lead`; None: there is none.
+
+        Of two dimensions one may be time, and nobody knows which: row (i, j) counts as i + j, which is another one for
+        every sample of one time, and the same in any part.
+        """
+        found = [first for first, count in (self.own, *self.parts) if count in lead]
+        for row in range(math.prod(lead)):
+            yield found[0] + sum(divmod(row, lead[1]) if len(lead) == 2 else (row,)) if found else None
+
+    def _note(self, shape: tuple[int, ...]) -> None:
+        if self.notes and (math.prod(shape) == 1 or shape in self.shared_shapes):
+            self.shared.add(shape)
 
 
 def _rows_of(func: Any, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -57,14 +98,16 @@ def _rows_of(func: Any, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int
     given = first.shape if isinstance(first, Tensor) else next((one for one in args if isinstance(one, list)), ())
     shape = tuple(given)
     number = 2 if len(shape) == 3 else 1
-    is_whole = "rnn" in func.overloadpacket.__name__ or not shape or not 0 < math.prod(shape[:number]) <= _LARGEST_BATCH
+    name = func.overloadpacket.__name__
+    is_whole = "rnn" in name or not shape or (len(shape) == 1 and name in _OF_LAST_DIM)
+    is_whole = is_whole or not 0 < math.prod(shape[:number]) <= _LARGEST_BATCH
     return ((), shape) if is_whole else (shape[:number], shape[number:])
 
 
 def _of_tensors(
-    func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], lead: tuple[int, ...], seed: int
+    func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], lead: tuple[int, ...], seeds: Sequence[int]
 ) -> Any:
-    """What `func` returns of its arguments' rows one by one, each from the same `seed`."""
+    """What `func` returns of its arguments' rows one by one, each from its own of the `seeds`."""
     number, dims = math.prod(lead), len(lead)
 
     def rows(value: Any) -> Any:
@@ -83,7 +126,7 @@ def _of_tensors(
 
     given, named = [rows(one) for one in args], {name: named_rows(one) for name, one in kwargs.items()}
     made = []
-    for i in range(number):
+    for i, seed in enumerate(seeds):
         torch.manual_seed(seed)
         positional = [row(i, a, b) for a, b in zip(args, given, strict=True)]
         made.append(func(*positional, **{name: row(i, kwargs[name], named[name]) for name in kwargs}))

@@ -99,8 +99,6 @@ class Trial:
         self.initial = _copied(self._context.model.state_dict())
         self.narrowing = Narrowing()
         self._num_steps = _STEPS.get(precision, 1)
-        divides_samples = plan.strategy in WHOLE_MODEL or is_pipeline(plan.strategy)
-        self._draws: type[AbstractContextManager[Any]] = SameDraws if divides_samples else nullcontext
         bound = context.task.clip_norm
         self._clip_norm = None if bound is None else min(bound, _CLIPPED)
         sizes = [n * plan.accumulate for n in plan.replica_samples]
@@ -128,18 +126,18 @@ class Trial:
         model, autocast = copied(self._context.model).to(device), Arithmetic(self._precision, device).autocast
         model.eval()
         inputs, _ = self._batch(*self._interval(self._replica), device)
-        with torch.no_grad(), self._drawing(0), autocast():
+        with torch.no_grad(), self._drawing(0, self._interval(self._replica)), autocast():
             outputs = _tensors(call(model, inputs))
         if not self._context.group.is_leader:
             return Results(outputs, [])
         replicas = [self._interval(replica) for replica, size in enumerate(self._sizes) if size]
         parts = replicas if self._norms else [(0, self._starts[-1])]
-        batches = [((b - a) / self._starts[-1], *self._batch(a, b, device)) for a, b in parts]
+        batches = [((b - a) / self._starts[-1], (a, b), *self._batch(a, b, device)) for a, b in parts]
 
         def loss(step: int) -> Tensor:
             losses = []
-            for weight, inputs, targets in batches:
-                with self.narrowing, self._drawing(step), autocast():
+            for weight, interval, inputs, targets in batches:
+                with self.narrowing, self._drawing(step, interval), autocast():
                     losses.append(self._context.task.loss(call(model, _fresh(inputs)), targets) * weight)
             return torch.stack(losses).sum()
 
@@ -167,9 +165,9 @@ class Trial:
         with torch.no_grad(), Arithmetic(self._precision, device).autocast():
             for count in (number, number - 1):
                 inputs, _ = self._batch(0, count, device)
-                with self._drawing(0):
+                with self._drawing(0, (0, count)):
                     made.append(call(model, inputs))
-            with self._drawing(0):
+            with self._drawing(0, (0, number)):
                 return off_in_parts(self._context.task.loss, made[0], targets, made[1])
 
     def _trained_whole(self, model: nn.Module, loss_of: Callable[[int], Tensor]) -> list[StepValues]:
@@ -200,14 +198,15 @@ class Trial:
         model, _ = join_model(self._context, self._plan, self._config, is_rehearsed=False)
         model.train(False)
         inputs, targets = self._batch(*self._interval(self._replica), self._device)
-        with self._drawing(0):
+        interval = self._interval(self._replica)
+        with self._drawing(0, interval):
             outputs = model.predict(_fresh(inputs))
         model.train()
         seed_update(self._context, 0)
         optimizer = ModelOptimizer(self._context.make_optimizer, model.held())
         steps = []
         for step in range(1, self._num_steps + 1):
-            with self._drawing(step):
+            with self._drawing(step, interval):
                 own = model.add_gradients(
                     _fresh(inputs), targets, samples=self._sizes[self._replica], total=self._starts[-1], is_last=True
                 )
@@ -250,11 +249,23 @@ class Trial:
         return inputs, targets
 
     @contextmanager
-    def _drawing(self, step: int) -> Iterator[None]:
-        """Inside, the random numbers of `step` are drawn."""
+    def _drawing(self, step: int, interval: tuple[int, int]) -> Iterator[None]:
+        """Inside, the random numbers of `step` are drawn for the samples from the first up to the last + 1."""
         seed_all(self._context.seed, step, 0, device=self._device)
-        with self._draws():
+        with self._draws(interval):
             yield
+
+    def _draws(self, interval: tuple[int, int]) -> AbstractContextManager[Any]:
+        """Draws of samples that do not depend on the part of the batch that they are in.
+
+        Stages of a pipeline cut a part into micro-batches themselves: there all samples draw alike.
+        """
+        if self._plan.strategy in WHOLE_MODEL:
+            own, *parts = [
+                (a, b - a) for a, b in (interval, (0, self._starts[-1]), *map(self._interval, range(len(self._sizes))))
+            ]
+            return SameDraws(own, parts)
+        return SameDraws() if is_pipeline(self._plan.strategy) else nullcontext()
 
 
 def _statistics_of(model: nn.Module) -> set[str]:

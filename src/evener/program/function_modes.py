@@ -1,0 +1,82 @@
+"""Modes of torch functions that are active for the rest of a program, and calls of models, as a program makes them.
+
+A mode is beneath whatever modes the program enters and leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn, overrides
+from torch.overrides import TorchFunctionMode
+
+
+def begin_mode(mode: TorchFunctionMode) -> None:
+    """Let `mode` be active in this thread, as the outermost one."""
+    _change(lambda modes: [mode, *modes])
+
+
+def end_mode(mode: TorchFunctionMode) -> None:
+    """Let `mode` be active no more."""
+    _change(lambda modes: [one for one in modes if one is not mode])
+
+
+def _change(change: Callable[[list[Any]], list[Any]]) -> None:
+    """Let this thread have other modes, from the outermost to the innermost, as `torch.set_default_device` does."""
+    stack: Any = overrides
+    modes = [stack._pop_mode() for _ in range(stack._len_torch_function_stack())]
+    for mode in change(modes[::-1]):
+        stack._push_mode(mode)
+
+
+class ModelCalls:
+    """Calls of models, or of modules in them, from outside.
+
+    Args:
+        enter: called before such a call, with the module and all that it is given.
+        leave: called after it.
+    """
+
+    def __init__(self, enter: Callable[[nn.Module, Any], None], leave: Callable[[], None]) -> None:
+        self._enter, self._leave = enter, leave
+        self._depth = 0
+        self._known: dict[int, nn.Module] = {}
+        self._hooks: list[Any] = []
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a model is called now."""
+        return self._depth > 0
+
+    def follow(self, model: nn.Module) -> None:
+        """Notice calls of `model`."""
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:  # functions, as copies of a model take them over
+            if id(module) in self._known:
+                self._depth += 1
+                if self._depth == 1:
+                    self._begin(module, (args, kwargs))
+
+        def leave(module: nn.Module, _args: Any, _outputs: Any) -> None:
+            if id(module) in self._known and self._depth:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._leave()
+
+        for module in model.modules():
+            self._known[id(module)] = module
+            self._hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+            self._hooks.append(module.register_forward_hook(leave, always_call=True))
+
+    def end(self) -> None:
+        """Notice none any more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self, module: nn.Module, given: Any) -> None:
+        try:
+            self._enter(module, given)
+        except BaseException:
+            self._depth = 0
+            raise
