@@ -238,7 +238,7 @@ PLANTS = {
     "statistics of one rank": Plant(
         "norms/batch_norm",
         "data 7,2,1",
-        (*_instead(joined_model, "synchronise_norms", lambda model, _: model), *_NOT_SHARED),
+        (*_instead(joined_model, "synchronise_norms", lambda model, *_: model), *_NOT_SHARED),
     ),
     "functional norms of one rank": Plant("norms/functional_batch_norm", "data 7,2,1", _NOT_SHARED),
     "statistics of one replica": Plant(

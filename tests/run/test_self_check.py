@@ -122,7 +122,7 @@ replicated.sum_bucket = unsummed
 OWN_STATISTICS = """
 from evener.run import joined_model
 from evener.parallel.shared_statistics import SharedStatistics
-joined_model.synchronise_norms = lambda model, group: model
+joined_model.synchronise_norms = lambda model, *_: model
 SharedStatistics.__torch_function__ = lambda self, func, types, args=(), kwargs=None: func(*args, **(kwargs or {}))
 """
 
