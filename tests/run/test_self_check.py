@@ -208,6 +208,7 @@ def test_auto_takes_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank, "make_plan", make_plan)
     monkeypatch.setattr(rank, "checked", checked)
     monkeypatch.setattr(rank, "plan_of_fewer", lambda *_: None)
+    monkeypatch.setattr(rank, "_refuse_lone_sample", lambda *_: None)
     monkeypatch.setattr(rank, "explained", lambda training, _: training)
     assert rank.prepare(context, RunConfig(task="digits")) == "filter"  # type: ignore[arg-type,comparison-overlap]
     assert asked == [[], ["data"]]
