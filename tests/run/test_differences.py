@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -35,3 +36,26 @@ def test_a_cast_from_double_precision_is_noted_by_the_type_that_it_is_made_to() 
     with Narrowing() as narrowing:
         into[:] = torch.ones(2, dtype=torch.float64)
     assert narrowing.tolerance == tolerance(torch.float32)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "off"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.5], [1.0, 2.0], 0.25),
+        ([1.0, NAN], [1.0, 2.0], INF),
+        ([1.0, 2.0], [1.0, NAN], INF),
+        ([1.0, NAN], [1.0, NAN], 0.0),
+        ([1.0, INF], [1.0, INF], 0.0),
+        ([1.0, -INF], [1.0, INF], INF),
+        ([2.0, NAN], [1.0, NAN], 0.5),
+        ([1.0], [1.0, 2.0], INF),
+    ],
+)
+def test_values_of_which_only_one_is_a_number_are_infinitely_far_apart(
+    value: list[float], expected: list[float], off: float
+) -> None:
+    assert off_by(torch.tensor(value), torch.tensor(expected), 2.0) == off

@@ -44,11 +44,10 @@ def statistic_size(name: str, state: Mapping[str, Tensor]) -> float:
 
 
 def off_by(value: Tensor, expected: Tensor, scale: float) -> float:
-    """The largest difference, relative to `scale`."""
+    """Return the largest difference, relative to `scale`; infinity where only one of two values is a number."""
     if value.shape != expected.shape:
-        return float("inf")
-    if torch.equal(value, expected):
-        return 0.0
-    differences = (value.double() - expected.double()).abs()
-    both = value.isnan() & expected.isnan()
-    return largest(differences.masked_fill(both, 0.0)) / max(scale, 1e-30)
+        return math.inf
+    alike = (value == expected) | (value.isnan() & expected.isnan())
+    off = largest((value.double() - expected.double()).abs().masked_fill(alike, 0.0))
+    relative = off / max(scale, 1e-30) if off else 0.0
+    return math.inf if math.isnan(relative) else relative
