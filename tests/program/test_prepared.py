@@ -62,11 +62,11 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def _public(norm: nn.Module) -> dict[str, Any]:
-    """Every public attribute; methods by the class that defines them."""
+    """Every public attribute; methods by their type, but for `forward`, which only has to be there."""
     found = {}
     for name in dir(norm):
         value = None if name.startswith("_") else getattr(norm, name)
-        found[name] = type(value) if callable(value) else value
+        found[name] = (name == "forward" or type(value)) if callable(value) else value
     return found
 
 

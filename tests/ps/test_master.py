@@ -129,7 +129,8 @@ def test_a_node_that_cannot_take_part_is_left_out_with_its_reason() -> None:
         record, _ = ps.run(job(SYNC, epochs=4), weights())
     left_out = [event.message for event in record.events if event.kind == "left out"]
     assert "node b cannot take part: there are no data here" in left_out
-    assert "node c cannot take part: ZeroDivisionError: the task divides by nothing" in left_out
+    failed = "node c cannot take part: ZeroDivisionError: the task divides by nothing"
+    assert any(message.startswith(failed) for message in left_out)
     assert sum(step.samples for step in record.steps) == 4 * SAMPLES
 
 

@@ -109,7 +109,9 @@ def test_a_process_that_was_forked_does_not_hold_a_lock_longer_than_its_parent(t
     [
         pytest.param(("train", TINY, "--output", "run"), id="train"),
         pytest.param(("train", TINY, "--output", "other", "--checkpoint", "run/checkpoints"), id="checkpoint"),
-        pytest.param(("train", TINY, "--output", "run", "--agreement", "average"), id="agreement"),
+        pytest.param(
+            ("train", TINY, "--output", "run", "--agreement", "average", "--local-nodes", "1,1"), id="agreement"
+        ),
         pytest.param(("run", "--run-folder", "run", "program.py"), id="program"),
         pytest.param(("demo", "--output", "run"), id="demo"),
     ],

@@ -11,6 +11,8 @@ from support.command_cluster import Cluster
 from support.commands import TINY, evener, evener_here
 from support.full_disk import small_disk
 
+PROGRAM = str(Path(TINY).parents[1] / "programs" / "scripts" / "regression.py")
+
 
 @pytest.mark.parametrize(
     "words",
@@ -55,7 +57,7 @@ def test_a_report_of_a_folder_is_one_of_its_record(tmp_path: Path) -> None:
         ("train", TINY, "--output"),
         ("train", TINY, "--agreement", "average", "--local-nodes", "1,1", "--output"),
         ("tune", TINY, "--vary", "seed=1,2", "--trials", "2", "--output"),
-        ("run", TINY, "--run-folder"),
+        ("run", PROGRAM, "--run-folder"),
         ("init",),
         ("up", "--insecure", "--listen", "127.0.0.1:0", "--home"),
     ],

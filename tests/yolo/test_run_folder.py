@@ -24,13 +24,13 @@ class Talk:
     def __init__(self, rank: int, said: Queue[bytes], barrier: Barrier) -> None:
         self.peers, self._said, self._barrier = {1 - rank: None}, said, barrier
 
-    def send_to(self, _rank: int, message: bytes) -> None:
+    def send_to(self, _rank: int, message: bytes, _topic: str = "") -> None:
         self._said.put(message)
 
-    def receive_from(self, _rank: int) -> bytes:
+    def receive_from(self, _rank: int, _topic: str = "") -> bytes:
         return self._said.get(timeout=20)
 
-    def all_gather(self, message: bytes) -> list[bytes]:
+    def all_gather(self, message: bytes, _topic: str = "") -> list[bytes]:
         self._barrier.wait(20)
         return [message] * 2
 

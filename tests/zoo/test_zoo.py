@@ -98,8 +98,8 @@ def test_options_are_sizes() -> None:
     [
         ("resnet9", {}, r"the network must be one of alexnet, .*yolov8n, got 'resnet9'"),
         ("resnet50", {"size": "3"}, r"--option must be an option of resnet50: image, classes, got 'size'"),
-        ("resnet50", {"image": "3"}, r"--option image must be sizes such as 3x224x224, got '3'"),
-        ("resnet50", {"classes": "ten"}, r"--option classes must be a whole number, got 'ten'"),
+        ("resnet50", {"image": "3"}, r"--option image must be sizes such as 3x224x224, at most 1000000000, got '3'"),
+        ("resnet50", {"classes": "ten"}, r"--option classes must be a whole number, at most 1000000000, got 'ten'"),
         ("unet", {"image": "3x100x100"}, r"image must be rows and columns that are multiples of 16, got \(3, 100"),
         ("amoebanet-d", {"layers": "4"}, r"layers must be a positive multiple of 3, got 4"),
         ("amoebanet-d", {"filters": "100"}, r"filters must be a positive multiple of 16, got 100"),

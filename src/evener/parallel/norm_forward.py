@@ -7,6 +7,7 @@ A copy of a norm (such as a moving average) is computed in the same way; a norm 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from types import MethodType
 from typing import Any, Protocol
@@ -44,20 +45,39 @@ def compute_by(norm: Any, computation: NormComputation) -> None:
             "twice: make it a subclass of BatchNorm1d, BatchNorm2d or BatchNorm3d"
         )
     before = vars(norm).get("forward")
-    if computation_of(norm) is not None:
-        before = before.__func__.before
+    if isinstance(before, _Forward):
+        before = before.before
+    vars(norm)["forward"] = _Forward(norm, computation, before)
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return computation.compute(self, _own_forward(self, before), *args, **kwargs)
 
-    forward.computation, forward.before = computation, before  # type: ignore[attr-defined]
-    vars(norm)["forward"] = MethodType(forward, norm)
+class _Forward:
+    """The `forward` of one norm, which it does not keep alive: a model is freed as soon as nobody refers to it.
+
+    A deep copy belongs to the copy of the norm. What is loaded from a pickle is the `forward` of the norm's class.
+    """
+
+    def __init__(self, norm: Any, computation: NormComputation, before: Any) -> None:
+        self._norm = weakref.ref(norm)
+        self.computation, self.before = computation, before
+        self.compute = computation.compute
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        norm = self._norm()
+        return self.compute(norm, _own_forward(norm, self.before), *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
+        copy = _Forward(memo.get(id(self._norm()), self._norm()), self.computation, self.before)
+        copy.compute = self.compute
+        return copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._norm(), "forward")
 
 
 def computation_of(module: Any) -> Any:
     """What computes `module` since `compute_by`; None if it is computed as its class says."""
     forward = getattr(module, "__dict__", {}).get("forward")
-    return getattr(getattr(forward, "__func__", None), "computation", None)
+    return forward.computation if isinstance(forward, _Forward) else None
 
 
 def _own_forward(norm: Any, before: Any) -> Callable[..., Any]:
@@ -72,7 +92,5 @@ def _own_forward(norm: Any, before: Any) -> Callable[..., Any]:
 
 def leave_uncompiled(norm: Any) -> None:
     """Let compilers leave out `norm`, which `compute_by` has changed: it waits for other ranks."""
-    forward = vars(norm)["forward"].__func__
-    uncompiled: Any = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
-    uncompiled.computation, uncompiled.before = forward.computation, forward.before
-    vars(norm)["forward"] = MethodType(uncompiled, norm)
+    forward = vars(norm)["forward"]
+    forward.compute = torch.compiler.disable(forward.compute)  # type: ignore[no-untyped-call]
