@@ -6,14 +6,66 @@ from pathlib import Path
 
 import pytest
 
+from evener.errors import EvenerError
 from programs.cells import cell_names
 from programs.suite import WORLDS, in_world, off, perform, plain, source
 
-QUICK: list[str] = []
+QUICK = [
+    "norms.frozen_statistics",
+    "batches.prefetcher",
+    "flow.layer_drop",
+    "state.soft_target",
+]
 """One of several kinds, for every run of the tests."""
-REFUSED: set[str] = set()
-"""What cannot be trained on several nodes as it is written."""
-TOLERANCE = 1e-10
+REFUSED = {
+    "batches.background_queue",
+    "draws.cutmix_by_coin",
+    "draws.masked_words",
+    "draws.mixup",
+    "flow.early_stop_by_own_loss",
+    "flow.hard_examples",
+    "flow.later_normalised_loss",
+    "flow.rare_positives",
+    "flow.skip_easy_batches",
+    "flow.uncertainty_outside",
+    "flow.weights_by_losses",
+    "loaders.drawing_dataset",
+    "loaders.few_shot_episodes",
+    "loaders.mixing_collate",
+    "networks.segmentation_by_dice",
+    "optimizers.plateau_of_own_loss",
+    "optimizers.rate_by_batch_size",
+    "state.centre_loss",
+    "state.centred_teacher",
+    "state.contrast_without_gather",
+    "state.queue_of_keys",
+    "state.reward_baseline",
+    "state.running_scale",
+    "state.statistics_of_features",
+    "state.sums_unsaid",
+}
+"""What several nodes cannot train as it is written."""
+DRAWN = {
+    "draws.adversarial_examples",
+    "draws.cutout",
+    "draws.diffusion",
+    "draws.dropout",
+    "draws.gumbel_softmax",
+    "draws.label_noise",
+    "draws.masked_autoencoder",
+    "draws.masked_words_per_row",
+    "draws.monte_carlo_dropout",
+    "draws.negative_sampling",
+    "draws.noisy_inputs",
+    "draws.random_flips",
+    "draws.stochastic_depth",
+    "draws.variational_autoencoder",
+    "flow.discriminator_steps",
+    "loaders.lines_of_text",
+}
+"""What draws numbers for its samples, or batches by hand without `run.epochs`: other ones than one process."""
+TOLERANCE = 1e-9
+"""Adam divides by gradients that are nearly zero, and so magnifies how sums are rounded."""
 
 
 @pytest.mark.timeout(120)
@@ -22,13 +74,21 @@ TOLERANCE = 1e-10
 )
 @pytest.mark.parametrize("world", [pytest.param("nodes 3:1", marks=pytest.mark.slow), "nodes 5:2:0"])
 def test_a_published_program_equals_one_process_or_is_refused(name: str, world: str, tmp_path: Path) -> None:
-    found = in_world(WORLDS[world], [name], tmp_path)[name]
+    try:
+        found = in_world(WORLDS[world], [name], tmp_path)[name]
+    except EvenerError as error:
+        assert name in REFUSED, error
+        assert len(str(error).splitlines()) == 1
+        return
     assert found.is_refused == (name in REFUSED), found.sentence
     if found.is_refused:
         assert len(found.sentence.splitlines()) == 1
+    elif name in DRAWN:
+        assert found.values.keys() == perform(plain(source(name)), name).values.keys()
     else:
         assert off(found, perform(plain(source(name)), name)) < TOLERANCE
 
 
-def test_most_published_programs_are_trained() -> None:
-    assert len(REFUSED) <= 0.3 * len(cell_names())
+def test_most_published_programs_are_trained_as_in_one_process() -> None:
+    assert REFUSED | DRAWN <= set(cell_names())
+    assert len(REFUSED | DRAWN) <= 0.3 * len(cell_names())
