@@ -45,12 +45,12 @@ def compute_by(norm: Any, computation: NormComputation) -> None:
             "twice: make it a subclass of BatchNorm1d, BatchNorm2d or BatchNorm3d"
         )
     before = vars(norm).get("forward")
-    if isinstance(before, _Forward):
+    if isinstance(before, _NormForward):
         before = before.before
-    vars(norm)["forward"] = _Forward(norm, computation, before)
+    vars(norm)["forward"] = _NormForward(norm, computation, before)
 
 
-class _Forward:
+class _NormForward:
     """The `forward` of one norm, which it does not keep alive: a model is freed as soon as nobody refers to it.
 
     A deep copy belongs to the copy of the norm. What is loaded from a pickle is the `forward` of the norm's class.
@@ -65,8 +65,8 @@ class _Forward:
         norm = self._norm()
         return self.compute(norm, _own_forward(norm, self.before), *args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
-        copy = _Forward(memo.get(id(self._norm()), self._norm()), self.computation, self.before)
+    def __deepcopy__(self, memo: dict[int, Any]) -> _NormForward:
+        copy = _NormForward(memo.get(id(self._norm()), self._norm()), self.computation, self.before)
         copy.compute = self.compute
         return copy
 
@@ -77,7 +77,7 @@ class _Forward:
 def computation_of(module: Any) -> Any:
     """What computes `module` since `compute_by`; None if it is computed as its class says."""
     forward = getattr(module, "__dict__", {}).get("forward")
-    return forward.computation if isinstance(forward, _Forward) else None
+    return forward.computation if isinstance(forward, _NormForward) else None
 
 
 def _own_forward(norm: Any, before: Any) -> Callable[..., Any]:
