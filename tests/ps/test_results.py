@@ -14,7 +14,8 @@ from evener.errors import MissingFile, NonFiniteLoss
 from evener.history import Entry, History, NodeWork
 from evener.oracle.apportion import Worker
 from evener.ps.nodes import NodeRecord
-from evener.ps.results import RunResult, load_result, plan_of, record_of, save_result, weights_of
+from evener.ps.results import plan_of, record_of
+from evener.ps.run_result import RunResult, load_result, save_result, weights_of
 from evener.sync.messages import WorkerTotals
 from evener.sync.worker_record import WorkerRecord
 from support.agreements import SYNC

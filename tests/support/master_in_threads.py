@@ -28,7 +28,7 @@ from evener.ps.node.acceptance import Acceptance
 from evener.ps.node.engine import Build
 from evener.ps.node.node import Node
 from evener.ps.node.worker_session import NodeConfig
-from evener.ps.results import RunResult
+from evener.ps.run_result import RunResult
 from evener.record import TrainRecord
 from evener.sync.layout import Flat
 from evener.wire.connect import open_connection

@@ -13,7 +13,8 @@ from evener.ps.checkpointing import Checkpointer
 from evener.ps.config import MasterConfig
 from evener.ps.messages import Release, RunFinished, Send
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.results import RunResult, encode_record, record_of, save_result, weights_of
+from evener.ps.results import record_of
+from evener.ps.run_result import RunResult, encode_record, save_result, weights_of
 from evener.ps.subscribers import Subscribers, open_log
 from evener.ps.training_run import TrainingRun
 from evener.schema import shown

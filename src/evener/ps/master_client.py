@@ -45,7 +45,7 @@ from evener.ps.messages import (
     SubmitRun,
     WatchRun,
 )
-from evener.ps.results import RunResult
+from evener.ps.run_result import RunResult
 from evener.ps.status import ClusterStatus, decode_status
 from evener.record import Event
 from evener.signals import requests_to_stop

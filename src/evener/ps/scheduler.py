@@ -35,7 +35,7 @@ from evener.ps.messages import (
     StopRun,
 )
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.results import load_result
+from evener.ps.run_result import load_result
 from evener.ps.run_status import busy_with, set_aside_sentence, status_of
 from evener.ps.training_run import TrainingRun, run_of
 from evener.ps.validation import EpochEnd

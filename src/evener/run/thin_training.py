@@ -27,7 +27,7 @@ from evener.launch.nodes import LocalNode
 from evener.pace import Pace
 from evener.ps.node.engine import enough_samples
 from evener.ps.node.thin_backend import ThinBackend
-from evener.ps.results import weights_of
+from evener.ps.run_result import weights_of
 from evener.record import Epoch, Validation
 from evener.run.config import RunConfig, require_samples
 from evener.tasks.load import load_thin_task

@@ -19,7 +19,7 @@ from evener.ps.config import MasterConfig
 from evener.ps.job import Submission, Submissions
 from evener.ps.messages import BlobChunk, Release, RunAccepted, RunFinished, RunRejected, Send
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.results import RunResult, save_result
+from evener.ps.run_result import RunResult, save_result
 from evener.ps.run_status import busy_with, set_aside_sentence, status_of_ranks
 from evener.ps.subscribers import Subscribers, open_log
 from evener.schema import shown
