@@ -29,11 +29,11 @@ import msgspec
 import psutil
 from results import Results, open_results, parser_of
 
-from evener.event_log import EventLog
-from evener.event_tail import EVENTS_FILE
-from evener.events import Phase
-from evener.plan import Assignment, Plan
-from evener.record import NodeStep, Step
+from evener.records.event_log import EventLog
+from evener.records.event_tail import EVENTS_FILE
+from evener.records.events import Phase
+from evener.records.plan import Assignment, Plan
+from evener.records.record import NodeStep, Step
 from evener.report.live.feed import Cursor, Sources
 
 _ROUNDS = 5

@@ -25,15 +25,15 @@ from torch.utils.data import DataLoader, DistributedSampler
 from turns import in_turn, ratios, seconds_of
 
 from evener.comm.group import Group
+from evener.config.run_config import RunConfig
 from evener.experiments.local_ranks import measure_ranks
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
-from evener.run.config import RunConfig
-from evener.run.context import RankContext, make_context
-from evener.run.loop import Loop
-from evener.run.training import make_training
+from evener.training.context import RankContext, make_context
+from evener.training.loop import Loop
+from evener.training.training import make_training
 
 Step = Callable[[], object]
 

@@ -13,9 +13,9 @@ from statistics import median
 from results import Results, open_results, parser_of
 from uneven_nodes import run
 
-from evener.errors import require
 from evener.launch.nodes import parse_local_nodes
-from evener.record import TrainRecord
+from evener.records.errors import require
+from evener.records.record import TrainRecord
 
 BEFORE, IN_A_ROW, SETTLED, SHOWN = 12, 5, 20, 24
 """Steps: that the ideal is taken from, that have to be good, until the new shares hold, and that are shown."""

@@ -27,8 +27,8 @@ from elastic_storm import Storm, Weather
 from results import Results, open_results, parser_of
 from safetensors.torch import load_file
 
-from evener.record import TrainRecord
-from evener.schema import read_noun
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
 
 _KNOWN = re.compile(r"([\d.]+) s after that was known; ([\d.]+) s lost")
 _LONG = 0.5

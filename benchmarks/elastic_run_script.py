@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import evener
-from evener.record import Epoch
+from evener.records.record import Epoch
 
 TASK = Path(__file__).with_name("elastic_task.py")
 

@@ -36,18 +36,18 @@ from evener.benchmark.device import profile_device
 from evener.benchmark.dry_run import SHARE_OF_USABLE, capacity, dry_run_of
 from evener.benchmark.throughput import DTYPES
 from evener.comm.group import Group
+from evener.commands.train import perform
+from evener.config.run_config import RunConfig
 from evener.experiments.local_ranks import measure_ranks
 from evener.launch.nodes import local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
-from evener.record import TrainRecord
-from evener.run.commands import perform
-from evener.run.config import RunConfig
-from evener.run.context import RankContext, make_context
-from evener.run.loop import Loop
-from evener.run.training import make_training
-from evener.schema import read_noun
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
+from evener.training.context import RankContext, make_context
+from evener.training.loop import Loop
+from evener.training.training import make_training
 
 TASK = str(Path(__file__).with_name("gpu_task.py"))
 Step = Callable[[], object]

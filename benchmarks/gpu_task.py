@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from evener import Task
-from evener.models.resnet import resnet152
+from evener.experiments.models.resnet import resnet152
 
 WORDS, CONTEXT = 50_304, 1024
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from results import Results, open_results, parser_of
 from turns import in_turn, ratios, seconds_of
 
-from evener.models.resnet import resnet152
-from evener.ps.merges import DeviceMerge
+from evener.experiments.models.resnet import resnet152
+from evener.ps.master.merges import DeviceMerge
 from evener.sync.compression import Compressor
 from evener.sync.layout import ArraySpec, Flat, StateLayout, flat_of, layout_of
 from evener.sync.messages import Push

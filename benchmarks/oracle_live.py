@@ -24,6 +24,7 @@ from results import Results, open_results, parser_of
 from turns import seconds_of
 
 from evener.comm.group import Group
+from evener.config.run_config import RunConfig
 from evener.experiments.local_ranks import measure_ranks
 from evener.experiments.results import write_csv
 from evener.launch.nodes import parse_local_nodes
@@ -31,15 +32,14 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.replicated import ReplicatedModel
-from evener.plan import Plan
-from evener.record import Step
-from evener.run.config import RunConfig
-from evener.run.context import RankContext, make_context
-from evener.run.costs import measure_costs
-from evener.run.loop import Loop
-from evener.run.planning import divide, make_plan, shape_of
-from evener.run.predict import predict
-from evener.run.training import make_training
+from evener.records.plan import Plan
+from evener.records.record import Step
+from evener.training.context import RankContext, make_context
+from evener.training.costs import measure_costs
+from evener.training.loop import Loop
+from evener.training.planning import divide, make_plan, shape_of
+from evener.training.predict import predict
+from evener.training.training import make_training
 
 NETWORKS = ("plain", "vgg", "resnet")
 NODES = ("1", "1,1", "1,0.5", "1,1,1", "1,0.5,0.5", "1,1,1,1")

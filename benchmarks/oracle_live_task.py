@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from evener.task import Task
+from evener.records.task import Task
 
 CLASSES = 10
 

@@ -14,8 +14,8 @@ from results import open_results, parser_of
 from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.imagined import imagine
 from evener.oracle.search import search
-from evener.profile import ClusterProfile, Throughput
-from evener.zoo.networks import resnet152
+from evener.oracle.zoo.networks import resnet152
+from evener.records.profile import ClusterProfile, Throughput
 
 
 def uneven(devices: int, seed: int = 0) -> ClusterProfile:

@@ -28,15 +28,15 @@ from torch.utils.data import DataLoader, DistributedSampler
 from turns import in_turn, ratios, seconds_of
 
 from evener.comm.group import Group
-from evener.events import RunEvent
 from evener.experiments.local_ranks import measure_ranks
+from evener.frontends.programs.options import ScriptConfig
+from evener.frontends.programs.script import perform_script
+from evener.frontends.programs.session import Run
 from evener.launch.nodes import LocalNode, parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.program.options import ScriptConfig
-from evener.program.script import perform_script
-from evener.program.session import Run
-from evener.record import TrainRecord
+from evener.records.events import RunEvent
+from evener.records.record import TrainRecord
 
 Step = Callable[[], object]
 SCRIPT = Path(__file__).parent / "own_program_script.py"

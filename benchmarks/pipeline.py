@@ -26,8 +26,8 @@ from turns import in_turn, ratios, seconds_of
 
 from evener.comm.group import Group
 from evener.experiments.local_ranks import measure_on
+from evener.experiments.models.resnet import resnet152
 from evener.launch.nodes import LocalNode
-from evener.models.resnet import resnet152
 from evener.oracle.schedule import ScheduleName, bubble
 from evener.parallel.pipeline.pipeline import Pipeline
 

@@ -24,13 +24,13 @@ from turns import spread
 
 from evener.benchmark.dry_run import LiveBytes
 from evener.comm.group import Group
-from evener.errors import DoesNotFit
 from evener.experiments.local_ranks import measure_on
-from evener.models.amoebanet import AmoebaNetD
-from evener.models.transformer import Transformer, tokens_in, translation_loss
+from evener.experiments.models.amoebanet import AmoebaNetD
+from evener.experiments.models.transformer import Transformer, tokens_in, translation_loss
 from evener.oracle.schedule import Rematerialise
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.pipeline import Pipeline
+from evener.records.errors import DoesNotFit
 from support.pipeline_peaks import Fit, Peak, fitted, grid, measure_peaks
 
 MICRO_BATCHES = (1, 2, 4, 8)

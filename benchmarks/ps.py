@@ -39,17 +39,17 @@ from bare_sockets import LOOPBACK, BareMaster, BareNode
 from results import Results, open_results, parser_of
 from turns import in_turn, ratios
 
-from evener.profile import DeviceProfile
-from evener.ps.config import MasterConfig, StateDir, Versions
-from evener.ps.directions import ToNode
-from evener.ps.job import Job
-from evener.ps.master import Master
-from evener.ps.master_client import MasterClient
-from evener.ps.messages import Header
+from evener.ps.client import MasterClient
+from evener.ps.master.master import Master
 from evener.ps.node.engine import EngineSetup, NodeEngine
 from evener.ps.node.node import Node
 from evener.ps.node.worker_session import NodeConfig
-from evener.record import TrainRecord
+from evener.ps.protocol.config import MasterConfig, StateDir, Versions
+from evener.ps.protocol.directions import ToNode
+from evener.ps.protocol.job import Job
+from evener.ps.protocol.messages import Header
+from evener.records.profile import DeviceProfile
+from evener.records.record import TrainRecord
 from evener.sync import aggregator
 from evener.sync.layout import Flat, StateLayout, layout_of
 from evener.sync.messages import Lease

@@ -24,8 +24,8 @@ from results import open_results, parser_of
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from evener.record import TrainRecord, Validation
-from evener.schema import read_noun
+from evener.records.record import TrainRecord, Validation
+from evener.records.schema import read_noun
 from hosts import Host, Machine, why_not
 from hosts.machines import Hosts
 from hosts.process import Process

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from evener import Task
 from evener.data.mnist import read_mnist
-from evener.tasks.mnist import mnist_model
+from evener.data.tasks.mnist import mnist_model
 
 TRAIN, VALIDATION = 12_800, 2_000
 """Of the 60 000 and the 10 000 images: validation comes after every pass over the training images."""

@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
-from evener.errors import EvenerError
-from evener.host import cpu_model, package_versions
+from evener.records.errors import EvenerError
+from evener.system.host import cpu_model, package_versions
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:

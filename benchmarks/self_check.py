@@ -19,11 +19,11 @@ from results import open_results, parser_of
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from evener.errors import EvenerError, require
-from evener.plan import Plan
-from evener.run.commands import perform
-from evener.run.config import RunConfig
-from evener.schema import read_noun
+from evener.commands.train import perform
+from evener.config.run_config import RunConfig
+from evener.records.errors import EvenerError, require
+from evener.records.plan import Plan
+from evener.records.schema import read_noun
 
 TASKS = {"digits": "digits", "resnet50": "self_check_task.py", "transformer": "self_check_task.py"}
 

@@ -27,7 +27,7 @@ import psutil
 from results import Results, open_results, parser_of
 from turns import spread
 
-from evener.tasks.load import load_thin_task
+from evener.data.tasks.load import load_thin_task
 
 ROOT = Path(__file__).parents[1]
 MB = 1e6

@@ -11,6 +11,6 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import torchvision_operators  # noqa: F401  (registers the operators before torchvision is imported)
-from evener.tasks.tiny_imagenet import task
+from evener.data.tasks.tiny_imagenet import task
 
 __all__ = ["task"]

@@ -13,13 +13,13 @@ from statistics import median
 
 from results import Results, open_results, parser_of
 
-from evener.errors import require
-from evener.events import RunEvent
+from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode, parse_local_nodes
 from evener.launch.ranks import run_local
-from evener.record import TrainRecord
-from evener.run.config import RunConfig
-from evener.run.rank import train_rank
+from evener.records.errors import require
+from evener.records.events import RunEvent
+from evener.records.record import TrainRecord
+from evener.training.rank import train_rank
 
 WARM_UP = 8
 """Steps left out: the first ones allocate memory."""

@@ -31,14 +31,14 @@ import msgspec
 from results import open_results, parser_of
 from turns import beside, ratios
 
-from evener.cores import compute_in
-from evener.events import RunEvent
+from evener.frontends.yolo.rank import alone, yolo_rank
+from evener.frontends.yolo.words import YoloConfig
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.record import TrainRecord
-from evener.yolo.rank import alone, yolo_rank
-from evener.yolo.words import YoloConfig
+from evener.records.events import RunEvent
+from evener.records.record import TrainRecord
+from evener.system.cores import compute_in
 
 WAYS = {"one node": "1", "unequal nodes": "1,0.5", "equal nodes": "1,1"}
 """What is compared with plain `yolo train`: speeds of nodes."""
@@ -107,7 +107,7 @@ def plain_rank(number: int, config: PlainRun) -> None:
         moments.append((trainer.epoch, time.perf_counter()))
 
     with quiet(), alone():
-        from evener.yolo.settings import read_training
+        from evener.frontends.yolo.settings import read_training
 
         model, settings, folder = read_training(config.words)
         settings["save_dir"] = str(folder.with_name(f"{folder.name}{number}"))

@@ -28,10 +28,10 @@ from typing import Any
 
 from results import open_results, parser_of
 
-from evener.errors import TrainingFailed
+from evener.frontends.yolo.words import YoloConfig
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.ranks import run_local
-from evener.yolo.words import YoloConfig
+from evener.records.errors import TrainingFailed
 from yolo import PlainRun, ValidatedRun, evener_rank, plain_rank, run_plain, validate_rank
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

@@ -23,11 +23,11 @@ import msgspec
 from results import open_results, parser_of
 from turns import ratios
 
+from evener.frontends.yolo.rank import alone, yolo_rank
+from evener.frontends.yolo.words import YoloConfig
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.yolo.rank import alone, yolo_rank
-from evener.yolo.words import YoloConfig
 from yolo import as_node, quiet
 
 PATIENCE = 3600.0
@@ -96,7 +96,7 @@ def train_side(env: RankEnvironment | None, side: Side) -> None:
 
 def _train_plain(side: Side) -> None:
     with alone():
-        from evener.yolo.settings import read_training
+        from evener.frontends.yolo.settings import read_training
 
         model, settings, _ = read_training(side.words)
         model.train(trainer=model._smart_load("trainer"), **settings, device="cpu")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from evener import Task
+from evener.commands.train import perform
+from evener.config.run_config import RunConfig
 from evener.data.digits import load_digits, split_digits
-from evener.run.commands import perform
-from evener.run.config import RunConfig
 
 
 class Net(nn.Module):

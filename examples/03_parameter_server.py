@@ -29,11 +29,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from evener import Task
+from evener.commands.train_agreement import train_on_master
+from evener.config.run_config import RunConfig
 from evener.data.digits import load_digits, split_digits
-from evener.record import TrainRecord
-from evener.run.config import RunConfig
-from evener.run.ps_train import train_on_master
-from evener.schema import read_noun
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
 
 SPEEDS = "1.0,0.5,0.25"
 PROTOCOLS: tuple[dict[str, Any], ...] = (

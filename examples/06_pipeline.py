@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from evener.comm.joining import join_group, leave_group
 from evener.comm.step_timing import StepTimer
+from evener.experiments.models.unet import UNet
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.models.unet import UNet
 from evener.parallel.pipeline.pipeline import Pipeline
 
 SAMPLES, MICRO_BATCHES, STEPS = 48, 8, 30

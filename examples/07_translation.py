@@ -9,7 +9,8 @@ with a probability in proportion to n ** (1 / temperature) (Huang et al., 2019, 
 with 1 the small pair is hardly seen, with 5 (`--option temperature=5`) almost as often as the large one.
 
 A sample is a source, which begins with the language to translate into, and a target; its loss is the mean over the
-target's words. Layers are scaled and logits clipped as in `evener.models.Transformer`, so that depth does no harm.
+target's words. Layers are scaled and logits clipped as in `evener.experiments.models.Transformer`, so that depth does
+no harm.
 """
 
 import re
@@ -24,8 +25,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from evener import Task
-from evener.errors import MissingFile
-from evener.models.transformer import Transformer
+from evener.experiments.models.transformer import Transformer
+from evener.records.errors import MissingFile
 
 PADDING, UNKNOWN, BEGIN, END, TO_GERMAN, TO_ENGLISH = range(6)
 SPECIAL, LONGEST, VALIDATION, RARER = 6, 12, 512, 20

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import evener  # 1
-from evener.models.resnet import resnet152
+from evener.experiments.models.resnet import resnet152
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from evener.data.digits import load_digits
-from evener.integrations.lightning import EvenerStrategy
+from evener.frontends.integrations.lightning import EvenerStrategy
 
 
 class Classifier(lightning.LightningModule):

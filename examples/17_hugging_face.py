@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, TrainingArguments
 
-from evener.integrations.transformers import EvenerTrainer
+from evener.frontends.integrations.transformers import EvenerTrainer
 
 
 def collate(sentences: list[Tensor]) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from evener import control_groups, cores
 from evener.benchmark.busy import ProcessorTime, ProcessorWatch, quota_sentence, taken_by_others
-from evener.cores import cpu_quota, quota_speed, throttled_seconds, usable_cores
 from evener.doctor.load import load_facts
 from evener.doctor.machine_checks import check_machine
 from evener.launch.nodes import local_nodes, parse_local_nodes
+from evener.system import control_groups, cores
+from evener.system.cores import cpu_quota, quota_speed, throttled_seconds, usable_cores
 from support.machine_facts import SOUND
 
 VERSION_1 = {"cpu.cfs_quota_us": "33000\n", "cpu.cfs_period_us": "100000\n", "cpu.stat": "throttled_time 2500000000\n"}
@@ -99,7 +99,7 @@ import json, sys, time
 open(sys.argv[1] + "/cgroup.procs", "w").write("0")
 import numpy as np
 from evener.benchmark.numpy_device import profile_numpy
-from evener.cores import keep_to_quota
+from evener.system.cores import keep_to_quota
 from evener.launch.nodes import local_nodes
 keep_to_quota()
 a, b = (np.random.default_rng(0).standard_normal((256, 256)) for _ in range(2))

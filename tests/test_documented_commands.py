@@ -12,19 +12,17 @@ from typer.testing import CliRunner
 
 from evener.cli.app import app_of
 from evener.cli.fields import with_default_port
+from evener.commands import dashboard as page
+from evener.commands import doctor as doctor_command
+from evener.commands import invite as ps_invite
+from evener.commands import join as ps_node
+from evener.commands import plan as plan_command
+from evener.commands import train as commands
+from evener.commands import train_agreement as ps_train
+from evener.commands import train_on_master as ranks_train
+from evener.commands import up as ps_master
 from evener.experiments import abci, gpipe, nfnn, scattered, strategies
-from evener.program import calling, script
-from evener.run import (
-    commands,
-    doctor_command,
-    page,
-    plan_command,
-    ps_invite,
-    ps_master,
-    ps_node,
-    ps_train,
-    ranks_train,
-)
+from evener.frontends.programs import calling, script
 from evener.search import command as search
 from support.commands import evener
 from support.documented import documented_commands, documented_file
@@ -40,7 +38,7 @@ RUN_HERE = [
     for line in COMMANDS
     if line.split()[1] not in (*_OF_A_MASTER, _WITHOUT_END) and not any(word in line for word in _ELSEWHERE)
 ]
-"""Others need a master, a GPU, MNIST or torchvision: run/test_ps_commands.py, cuda/, experiments/, tasks/."""
+"""Others need a master, a GPU, MNIST or torchvision: commands/test_ps_commands.py, cuda/, experiments/, tasks/."""
 
 
 def test_the_pages_hold_commands() -> None:

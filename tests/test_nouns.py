@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from evener.errors import InvalidFile, InvalidValue, MissingFile
-from evener.graph import Layer, ModelGraph
-from evener.plan import Assignment, Plan, Prediction, Rejected
-from evener.profile import (
+from evener.records.errors import InvalidFile, InvalidValue, MissingFile
+from evener.records.graph import Layer, ModelGraph
+from evener.records.plan import Assignment, Plan, Prediction, Rejected
+from evener.records.profile import (
     BatchTiming,
     ClusterProfile,
     DeviceProfile,
@@ -24,8 +24,8 @@ from evener.profile import (
     TaskTiming,
     Throughput,
 )
-from evener.record import Event, NodeStep, NodeSummary, Step, TrainRecord, Validation
-from evener.schema import Noun, parse_noun, read_noun, write_noun
+from evener.records.record import Event, NodeStep, NodeSummary, Step, TrainRecord, Validation
+from evener.records.schema import Noun, parse_noun, read_noun, write_noun
 
 GRAPH = ModelGraph(
     name="net",

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from evener.elastic.generation import Hello
-from evener.elastic.shared_values import decode_from_rank
-from evener.events import Phase, RunEvent, decode_events, encode_events
-from evener.ps.status import ClusterStatus, NodeStatus, decode_status, encode_status
-from evener.record import Event, TrainRecord, Validation
-from evener.schema import PRINTABLE
+from evener.membership.generation import Hello
+from evener.membership.shared_values import decode_from_rank
+from evener.ps.protocol.status import ClusterStatus, NodeStatus, decode_status, encode_status
+from evener.records.events import Phase, RunEvent, decode_events, encode_events
+from evener.records.record import Event, TrainRecord, Validation
+from evener.records.schema import PRINTABLE
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Close, encode_head
 from evener.wire.limits import Limits

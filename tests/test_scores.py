@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.profile import Throughput
+from evener.records.profile import Throughput
 
 RATES = st.floats(1e6, 1e16)
 

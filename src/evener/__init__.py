@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 from evener.version import VERSION
 
 if TYPE_CHECKING:
-    from evener.errors import EvenerError
-    from evener.graph import ModelGraph
-    from evener.plan import Plan
-    from evener.profile import ClusterProfile
-    from evener.program.calling import Trained, train
-    from evener.program.joining import gather, join
-    from evener.program.session import Run
-    from evener.record import Epoch, TrainRecord, Validation
+    from evener.frontends.programs.calling import Trained, train
+    from evener.frontends.programs.joining import gather, join
+    from evener.frontends.programs.session import Run
+    from evener.records.errors import EvenerError
+    from evener.records.graph import ModelGraph
+    from evener.records.plan import Plan
+    from evener.records.profile import ClusterProfile
+    from evener.records.record import Epoch, TrainRecord, Validation
+    from evener.records.task import BatchTask, Task, ThinTask
     from evener.report.loggers import MLflow, TensorBoard, Wandb
-    from evener.run.callbacks import EarlyStopping
-    from evener.task import BatchTask, Task, ThinTask
+    from evener.training.callbacks import EarlyStopping
 
 __version__ = VERSION
 
@@ -44,25 +44,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BatchTask": "task",
-    "ClusterProfile": "profile",
-    "EarlyStopping": "run.callbacks",
-    "Epoch": "record",
-    "EvenerError": "errors",
+    "BatchTask": "records.task",
+    "ClusterProfile": "records.profile",
+    "EarlyStopping": "training.callbacks",
+    "Epoch": "records.record",
+    "EvenerError": "records.errors",
     "MLflow": "report.loggers",
-    "ModelGraph": "graph",
-    "Plan": "plan",
-    "Run": "program.session",
-    "Task": "task",
+    "ModelGraph": "records.graph",
+    "Plan": "records.plan",
+    "Run": "frontends.programs.session",
+    "Task": "records.task",
     "TensorBoard": "report.loggers",
-    "ThinTask": "task",
-    "TrainRecord": "record",
-    "Trained": "program.calling",
-    "Validation": "record",
+    "ThinTask": "records.task",
+    "TrainRecord": "records.record",
+    "Trained": "frontends.programs.calling",
+    "Validation": "records.record",
     "Wandb": "report.loggers",
-    "gather": "program.joining",
-    "join": "program.joining",
-    "train": "program.calling",
+    "gather": "frontends.programs.joining",
+    "join": "frontends.programs.joining",
+    "train": "frontends.programs.calling",
 }
 
 

@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line; signals that stop it while it is loaded end it as they do later."""
     try:
-        from evener.signals import interrupt_on_stop_signals, outlive_terminal
+        from evener.system.signals import interrupt_on_stop_signals, outlive_terminal
 
         outlive_terminal()
         with interrupt_on_stop_signals():

@@ -11,8 +11,8 @@ import torch
 
 from evener.benchmark import device as device_module
 from evener.benchmark.device import environment, measure_bandwidth, measure_pass, measure_widths, profile_device
-from evener.errors import InvalidValue
-from evener.profile import PRECISIONS, ClusterProfile, Precision, Throughput
+from evener.records.errors import InvalidValue
+from evener.records.profile import PRECISIONS, ClusterProfile, Precision, Throughput
 
 pytestmark = pytest.mark.alone
 

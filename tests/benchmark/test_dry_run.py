@@ -22,8 +22,8 @@ from evener.benchmark.dry_run import (
     samples_that_fit,
     saved_bytes,
 )
-from evener.errors import DoesNotFit, InvalidValue
-from evener.memory import usable_memory
+from evener.records.errors import DoesNotFit, InvalidValue
+from evener.system.memory import usable_memory
 
 CPU = torch.device("cpu")
 WEIGHTS = (100 * 50 + 50 * 10) * 4

@@ -22,8 +22,8 @@ from evener.benchmark.links import latency_and_cost, measure_links, pairs
 from evener.comm.group import Group
 from evener.comm.joining import join_group
 from evener.comm.signed_store import SignedStore
-from evener.errors import InvalidValue, NodeLost
-from evener.profile import LinkProfile
+from evener.records.errors import InvalidValue, NodeLost
+from evener.records.profile import LinkProfile
 
 pytestmark = pytest.mark.alone
 

@@ -19,8 +19,8 @@ from torch.optim import SGD, Optimizer
 from evener.benchmark.dry_run import dry_run_of
 from evener.benchmark.task_timing import affine, batch_sizes, time_task
 from evener.comm.step_timing import StepTimer
-from evener.errors import DoesNotFit, InvalidValue
-from evener.profile import BatchTiming, TaskTiming
+from evener.records.errors import DoesNotFit, InvalidValue
+from evener.records.profile import BatchTiming, TaskTiming
 from support.busy_machine import met_once_in
 from support.told_clock import Clock
 

@@ -22,7 +22,7 @@ from evener.benchmark.throughput import (
     autorange,
     measure_throughputs,
 )
-from evener.profile import PRECISIONS, Throughput
+from evener.records.profile import PRECISIONS, Throughput
 
 CPU = torch.device("cpu")
 

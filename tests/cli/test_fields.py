@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, field
 from typer.testing import CliRunner
 
 from evener.cli.fields import command_of, pairs, with_default_port
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 
 
 class Asked(Struct, frozen=True, kw_only=True):

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from evener import __version__
 from evener.cli.app import app_of
 from evener.cli.help import EXAMPLES, PLAN, TRAIN, Panels
-from evener.run.config import RunConfig
-from evener.run.options import PlanConfig
+from evener.config.options import PlanConfig
+from evener.config.run_config import RunConfig
 from support.commands import evener
 
 

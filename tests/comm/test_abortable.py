@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from evener.comm.abortable import AbortableGloo, GlooPlace
 from evener.comm.abortable_group import AbortableProcessGroup, groups_known_to_torch
-from evener.errors import NodeLost
+from evener.records.errors import NodeLost
 from support.stores import memory_store
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evener.comm.exchange import Exchange, Intervals, Region, Route, blocks, numel, shape_of
 from evener.comm.group import Group
 from evener.comm.mesh import LARGEST_ROUND
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from support.thread_ranks import together
 
 

@@ -14,7 +14,7 @@ import pytest
 from evener.comm.mesh import Mesh
 from evener.comm.mesh_joining import join_mesh
 from evener.comm.signed_store import SignedStore
-from evener.errors import NodeLost, OutOfStep
+from evener.records.errors import NodeLost, OutOfStep
 from evener.wire.handshake import HandshakeType, encode_message
 from support.stores import SECRET, memory_store
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from evener.comm.signed_store import SignedStore
-from evener.errors import NodeLost
+from evener.records.errors import NodeLost
 from support.stores import memory_store
 
 stores: Any = dist  # which are not typed

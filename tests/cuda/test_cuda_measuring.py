@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from evener.benchmark.dry_run import capacity, dry_run_of
-from evener.errors import DoesNotFit
-from evener.memory import usable_memory
-from evener.models.resnet import resnet152
-from evener.profile import ClusterProfile
-from evener.schema import read_noun
+from evener.experiments.models.resnet import resnet152
+from evener.records.errors import DoesNotFit
+from evener.records.profile import ClusterProfile
+from evener.records.schema import read_noun
+from evener.system.memory import usable_memory
 from support.accelerator import DEVICE, NEEDS_DEVICE
 from support.commands import evener
 

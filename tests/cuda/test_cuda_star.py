@@ -11,11 +11,11 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
-from evener.ps.merges import DeviceMerge, merge_of
-from evener.record import TrainRecord
-from evener.run.commands import perform
-from evener.run.config import RunConfig
-from evener.schema import read_noun
+from evener.commands.train import perform
+from evener.config.run_config import RunConfig
+from evener.ps.master.merges import DeviceMerge, merge_of
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
 from evener.sync.layout import Flat, flat_of, layout_of
 from evener.sync.protocol import Merge, Robust, averaging
 from evener.sync.robust import merge_robustly

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from evener.comm.group import Group
 from evener.data.alike import first_other, print_of, require_same_data, steady_print
-from evener.errors import InvalidInput
+from evener.records.errors import InvalidInput
 from support.commands import evener
 from support.thread_ranks import together
 

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 
 from evener.data.mnist import read_idx
-from evener.errors import InvalidFile, MissingFile
+from evener.records.errors import InvalidFile, MissingFile
 
 CODES = {"uint8": 0x08, "int8": 0x09, "int16": 0x0B, "int32": 0x0C, "float32": 0x0D, "float64": 0x0E}
 

@@ -10,8 +10,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from evener.data.loader import Loader, collect, sample_seeds, split_batch
 from evener.data.sampler import Division, ShuffledSampler
-from evener.errors import InvalidInput
 from evener.oracle.apportion import weights_to_workers
+from evener.records.errors import InvalidInput
 
 
 class Noisy(Dataset[Any]):

@@ -20,8 +20,8 @@ from torch.utils.data import Dataset, TensorDataset
 from evener.data.loader import open_batches
 from evener.data.loading_process import loading_death
 from evener.data.sampler import Division, ShuffledSampler
-from evener.errors import DoesNotFit, InvalidInput, TrainingFailed
 from evener.oracle.apportion import weights_to_workers
+from evener.records.errors import DoesNotFit, InvalidInput, TrainingFailed
 
 LIMIT = 30.0
 SAMPLES = TensorDataset(torch.ones(40, 10_000), torch.ones(40))

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from evener.data.mnist import read_mnist
-from evener.errors import InvalidFile, InvalidValue, MissingFile
+from evener.records.errors import InvalidFile, InvalidValue, MissingFile
 
 REAL = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "mnist-idx"
 IMAGES = np.arange(3 * 28 * 28).reshape(3, 28, 28).astype(np.uint8)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.data.shares import round_table
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 
 COUNTS = st.lists(st.one_of(st.integers(0, 12), st.sampled_from([15, 20, 30, 60, 1000])), max_size=12)
 WHOLE = st.lists(st.one_of(st.just(0), st.integers(1, 6), st.sampled_from([10, 15, 30, 10**9])), min_size=1, max_size=8)

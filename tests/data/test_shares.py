@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.data.shares import class_balanced_shares
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 
 LABELS = st.lists(st.integers(0, 5), max_size=80).map(lambda labels: np.array(labels, np.int64))
 WEIGHTS = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from evener.doctor.facts import FolderFacts, GpuFacts, LoadFacts
 from evener.doctor.finding import Finding, faults, has_error
 from evener.doctor.machine_checks import SHARED, check_machine
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from support.machine_facts import SOUND, interface
 
 GPU = GpuFacts(name="RTX 4090", driver="570.86", total_bytes=24 << 30, free_bytes=23 << 30, is_hot=False)

@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from evener.commands.backends import torch_backend
+from evener.commands.train_agreement import check_of, prepare
+from evener.config.run_config import RunConfig
 from evener.data.loader import collect, seed_all, split_batch
 from evener.data.sampler import permutation
-from evener.errors import EvenerError, NotExact
 from evener.ps.node.engine import Build, EngineSetup, TaskEngine
 from evener.ps.node.torch_backend import TorchBackend
-from evener.run.config import RunConfig
-from evener.run.context import Arithmetic
-from evener.run.ps_backends import torch_backend
-from evener.run.ps_train import check_of, prepare
-from evener.task import Task
+from evener.records.errors import EvenerError, NotExact
+from evener.records.task import Task
 from evener.tracer.nested import call
+from evener.training.context import Arithmetic
 from exact.recipe import KINDS, recipe_of, recipes_of
 from exact.recipe_task import Samples
 from exact.runs import SEED

@@ -7,7 +7,7 @@ from typing import Any
 
 from evener.oracle.apportion import apportion, weights_to_workers
 from evener.oracle.schedule import Rematerialise
-from evener.plan import Assignment, Plan, Prediction, Strategy
+from evener.records.plan import Assignment, Plan, Prediction, Strategy
 
 Shares = tuple[float, ...]
 BATCH = 10

@@ -20,8 +20,8 @@ from torch import nn
 from evener.parallel import divided, gradient_buckets, gradient_sums, local_ops, op_graph, optimizer, rank_program
 from evener.parallel.pipeline import pipeline
 from evener.parallel.shared_statistics import SharedStatistics
-from evener.run import joined_model, training, trial
 from evener.tracer.ir import TorchModes
+from evener.training import joined_model, training, trial
 from exact.kinds import gradients
 from exact.recipe import tensors_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from evener.task import Task
+from evener.records.task import Task
 from evener.tracer.nested import map_tensors
 from exact.divisions import BATCH
 from exact.recipe import Recipe, recipe_of

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from evener.comm.group import Group
+from evener.config.run_config import RunConfig
 from evener.data.loader import seed_all
 from evener.data.sampler import MicroBatch
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
-from evener.run.config import RunConfig
-from evener.run.context import make_context
-from evener.run.rank import prepare
-from evener.run.step import TrainStep
-from evener.run.training import Training
-from evener.schema import write_noun
+from evener.records.schema import write_noun
 from evener.tracer.nested import call, map_tensors
+from evener.training.context import make_context
+from evener.training.rank import prepare
+from evener.training.step import TrainStep
+from evener.training.training import Training
 from exact.divisions import BATCH, Way
 from exact.recipe import Recipe, shape_of, tensors_of
 

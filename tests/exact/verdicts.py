@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evener.errors import NotExact
+from evener.records.errors import NotExact
 from exact.divisions import SAMPLES_ONLY, WAYS
 from exact.recipe import recipe_of
 from exact.runs import Outcome

@@ -26,8 +26,8 @@ import evener
 from evener.comm.group import Group
 from evener.comm.joining import join_group
 from evener.comm.signed_store import SignedStore
-from evener.errors import EvenerError, NodeLost
 from evener.parallel.pipeline.pipeline import Pipeline
+from evener.records.errors import EvenerError, NodeLost
 from exact.divisions import WAYS
 from exact.plants import planted
 from exact.recipe import recipe_of

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from evener.errors import MissingFile
-from evener.record import TrainRecord
-from evener.run.commands import perform
-from evener.run.config import RunConfig
-from evener.schema import read_noun
-from evener.tasks.load import import_file
+from evener.commands.train import perform
+from evener.config.run_config import RunConfig
+from evener.data.tasks.load import import_file
+from evener.records.errors import MissingFile
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
 
 FILE = Path(__file__).parents[2] / "examples" / "07_translation.py"
 

@@ -25,7 +25,7 @@ from evener.experiments.nfnn import (
     seconds_and_accuracy,
     tables,
 )
-from evener.ps.messages import Contribution, ServerReply
+from evener.ps.protocol.messages import Contribution, ServerReply
 from evener.report.canvas import png
 from evener.sync.messages import Answer, Lease, Push, SampleRange
 from evener.wire.frame import encode_frame

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from evener.errors import InvalidValue
 from evener.experiments.options import ScatteredConfig
 from evener.experiments.scattered import TimedWay, Way, command_of, row_of, rows_of, ways_of
-from evener.plan import Assignment, Plan
-from evener.record import NodeStep, NodeSummary, Step, TrainRecord
+from evener.records.errors import InvalidValue
+from evener.records.plan import Assignment, Plan
+from evener.records.record import NodeStep, NodeSummary, Step, TrainRecord
 from support.commands import evener_here
 from support.yolo_cases import draw_detection, needs_ultralytics
 from support.yolo_commands import yolo

@@ -10,7 +10,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from evener.errors import InvalidInput
 from evener.experiments.local_ranks import equal_nodes
 from evener.experiments.options import StrategiesConfig, numbers
 from evener.experiments.strategies import ResNetSize, cells_of, run
@@ -19,6 +18,7 @@ from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.rules import division_of
 from evener.parallel.op_graph import op_graph
+from evener.records.errors import InvalidInput
 from support.commands import evener, evener_here
 from support.step_traffic import step_traffic
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from evener.record import TrainRecord
-from evener.schema import read_noun
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
 from hosts import Host, Hosts, Process, fixture
 from hosts.fixture import Build
 from hosts.network import run

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from evener.experiments.nfnn import job_of, load_task, outcome_of
-from evener.ps.master_client import MasterClient
+from evener.ps.client import MasterClient
 from evener.wire.identity import Address, Token
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from evener.errors import NodeLost
 from evener.launch.rank_heartbeat import RankHeartbeat
+from evener.records.errors import NodeLost
 from support.commands import TINY
 from support.sockets import free_port
 from support.stores import memory_store

@@ -12,11 +12,11 @@ import pytest
 import torch.distributed as dist
 
 from evener.comm.signed_store import SignedStore
-from evener.elastic.generation import Generation, Heard, Participant, encode_message
-from evener.elastic.meeting import Meeting
-from evener.elastic.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
-from evener.errors import NodeLost
 from evener.launch.line_store import LineStore, RankLine
+from evener.membership.generation import Generation, Heard, Participant, encode_message
+from evener.membership.meeting import Meeting
+from evener.membership.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
+from evener.records.errors import NodeLost
 
 SECRET = b"s" * 16
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from evener.errors import InvalidValue
 from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse_memory, place, relative_shares
+from evener.records.errors import InvalidValue
 
 
 def test_three_speeds_are_three_nodes_of_one_thread_on_one_core_each() -> None:

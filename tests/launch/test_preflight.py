@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from evener.doctor.finding import Finding
 from evener.doctor.peers import PeerFacts
 from evener.doctor.probe import probe
-from evener.errors import EvenerError, InvalidInput, NodeLost
 from evener.launch import preflight
 from evener.launch.nodes import LocalNode
 from evener.launch.preflight import first_ranks, require_fit
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.store import connect_store, keep_store, new_secret
+from evener.records.errors import EvenerError, InvalidInput, NodeLost
 from support.machine_facts import SOUND, interface
 
 ADDRESSES = {"ada": "127.0.0.2", "bob": "127.0.0.3"}

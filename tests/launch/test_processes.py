@@ -16,9 +16,9 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from evener.errors import EvenerError, InvalidInput, NodeLost
 from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
+from evener.records.errors import EvenerError, InvalidInput, NodeLost
 
 LIMIT = 30.0
 STARTER = """

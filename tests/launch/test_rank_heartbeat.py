@@ -6,9 +6,9 @@ import time
 import pytest
 
 from evener.comm.signed_store import SignedStore
-from evener.errors import NodeLost
 from evener.launch.rank_heartbeat import RankHeartbeat, read_beat
 from evener.launch.store import LEAST_START_SECONDS
+from evener.records.errors import NodeLost
 from support.stores import memory_store
 
 

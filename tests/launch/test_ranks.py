@@ -15,14 +15,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evener.errors import InvalidInput, NodeLost
-from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.rank_heartbeat import read_beat
 from evener.launch.ranks import run_local
-from evener.record import Event
+from evener.records.errors import InvalidInput, NodeLost
+from evener.records.events import RunEvent
+from evener.records.record import Event
 
 NODES = [LocalNode(name="a"), LocalNode(name="b")]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from evener.comm.signed_store import SignedStore
-from evener.errors import InvalidInput
 from evener.launch.store import connect_store, keep_store, launcher_secret, new_secret
+from evener.records.errors import InvalidInput
 
 ONE_MACHINE = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
 TWO_MACHINES = ONE_MACHINE | {"LOCAL_WORLD_SIZE": "1"}

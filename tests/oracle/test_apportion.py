@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.errors import DoesNotFit, InvalidValue
 from evener.oracle.apportion import Worker, apportion, finish_seconds, weights_to_workers
+from evener.records.errors import DoesNotFit, InvalidValue
 
 seconds = st.floats(min_value=1e-4, max_value=1e3, allow_nan=False)
 workers = st.lists(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from evener.graph import ModelGraph
 from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.roofline import FORWARD, device_of, layer_seconds
 from evener.oracle.imagined import NETWORKS, imagine
-from evener.zoo.networks import draw
+from evener.oracle.zoo.networks import draw
+from evener.records.graph import ModelGraph
 
 _BYTES = {"fp32": 4, "fp16": 2}
 TRAINED = [

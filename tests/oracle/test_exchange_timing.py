@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.errors import InvalidValue
 from evener.oracle.replay import ExchangePoint, ExchangeTiming
+from evener.records.errors import InvalidValue
 
 TIMING = ExchangeTiming(
     kind="exchange",

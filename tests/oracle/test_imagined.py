@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from evener.errors import InvalidValue
 from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.topology import Topology
 from evener.oracle.imagined import NETWORKS, NODES, imagine
+from evener.records.errors import InvalidValue
 
 
 def test_machines_are_counted_and_joined() -> None:

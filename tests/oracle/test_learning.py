@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from evener.errors import InvalidInput
 from evener.oracle.advice import plan_of
 from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.learning import fit_profile
 from evener.oracle.search import search
-from evener.plan import Plan
-from evener.profile import ClusterProfile
-from evener.record import NodeStep, Step, TrainRecord
+from evener.records.errors import InvalidInput
+from evener.records.plan import Plan
+from evener.records.profile import ClusterProfile
+from evener.records.record import NodeStep, Step, TrainRecord
 from support.imagined_machines import cluster, model
 
 PROFILE = cluster([1.0, 0.5], alpha=1e-6, beta=1e-10)

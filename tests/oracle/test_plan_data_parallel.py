@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from evener.errors import DoesNotFit
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.data_parallel import (
@@ -20,7 +19,8 @@ from evener.oracle.data_parallel import (
     without_slow_nodes,
 )
 from evener.oracle.division.layout import ring_bytes
-from evener.plan import Plan
+from evener.records.errors import DoesNotFit
+from evener.records.plan import Plan
 
 FREE = GradientSync(gradient_bytes=0)
 

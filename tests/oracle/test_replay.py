@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.errors import InvalidValue
 from evener.oracle.replay import ExchangeKind, TraceEvent, replay
+from evener.records.errors import InvalidValue
 
 Ranks = tuple[int, ...]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from evener.errors import InvalidValue
 from evener.oracle.advice import scale
 from evener.oracle.cost.model import TrainingJob
-from evener.profile import ClusterProfile, LinkProfile
+from evener.records.errors import InvalidValue
+from evener.records.profile import ClusterProfile, LinkProfile
 from support.imagined_machines import cluster, convolutions
 
 JOB = TrainingJob(graph=convolutions(depth=6, width=32), batch_size=256, optimizer="sgd")

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.errors import DoesNotFit
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.cost.mesh import price_mesh
 from evener.oracle.search import LEARNS_OTHERWISE, meshes, search
-from evener.plan import Plan
-from evener.schema import read_noun, write_noun
+from evener.records.errors import DoesNotFit
+from evener.records.plan import Plan
+from evener.records.schema import read_noun, write_noun
 from support.imagined_machines import convolutions, model
 
 wired = partial(model, alpha=1e-3, beta=1e-6)
@@ -80,7 +80,7 @@ def test_the_base_install_can_plan_for_a_network_of_the_zoo() -> None:
         "from evener.oracle.imagined import imagine\n"
         "from evener.oracle.cost.model import CostModel, TrainingJob\n"
         "from evener.oracle.search import search\n"
-        "from evener.zoo.networks import draw\n"
+        "from evener.oracle.zoo.networks import draw\n"
         "job = TrainingJob(graph=draw('resnet152'), batch_size=256)\n"
         "print(advice(search(CostModel(job, imagine('4xv100', '100gbe')), ['data'])))\n"
     )

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.errors import DoesNotFit, InvalidValue
 from evener.oracle import stages
 from evener.oracle.stages import DeviceGroup, Held, StageCut, Units, divide
+from evener.records.errors import DoesNotFit, InvalidValue
 
 BYTES = ("weight_bytes", "kept_bytes", "boundary_bytes")
 ONE_EACH = Held(waiting=(1,) * 8, kept=(1,) * 8)

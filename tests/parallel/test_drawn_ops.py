@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from evener.comm.group import Group
 from evener.comm.joining import join_group, leave_group
-from evener.errors import EvenerError, InvalidInput
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
@@ -22,6 +21,7 @@ from evener.parallel.divided import ShardedModel
 from evener.parallel.drawn_ops import refuse_own_draws
 from evener.parallel.op_graph import op_graph
 from evener.parallel.process_mesh import form_process_mesh
+from evener.records.errors import EvenerError, InvalidInput
 
 
 class Dropping(nn.Module):

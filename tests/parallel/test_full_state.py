@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.errors import InvalidInput
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.divided import ShardedModel
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.process_mesh import form_process_mesh
+from evener.records.errors import InvalidInput
 from support.compare_divided import close
 from support.division_networks import residual_net
 from support.thread_ranks import together

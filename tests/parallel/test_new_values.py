@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evener.errors import InvalidInput, file_line
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.op_graph import op_graph
+from evener.records.errors import InvalidInput, file_line
 from support.compare_divided import hold_against, train
 from support.thread_ranks import together
 

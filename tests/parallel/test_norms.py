@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evener.errors import InvalidInput
 from evener.parallel.deferred_statistics import DeferredStatistics, defer_statistics, deferred_in
 from evener.parallel.norm_statistics import Statistics, combine
+from evener.records.errors import InvalidInput
 
 
 def whole(norm: nn.Module, x: Tensor) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evener.comm.group import Group
-from evener.errors import InvalidInput, TrainingFailed
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.divided_model import DividedModel
@@ -22,6 +21,7 @@ from evener.parallel.optimizer_probe import scope_of
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import form_process_mesh
+from evener.records.errors import InvalidInput, TrainingFailed
 from support.compare_divided import close
 from support.thread_ranks import together
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.errors import InvalidInput, file_line, place_of
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replica
 from evener.parallel.divided import ShardedModel, divided_copy
@@ -24,6 +23,7 @@ from evener.parallel.refusals import (
     require_same,
     tensors_in_order,
 )
+from evener.records.errors import InvalidInput, file_line, place_of
 from support.thread_ranks import together
 
 HERE = file_line(__file__, 0).partition(",")[0]

@@ -24,7 +24,7 @@ from torch.distributed.nn.functional import all_gather
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from evener.program import joining
+from evener.frontends.programs import joining
 from evener.tracer.nested import map_tensors
 from programs.suite import Outcome, perform, plain, source
 
@@ -61,7 +61,7 @@ class _Ddp(DistributedDataParallel):
 
 
 class PlainRun:
-    """As `evener.program.session.Run`, with DDP, DistributedSampler and all-reduce.
+    """As `evener.frontends.programs.session.Run`, with DDP, DistributedSampler and all-reduce.
 
     Args:
         options: of DistributedDataParallel.

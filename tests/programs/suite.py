@@ -25,14 +25,14 @@ import numpy as np
 import torch
 
 from evener.comm.joining import leave_group
-from evener.errors import EvenerError
+from evener.frontends.programs import joining
+from evener.frontends.programs.options import ScriptConfig
+from evener.frontends.programs.session import Run
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.program import joining
-from evener.program.options import ScriptConfig
-from evener.program.session import Run
-from evener.run.context import join_world
+from evener.records.errors import EvenerError
+from evener.training.context import join_world
 from programs.cells import program_of
 
 import_module("torchvision_operators")  # before a program imports torchvision

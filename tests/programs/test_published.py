@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evener.errors import EvenerError
+from evener.records.errors import EvenerError
 from programs.cells import cell_names
 from programs.suite import WORLDS, Outcome, in_world, off, perform, plain, source
 

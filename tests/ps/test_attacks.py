@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from evener.errors import EvenerError
-from evener.profile import DeviceProfile
-from evener.ps import messages as m
-from evener.ps.job import encode_job
-from evener.ps.master_client import MasterClient
+from evener.ps.client import MasterClient
+from evener.ps.protocol import messages as m
+from evener.ps.protocol.job import encode_job
+from evener.records.errors import EvenerError
+from evener.records.profile import DeviceProfile
 from evener.sync.messages import Push
 from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost
@@ -225,7 +225,7 @@ def stranger_that_watches(ps: Plane) -> Connection[Any]:
 
 
 def test_an_error_of_the_master_itself_costs_the_peer_and_is_logged_with_its_trace(monkeypatch: Any) -> None:
-    from evener.ps.scheduler import Scheduler
+    from evener.ps.master.scheduler import Scheduler
 
     def broken(*_: Any) -> None:
         raise MemoryError("nothing left")
@@ -244,7 +244,7 @@ def test_an_error_of_the_master_itself_costs_the_peer_and_is_logged_with_its_tra
 
 
 def test_an_error_where_bytes_arrive_costs_the_peer_alone(monkeypatch: Any) -> None:
-    from evener.ps.training_run import TrainingRun
+    from evener.ps.master.training_run import TrainingRun
 
     with plane("a", patience=1) as ps:
         ps.nodes[0].mood.seconds = 0.01
@@ -274,8 +274,8 @@ def test_an_error_where_bytes_arrive_costs_the_peer_alone(monkeypatch: Any) -> N
 def test_a_run_that_the_master_cannot_go_on_with_is_set_aside_and_the_next_one_begins(
     where: str, monkeypatch: Any
 ) -> None:
-    from evener.ps import active_run
-    from evener.ps.training_run import TrainingRun
+    from evener.ps.master import active_run
+    from evener.ps.master.training_run import TrainingRun
 
     def broken(*_: Any) -> None:
         raise ArithmeticError("the books do not balance")

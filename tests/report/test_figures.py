@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from evener.errors import MissingExtra
 from evener.oracle.advice import scale
 from evener.oracle.cost.model import TrainingJob
-from evener.plan import Assignment, Plan
-from evener.record import Event, TrainRecord
+from evener.records.errors import MissingExtra
+from evener.records.plan import Assignment, Plan
+from evener.records.record import Event, TrainRecord
 from evener.report.bars import comparison_figure, phases_figure, plan_figure
 from evener.report.canvas import png
 from evener.report.figures import learning_figure, throughput_figure

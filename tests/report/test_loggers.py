@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from evener.events import RunEvent
-from evener.plan import Assignment, Plan
+from evener.records.events import RunEvent
+from evener.records.plan import Assignment, Plan
 from evener.report.loggers import MLflow, Wandb
 from evener.report.scalars import ScalarLog
 from support.fake_runs import fake_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from evener.record import NodeStep, Step
+from evener.records.record import NodeStep, Step
 from evener.report.measured import node_phases, spans, typical_step, waiting_fraction
 from support.fake_runs import fake_run
 

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from evener.event_tail import Moment
-from evener.events import RunEvent
-from evener.history import Entry, History, NodeWork, fraction_of_ideal
-from evener.plan import Assignment, Plan
-from evener.record import TrainRecord
+from evener.commands.train import demo_verdict
+from evener.records.event_tail import Moment
+from evener.records.events import RunEvent
+from evener.records.history import Entry, History, NodeWork, fraction_of_ideal
+from evener.records.plan import Assignment, Plan
+from evener.records.record import TrainRecord
 from evener.report.bars import comparison_figure, phases_figure
 from evener.report.html import write_page
 from evener.report.live.live_run import LiveRun
 from evener.report.measured import node_phases
 from evener.report.tables import record_table
 from evener.report.text import percent
-from evener.run.commands import demo_verdict
-from evener.run.unfinished import Asked, unfinished_record
+from evener.training.unfinished import Asked, unfinished_record
 from support.fake_runs import NODES, fake_plan, fake_run
 
 

@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from evener.errors import InvalidValue
-from evener.record import Event, TrainRecord
+from evener.records.errors import InvalidValue
+from evener.records.record import Event, TrainRecord
 from evener.report.html import write_page
 from support.fake_runs import NODES, fake_run
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evener.plan import Assignment, Plan
-from evener.profile import BatchTiming, ClusterProfile, DeviceProfile, LinkProfile, TaskTiming, Throughput
+from evener.records.plan import Assignment, Plan
+from evener.records.profile import BatchTiming, ClusterProfile, DeviceProfile, LinkProfile, TaskTiming, Throughput
 from evener.report.planning_tables import links_table, profile_table, timing_table
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table, summary
 from support.fake_runs import NODES, fake_plan, fake_run

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from evener.errors import InvalidValue, MissingExtra
-from evener.plan import Assignment, Plan
+from evener.records.errors import InvalidValue, MissingExtra
+from evener.records.plan import Assignment, Plan
 from evener.report.loggers import TensorBoard, has_tensorboard
 from evener.report.scalars import ScalarLog, scalars_of_step
 from evener.version import pip_install

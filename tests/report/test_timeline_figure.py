@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from evener.errors import InvalidValue
 from evener.parallel.pipeline.timeline import StageEvent, Timeline
+from evener.records.errors import InvalidValue
 from evener.report.canvas import png
 from evener.report.figures import timeline_figure
 

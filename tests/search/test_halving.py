@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from evener.search.halving import bracket_of, goes_on, rungs, rungs_of
 
 

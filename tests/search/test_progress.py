@@ -6,11 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from evener.schema import read_noun
+from evener.records.schema import read_noun
+from evener.records.search_record import STUDY_FILE, SearchRecord
 from evener.search.options import TuneConfig
 from evener.search.progress import StudyFile
 from evener.search.trials import SearchTrial
-from evener.search_record import STUDY_FILE, SearchRecord
 
 
 def test_it_is_written_when_something_changed_a_second_apart_and_at_the_end(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("optuna", reason="needs the extra tune")
 
-from evener.errors import EvenerError, TrainingFailed
+from evener.records.errors import EvenerError, TrainingFailed
 from evener.search.trials import SearchTrial
 
 pytest.importorskip("optuna", reason="needs the extra tune")

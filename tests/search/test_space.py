@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evener.errors import InvalidInput, InvalidValue
+from evener.records.errors import InvalidInput, InvalidValue
 from evener.search.space import Varied, option_text, options_of, parse_varied, suggest_varied
 
 

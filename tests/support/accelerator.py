@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from evener.record import TrainRecord
-from evener.run.commands import perform
-from evener.run.config import RunConfig
-from evener.schema import read_noun
+from evener.commands.train import perform
+from evener.config.run_config import RunConfig
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
 from support.commands import TINY
 
 DEVICE = os.environ.get("EVENER_TEST_DEVICE", "cuda:0")

@@ -13,7 +13,7 @@ from evener.comm.joining import join_group
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.replicated import ReplicatedModel
-from evener.run.checkpoint import Checkpoint, Checkpoints, CheckpointState
+from evener.training.checkpoint import Checkpoint, Checkpoints, CheckpointState
 
 
 def state(step: int) -> CheckpointState:

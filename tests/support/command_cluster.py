@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evener.ps.config import StateDir
-from evener.ps.master_client import MasterClient, find_master
-from evener.ps.status import ClusterStatus, NodeStatus
+from evener.ps.client import MasterClient, find_master
+from evener.ps.protocol.config import StateDir
+from evener.ps.protocol.status import ClusterStatus, NodeStatus
 from support.commands import command, evener, processes_of
 
 WAIT_SECONDS = 60.0

@@ -18,23 +18,23 @@ from torch import Tensor
 
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
-from evener.elastic.authority import Authority
-from evener.elastic.elastic_group import ElasticGroup
-from evener.elastic.generation import Generation, Heard, Hello, Participant, decode_for_authority, encode_message
-from evener.elastic.line import Line
-from evener.elastic.meeting import Connections, Meeting
-from evener.errors import NodeLost
-from evener.history import History
+from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
-from evener.plan import Plan
-from evener.run.config import RunConfig
-from evener.run.context import RankContext, make_context
-from evener.run.elastic.divided import DividedElasticLoop
-from evener.run.elastic.replicated import ReplicatedElasticLoop
-from evener.run.loop import Loop
-from evener.run.planning import Shape, divide
-from evener.run.training import Training, make_training
+from evener.membership.authority import Authority
+from evener.membership.elastic_group import ElasticGroup
+from evener.membership.generation import Generation, Heard, Hello, Participant, decode_for_authority, encode_message
+from evener.membership.line import Line
+from evener.membership.meeting import Connections, Meeting
+from evener.records.errors import NodeLost
+from evener.records.history import History
+from evener.records.plan import Plan
+from evener.training.context import RankContext, make_context
+from evener.training.elastic.divided import DividedElasticLoop
+from evener.training.elastic.replicated import ReplicatedElasticLoop
+from evener.training.loop import Loop
+from evener.training.planning import Shape, divide
+from evener.training.training import Training, make_training
 from support.commands import TINY
 from support.stores import memory_store
 

@@ -6,8 +6,8 @@ import math
 import random
 from collections.abc import Sequence
 
-from evener.plan import Assignment, Plan, Prediction, Rejected
-from evener.record import Event, NodeStep, NodeSummary, Step, TrainRecord, Validation
+from evener.records.plan import Assignment, Plan, Prediction, Rejected
+from evener.records.record import Event, NodeStep, NodeSummary, Step, TrainRecord, Validation
 
 NODES = (("ada", "cuda:0", 0.9e-3), ("bob", "cuda:0", 2.1e-3), ("pi-in-the-attic", "cpu", 12e-3))
 """Name, device and seconds per sample."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evener.search_record import Outcome, SearchRecord, TrialSummary
+from evener.records.search_record import Outcome, SearchRecord, TrialSummary
 
 
 def fake_search(trials: int = 12, *, is_over: bool = True) -> SearchRecord:

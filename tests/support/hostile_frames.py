@@ -25,13 +25,13 @@ import msgspec.inspect as mi
 import psutil
 from safetensors.numpy import load
 
-from evener.profile import DeviceProfile
-from evener.ps import messages as m
-from evener.ps.config import MasterConfig, StateDir
-from evener.ps.directions import ToCommand, ToMaster, ToNode
-from evener.ps.job import Job, decode_job, encode_job
-from evener.ps.master import Master
+from evener.ps.master.master import Master
 from evener.ps.node.worker_session import NodeConfig, WorkerSession
+from evener.ps.protocol import messages as m
+from evener.ps.protocol.config import MasterConfig, StateDir
+from evener.ps.protocol.directions import ToCommand, ToMaster, ToNode
+from evener.ps.protocol.job import Job, decode_job, encode_job
+from evener.records.profile import DeviceProfile
 from evener.sync.protocol import Sgd, SyncProtocol, synchronous
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection

@@ -24,7 +24,7 @@ import time
 from blobs import blobs
 from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
-from evener.task import ThinTask
+from evener.records.task import ThinTask
 
 def thin_task(pause: float = 0.0, width: int = 8, epochs: int = 20) -> ThinTask:
     def loss(outputs, targets):

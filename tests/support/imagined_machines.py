@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evener.graph import ModelGraph
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.profile import ClusterProfile, DeviceProfile, Fabric, Throughput
-from evener.zoo.sketch import Sketch
+from evener.oracle.zoo.sketch import Sketch
+from evener.records.graph import ModelGraph
+from evener.records.profile import ClusterProfile, DeviceProfile, Fabric, Throughput
 
 TERA, GIGA = 1e12, 1e9
 MANY = 1 << 40

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from evener.errors import EvenerError, Interrupted, NodeLost
-from evener.events import RunEvent
+from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode
-from evener.record import Epoch
-from evener.run.config import RunConfig
+from evener.records.errors import EvenerError, Interrupted, NodeLost
+from evener.records.events import RunEvent
+from evener.records.record import Epoch
 from evener.search.board import Board
 from evener.search.halving import Pruning
 from evener.search.placement import speed_of

@@ -27,20 +27,20 @@ import msgspec.inspect as mi
 import psutil
 from msgspec.structs import replace
 
-from evener.elastic.generation import Beat, Hello
-from evener.elastic.shared_values import AskValues, SetValue
-from evener.events import MOST_EVENTS_BYTES, Phase, encode_events
-from evener.profile import PRECISIONS, DeviceProfile, Throughput
-from evener.ps import messages as m
-from evener.ps.access.quotas import MOST_BUFFERS
-from evener.ps.access.rights import may_send
-from evener.ps.collective import rank_messages as r
-from evener.ps.config import StateDir
-from evener.ps.directions import ToCommand, ToMaster, ToNode
-from evener.ps.examination.examination_messages import TaskQuestion, encode_part
-from evener.ps.job import MOST_JOB_BYTES, encode_job
-from evener.ps.master_client import MasterClient, find_master
-from evener.record import Event, NodeStep, Step, TrainRecord
+from evener.membership.generation import Beat, Hello
+from evener.membership.shared_values import AskValues, SetValue
+from evener.ps.client import MasterClient, find_master
+from evener.ps.master.access.quotas import MOST_BUFFERS
+from evener.ps.master.access.rights import may_send
+from evener.ps.protocol import messages as m
+from evener.ps.protocol import rank_messages as r
+from evener.ps.protocol.config import StateDir
+from evener.ps.protocol.directions import ToCommand, ToMaster, ToNode
+from evener.ps.protocol.examination_messages import TaskQuestion, encode_part
+from evener.ps.protocol.job import MOST_JOB_BYTES, encode_job
+from evener.records.events import MOST_EVENTS_BYTES, Phase, encode_events
+from evener.records.profile import PRECISIONS, DeviceProfile, Throughput
+from evener.records.record import Event, NodeStep, Step, TrainRecord
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import CannotJoin, ConnectionLost

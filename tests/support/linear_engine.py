@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.data.sampler import permutation
-from evener.errors import InvalidInput
 from evener.oracle.apportion import Worker
-from evener.ps.job import Job
 from evener.ps.node.engine import EngineSetup
+from evener.ps.protocol.job import Job
+from evener.records.errors import InvalidInput
 from evener.sync.layout import Flat, StateLayout, flat_of, layout_of
 from evener.sync.messages import Lease, positions
 from evener.sync.protocol import SyncProtocol, Workload

@@ -16,20 +16,20 @@ from typing import Any
 import msgspec
 from safetensors.numpy import load
 
-from evener.events import RunEvent
-from evener.profile import DeviceProfile
-from evener.ps.config import MasterConfig, StateDir, Versions
-from evener.ps.directions import ToNode
-from evener.ps.job import Job
-from evener.ps.master import Master
-from evener.ps.master_client import MasterClient
-from evener.ps.messages import Header
+from evener.ps.client import MasterClient
+from evener.ps.master.master import Master
 from evener.ps.node.acceptance import Acceptance
 from evener.ps.node.engine import Build
 from evener.ps.node.node import Node
 from evener.ps.node.worker_session import NodeConfig
-from evener.ps.run_result import RunResult
-from evener.record import TrainRecord
+from evener.ps.protocol.config import MasterConfig, StateDir, Versions
+from evener.ps.protocol.directions import ToNode
+from evener.ps.protocol.job import Job
+from evener.ps.protocol.messages import Header
+from evener.ps.protocol.run_result import RunResult
+from evener.records.events import RunEvent
+from evener.records.profile import DeviceProfile
+from evener.records.record import TrainRecord
 from evener.sync.layout import Flat
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection

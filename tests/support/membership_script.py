@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from evener.ps.membership import decide, tick
-from evener.ps.node_state import Decided, NodeState, Occurrence, OpenRound, Transition
+from evener.ps.master.membership import decide, tick
+from evener.ps.master.node_state import Decided, NodeState, Occurrence, OpenRound, Transition
 
 Row = tuple[float, str, list[str]]
 """Time, what happens (`node incarnation what`, `round n`, `tick`), and the sentences of the transitions."""

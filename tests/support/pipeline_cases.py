@@ -15,13 +15,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.comm.group import Group
 from evener.comm.joining import join_group
+from evener.experiments.models.amoebanet import AmoebaNetD
+from evener.experiments.models.resnet import resnet152
+from evener.experiments.models.transformer import Transformer, tokens_in, translation_loss
+from evener.experiments.models.unet import UNet
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.models.amoebanet import AmoebaNetD
-from evener.models.resnet import resnet152
-from evener.models.transformer import Transformer, tokens_in, translation_loss
-from evener.models.unet import UNet
 from evener.parallel.op_registry import without_synchronised
 from evener.parallel.pipeline.micro_batches import divided, micro_batch_sizes
 from evener.parallel.pipeline.pipeline import Pipeline

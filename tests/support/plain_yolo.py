@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from evener.data.sampler import Division, ShuffledSampler
+from evener.frontends.yolo.cut_loader import CutLoader
 from evener.oracle.apportion import Worker
-from evener.yolo.cut_loader import CutLoader
 
 
 def in_order_of_nodes(base: Any, *, is_backwards: bool = False) -> type:

@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evener.profile import DeviceProfile
-from evener.ps import messages as m
-from evener.ps.directions import ToNode
-from evener.ps.messages import PROTOCOL, Header, Join, Prepare, Ready, RunRejected, ServerReply
+from evener.ps.protocol import messages as m
+from evener.ps.protocol.directions import ToNode
+from evener.ps.protocol.messages import PROTOCOL, Header, Join, Prepare, Ready, RunRejected, ServerReply
+from evener.records.profile import DeviceProfile
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost

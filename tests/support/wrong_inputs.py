@@ -12,10 +12,8 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from msgspec.structs import fields
 
-from evener.program.options import ScriptConfig
-from evener.run.config import RunConfig
-from evener.run.option_values import choices_of, description_of, kind_of
-from evener.run.options import (
+from evener.config.option_values import choices_of, description_of, kind_of
+from evener.config.options import (
     BenchmarkConfig,
     InviteConfig,
     JoinConfig,
@@ -23,6 +21,8 @@ from evener.run.options import (
     TraceConfig,
     UpConfig,
 )
+from evener.config.run_config import RunConfig
+from evener.frontends.programs.options import ScriptConfig
 from evener.search.options import TuneConfig
 
 TASK = """

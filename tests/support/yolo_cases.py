@@ -1,4 +1,4 @@
-"""Trainings of Ultralytics on drawn images, on one rank and on several: what the tests of `evener.yolo` compare.
+"""Trainings of Ultralytics on drawn images, on one rank and on several: what `evener.frontends.yolo` is tested with.
 
 Ultralytics is imported in the ranks' processes alone: it changes the environment of the process that imports it.
 """
@@ -22,13 +22,13 @@ from torch.utils._pytree import tree_leaves
 
 from evener.comm.joining import leave_group
 from evener.data.sampler import permutation
-from evener.history import History
+from evener.frontends.yolo.rank import alone, join
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.ps.node.torch_backend import TorchBackend
-from evener.run.context import Arithmetic
-from evener.yolo.rank import alone, join
+from evener.records.history import History
+from evener.training.context import Arithmetic
 from support.yolo_trainers import Fault, clocked, exact, redivided, spoiled, struck, watched
 
 needs_ultralytics = pytest.mark.skipif(
@@ -114,8 +114,8 @@ def train_case(env: RankEnvironment, case: Case) -> None:
     with alone():
         from ultralytics import YOLO
 
-        from evener.yolo.seat import Seat
-        from evener.yolo.trainer import even_trainer
+        from evener.frontends.yolo.seat import Seat
+        from evener.frontends.yolo.trainer import even_trainer
         from support.plain_yolo import in_order_of_nodes
 
         logging.getLogger("ultralytics").setLevel(logging.ERROR)
@@ -194,7 +194,7 @@ def train_local_case(_: RankEnvironment, case: LocalCase) -> None:
     with alone():
         from ultralytics import YOLO
 
-        from evener.yolo.local_training import LocalTraining
+        from evener.frontends.yolo.local_training import LocalTraining
 
         architecture = YOLO(case.model).model.yaml
     settings = {**case.settings, "task": case.task, "model": case.model}

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from evener.errors import NodeLost
 from evener.oracle.apportion import Worker
+from evener.records.errors import NodeLost
 
 KEPT = 500
 """Numbers of every weight, in a training that keeps its steps."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from evener import Task
 from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
-from evener.task import ThinTask
+from evener.records.task import ThinTask
 
 
 def arrays(count: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:

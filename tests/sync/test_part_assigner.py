@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from evener.data.shares import class_balanced_shares, order_of_parts
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from evener.sync.messages import Lease, positions
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Workload, federated

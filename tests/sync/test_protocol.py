@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from evener.sync.protocol import PROTOCOLS, Adam, Sgd, SyncProtocol, Workload, averaging, diloco, rate_at
 
 SGD = Sgd(learning_rate=0.1)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from evener.sync.layout import Flat, flat_of, layout_of
 from evener.sync.messages import Push
 from evener.sync.parameter_server import ParameterServer

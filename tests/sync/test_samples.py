@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from evener.sync.data_assigner import SampleCursor
 from evener.sync.messages import SampleRange, positions
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from evener.sync.layout import ArraySpec, Flat, StateLayout, flat_of, layout_of
 
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)

@@ -13,7 +13,7 @@ import pytest
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
-from evener.errors import InvalidFile, InvalidValue, MissingFile
+from evener.records.errors import InvalidFile, InvalidValue, MissingFile
 from evener.sync.layout import ArraySpec, Flat, StateLayout
 from evener.sync.messages import WorkerTotals
 from evener.sync.parameter_server import ParameterServer

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from evener.sync.compression import compressor_for
 from evener.sync.layout import Flat
 from evener.sync.messages import Answer, Lease, SampleRange

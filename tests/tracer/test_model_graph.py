@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evener.errors import TrainingFailed
-from evener.graph import Layer, ModelGraph, Window
+from evener.records.errors import TrainingFailed
+from evener.records.graph import Layer, ModelGraph, Window
 from evener.tracer.model_graph import trace_model_graph
 
 IMAGE = torch.zeros(1, 3, 16, 16)

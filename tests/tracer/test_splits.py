@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from evener.errors import InvalidValue
-from evener.graph import Window
+from evener.records.errors import InvalidValue
+from evener.records.graph import Window
 from evener.tracer.model_graph import trace_model_graph
 
 MODULES: list[tuple[nn.Module, tuple[int, ...], Window | None]] = [

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torchvision_operators  # noqa: F401  before torchvision
-from evener.errors import file_line
 from evener.parallel.pipeline.partition_problem import cut_points
+from evener.records.errors import file_line
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.tracing import CPU, NotTraceable, trace
 

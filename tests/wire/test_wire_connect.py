@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.errors import NodeLost
+from evener.records.errors import NodeLost
 from evener.wire import connect
 from evener.wire.connect import backoff, open_connection
 from evener.wire.connection import Connection

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from evener.wire.connection import Connection, Peer
 from evener.wire.errors import BadFrame, ConnectionLost
 from evener.wire.frame import encode_frame

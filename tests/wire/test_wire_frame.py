@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from evener.wire.frame import CLOSE, allocate, as_bytes, drop_sent, encode_close, encode_frame, encode_head
 from evener.wire.limits import Limits
 from support.wire_peers import Hello, Push

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile
+from evener.records.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile
 from evener.wire.errors import BadToken
 from evener.wire.identity import Address, Identity, Token, host_in, make_identity
 from support.wire_peers import INSECURE, SECURE

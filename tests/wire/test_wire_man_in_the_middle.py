@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from evener.errors import NodeLost
+from evener.records.errors import NodeLost
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import BadFrame

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Close, Frame, encode_close, encode_frame, encode_head
 from evener.wire.limits import Limits

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import BadFrame, CannotListen

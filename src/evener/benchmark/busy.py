@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evener.cores import cpu_quota, throttled_seconds
-from evener.schema import Finite, Part
+from evener.records.schema import Finite, Part
+from evener.system.cores import cpu_quota, throttled_seconds
 
 MOST = 0.1
 """Share of the wanted time that others may take before it is said."""

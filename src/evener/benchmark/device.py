@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from evener import host
 from evener.benchmark.throughput import measure_throughputs
 from evener.benchmark.timing import DeviceClock, num_workers, rounds, run_threaded
-from evener.errors import require
-from evener.memory import usable_memory
-from evener.profile import PRECISIONS, DeviceProfile, Throughput, WidthEfficiency
+from evener.records.errors import require
+from evener.records.profile import PRECISIONS, DeviceProfile, Throughput, WidthEfficiency
+from evener.system import host
+from evener.system.memory import usable_memory
 
 _BANDWIDTH_SHARE = 0.05
 _WIDTHS_SHARE = 0.05

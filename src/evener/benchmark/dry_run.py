@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from evener.errors import DoesNotFit, require
-from evener.memory import is_out_of_memory
 from evener.parallel.gradient_hooks import copied
+from evener.records.errors import DoesNotFit, require
+from evener.system.memory import is_out_of_memory
 from evener.tracer.nested import tensors_in
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]

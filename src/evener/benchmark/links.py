@@ -25,8 +25,8 @@ from torch import Tensor
 
 from evener.benchmark.timing import now
 from evener.comm.group import Group
-from evener.errors import NodeLost, require
-from evener.profile import LinkProfile
+from evener.records.errors import NodeLost, require
+from evener.records.profile import LinkProfile
 
 _HEADER = struct.Struct("<qq")
 _ALL_PAIRS_UP_TO = 8

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from evener.cores import usable_cores
-from evener.host import cpu_model
-from evener.memory import usable_memory
-from evener.profile import PRECISIONS, DeviceProfile, Precision, Throughput
+from evener.records.profile import PRECISIONS, DeviceProfile, Precision, Throughput
+from evener.system.cores import usable_cores
+from evener.system.host import cpu_model
+from evener.system.memory import usable_memory
 
 _NO_TORCH = "measured without PyTorch"
 _SIZES = (128, 256, 512)

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from evener.benchmark.fake_group import EventTrace
 from evener.comm.group import Group
-from evener.errors import require
 from evener.oracle.replay import TraceEvent
+from evener.records.errors import require
 
 WARM_UP = 2
 """Steps that do not count: DistributedDataParallel sorts its buckets anew after the first one."""

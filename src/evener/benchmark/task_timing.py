@@ -23,10 +23,10 @@ import torch
 from evener.benchmark.dry_run import DryRun, capacity
 from evener.benchmark.timing import DeviceClock, rounds
 from evener.comm.step_timing import Phase, StepTimer
-from evener.errors import require
-from evener.memory import usable_memory
 from evener.oracle.cost.roofline import fit_line
-from evener.profile import BatchTiming, TaskTiming
+from evener.records.errors import require
+from evener.records.profile import BatchTiming, TaskTiming
+from evener.system.memory import usable_memory
 
 _MOST_PASSES = 50
 _LEAST_UPDATES = 3

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evener.benchmark.timing import DeviceClock, run_threaded
-from evener.profile import Precision, Throughput
+from evener.records.profile import Precision, Throughput
 
 _GAIN_WORTH_A_CALL_OF = ((0.002, 0.0), (0.030, 1.1))
 """(seconds, gain): a call shorter than so many seconds is followed by a larger one if it gained so much in rate."""

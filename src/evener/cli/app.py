@@ -14,7 +14,8 @@ from evener.cli import commands
 from evener.cli.fields import Usual, command_of, with_default_port
 from evener.cli.help import PLAN, TRAIN, TUNE, Panels, epilog
 from evener.cli.task_help import OF_TASKS, TaskCommand
-from evener.errors import (
+from evener.config.config_file import usual_options
+from evener.records.errors import (
     EvenerError,
     Interrupted,
     MissingExtra,
@@ -25,7 +26,6 @@ from evener.errors import (
     place_of,
     words_of,
 )
-from evener.run.usual_options import usual_options
 from evener.search.options import TuneConfig
 from evener.version import pip_install
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from evener.errors import InvalidInput, MissingFile, TrainingFailed
+from evener.config.run_config import RunConfig
 from evener.launch.rank_variables import is_rank, require_rank_variables, require_secret
 from evener.launch.slurm import adopt_slurm
-from evener.run.config import RunConfig
-from evener.sign_of_life import sign_of_life
+from evener.records.errors import InvalidInput, MissingFile, TrainingFailed
+from evener.system.sign_of_life import sign_of_life
 
 STARTING = "starting: loading what is needed"
 
@@ -62,16 +62,16 @@ def adopt_launcher() -> None:
 def require_files(config: RunConfig) -> None:
     """Raise MissingFile or InvalidInput for a file, master or data set that a training needs and that is not there."""
     if config.plan is not None:
-        from evener.plan import Plan
-        from evener.schema import read_noun
+        from evener.records.plan import Plan
+        from evener.records.schema import read_noun
 
         read_noun(config.plan, Plan)
     if config.system is not None and config.local_nodes is None:
-        from evener.ps.system import read_system
+        from evener.ps.protocol.system import read_system
 
         read_system(config.system)
     if (config.agreement is not None and config.local_nodes is None) or config.is_on_master:
-        from evener.run.ps_master import place_of_master
+        from evener.commands.up import place_of_master
 
         place_of_master(config)
     elif config.task in ("mnist", "nfnn"):

@@ -10,9 +10,7 @@ from typing import Annotated
 import typer
 
 from evener.cli.before import adopt_launcher, loading, require_files, require_program, tell
-from evener.program.options import ScriptConfig
-from evener.run.config import RunConfig
-from evener.run.options import (
+from evener.config.options import (
     BenchmarkConfig,
     DemoConfig,
     DoctorConfig,
@@ -25,9 +23,10 @@ from evener.run.options import (
     TraceConfig,
     UpConfig,
 )
-from evener.search.options import TuneConfig
-from evener.tasks.load import require_task
-from evener.yolo.words import (
+from evener.config.run_config import RunConfig
+from evener.data.tasks.load import require_task
+from evener.frontends.programs.options import ScriptConfig
+from evener.frontends.yolo.words import (
     YoloConfig,
     is_yolo,
     read_masters_words,
@@ -36,6 +35,7 @@ from evener.yolo.words import (
     run_config,
     yolo_config,
 )
+from evener.search.options import TuneConfig
 
 
 def train(config: RunConfig, as_json: bool) -> None:
@@ -53,7 +53,7 @@ def train(config: RunConfig, as_json: bool) -> None:
         require_files(config)
         require_ultralytics()
         with loading(as_json, quiet=config.quiet):
-            from evener.yolo import command
+            from evener.frontends.yolo import command
 
         command.train(config, as_json=as_json)
         return
@@ -61,17 +61,17 @@ def train(config: RunConfig, as_json: bool) -> None:
     require_files(config)
     if config.agreement is not None:
         with loading(as_json, quiet=config.quiet):
-            from evener.run.ps_train import train_on_master
+            from evener.commands.train_agreement import train_on_master
 
         train_on_master(config, as_json=as_json)
     elif config.is_on_master:
         with loading(as_json, quiet=config.quiet):
-            from evener.run.ranks_train import train_on_nodes
+            from evener.commands.train_on_master import train_on_nodes
 
         train_on_nodes(config, as_json=as_json)
     else:
         with loading(as_json, quiet=config.quiet):
-            from evener.program import calling
+            from evener.frontends.programs import calling
 
         calling.train_command(config, as_json=as_json)
 
@@ -85,7 +85,7 @@ def yolo(config: YoloConfig, as_json: bool) -> None:
         read_words(config.words)
     require_ultralytics()
     with loading(as_json):
-        from evener.yolo import command
+        from evener.frontends.yolo import command
 
     command.run(config, as_json=as_json)
 
@@ -95,7 +95,7 @@ def run(config: ScriptConfig, as_json: bool) -> None:
     require_program(config.script)  # before PyTorch is loaded
     adopt_launcher()
     with loading(as_json=True):  # stdout is the program's
-        from evener.program import script
+        from evener.frontends.programs import script
 
     script.run_program(config, as_json=as_json)
 
@@ -114,14 +114,14 @@ def tune(config: TuneConfig, as_json: bool) -> None:
 def plan(config: PlanConfig, as_json: bool) -> None:
     """Say what each way of training MODEL on some machines would cost, and which to take; needs no GPU."""
     with loading(as_json=True, line="planning"):  # stdout is for the plan
-        from evener.run import plan_command
+        from evener.commands import plan as plan_command
 
         plan_command.plan(config, as_json=as_json)
 
 
 def catalogue() -> None:
     """Print the models, machines, cards and networks that `evener plan` knows by name."""
-    from evener.run import plan_command
+    from evener.commands import plan as plan_command
 
     plan_command.catalogue()
 
@@ -132,7 +132,7 @@ def benchmark(config: BenchmarkConfig, as_json: bool) -> None:
         require_task(config.task)
     adopt_launcher()
     with loading(as_json):
-        from evener.run import commands
+        from evener.commands import train as commands
 
     commands.benchmark(config, as_json=as_json)
 
@@ -141,7 +141,7 @@ def trace(config: TraceConfig) -> None:
     """Show the layers of a task's model and what each costs, without computing anything; write a ModelGraph."""
     require_task(config.task)
     with loading(as_json=False):
-        from evener.run import commands
+        from evener.commands import train as commands
 
     commands.trace(config)
 
@@ -149,7 +149,7 @@ def trace(config: TraceConfig) -> None:
 def demo(config: DemoConfig, as_json: bool) -> None:
     """Train digits three ways on uneven local nodes: the best node alone, equal shares, Evener."""
     with loading(as_json):
-        from evener.run import commands
+        from evener.commands import train as commands
 
     commands.demo(config, as_json=as_json)
 
@@ -160,7 +160,7 @@ def report(
 ) -> None:
     """Write an HTML page with tables and figures of one or several runs."""
     from evener.report.html import write_records
-    from evener.run.console import output_file
+    from evener.training.console import output_file
 
     write_records([path / "record.json" if path.is_dir() else path for path in records], output_file(output))
     sys.stdout.write(f"wrote {output}\n")
@@ -171,7 +171,7 @@ def dashboard(
     port: Annotated[int, typer.Option(help="Of this machine; 7118, or the next free one.")] = 0,
 ) -> None:
     """Show runs in a browser, while they go on and when they are over; until Ctrl-C."""
-    from evener.run import page
+    from evener.commands import dashboard as page
 
     page.dashboard(runs or [Path("runs")], port)
 
@@ -180,14 +180,14 @@ def doctor(config: DoctorConfig, as_json: bool) -> None:
     """Say what is wrong with this machine, or a master's nodes, and what to do; ends with 2 if a run would fail."""
     if config.task is not None:
         require_task(config.task)
-    from evener.run import doctor_command
+    from evener.commands import doctor as doctor_command
 
     raise typer.Exit(doctor_command.doctor(config, as_json=as_json))
 
 
 def init(path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("my_task.py")) -> None:
     """Write a task that trains as it is, to make your own of it, and evener.toml for its usual options."""
-    from evener.tasks import starter
+    from evener.data.tasks import starter
 
     starter.write_task(path)
     sys.stdout.write(f"wrote {path}: try `evener train {path} --local-nodes 1,0.5`\n")
@@ -197,48 +197,48 @@ def init(path: Annotated[Path, typer.Argument(help="The file to write.")] = Path
 
 def version() -> None:
     """Print the versions of Evener and of what it stands on."""
-    from evener.host import package_versions
+    from evener.system.host import package_versions
 
     sys.stdout.write(json.dumps(package_versions(), indent=1) + "\n")
 
 
 def up(config: UpConfig, as_json: bool) -> None:
     """Be a master that nodes join, until `evener down` or Ctrl-C; started again it is the same one."""
-    from evener.run import ps_master
+    from evener.commands import up as ps_master
 
     ps_master.up(config, as_json=as_json)
 
 
 def join(config: JoinConfig) -> None:
     """Be a node of the master at ADDRESS, until it says goodbye or Ctrl-C. Needs no PyTorch to join."""
-    from evener.run import ps_node
+    from evener.commands import join as ps_node
 
     ps_node.join(config)
 
 
 def nodes(access: NodesAccess, as_json: bool) -> None:
     """Show the nodes of a master, and the run that goes on."""
-    from evener.run import ps_master
+    from evener.commands import up as ps_master
 
     ps_master.nodes(access, as_json=as_json)
 
 
 def invite(config: InviteConfig) -> None:
     """Make a token for one node or several, or for a submitter, with an end; or revoke one."""
-    from evener.run import ps_invite
+    from evener.commands import invite as ps_invite
 
     ps_invite.invite(config)
 
 
 def stop(access: StopAccess) -> None:
     """End the run that goes on at a master, from anywhere, with what it has reached; its nodes stay."""
-    from evener.run import ps_master
+    from evener.commands import up as ps_master
 
     ps_master.stop(access)
 
 
 def down(access: MasterAccess) -> None:
     """End a master's run, its nodes, and the master."""
-    from evener.run import ps_master
+    from evener.commands import up as ps_master
 
     ps_master.down(access)

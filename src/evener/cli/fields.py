@@ -13,9 +13,9 @@ from msgspec import Struct
 from msgspec.structs import FieldInfo, fields
 
 from evener.cli.help import Panels
-from evener.errors import require
-from evener.run.conflicts import option_name
-from evener.run.option_values import choices_of, description_of, kind_of, require_moderate
+from evener.config.conflicts import option_name
+from evener.config.option_values import choices_of, description_of, kind_of, require_moderate
+from evener.records.errors import require
 
 _Words = Annotated[list[str] | None, typer.Argument(help="Words for the program itself.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]

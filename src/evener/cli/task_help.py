@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand
 
-from evener.tasks.parameters import TaskParameter, task_parameters
+from evener.data.tasks.parameters import TaskParameter, task_parameters
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -29,7 +29,7 @@ class TaskCommand(TyperCommand):
         """Print the help of the command, then that of the task."""
         super().format_help(ctx, formatter)
         if (panel := panel_of(ctx.meta.get(_WORDS, ()))) is not None:
-            from evener.run.console import open_console
+            from evener.training.console import open_console
 
             open_console(to_stderr=False, width_in_files=80).print(panel)
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.signed_store import SignedStore
-from evener.errors import NodeLost
+from evener.records.errors import NodeLost
 
 Pending = torch.futures.Future[Any]
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from evener.comm.group import Group, bytes_of
 from evener.comm.mesh import LARGEST_ROUND
-from evener.errors import require
+from evener.records.errors import require
 
 Interval: TypeAlias = tuple[int, int]
 Intervals: TypeAlias = tuple[Interval, ...]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from evener.comm.channel import Channel
 from evener.comm.topics import framed, out_of_step, unframed
-from evener.errors import NodeLost
+from evener.records.errors import NodeLost
 
 _LENGTH = struct.Struct("<I")
 LARGEST_ROUND = 32 * 1024

@@ -17,7 +17,7 @@ from evener.comm.channel import Channel, read
 from evener.comm.mesh import Mesh
 from evener.comm.signed_store import SignedStore
 from evener.comm.waiting import slices
-from evener.errors import NodeLost
+from evener.records.errors import NodeLost
 from evener.wire.errors import CannotJoin
 from evener.wire.handshake import MESSAGE_BYTES, NONCE_BYTES, MasterHandshake, NodeHandshake
 from evener.wire.identity import Token

@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from evener.comm.waiting import never, slices
-from evener.errors import NodeLost
+from evener.records.errors import NodeLost
 
 TAG_BYTES = 32
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.05

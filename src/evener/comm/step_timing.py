@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from evener.pace import Pace
+from evener.system.pace import Pace
 
 Phase = Literal["io", "fb", "wu"]
 

@@ -6,7 +6,7 @@ the first message that is read for something else than it was sent for.
 
 from __future__ import annotations
 
-from evener.errors import OutOfStep
+from evener.records.errors import OutOfStep
 
 NEXT_BATCH = "the next batch"
 END = "the end of the program"

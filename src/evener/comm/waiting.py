@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from evener.errors import NodeLost
+from evener.records.errors import NodeLost
 
 _SLICE = 0.5
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from evener.comm.group import Group
 from evener.data.loader import read_samples
-from evener.errors import InvalidInput
+from evener.records.errors import InvalidInput
 from evener.tracer.nested import values_in
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from evener.data.loading_process import begin_process, load_in_process, received
 from evener.data.sampler import Indices, MicroBatch, Sampler, stream
-from evener.errors import InvalidInput, noting
+from evener.records.errors import InvalidInput, noting
 from evener.tracer.nested import map_values
 
 

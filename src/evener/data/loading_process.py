@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from evener.error_kind import ErrorKind, kind_of
-from evener.errors import DoesNotFit, EvenerError, TrainingFailed, first_line, place_of
-from evener.process_exit import exit_with_parent
+from evener.records.error_kind import ErrorKind, kind_of
+from evener.records.errors import DoesNotFit, EvenerError, TrainingFailed, first_line, place_of
+from evener.system.process_exit import exit_with_parent
 from evener.tracer.nested import map_tensors
 
 T = TypeVar("T")

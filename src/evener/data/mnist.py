@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.errors import InvalidFile, MissingFile, require
+from evener.records.errors import InvalidFile, MissingFile, require
 
 ELEMENTS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 """Third byte of the magic number -> NumPy type of an element, big-endian."""

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.errors import require
 from evener.oracle.apportion import Worker, apportion
+from evener.records.errors import require
 
 
 class Division:

@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from evener.data.loader import read_samples
-from evener.errors import InvalidInput
+from evener.records.errors import InvalidInput
 
 
 class SeededSamples(Dataset[Any]):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.errors import require
+from evener.records.errors import require
 
 Table = NDArray[np.int64]
 Mask = NDArray[np.bool_]

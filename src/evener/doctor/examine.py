@@ -17,9 +17,9 @@ from evener.doctor.facts import FolderFacts, MachineFacts
 from evener.doctor.gpus import driver_gpus, torch_gpus, visible_gpus
 from evener.doctor.load import load_facts
 from evener.doctor.network import network_facts
-from evener.host import cpu_model, version_of
-from evener.memory import usable_memory
-from evener.schema import shown
+from evener.records.schema import shown
+from evener.system.host import cpu_model, version_of
+from evener.system.memory import usable_memory
 
 
 def examine(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from evener.schema import Count, Finite, Name, Part, Text, Word
+from evener.records.schema import Count, Finite, Name, Part, Text, Word
 
 Share = Annotated[float, Meta(ge=0, le=1e6)]
 """Of a core, a processor; more than one for several."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
-from evener.errors import require
-from evener.schema import Name, Part, Text
+from evener.records.errors import require
+from evener.records.schema import Name, Part, Text
 
 Severity: TypeAlias = Literal["ok", "warning", "error"]
 """`warning`: runs go, but slowly, or not all of them; `error`: some run will fail or hang."""

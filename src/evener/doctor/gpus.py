@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from evener.doctor.facts import GpuFacts
-from evener.host import version_of
+from evener.system.host import version_of
 
 _COMMAND = "nvidia-smi"
 _SECONDS = 6.0

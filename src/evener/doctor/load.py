@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 
-from evener.cores import cpu_quota, usable_cores
 from evener.doctor.facts import LoadFacts
-from evener.schema import shown
+from evener.records.schema import shown
+from evener.system.cores import cpu_quota, usable_cores
 
 _SECONDS = 0.5
 _LEAST_CORES = 0.05

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import psutil
 
 from evener.doctor.facts import Interface, NetworkFacts
-from evener.host import own_address
+from evener.system.host import own_address
 from evener.wire.errors import CannotResolve
 from evener.wire.identity import Address
 from evener.wire.resolve import resolve

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from evener.doctor.facts import NetworkFacts
 from evener.doctor.finding import Finding, found
 from evener.doctor.interface_checks import gloo_interface
-from evener.schema import Count, Finite, Name, Part, Word
+from evener.records.schema import Count, Finite, Name, Part, Word
 
 CLOCK_SECONDS = 3.0
 """By which two clocks may differ without a word."""

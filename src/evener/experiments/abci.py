@@ -21,15 +21,15 @@ from pathlib import Path
 import msgspec
 
 from evener.experiments.results import Row, write_csv
-from evener.graph import ModelGraph
 from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.mesh import price_mesh
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.cost.partition import Mode
 from evener.oracle.imagined import NODES
-from evener.profile import ClusterProfile, Fabric, Throughput
-from evener.run.console import print_line
-from evener.zoo.networks import resnet50, vgg16
+from evener.oracle.zoo.networks import resnet50, vgg16
+from evener.records.graph import ModelGraph
+from evener.records.profile import ClusterProfile, Fabric, Throughput
+from evener.training.console import print_line
 
 _HYBRIDS: tuple[Mode, ...] = ("filter", "spatial")
 _DIVISIONS: tuple[Mode, ...] = ("channel", "filter")

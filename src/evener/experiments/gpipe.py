@@ -21,15 +21,15 @@ import torch
 from rich.console import Console
 
 from evener.comm.group import Group
-from evener.errors import require
 from evener.experiments.gpipe_models import FULL, NAIVE, SMALL, Largest, PipelineSpeed, Scale, largest
 from evener.experiments.local_ranks import equal_nodes, measure_on, require_gpus, where
 from evener.experiments.options import GpipeConfig, numbers
 from evener.experiments.results import Column, Row, ratio, table_of, write_csv
 from evener.launch.nodes import LocalNode
 from evener.parallel.pipeline.pipeline import Pipeline
+from evener.records.errors import require
 from evener.report.text import human_bytes, human_count
-from evener.run.console import open_console, print_line
+from evener.training.console import open_console, print_line
 
 # What Huang et al. (2019) measured.
 

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from evener.benchmark.dry_run import LiveBytes
 from evener.comm.group import Group
-from evener.errors import DoesNotFit
 from evener.experiments.local_ranks import equal_nodes, measure_on
-from evener.models.amoebanet import AmoebaNetD
-from evener.models.transformer import Transformer, tokens_in, translation_loss
+from evener.experiments.models.amoebanet import AmoebaNetD
+from evener.experiments.models.transformer import Transformer, tokens_in, translation_loss
 from evener.oracle.schedule import Rematerialise
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.micro_batches import Loss, LossWeight, micro_batch_sizes, resized
@@ -30,7 +29,8 @@ from evener.parallel.pipeline.partition_plan import PartitionPlan, PipelineConfi
 from evener.parallel.pipeline.partition_problem import WEIGHT_COPIES, PartitionProblem, partition_problem
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.placement import StagePlacement
-from evener.schema import Part
+from evener.records.errors import DoesNotFit
+from evener.records.schema import Part
 from evener.tracer.meta_model import on_meta
 
 AMOEBANET, TRANSFORMER = "AmoebaNet-D", "Transformer"

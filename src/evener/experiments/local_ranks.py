@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from evener.atomic import atomic_write
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
-from evener.cores import usable_cores
-from evener.errors import InvalidInput
 from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.run.context import join_world
+from evener.records.atomic import atomic_write
+from evener.records.errors import InvalidInput
+from evener.system.cores import usable_cores
+from evener.training.context import join_world
 
 R = TypeVar("R")
 

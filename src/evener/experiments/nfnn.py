@@ -30,26 +30,26 @@ from rich.table import Table
 from safetensors.numpy import load as load_weights
 
 from evener import autodiff as ad
+from evener.commands.private_master import local_cluster
+from evener.config.options import PATIENCE
 from evener.data.mnist import MNIST_FOLDER
-from evener.errors import require
+from evener.data.tasks.load import load_thin_task
+from evener.data.tasks.thin import NFNN_BATCH, NFNN_RATE
 from evener.experiments.options import NfnnConfig, numbers
 from evener.experiments.results import Column, Row, megabytes, ratio, table_of, write_csv
 from evener.launch.nodes import LocalNode
-from evener.ps.job import Job
-from evener.ps.master_client import MasterClient
+from evener.ps.client import MasterClient
 from evener.ps.node.thin_backend import ThinBackend
-from evener.record import TrainRecord
+from evener.ps.protocol.job import Job
+from evener.records.errors import require
+from evener.records.record import TrainRecord
+from evener.records.schema import parse_noun
+from evener.records.task import ThinTask
 from evener.report.canvas import COLORS, can_draw, canvas, log_axis, save_png
 from evener.report.text import human_seconds, percent
-from evener.run.console import open_console, print_line
-from evener.run.options import PATIENCE
-from evener.run.ps_local import local_cluster
-from evener.schema import parse_noun
-from evener.signals import interrupt_on_stop_signals
 from evener.sync.protocol import Sgd, SyncProtocol, Workload
-from evener.task import ThinTask
-from evener.tasks.load import load_thin_task
-from evener.tasks.thin import NFNN_BATCH, NFNN_RATE
+from evener.system.signals import interrupt_on_stop_signals
+from evener.training.console import open_console, print_line
 from evener.version import pip_install
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from evener.errors import require
-from evener.schema import Part
+from evener.records.errors import require
+from evener.records.schema import Part
 
 
 class AbciConfig(Part, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from evener.atomic import atomic_write
+from evener.records.atomic import atomic_write
 from evener.report.text import grid
 
 Row = Mapping[str, Any]

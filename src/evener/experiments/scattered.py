@@ -26,16 +26,16 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from evener.errors import TrainingFailed
 from evener.experiments.options import ScatteredConfig
 from evener.experiments.results import Column, Row, ratio, table_of, write_csv
 from evener.launch.nodes import parse_local_nodes
-from evener.record import Step, TrainRecord
+from evener.records.errors import TrainingFailed
+from evener.records.record import Step, TrainRecord
+from evener.records.schema import read_noun
 from evener.report.canvas import can_draw, canvas, save_png
 from evener.report.html import write_page
-from evener.run.console import open_console, print_line
-from evener.schema import read_noun
-from evener.signals import interrupt_on_stop_signals
+from evener.system.signals import interrupt_on_stop_signals
+from evener.training.console import open_console, print_line
 from evener.version import pip_install
 
 ALONE = "alone"

@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.errors import DoesNotFit, require
+from evener.config.run_config import STRATEGIES
 from evener.experiments.local_ranks import equal_nodes, measure_on, require_gpus, where
+from evener.experiments.models.resnet import resnet152
 from evener.experiments.options import StrategiesConfig, numbers
 from evener.experiments.strategies_report import StepTime, StrategyCell, StrategyRow, as_row, line, show
 from evener.launch.nodes import LocalNode
-from evener.models.resnet import resnet152
 from evener.oracle.data_parallel import samples_of_replicas
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
@@ -41,10 +41,10 @@ from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
 from evener.parallel.shared_statistics import synchronise_norms
-from evener.plan import is_of_teams, is_pipeline
-from evener.run.config import STRATEGIES
-from evener.run.console import open_console, print_line
-from evener.schema import Part
+from evener.records.errors import DoesNotFit, require
+from evener.records.plan import is_of_teams, is_pipeline
+from evener.records.schema import Part
+from evener.training.console import open_console, print_line
 
 CLASSES = 200
 """Of Tiny ImageNet."""

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from evener.experiments.results import Column, Row, megabytes, table_of, write_csv
-from evener.plan import is_pipeline
+from evener.records.plan import is_pipeline
+from evener.records.schema import Part
 from evener.report.canvas import COLORS, LINES, can_draw, canvas, save_png
 from evener.report.text import human_seconds
-from evener.run.planning import replica_rows
-from evener.schema import Part
+from evener.training.planning import replica_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

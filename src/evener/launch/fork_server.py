@@ -6,7 +6,7 @@ the main one does without this: it ends when it finds its pipe closed.
 
 from __future__ import annotations
 
-from evener.process_exit import kill_forks_with_parent, kill_with_parent
+from evener.system.process_exit import kill_forks_with_parent, kill_with_parent
 
 kill_with_parent()
 kill_forks_with_parent()

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 import msgspec
 import torch.distributed as dist
 
-from evener.elastic.shared_values import AskValues, SetValue, Values, decode_to_rank
+from evener.membership.shared_values import AskValues, SetValue, Values, decode_to_rank
 
 _USUAL = timedelta(seconds=1800)
 

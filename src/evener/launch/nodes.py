@@ -13,9 +13,9 @@ import re
 from collections.abc import Sequence
 from math import inf
 
-from evener.cores import cpu_quota, quota_speed
-from evener.errors import InvalidValue, require
-from evener.schema import Part
+from evener.records.errors import InvalidValue, require
+from evener.records.schema import Part
+from evener.system.cores import cpu_quota, quota_speed
 
 _FORM = "SPEED or SPEED@STEP=SPEED, such as 1.0,0.5 or 1.0,1.0@40=0.33"
 MIN_SPEED = 0.001

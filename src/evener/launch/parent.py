@@ -14,9 +14,9 @@ from typing import NoReturn
 
 import msgspec
 
-from evener.error_kind import ErrorKind, kind_of
-from evener.errors import EvenerError, NodeLost, exit_code_of, explain
-from evener.process_exit import exit_now
+from evener.records.error_kind import ErrorKind, kind_of
+from evener.records.errors import EvenerError, NodeLost, exit_code_of, explain
+from evener.system.process_exit import exit_now
 
 _STOP_SECONDS = 3.0
 """In which the parent's word comes when both got SIGTERM at the same time."""

@@ -28,10 +28,10 @@ from evener.doctor.interface_checks import listening_addresses
 from evener.doctor.network import network_facts
 from evener.doctor.peers import PeerFacts, Unreached, check_peers
 from evener.doctor.probe import Listeners, probe
-from evener.errors import EvenerError, InvalidInput, NodeLost
-from evener.host import version_of
 from evener.launch.rank_environment import RankEnvironment
-from evener.schema import Part
+from evener.records.errors import EvenerError, InvalidInput, NodeLost
+from evener.records.schema import Part
+from evener.system.host import version_of
 from evener.version import VERSION
 
 _CONNECT_SECONDS = 4.0

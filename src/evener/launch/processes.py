@@ -29,12 +29,12 @@ from multiprocessing.context import ForkServerProcess
 from types import FunctionType, ModuleType
 from typing import Any
 
-from evener.cores import compute_in, keep_to_quota
 from evener.launch.parent import Failed, Parent, Said, Sent, decoder
-from evener.process_exit import exit_with_parent, kill_with_starter
-from evener.signals import outlive_terminal, set_handler
+from evener.system.cores import compute_in, keep_to_quota
+from evener.system.process_exit import exit_with_parent, kill_with_starter
+from evener.system.signals import outlive_terminal, set_handler
 
-RANK_MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "evener.run.rank")
+RANK_MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "evener.training.rank")
 """What every rank needs; to be loaded once, before it is started."""
 ELASTIC_RANK_MODULES = (*RANK_MODULES, "torch._dynamo")
 """And what DistributedDataParallel loads when it is made, in two seconds: a rank that comes later takes a tenth."""

@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from evener.comm.signed_store import SignedStore
-from evener.cores import keep_to_quota
 from evener.data.loading_process import loading_death
-from evener.elastic.line import Line
-from evener.error_kind import restated
-from evener.errors import (
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_heartbeat import RankHeartbeat
+from evener.membership.line import Line
+from evener.records.error_kind import restated
+from evener.records.errors import (
     DoesNotFit,
     EvenerError,
     Interrupted,
@@ -29,13 +30,12 @@ from evener.errors import (
     place_of,
     words_of,
 )
-from evener.events import RunEvent
-from evener.launch.nodes import LocalNode
-from evener.launch.rank_heartbeat import RankHeartbeat
-from evener.malloc import keep_freed_memory
-from evener.memory import is_out_of_memory
-from evener.record import Epoch
-from evener.signals import first_request, set_handler
+from evener.records.events import RunEvent
+from evener.records.record import Epoch
+from evener.system.cores import keep_to_quota
+from evener.system.malloc import keep_freed_memory
+from evener.system.memory import is_out_of_memory
+from evener.system.signals import first_request, set_handler
 
 _BROKEN = ("gloo/transport", "connection closed by peer", "connection reset by peer", "nccl error", "ncclsystemerror")
 """In the sentences of Gloo and NCCL, to whose errors PyTorch gives no class of their own."""

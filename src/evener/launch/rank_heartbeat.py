@@ -1,7 +1,8 @@
 """How a rank notices that another is lost.
 
 Every rank writes a growing number and its step to the store that all share, several times a second, from a thread of
-its own: it works when the main thread waits inside a collective for ever. The rule is that of `evener.heartbeat`.
+its own: it works when the main thread waits inside a collective for ever. The rule is that of
+`evener.system.heartbeat`.
 
 A rank whose line to the store is cut hears of nobody, and its calls of the store never return: another thread of its
 own ends it then.
@@ -14,9 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from evener.comm.signed_store import SignedStore
-from evener.errors import NodeLost, first_line
-from evener.heartbeat import ListenedSeconds, Progress, interval
 from evener.launch.store import LEAST_START_SECONDS
+from evener.records.errors import NodeLost, first_line
+from evener.system.heartbeat import ListenedSeconds, Progress, interval
 
 _FAILURE, _SHARED_FAILURE = "failure", "shared failure"
 _SHARED_SECONDS = 2.0

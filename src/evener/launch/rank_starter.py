@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from evener.comm.signed_store import SignedStore
-from evener.elastic.line import Line
-from evener.events import RunEvent, encode_events
 from evener.launch.nodes import LocalNode
 from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.launch.rank_environment import Program, RankEnvironment, run_rank
 from evener.launch.rank_heartbeat import RankHeartbeat
 from evener.launch.store import connect_store, keep_store, new_secret
-from evener.record import Epoch
+from evener.membership.line import Line
+from evener.records.events import RunEvent, encode_events
+from evener.records.record import Epoch
 
 _HOST = "127.0.0.1"
 _LOOKING = timedelta(days=7)

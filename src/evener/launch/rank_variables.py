@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from evener.errors import InvalidInput, InvalidValue
+from evener.records.errors import InvalidInput, InvalidValue
 
 SECRET_VARIABLE = "EVENER_SECRET"
 _LEAST_CHARACTERS = 16

@@ -11,17 +11,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from evener.comm.signed_store import SignedStore
-from evener.elastic.elastic_ranks import ElasticRanks
-from evener.errors import Interrupted, NodeLost
-from evener.events import RunEvent, decode_events
-from evener.heartbeat import ListenedSeconds, Progress
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import ELASTIC_RANK_MODULES, RANK_MODULES, LocalProcess, LocalProcesses
 from evener.launch.rank_environment import Program
 from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.rank_starter import RankStarter, show_event
-from evener.record import Event, Step
-from evener.signals import interrupt_on_stop_signals, requests_to_stop
+from evener.membership.elastic_ranks import ElasticRanks
+from evener.records.errors import Interrupted, NodeLost
+from evener.records.events import RunEvent, decode_events
+from evener.records.record import Event, Step
+from evener.system.heartbeat import ListenedSeconds, Progress
+from evener.system.signals import interrupt_on_stop_signals, requests_to_stop
 
 _GRACE = 1.0
 _BEGINNINGS = 3

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from evener.atomic import atomic_write
 from evener.comm.signed_store import SignedStore
-from evener.errors import InvalidInput, NodeLost
-from evener.host import own_address
 from evener.launch.rank_variables import SECRET_VARIABLE, require_secret
+from evener.records.atomic import atomic_write
+from evener.records.errors import InvalidInput, NodeLost
+from evener.system.host import own_address
 from evener.wire.identity import SECRET_BYTES
 
 LEAST_START_SECONDS = 30.0

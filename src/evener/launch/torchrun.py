@@ -14,17 +14,17 @@ import torch
 from msgspec.structs import replace
 
 from evener.comm.signed_store import SignedStore
-from evener.cores import keep_to_quota, quota_speed
 from evener.doctor.interface_checks import gloo_interface
 from evener.doctor.network import network_facts
-from evener.errors import NodeLost, end_process
-from evener.host import own_address
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.rank_heartbeat import RankHeartbeat, StoreWatch
 from evener.launch.rank_variables import number_of as _number
 from evener.launch.rank_variables import require_rank_variables
 from evener.launch.store import LEAST_START_SECONDS, connect_store, keep_store, launcher_secret
+from evener.records.errors import NodeLost, end_process
+from evener.system.cores import keep_to_quota, quota_speed
+from evener.system.host import own_address
 
 _LONGER = 1.25
 """Than a value is waited for, a store may take to say that it did not come."""

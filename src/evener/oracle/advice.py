@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from evener.errors import require
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.search import EVERY_STRATEGY, LEARNS_OTHERWISE, WORTH, Ranking, estimates_on
-from evener.plan import Assignment, Plan, Prediction, Rejected, Strategy
-from evener.profile import ClusterProfile
+from evener.records.errors import require
+from evener.records.plan import Assignment, Plan, Prediction, Rejected, Strategy
+from evener.records.profile import ClusterProfile
 
 _MUCH = 1.1
 """Local steps are advised from this many times the speed of what learns exactly alike on."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import floor, inf
 
-from evener.errors import DoesNotFit, require
+from evener.records.errors import DoesNotFit, require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from evener.profile import DeviceProfile, Precision, Throughput, WidthEfficiency
+from evener.records.profile import DeviceProfile, Precision, Throughput, WidthEfficiency
 
 _TERA, _GIGA, _GIB = 1e12, 1e9, 1 << 30
 _BANDWIDTH = 0.9

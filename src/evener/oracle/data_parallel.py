@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from evener.errors import DoesNotFit, require
 from evener.oracle.apportion import Worker, apportion, finish_seconds, weights_to_workers
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
-from evener.plan import Assignment, Plan, Prediction, Rejected, Strategy
+from evener.records.errors import DoesNotFit, require
+from evener.records.plan import Assignment, Plan, Prediction, Rejected, Strategy
 
 _WORTH = 0.99
 """One more node has to bring a step to this fraction of what it was: a predicted gain below 1 % is noise."""

@@ -22,9 +22,9 @@ from itertools import combinations
 
 import msgspec
 
-from evener.errors import InvalidValue, require, require_one_of
 from evener.oracle.catalogue import CARDS, Card
-from evener.profile import ClusterProfile, Fabric, LinkProfile
+from evener.records.errors import InvalidValue, require, require_one_of
+from evener.records.profile import ClusterProfile, Fabric, LinkProfile
 
 MAX_DEVICES = 65536
 """That are imagined: a forecast for more takes minutes and gigabytes."""

@@ -14,10 +14,10 @@ from statistics import median
 
 import msgspec
 
-from evener.errors import InvalidInput
-from evener.plan import Assignment
-from evener.profile import ClusterProfile, DeviceProfile
-from evener.record import Step, TrainRecord
+from evener.records.errors import InvalidInput
+from evener.records.plan import Assignment
+from evener.records.profile import ClusterProfile, DeviceProfile
+from evener.records.record import Step, TrainRecord
 
 _WARM_UP_STEPS = 2
 _PRIOR_STEPS = 20

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from evener.errors import InvalidValue, require
-from evener.schema import Part
+from evener.records.errors import InvalidValue, require
+from evener.records.schema import Part
 
 ExchangeKind = Literal["all-reduce", "all-gather", "exchange", "neighbours", "message"]
 

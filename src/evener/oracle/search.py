@@ -19,14 +19,14 @@ from itertools import groupby
 from math import ceil
 from typing import get_args
 
-from evener.errors import DoesNotFit
 from evener.oracle.cost.mesh import price_averaging, price_mesh, price_server
 from evener.oracle.cost.model import CostEstimate, CostModel
 from evener.oracle.cost.partition import MODES
 from evener.oracle.cost.pipeline import price_pipeline
 from evener.oracle.cost.stage_teams import price_stage_teams
 from evener.oracle.cost.topology import all_reduce_seconds
-from evener.plan import Rejected, Strategy, is_of_teams
+from evener.records.errors import DoesNotFit
+from evener.records.plan import Rejected, Strategy, is_of_teams
 
 _MANY, _VERY_MANY = 32, 128
 _ALONE: frozenset[Strategy] = frozenset(("data", "averaging", "server", "asynchronous server"))

@@ -24,7 +24,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from evener.errors import DoesNotFit, require
+from evener.records.errors import DoesNotFit, require
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
 

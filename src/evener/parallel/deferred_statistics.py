@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from evener.errors import InvalidInput
 from evener.parallel.norm_forward import computation_of, compute_by, norms_with_statistics
 from evener.parallel.norm_statistics import Statistics, combine
 from evener.parallel.norms import move
+from evener.records.errors import InvalidInput
 
 
 class DeferredStatistics(TorchFunctionMode):

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.comm.exchange import Route
-from evener.errors import InvalidInput
 from evener.oracle.division.layout import ALIKE, WHOLE, Layout, length
 from evener.oracle.division.plan import ReplicaPlan, Shard, plan_replica, plan_replicas
 from evener.parallel.drawn_ops import refuse_own_draws
@@ -41,6 +40,7 @@ from evener.parallel.refusals import (
     refuse_ties,
 )
 from evener.parallel.shared_statistics import SharedNorms, uncounted
+from evener.records.errors import InvalidInput
 from evener.tracer.meta_model import on_meta
 
 

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evener.errors import InvalidInput
 from evener.oracle.division.layout import Shape
 from evener.parallel.op_call import OpGraph
 from evener.parallel.op_context import LocalOp, OpContext
 from evener.parallel.redistribute import part_of
+from evener.records.errors import InvalidInput
 from evener.tracer.nested import map_tensors
 
 

@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
-from evener.errors import InvalidInput
 from evener.oracle.division.layout import Region
 from evener.oracle.division.pieces import Piece
 from evener.oracle.division.plan import Shard
 from evener.parallel.redistribute import part_of, regions
+from evener.records.errors import InvalidInput
 
 
 def gather_tensors(group: Group, own: Mapping[str, Tensor], shards: Mapping[str, Shard]) -> dict[str, Tensor]:

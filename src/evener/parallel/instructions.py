@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from evener.errors import note_place
 from evener.oracle.division.layout import Layout
 from evener.oracle.division.plan import ReplicaPlan
 from evener.parallel.local_ops import local_op
@@ -17,6 +16,7 @@ from evener.parallel.op_context import LocalOp, OpContext
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.redistribute import Mover, mover
 from evener.parallel.shared_statistics import shared_by
+from evener.records.errors import note_place
 from evener.tracer.hooks import without_followed
 
 Held: TypeAlias = tuple[int, Layout]

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from evener.errors import InvalidInput
 from evener.oracle.division.layout import Shape
 from evener.parallel.op_registry import not_in_place
+from evener.records.errors import InvalidInput
 from evener.tracer.ir import OpRecord, TracedModel, item, record
 from evener.tracer.meta_model import storage_of
 from evener.tracer.nested import map_values

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from evener.errors import InvalidInput
+from evener.records.errors import InvalidInput
 
 
 class NormComputation(Protocol):

@@ -23,14 +23,14 @@ from torch.optim import Optimizer
 
 from evener.comm.exchange import Exchange, Route, shape_of
 from evener.comm.group import Group
-from evener.errors import EvenerError, InvalidInput, TrainingFailed, place_of, words_of
-from evener.memory import is_out_of_memory
 from evener.oracle.division.layout import Region, Shape
 from evener.oracle.division.pieces import Piece
 from evener.oracle.division.plan import Shard
 from evener.parallel.full_state import OptimizerState
 from evener.parallel.optimizer_probe import MakeOptimizer, Scope, keep_parts, looking_whole, scope_of, whole_of
 from evener.parallel.redistribute import part_of
+from evener.records.errors import EvenerError, InvalidInput, TrainingFailed, place_of, words_of
+from evener.system.memory import is_out_of_memory
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.errors import InvalidInput, noting
 from evener.oracle.division.pieces import Piece
 from evener.parallel.optimizer import HeldModel
+from evener.records.errors import InvalidInput, noting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evener.comm.group import Group
-from evener.errors import require
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
+from evener.records.errors import require
 
 
 @dataclass(frozen=True)

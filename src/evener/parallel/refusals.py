@@ -32,8 +32,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from evener.comm.group import Group
-from evener.errors import InvalidInput
 from evener.oracle.division.plan import Shard
+from evener.records.errors import InvalidInput
 from evener.tracer.ir import TracedModel, assign, record
 from evener.tracer.meta_model import attribute, storage_of
 from evener.tracer.tracing import NotTraceable

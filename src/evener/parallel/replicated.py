@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evener.comm.group import Group
-from evener.errors import InvalidInput
 from evener.oracle.division.pieces import Piece
 from evener.parallel.gradient_hooks import GradientHooks
 from evener.parallel.gradient_sums import ReplicaSums, sum_bucket
@@ -27,6 +26,7 @@ from evener.parallel.norm_forward import leave_uncompiled
 from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.shared_statistics import SharedStatistics, shared_by, uncounted
+from evener.records.errors import InvalidInput
 from evener.tracer.meta_model import META, on_meta, value_on_meta
 from evener.tracer.nested import call, map_values
 

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from evener.errors import InvalidInput
 from evener.oracle.division.layout import Layout
 from evener.parallel.norm_forward import computation_of, compute_by, norms_with_statistics
 from evener.parallel.norm_statistics import DataAxis, Gathers
 from evener.parallel.norms import move, normalise_channels
 from evener.parallel.process_mesh import ProcessMesh
+from evener.records.errors import InvalidInput
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from evener.plan import Assignment, Plan
-from evener.record import TrainRecord
+from evener.records.plan import Assignment, Plan
+from evener.records.record import TrainRecord
 from evener.report.canvas import (
     BLUE,
     DARK,

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from evener.atomic import atomic_write
-from evener.errors import MissingExtra
+from evener.records.atomic import atomic_write
+from evener.records.errors import MissingExtra
 from evener.version import pip_install
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from evener.graph import ModelGraph
 from evener.oracle.catalogue import Card
 from evener.oracle.imagined import NodeKind
-from evener.profile import Fabric
+from evener.records.graph import ModelGraph
+from evener.records.profile import Fabric
 from evener.report.text import human_count, table_of
 
 

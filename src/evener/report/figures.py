@@ -9,8 +9,8 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from evener.errors import require
-from evener.record import Event, TrainRecord
+from evener.records.errors import require
+from evener.records.record import Event, TrainRecord
 from evener.report.canvas import (
     BLUE,
     COLORS,

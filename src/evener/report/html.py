@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from evener.atomic import atomic_write
-from evener.errors import require
-from evener.record import TrainRecord
+from evener.records.atomic import atomic_write
+from evener.records.errors import require
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
 from evener.report.bars import comparison_figure, phases_figure, plan_figure
 from evener.report.canvas import svg
 from evener.report.figures import learning_figure, throughput_figure
 from evener.report.style import PAGE_STYLE
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
 from evener.report.text import exact_percent, grid, human_count, human_seconds, percent
-from evener.schema import read_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
 
-from evener.errors import MissingExtra, is_of_the_disk
-from evener.plan import Plan
+from evener.records.errors import MissingExtra, is_of_the_disk
+from evener.records.plan import Plan
 from evener.version import pip_install
 
 

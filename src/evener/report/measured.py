@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from evener.record import NodeStep, NodeSummary, Step, TrainRecord
+from evener.records.record import NodeStep, NodeSummary, Step, TrainRecord
 
 
 class TypicalStep(NamedTuple):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from evener.graph import ModelGraph
 from evener.oracle.advice import Curve
 from evener.oracle.cost.model import CostEstimate
 from evener.oracle.search import Ranking
-from evener.plan import Plan
-from evener.profile import BatchTiming, ClusterProfile, DeviceProfile, TaskTiming, Throughput
+from evener.records.graph import ModelGraph
+from evener.records.plan import Plan
+from evener.records.profile import BatchTiming, ClusterProfile, DeviceProfile, TaskTiming, Throughput
 from evener.report.canvas import COLORS, LINES, canvas, log_axis
 from evener.report.text import Row, grid, human_bytes, human_count, human_seconds, percent, table_of
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
-from evener.errors import require
-from evener.events import RunEvent
-from evener.plan import Plan
-from evener.record import Step, TrainRecord, Validation
+from evener.records.errors import require
+from evener.records.events import RunEvent
+from evener.records.plan import Plan
+from evener.records.record import Step, TrainRecord, Validation
 
 
 class ScalarLogger(Protocol):

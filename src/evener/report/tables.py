@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from rich.table import Table
 
-from evener.plan import Check, Plan, Prediction, Rejected
-from evener.record import TrainRecord
+from evener.records.plan import Check, Plan, Prediction, Rejected
+from evener.records.record import TrainRecord
 from evener.report.measured import typical_step, waiting_fraction
 from evener.report.text import (
     Row,

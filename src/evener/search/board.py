@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from evener.plan import Plan
+from evener.records.plan import Plan
 from evener.search.placement import (
     EXCHANGE_SECONDS,
     REGROUP_SECONDS,

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from evener.errors import EvenerError, Interrupted, InvalidInput, TrainingFailed
-from evener.record import Epoch
-from evener.run.console import open_console, print_line, run_folder
-from evener.run.page import page_beside
-from evener.run.ps_backends import is_thin
+from evener.commands.backends import is_thin
+from evener.commands.dashboard import page_beside
+from evener.data.tasks.load import blaming, import_file, is_path, load_any_task, load_thin_task
+from evener.records.errors import EvenerError, Interrupted, InvalidInput, TrainingFailed
+from evener.records.record import Epoch
+from evener.records.search_record import SearchRecord
+from evener.records.task import BatchTask, Task, ThinTask
 from evener.search.board import Board
 from evener.search.options import Metric, TuneConfig
 from evener.search.places import open_runs, run_config
@@ -27,10 +29,8 @@ from evener.search.study import Study, open_study, some_values
 from evener.search.tables import command_line, importances_table, trial_line, trials_table
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import Rules, SearchTrial
-from evener.search_record import SearchRecord
-from evener.signals import interrupt_on_stop_signals
-from evener.task import BatchTask, Task, ThinTask
-from evener.tasks.load import blaming, import_file, is_path, load_any_task, load_thin_task
+from evener.system.signals import interrupt_on_stop_signals
+from evener.training.console import open_console, print_line, run_folder
 
 _TRIES = 5
 """Draws of options with which a task is made to see what it is: some may be such that its code fails."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from evener.errors import require
+from evener.records.errors import require
 
 Pruning = Literal["asha", "hyperband", "none"]
 ETA = 3

@@ -19,17 +19,17 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from evener.errors import EvenerError, InvalidInput, NodeLost, NoUsableNode
-from evener.events import RunEvent, decode_events
+from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode
-from evener.ps.blobs.blob import Blob
-from evener.ps.job import Job
-from evener.ps.master_client import MasterClient
-from evener.ps.messages import Header, RunEvents, RunFinished, RunRejected, StopRun
+from evener.ps.client import MasterClient
 from evener.ps.node.engine import ModelBackend
-from evener.ps.status import NodeStatus, RunStatus
-from evener.record import Epoch
-from evener.run.config import RunConfig
+from evener.ps.protocol.blob import Blob
+from evener.ps.protocol.job import Job
+from evener.ps.protocol.messages import Header, RunEvents, RunFinished, RunRejected, StopRun
+from evener.ps.protocol.status import NodeStatus, RunStatus
+from evener.records.errors import EvenerError, InvalidInput, NodeLost, NoUsableNode
+from evener.records.events import RunEvent, decode_events
+from evener.records.record import Epoch
 from evener.search.placement import TrialNode
 from evener.search.run_names import RunNames
 from evener.search.runs import RunEnd

@@ -9,9 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, field
 
-from evener.errors import InvalidInput, require, require_one_of
-from evener.profile import PRECISIONS, Precision
-from evener.run.options import (
+from evener.config.options import (
     Dashboard,
     DataFolder,
     Home,
@@ -22,6 +20,8 @@ from evener.run.options import (
     TokenFile,
     refuse_two_tokens,
 )
+from evener.records.errors import InvalidInput, require, require_one_of
+from evener.records.profile import PRECISIONS, Precision
 from evener.search.halving import Pruning
 from evener.search.space import parse_varied, suggest_varied
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
-from evener.plan import Plan
+from evener.records.plan import Plan
 
 DIVIDED = 0.93
 """Of their speeds' sum is what nodes reach together, once they share a trial."""

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from evener.errors import NodeLost
+from evener.config.options import MasterAccess
+from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode, parse_local_nodes
 from evener.launch.processes import LocalProcesses
-from evener.plan import Plan
-from evener.run.config import RunConfig
-from evener.run.options import MasterAccess
-from evener.schema import write_noun
+from evener.records.errors import NodeLost
+from evener.records.plan import Plan
+from evener.records.schema import write_noun
 from evener.search.options import TuneConfig
 from evener.search.runs import OpenRun, Runs, TrialRuns
 from evener.search.trial_folder import TrialFolder
@@ -77,9 +77,9 @@ def _with_checkpoints(asked: RunConfig, folder: TrialFolder, plan: Plan | None) 
 @contextmanager
 def _master_runs(config: TuneConfig, folder: Path, notify: Callable[[str], None]) -> Iterator[Runs]:
     """Runs of a master; when the search is over, or ends in any other way than by losing it, its nodes are free."""
-    from evener.run.ps_backends import load_backend
-    from evener.run.ps_master import open_master
-    from evener.run.ps_train import check_of, prepare
+    from evener.commands.backends import load_backend
+    from evener.commands.train_agreement import check_of, prepare
+    from evener.commands.up import open_master
     from evener.search.master_runs import MasterRuns, Submittable
 
     def submittable(asked: RunConfig, is_shared: bool) -> Submittable:
@@ -107,7 +107,7 @@ def _nodes(config: TuneConfig) -> Sequence[LocalNode]:
     """Of this machine; a thin search has one unless the user names more."""
     if config.thin:
         return parse_local_nodes(config.local_nodes or "1.0")
-    from evener.run.commands import choose_nodes
+    from evener.commands.train import choose_nodes
 
     return choose_nodes(config)
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from evener.schema import write_noun
+from evener.records.schema import write_noun
+from evener.records.search_record import STUDY_FILE, SearchRecord, TrialSummary
 from evener.search.options import Metric, TuneConfig
 from evener.search.search import Search
 from evener.search.trials import SearchTrial
-from evener.search_record import STUDY_FILE, SearchRecord, TrialSummary
 
 _APART = 1.0
 

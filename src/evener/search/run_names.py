@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from evener.atomic import atomic_write
-from evener.schema import Noun, RunName, encode_noun, read_noun
+from evener.records.atomic import atomic_write
+from evener.records.schema import Noun, RunName, encode_noun, read_noun
 
 _FILE = "runs.json"
 

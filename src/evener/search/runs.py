@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from evener.errors import EvenerError, NodeLost, NonFiniteLoss
-from evener.events import RunEvent, decode_events
+from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.run.config import RunConfig
+from evener.records.errors import EvenerError, NodeLost, NonFiniteLoss
+from evener.records.events import RunEvent, decode_events
 from evener.search.placement import TrialNode
 
 _LAST_WORDS = 1.0

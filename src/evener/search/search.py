@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from math import inf
 
-from evener.error_kind import restated
-from evener.errors import DoesNotFit, EvenerError, Interrupted, NodeLost, NotExact
-from evener.plan import Plan
-from evener.record import Epoch
-from evener.run.config import RunConfig
+from evener.config.run_config import RunConfig
+from evener.records.error_kind import restated
+from evener.records.errors import DoesNotFit, EvenerError, Interrupted, NodeLost, NotExact
+from evener.records.plan import Plan
+from evener.records.record import Epoch
+from evener.records.search_record import Outcome
 from evener.search.board import Board, Stint
 from evener.search.placement import takes_next, team_for
 from evener.search.runs import RunEnd, Runs
@@ -27,7 +28,6 @@ from evener.search.space import Suggest
 from evener.search.study import Study
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import ATTEMPTS, Rules, SearchTrial
-from evener.search_record import Outcome
 
 _PAUSE = 0.2
 _SAME_ERRORS = 5

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from evener.errors import InvalidInput, InvalidValue, require
-from evener.schema import Part
+from evener.records.errors import InvalidInput, InvalidValue, require
+from evener.records.schema import Part
 
 _FORM = "NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=A,B,C, such as lr=1e-4..1e-1:log or width=64,128,256"
 _WHOLE = re.compile(r"[+-]?\d+")

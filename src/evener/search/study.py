@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evener.errors import InvalidFile, InvalidInput, MissingExtra
-from evener.file_lock import lock_file
+from evener.records.errors import InvalidFile, InvalidInput, MissingExtra
+from evener.records.search_record import Outcome
 from evener.search.space import Suggest
-from evener.search_record import Outcome
+from evener.system.file_lock import lock_file
 from evener.version import pip_install
 
 NAME = "evener"

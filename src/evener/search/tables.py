@@ -6,10 +6,10 @@ import shlex
 
 from rich.table import Table
 
+from evener.records.search_record import SearchRecord, TrialSummary
 from evener.report.text import exact_percent, human_seconds, percent, table_of
 from evener.search.options import TuneConfig
 from evener.search.trials import SearchTrial
-from evener.search_record import SearchRecord, TrialSummary
 
 
 def trial_line(trial: SearchTrial, sentence: str, metric: str, best: SearchTrial | None) -> str:

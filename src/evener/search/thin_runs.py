@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from evener.errors import EvenerError
-from evener.events import RunEvent, encode_events
+from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode
 from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.record import Epoch
-from evener.run.config import RunConfig
-from evener.run.thin_training import ThinSeat, train_thin
+from evener.records.errors import EvenerError
+from evener.records.events import RunEvent, encode_events
+from evener.records.record import Epoch
 from evener.search.runs import failure_of
+from evener.training.thin_training import ThinSeat, train_thin
 
-PRELOAD = ["evener.run.thin_training", "evener.search.thin_runs"]
+PRELOAD = ["evener.training.thin_training", "evener.search.thin_runs"]
 _OVER, _ON = b"over", b"on"
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from evener.errors import EvenerError, NodeLost
-from evener.events import RunEvent
-from evener.heartbeat import Progress
+from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.launch.rank_heartbeat import read_beat
 from evener.launch.rank_starter import RankStarter, show_event
 from evener.launch.ranks import raise_first
 from evener.launch.store import LEAST_START_SECONDS
-from evener.run.config import RunConfig
-from evener.run.rank import train_rank
+from evener.records.errors import EvenerError, NodeLost
+from evener.records.events import RunEvent
+from evener.system.heartbeat import Progress
+from evener.training.rank import train_rank
 
-PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "evener.run.rank"]
+PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "evener.training.rank"]
 """The compiler, too: the first optimiser that a process makes loads it, which takes longer than all the rest."""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from evener.atomic import remove_drafts
-from evener.record import Epoch
+from evener.records.atomic import remove_drafts
+from evener.records.record import Epoch
 
 _WEIGHTS, _CHECKPOINTS, _STEPS = "model.safetensors", "checkpoints", "steps-per-epoch"
 

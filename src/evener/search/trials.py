@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from evener.records.search_record import Outcome
 from evener.search.halving import Pruning, goes_on, rungs_of
-from evener.search_record import Outcome
 
 ATTEMPTS = 3
 """Times that a trial is begun whose nodes die."""

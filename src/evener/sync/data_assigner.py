@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from evener.errors import require
 from evener.oracle.apportion import Worker, apportion
-from evener.schema import Part
+from evener.records.errors import require
+from evener.records.schema import Part
 from evener.sync.messages import Lease, SampleRange
 from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.worker_record import WorkerRecord, seconds_of

@@ -19,8 +19,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from evener.errors import InvalidValue, require
-from evener.schema import Part, Whole
+from evener.records.errors import InvalidValue, require
+from evener.records.schema import Part, Whole
 
 Kind = Literal["parameter", "statistic", "counter"]
 DType = Literal["float32", "float64", "int64"]

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from evener.schema import Count, Loss, Part, Seconds, Text
+from evener.records.schema import Count, Loss, Part, Seconds, Text
 from evener.sync.protocol import Compression
 
 MAX_UNUSED = 8192

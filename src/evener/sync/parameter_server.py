@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 
-from evener.errors import require
+from evener.records.errors import require
 from evener.sync.aggregator import Aggregator, Received, WholeMerge
 from evener.sync.layout import Flat
 from evener.sync.messages import Answer, Judgement, Push, ServerOutput, WorkerReply

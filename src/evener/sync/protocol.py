@@ -18,8 +18,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Literal
 
-from evener.errors import require
-from evener.schema import Amount, Finite, Name, Part, Whole
+from evener.records.errors import require
+from evener.records.schema import Amount, Finite, Name, Part, Whole
 
 Compression = Literal["none", "bf16", "int8"]
 Robust = Literal["mean", "clip", "trimmed", "median", "krum"]

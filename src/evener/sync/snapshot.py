@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from evener.atomic import atomic_draft
-from evener.errors import InvalidFile, MissingFile, require
-from evener.schema import Noun, parse_noun
+from evener.records.atomic import atomic_draft
+from evener.records.errors import InvalidFile, MissingFile, require
+from evener.records.schema import Noun, parse_noun
 from evener.sync.data_assigner import CursorState
 from evener.sync.layout import Flat, Floats, StateLayout, flat_of
 from evener.sync.messages import WorkerTotals

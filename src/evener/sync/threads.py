@@ -13,8 +13,8 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.cores import usable_cores
 from evener.sync.layout import Floats
+from evener.system.cores import usable_cores
 
 BLOCK_BYTES = 1 << 19
 """Bytes of one array that are worked on at a time."""

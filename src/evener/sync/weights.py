@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.errors import InvalidFile
+from evener.records.errors import InvalidFile
 from evener.sync.compression import Bytes, Compressor, compressor_for
 from evener.sync.layout import Flat, Floats, StateLayout
 from evener.sync.protocol import Outer, SyncProtocol

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from evener.errors import require
-from evener.schema import summable
+from evener.records.errors import require
+from evener.records.schema import summable
 from evener.sync.compression import Bytes, Compressor, as_bytes, compressor_for
 from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import MAX_UNUSED, Answer, Lease, Push

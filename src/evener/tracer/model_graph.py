@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from evener.errors import TrainingFailed, first_line
-from evener.graph import Layer, ModelGraph
+from evener.records.errors import TrainingFailed, first_line
+from evener.records.graph import Layer, ModelGraph
 from evener.tracer.ir import OpRecord, TracedModel, item, record
 from evener.tracer.nested import map_tensors, tensors_in
 from evener.tracer.splits import splits_of, window_of

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import is_tensor_method_or_property
 
-from evener.errors import file_line, is_users
+from evener.records.errors import file_line, is_users
 from evener.tracer.ir import record
 from evener.tracer.nested import tensors_in
 

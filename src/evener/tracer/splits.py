@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from evener.graph import Dim, Window
+from evener.records.graph import Dim, Window
 
 _POINTWISE: tuple[Dim, ...] = ("sample", "channel", "row", "column")
 _WEIGHTED: tuple[Dim, ...] = ("sample", "channel", "filter")

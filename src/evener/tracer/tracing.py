@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evener.errors import file_line, first_line, user_frame
+from evener.records.errors import file_line, first_line, user_frame
 from evener.tracer.effects import PythonState, difference, reads_of
 from evener.tracer.hooks import drop_backward, has_backward_hooks
 from evener.tracer.ir import TracedModel, record

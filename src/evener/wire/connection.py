@@ -20,7 +20,7 @@ from typing import Any, Generic
 
 import msgspec
 
-from evener.heartbeat import Progress
+from evener.system.heartbeat import Progress
 from evener.wire.errors import BadFrame, ConnectionLost
 from evener.wire.frame import (
     Buffer,

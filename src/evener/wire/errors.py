@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from evener.errors import EvenerError, InvalidInput, NodeLost
-from evener.schema import shown
+from evener.records.errors import EvenerError, InvalidInput, NodeLost
+from evener.records.schema import shown
 
 
 class BadToken(InvalidInput):

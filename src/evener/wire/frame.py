@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.errors import InvalidValue
+from evener.records.errors import InvalidValue
 from evener.wire.limits import Limits
 
 H = TypeVar("H", bound=msgspec.Struct)

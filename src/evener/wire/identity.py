@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from evener.atomic import atomic_write
-from evener.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile, require
-from evener.schema import NOT_DECODED
+from evener.records.atomic import atomic_write
+from evener.records.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile, require
+from evener.records.schema import NOT_DECODED
 from evener.wire.errors import BadToken
 
 FINGERPRINT_BYTES = 32

@@ -6,7 +6,7 @@ from math import ceil, isfinite
 
 import msgspec
 
-from evener.errors import require
+from evener.records.errors import require
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

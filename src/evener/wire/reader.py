@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from evener.errors import InvalidValue
-from evener.schema import shown
+from evener.records.errors import InvalidValue
+from evener.records.schema import shown
 from evener.wire.errors import BadFrame
 from evener.wire.frame import (
     CHECKSUM,

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeAlias
 
 import msgspec
 
-from evener.errors import is_of_the_disk
+from evener.records.errors import is_of_the_disk
 from evener.wire.acceptor import Acceptor
 from evener.wire.connection import Peer
 from evener.wire.errors import BadFrame

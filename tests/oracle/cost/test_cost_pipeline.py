@@ -7,10 +7,10 @@ from itertools import combinations
 
 import pytest
 
-from evener.errors import DoesNotFit
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.pipeline import make_pipeline, price_pipeline
-from evener.zoo.networks import unet
+from evener.oracle.zoo.networks import unet
+from evener.records.errors import DoesNotFit
 from support.imagined_machines import convolutions, model
 
 free = partial(model, alpha=0.0, beta=0.0)

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.errors import DoesNotFit
 from evener.oracle.apportion import fewest_micro_batches
 from evener.oracle.cost.mesh import price_averaging, price_mesh, price_server
 from evener.oracle.cost.model import CostModel
 from evener.oracle.cost.partition import MODES, Mode
 from evener.oracle.cost.replica import ReplicaCost, exposed_seconds
 from evener.oracle.cost.topology import LinkCost, all_reduce_seconds
-from evener.profile import ClusterProfile
+from evener.records.errors import DoesNotFit
+from evener.records.profile import ClusterProfile
 from support.imagined_machines import convolutions, model
 
 free = partial(model, alpha=0.0, beta=0.0)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.graph import ModelGraph
 from evener.oracle.apportion import apportion, by_shares, weights_to_workers
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.model import CostModel, TrainingJob
@@ -18,8 +17,9 @@ from evener.oracle.cost.partition import MODES, DividedLayers, ModelSplit
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.rules import Division
 from evener.oracle.imagined import imagine
-from evener.zoo.networks import draw
-from evener.zoo.sketch import Sketch
+from evener.oracle.zoo.networks import draw
+from evener.oracle.zoo.sketch import Sketch
+from evener.records.graph import ModelGraph
 from support.imagined_machines import convolutions
 
 GRAPH = convolutions(depth=3, width=16, rows=8, norm=True)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from evener.graph import ModelGraph
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.operations import operations_of
 from evener.oracle.cost.partition import MODES, DividedLayers
@@ -18,10 +17,11 @@ from evener.oracle.division.layout import Replica
 from evener.oracle.division.network import Network
 from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.rules import Division
+from evener.oracle.zoo.networks import draw
+from evener.oracle.zoo.sketch import Sketch
 from evener.parallel.op_graph import op_graph
+from evener.records.graph import ModelGraph
 from evener.tracer.model_graph import trace_model_graph
-from evener.zoo.networks import draw
-from evener.zoo.sketch import Sketch
 from support.division_networks import residual_net
 from support.imagined_machines import convolutions
 from support.step_traffic import step_traffic

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.errors import InvalidValue
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.roofline import (
     BACKWARD,
@@ -22,9 +21,10 @@ from evener.oracle.cost.roofline import (
     roofline,
     whole,
 )
-from evener.profile import BatchTiming, LayerTiming, TaskTiming
-from evener.zoo.networks import resnet50
-from evener.zoo.sketch import Sketch
+from evener.oracle.zoo.networks import resnet50
+from evener.oracle.zoo.sketch import Sketch
+from evener.records.errors import InvalidValue
+from evener.records.profile import BatchTiming, LayerTiming, TaskTiming
 from support.imagined_machines import convolutions, device
 
 LAYERS = columns(convolutions())

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 
-from evener.errors import DoesNotFit
 from evener.oracle.advice import plan_of
 from evener.oracle.cost.pipeline import price_pipeline
 from evener.oracle.cost.stage_teams import price_stage_teams
 from evener.oracle.search import search
-from evener.plan import Strategy
+from evener.records.errors import DoesNotFit
+from evener.records.plan import Strategy
 from support.imagined_machines import convolutions, model
 
 free = partial(model, alpha=0.0, beta=0.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from evener.errors import InvalidValue
 from evener.oracle.cost.topology import LinkCost, Topology, all_reduce_seconds
-from evener.profile import ClusterProfile, Fabric, LinkProfile
+from evener.records.errors import InvalidValue
+from evener.records.profile import ClusterProfile, Fabric, LinkProfile
 from support.imagined_machines import device
 
 NVLINK = Fabric(name="NVLink", within="node", alpha=1.0, beta=0.001)

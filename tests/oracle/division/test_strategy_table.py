@@ -6,11 +6,11 @@ from typing import get_args
 
 import pytest
 
-from evener.errors import InvalidValue
 from evener.oracle.division.layout import ALIKE, PARTIAL, WHOLE, Layout, Replica, split
 from evener.oracle.division.network import Kind, Network, Operation, Role, Sliding, Weight
 from evener.oracle.division.plan import Arrangement, ReplicaPlan, plan_replica, plan_replicas
 from evener.oracle.division.rules import TABLE, Division
+from evener.records.errors import InvalidValue
 from support.step_traffic import elements, step_traffic
 
 

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.errors import InvalidInput, InvalidValue
 from evener.oracle.division.rules import Division
 from evener.parallel.full_state import own_part
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.pipeline.divided_stage import StageTeams
 from evener.parallel.pipeline.staged import StagedModel
+from evener.records.errors import InvalidInput, InvalidValue
 from support.pipeline_cases import CASES, TOLERANCE, Case, cost, descend, serial
 from support.thread_ranks import together
 

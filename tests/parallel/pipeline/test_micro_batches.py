@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.errors import InvalidValue
 from evener.parallel.pipeline.micro_batches import divided, joined, micro_batch_sizes, resized, samples_in
+from evener.records.errors import InvalidValue
 from evener.tracer.nested import tensors_in
 
 

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evener.comm.joining import join_group
-from evener.errors import InvalidInput, InvalidValue
-from evener.models.transformer import Transformer
-from evener.models.unet import UNet
+from evener.experiments.models.transformer import Transformer
+from evener.experiments.models.unet import UNet
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.staged import StagedModel
+from evener.records.errors import InvalidInput, InvalidValue
 from support.pipeline_cases import CASES, assert_equal, cost, piped, serial
 
 CPU = torch.device("cpu")

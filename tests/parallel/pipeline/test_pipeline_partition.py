@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evener.errors import InvalidInput, InvalidValue, file_line
-from evener.models.resnet import resnet152
-from evener.models.unet import UNet
+from evener.experiments.models.resnet import resnet152
+from evener.experiments.models.unet import UNet
 from evener.parallel.pipeline.partition_problem import cut_points, trace_micro_batch
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.stage_layout import split
+from evener.records.errors import InvalidInput, InvalidValue, file_line
 
 CPU = torch.device("cpu")
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from evener.benchmark.dry_run import LiveBytes
 from evener.comm.joining import leave_group
-from evener.errors import DoesNotFit, EvenerError
+from evener.experiments.models.amoebanet import AmoebaNetD
 from evener.launch.rank_environment import RankEnvironment
-from evener.models.amoebanet import AmoebaNetD
 from evener.oracle.schedule import bubble
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.partition_plan import IN_FLIGHT
 from evener.parallel.pipeline.pipeline import Pipeline
+from evener.records.errors import DoesNotFit, EvenerError
 from support.pipeline_cases import CASES, joined, start
 from support.pipeline_peaks import DIM, TOKENS, Size, fitted, grid, measure_peaks
 

@@ -4,7 +4,7 @@
 import tempfile
 
 import torch
-from evener.integrations.transformers import EvenerTrainer  # added
+from evener.frontends.integrations.transformers import EvenerTrainer  # added
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 

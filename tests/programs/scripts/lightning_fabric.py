@@ -3,7 +3,7 @@
 
 import torch
 import torch.nn.functional as F
-from evener.integrations.lightning import EvenerFabricStrategy  # added
+from evener.frontends.integrations.lightning import EvenerFabricStrategy  # added
 from lightning import Fabric
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -4,7 +4,7 @@
 import lightning as L
 import torch
 import torch.nn.functional as F
-from evener.integrations.lightning import EvenerStrategy  # added
+from evener.frontends.integrations.lightning import EvenerStrategy  # added
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

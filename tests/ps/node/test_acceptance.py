@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from evener.ps.job import Job
 from evener.ps.node.acceptance import Acceptance
+from evener.ps.protocol.job import Job
 from support.agreements import SYNC
 from support.linear_engine import job, weights
 from support.master_in_threads import Stand, plane

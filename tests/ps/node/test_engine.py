@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from evener.errors import InvalidInput, InvalidValue, MissingExtra
-from evener.ps.job import Job
+from evener.commands.backends import build_engine, build_thin_engine, build_torch_engine
+from evener.data.tasks.load import load_thin_task
 from evener.ps.node.engine import EngineSetup, NodeEngine, enough_samples
 from evener.ps.node.thin_backend import ThinBackend
-from evener.run.ps_backends import build_engine, build_thin_engine, build_torch_engine
+from evener.ps.protocol.job import Job
+from evener.records.errors import InvalidInput, InvalidValue, MissingExtra
 from evener.sync.layout import Flat, flat_of
 from evener.sync.messages import Lease, SampleRange
 from evener.sync.protocol import Sgd, SyncProtocol, Workload
-from evener.tasks.load import load_thin_task
 
 OPTIONS = {"channels": "4", "blocks": "1"}
 TRAIN, VALIDATION = 1438, 359

@@ -17,12 +17,12 @@ from torch.utils.data import TensorDataset
 
 from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
-from evener.errors import InvalidInput, NotExact
+from evener.commands.backends import load_backend
+from evener.commands.train_agreement import check_of, prepare
+from evener.config.run_config import RunConfig
 from evener.ps.node.parity import check_parity
-from evener.run.config import RunConfig
-from evener.run.ps_backends import load_backend
-from evener.run.ps_train import check_of, prepare
-from evener.task import Task, ThinTask
+from evener.records.errors import InvalidInput, NotExact
+from evener.records.task import Task, ThinTask
 
 
 def arrays(count: int = 40, shift: float = 0.0) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from evener.ps.messages import Dismiss, Header, Heartbeat, Prepare, Quarantine, Release
 from evener.ps.node.reconnecting_client import Inbox, RunEnded, ThreadedInbox
+from evener.ps.protocol.messages import Dismiss, Header, Heartbeat, Prepare, Quarantine, Release
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Frame
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from evener import autodiff as ad
-from evener.errors import InvalidInput
+from evener.data.tasks.thin import ThinNormalise
 from evener.ps.node.thin_backend import ThinBackend
+from evener.records.errors import InvalidInput
+from evener.records.task import ThinTask
 from evener.sync.layout import Flat
 from evener.sync.protocol import Adam, Grouped, Sgd
-from evener.task import ThinTask
-from evener.tasks.thin import ThinNormalise
 
 
 def thin(optimizer: Any, rate: Any = None) -> Any:

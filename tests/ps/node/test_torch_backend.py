@@ -12,20 +12,20 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import IterableDataset, TensorDataset
 
+from evener.commands.backends import build_torch_engine
 from evener.data.loader import seed_all
-from evener.errors import InvalidInput, InvalidValue
-from evener.ps.job import Job
+from evener.data.tasks.load import load_task
 from evener.ps.node.engine import EngineSetup, TaskEngine
 from evener.ps.node.torch_backend import TorchBackend
 from evener.ps.node.torch_state import layout_of_model
-from evener.run.context import Arithmetic
-from evener.run.ps_backends import build_torch_engine
+from evener.ps.protocol.job import Job
+from evener.records.errors import InvalidInput, InvalidValue
+from evener.records.task import Task
 from evener.sync import protocol
 from evener.sync.layout import Flat
 from evener.sync.messages import Lease, SampleRange
 from evener.sync.protocol import Adam, Grouped, Sgd, Workload
-from evener.task import Task
-from evener.tasks.load import load_task
+from evener.training.context import Arithmetic
 
 TINY = Path(__file__).parents[2] / "support_tasks" / "tiny.py"
 ALONE = Lease(number=1, version=0, samples=SampleRange(epoch=0, ranges=((5, 1),)), num_steps=1)

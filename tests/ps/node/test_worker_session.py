@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from evener.profile import DeviceProfile
-from evener.ps.blobs.blob import Blob
-from evener.ps.config import Versions
-from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready, ServerReply, Validate, Validated
 from evener.ps.node.worker_session import NodeConfig, WorkerSession
+from evener.ps.protocol.blob import Blob
+from evener.ps.protocol.config import Versions
+from evener.ps.protocol.messages import (
+    BlobChunk,
+    Contribution,
+    FetchBlob,
+    Header,
+    Ready,
+    ServerReply,
+    Validate,
+    Validated,
+)
+from evener.records.profile import DeviceProfile
 from evener.sync import protocol
 from evener.sync.messages import Answer, Lease, SampleRange
 from evener.sync.protocol import Sgd, SyncProtocol

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.errors import InvalidInput
+from evener.records.errors import InvalidInput
 from evener.report.live.access import PORT, Access, listen
 
 TOKEN = "k" * 43

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evener.event_log import EventLog
-from evener.event_tail import EVENTS_FILE
-from evener.events import RunEvent
+from evener.records.event_log import EventLog
+from evener.records.event_tail import EVENTS_FILE
+from evener.records.events import RunEvent
+from evener.records.schema import write_noun
 from evener.report.live.feed import Cursor, Source, Sources
-from evener.schema import write_noun
 from support.fake_runs import fake_run
 
 

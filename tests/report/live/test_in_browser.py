@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from evener.event_log import EventLog
-from evener.event_tail import EVENTS_FILE
-from evener.events import Phase, RunEvent
-from evener.record import Event, Step
-from evener.schema import write_noun
-from evener.search_record import STUDY_FILE
+from evener.records.event_log import EventLog
+from evener.records.event_tail import EVENTS_FILE
+from evener.records.events import Phase, RunEvent
+from evener.records.record import Event, Step
+from evener.records.schema import write_noun
+from evener.records.search_record import STUDY_FILE
 from support.fake_runs import fake_run
 from support.fake_search import fake_search
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from evener.event_tail import Moment, events_of
-from evener.events import Phase, RunEvent
-from evener.history import Entry, NodeWork
-from evener.plan import Plan
-from evener.record import Event, Step
+from evener.records.event_tail import Moment, events_of
+from evener.records.events import Phase, RunEvent
+from evener.records.history import Entry, NodeWork
+from evener.records.plan import Plan
+from evener.records.record import Event, Step
 from evener.report.live.live_run import LiveRun
 from evener.report.live.losses import Losses
 from evener.report.live.picture import NodePicture

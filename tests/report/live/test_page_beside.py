@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from evener.event_log import EventLog
-from evener.event_tail import EVENTS_FILE
-from evener.events import RunEvent
-from evener.run.page import page_beside
+from evener.commands.dashboard import page_beside
+from evener.records.event_log import EventLog
+from evener.records.event_tail import EVENTS_FILE
+from evener.records.events import RunEvent
 from support.fake_runs import fake_run
 
 pytest.importorskip("uvicorn", reason="the live page needs evener[dashboard]")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from evener.records.schema import write_noun
+from evener.records.search_record import STUDY_FILE
 from evener.report.live.feed import Cursor, Sources
-from evener.schema import write_noun
-from evener.search_record import STUDY_FILE
 from support.fake_search import fake_search
 
 

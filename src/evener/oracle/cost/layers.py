@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.graph import Layer, ModelGraph
+from evener.records.graph import Layer, ModelGraph
 
 Numbers = NDArray[np.float64]
 Counts = NDArray[np.int64]

@@ -28,7 +28,7 @@ from evener.oracle.cost.partition import Mode
 from evener.oracle.cost.replica import ReplicaCost, exchange_gradients, make_replicas
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
-from evener.plan import Strategy
+from evener.records.plan import Strategy
 
 
 def price_mesh(

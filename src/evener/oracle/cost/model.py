@@ -11,8 +11,6 @@ from typing import TypedDict
 
 import numpy as np
 
-from evener.errors import require, require_one_of
-from evener.graph import Layer, ModelGraph
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.layers import Layers, Numbers, columns
 from evener.oracle.cost.partition import DividedLayers, ModelSplit
@@ -20,8 +18,10 @@ from evener.oracle.cost.roofline import DeviceSpeed, LayerSeconds, device_of, la
 from evener.oracle.cost.topology import Topology
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.rules import Division
-from evener.plan import Strategy
-from evener.profile import ClusterProfile, Precision
+from evener.records.errors import require, require_one_of
+from evener.records.graph import Layer, ModelGraph
+from evener.records.plan import Strategy
+from evener.records.profile import ClusterProfile, Precision
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2}
 """Numbers that an optimiser keeps for every parameter."""

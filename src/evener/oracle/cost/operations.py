@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from evener.graph import Layer, ModelGraph
 from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Adaptive, Kind, Network, Operation, Sliding, Spreading, Weight, WindowRule
+from evener.records.graph import Layer, ModelGraph
 
 _IDENTITY = (Sliding(1, 1, 0), Sliding(1, 1, 0))
 

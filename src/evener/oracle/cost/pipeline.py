@@ -13,7 +13,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from evener.errors import DoesNotFit
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.cost.layers import Numbers
 from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of, worst_of
@@ -22,6 +21,7 @@ from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 from evener.oracle.schedule import SCHEDULES, SimulatedStep, max_held, simulate
 from evener.oracle.stages import DeviceGroup, Held, StageCut, Units, best_cut
+from evener.records.errors import DoesNotFit
 
 _FREE_ORDER_UP_TO = 5
 

@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from evener.errors import DoesNotFit
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.layers import Numbers
 from evener.oracle.cost.model import CostModel
@@ -26,6 +25,7 @@ from evener.oracle.cost.partition import Mode, ModelSplit
 from evener.oracle.cost.roofline import BACKWARD, LayerSeconds, layer_seconds
 from evener.oracle.cost.topology import LinkCost, all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
+from evener.records.errors import DoesNotFit
 
 _NOTHING = LayerSeconds(np.zeros((2, 1, 1)), np.zeros((2, 1, 1)))
 

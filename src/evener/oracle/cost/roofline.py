@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evener.errors import InvalidValue
 from evener.oracle.cost.layers import Layers, Numbers
-from evener.profile import DeviceProfile, TaskTiming
+from evener.records.errors import InvalidValue
+from evener.records.profile import DeviceProfile, TaskTiming
 
 _CLOCK_RESOLUTION = 1e-9
 

@@ -15,7 +15,7 @@ from evener.oracle.cost.model import CostEstimate, CostModel, worst_of
 from evener.oracle.cost.pipeline import PipelineReplica, make_pipeline
 from evener.oracle.cost.replica import ReplicaCost
 from evener.oracle.division.rules import Division
-from evener.plan import Strategy
+from evener.records.plan import Strategy
 
 
 def price_stage_teams(

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
-from evener.errors import InvalidValue, require
-from evener.profile import ClusterProfile, Fabric
+from evener.records.errors import InvalidValue, require
+from evener.records.profile import ClusterProfile, Fabric
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from itertools import pairwise
 from math import prod
 from typing import Literal, TypeAlias
 
-from evener.errors import require
 from evener.oracle.apportion import by_shares
-from evener.schema import Part
+from evener.records.errors import require
+from evener.records.schema import Part
 
 Interval: TypeAlias = tuple[int, int]
 Intervals: TypeAlias = tuple[Interval, ...]

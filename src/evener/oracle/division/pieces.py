@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from evener.oracle.division.layout import Region, Shape, length
-from evener.schema import Part
+from evener.records.schema import Part
 
 
 class Piece(Part, frozen=True, kw_only=True):

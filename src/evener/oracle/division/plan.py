@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from evener.errors import require
 from evener.oracle.division.layout import Layout, Move, Replica, Shape
 from evener.oracle.division.network import Network
 from evener.oracle.division.placement import layout_of
 from evener.oracle.division.planner import DividedNetwork, divide_network
 from evener.oracle.division.rules import Division
-from evener.schema import Part
+from evener.records.errors import require
+from evener.records.schema import Part
 
 
 class Arrangement(Part, frozen=True, kw_only=True):

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.errors import require
 from evener.oracle.division import rules
 from evener.oracle.division.layout import Layout, Replica
 from evener.oracle.division.plan import Arrangement, ReplicaPlan, Shard, plan_among
@@ -35,6 +34,7 @@ from evener.parallel.pipeline.stage_layout import StageLayout
 from evener.parallel.pipeline.stage_modules import StageModules
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.rank_program import RankProgram
+from evener.records.errors import require
 from evener.tracer.ir import record
 from evener.tracer.meta_model import on_meta
 

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from evener.errors import require
 from evener.oracle.schedule import SCHEDULES, Action, evaluation, max_held, with_recomputing
 from evener.parallel.pipeline.micro_batches import divided, micro_batch_sizes, resized, samples_in
 from evener.parallel.pipeline.partition_plan import PartitionPlan, PipelineConfig, recomputed
@@ -24,6 +23,7 @@ from evener.parallel.pipeline.placement import P2P, StageHost
 from evener.parallel.pipeline.stage_modules import StageModules, StageRNG, mix
 from evener.parallel.pipeline.stage_program import StageProgram, StagePrograms
 from evener.parallel.pipeline.timeline import StageClock, StageEvent
+from evener.records.errors import require
 from evener.tracer.nested import tensors_in
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evener.errors import InvalidValue, require
-from evener.schema import Part
+from evener.records.errors import InvalidValue, require
+from evener.records.schema import Part
 from evener.tracer.nested import map_tensors, tensors_in
 
 Loss = Callable[[Any, Any], Tensor]

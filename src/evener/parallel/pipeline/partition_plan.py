@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from evener.errors import InvalidValue, require, require_one_of
-from evener.memory import usable_memory
 from evener.oracle.schedule import SCHEDULES, Action, Rematerialise, ScheduleName, max_held
 from evener.oracle.stages import DeviceGroup, Held, StageCut, Units, divide
 from evener.parallel.pipeline.partition_problem import PartitionProblem
 from evener.parallel.pipeline.placement import StagePlacement
 from evener.parallel.pipeline.stage_layout import StageLayout, lay_out, positions_of
 from evener.parallel.pipeline.stage_program import measured_seconds
+from evener.records.errors import InvalidValue, require, require_one_of
+from evener.system.memory import usable_memory
 from evener.tracer.ir import record
 
 CostFunction = Callable[[str, nn.Module | None], float]

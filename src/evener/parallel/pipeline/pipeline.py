@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.errors import InvalidValue
 from evener.oracle.division.plan import Shard
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
@@ -54,6 +53,7 @@ from evener.parallel.pipeline.shared_tensors import SharedTensors
 from evener.parallel.pipeline.stage_modules import make_stage_modules
 from evener.parallel.pipeline.timeline import StageEvent, Timeline
 from evener.parallel.refusals import require_same
+from evener.records.errors import InvalidValue
 from evener.tracer.meta_model import on_meta
 from evener.tracer.nested import map_tensors, tensors_in
 

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.group import Group
-from evener.errors import require
 from evener.parallel.pipeline.stage_layout import BoundaryTensor
+from evener.records.errors import require
 from evener.tracer.ir import TorchModes
 
 T = TypeVar("T")

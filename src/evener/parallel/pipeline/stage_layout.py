@@ -14,9 +14,9 @@ from torch import Tensor, fx, nn
 from torch.fx.node import Argument, map_aggregate
 from torch.nn.modules.batchnorm import _NormBase
 
-from evener.errors import InvalidInput, InvalidValue
 from evener.parallel.pipeline.partition_problem import PartitionProblem
 from evener.parallel.pipeline.stage_modules import names_under, targets_of
+from evener.records.errors import InvalidInput, InvalidValue
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.meta_model import storage_of
 

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from evener.errors import InvalidInput
 from evener.parallel.deferred_statistics import DeferredStatistics, defer_statistics, deferred_in
+from evener.records.errors import InvalidInput
 from evener.tracer.hooks import without_followed
 from evener.tracer.meta_model import attribute
 

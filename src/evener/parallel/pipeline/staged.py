@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from evener.comm.exchange import Route
 from evener.comm.group import Group
-from evener.errors import InvalidInput, InvalidValue
 from evener.oracle.division.layout import WHOLE, Region
 from evener.oracle.division.pieces import Piece
 from evener.oracle.division.plan import Shard
@@ -26,6 +25,7 @@ from evener.parallel.pipeline.divided_stage import nothing_of, over_world
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.redistribute import regions
 from evener.parallel.refusals import refuse_divided_hooks
+from evener.records.errors import InvalidInput, InvalidValue
 
 
 class StagedModel:

@@ -10,7 +10,7 @@ import torch
 
 from evener.comm.step_timing import StepTimer
 from evener.oracle.schedule import Action, Kind
-from evener.schema import Part
+from evener.records.schema import Part
 
 
 class StageEvent(Part, frozen=True, kw_only=True):

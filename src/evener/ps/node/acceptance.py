@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from evener.tasks.load import BUILT_IN_TASKS
+from evener.data.tasks.load import BUILT_IN_TASKS
 
 
 class AskedTask(Protocol):

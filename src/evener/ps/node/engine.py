@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from evener.data.sampler import permutation
 from evener.data.shares import class_balanced_shares, order_of_parts
-from evener.errors import InvalidInput
-from evener.pace import Pace
-from evener.ps.job import Job
+from evener.ps.protocol.job import Job
+from evener.records.errors import InvalidInput
 from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import Lease, positions
 from evener.sync.protocol import Outer
 from evener.sync.worker import Engine
+from evener.system.pace import Pace
 
 _WARM_UP = 1
 _TRIAL_SECONDS = 0.2

@@ -19,14 +19,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from evener.errors import EvenerError, NodeLost, place_of, words_of
-from evener.profile import DeviceProfile
-from evener.ps.collective.node_ranks import NodeRanks
-from evener.ps.collective.rank_messages import PrepareRank, RankTold, StartRank, StopRank
-from evener.ps.examination.examination_messages import Examine, ProbeNodes
-from evener.ps.examination.node_examination import NodeExaminer
-from evener.ps.job import decode_job
-from evener.ps.messages import (
+from evener.ps.node.node_examination import NodeExaminer
+from evener.ps.node.node_ranks import NodeRanks
+from evener.ps.node.reconnecting_client import Dial, Inbox, ReconnectingClient, RunEnded, ThreadedInbox
+from evener.ps.node.worker_session import NodeConfig, WorkerSession
+from evener.ps.protocol.examination_messages import Examine, ProbeNodes
+from evener.ps.protocol.job import decode_job
+from evener.ps.protocol.messages import (
     PROTOCOL,
     BlobChunk,
     Dismiss,
@@ -44,9 +43,10 @@ from evener.ps.messages import (
     Validate,
     Welcome,
 )
-from evener.ps.node.reconnecting_client import Dial, Inbox, ReconnectingClient, RunEnded, ThreadedInbox
-from evener.ps.node.worker_session import NodeConfig, WorkerSession
-from evener.schema import shown
+from evener.ps.protocol.rank_messages import PrepareRank, RankTold, StartRank, StopRank
+from evener.records.errors import EvenerError, NodeLost, place_of, words_of
+from evener.records.profile import DeviceProfile
+from evener.records.schema import shown
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Buffer, Frame
 

@@ -22,8 +22,8 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.heartbeat import interval
-from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join, Release, ServerReply
+from evener.ps.protocol.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join, Release, ServerReply
+from evener.system.heartbeat import interval
 from evener.wire.connect import JOIN_SECONDS, backoff
 from evener.wire.connection import Connection
 from evener.wire.errors import BadFrame, CannotJoin, ConnectionLost

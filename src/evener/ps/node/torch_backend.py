@@ -23,16 +23,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adam, AdamW, Optimizer, SparseAdam
 
 from evener.data.loader import collect, count_samples, labels_of, seed_all, split_batch, to_device
-from evener.errors import InvalidInput
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.op_registry import without_synchronised
 from evener.parallel.parallel_model import require_scalar
 from evener.parallel.refusals import refuse_lazy
 from evener.ps.node.torch_state import TorchState, layout_of_model, shared_state
-from evener.ps.server_optimizer import group_numbers, server_optimizer
+from evener.ps.protocol.server_optimizer import group_numbers, server_optimizer
+from evener.records.errors import InvalidInput
+from evener.records.task import Task
 from evener.sync.layout import Flat, flat_of
 from evener.sync.protocol import Outer
-from evener.task import Task
 from evener.tracer.nested import call
 
 Settings = dict[str, Any]

@@ -15,16 +15,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from evener.profile import DeviceProfile
-from evener.ps.blobs.blob_transfer import BlobReceiver
-from evener.ps.collective.rank_session import Host
-from evener.ps.config import Versions
-from evener.ps.examination.node_examination import Look, look_at_machine
-from evener.ps.job import Job
-from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready, ServerReply, Validate, Validated
 from evener.ps.node.acceptance import Acceptance
 from evener.ps.node.engine import Build, EngineSetup, NodeEngine
-from evener.schema import summable
+from evener.ps.node.node_examination import Look, look_at_machine
+from evener.ps.node.rank_session import Host
+from evener.ps.protocol.blob_transfer import BlobReceiver
+from evener.ps.protocol.config import Versions
+from evener.ps.protocol.job import Job
+from evener.ps.protocol.messages import (
+    BlobChunk,
+    Contribution,
+    FetchBlob,
+    Header,
+    Ready,
+    ServerReply,
+    Validate,
+    Validated,
+)
+from evener.records.profile import DeviceProfile
+from evener.records.schema import summable
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat
 from evener.sync.messages import Lease, Push

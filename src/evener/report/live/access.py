@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qs
 
-from evener.errors import InvalidInput
+from evener.records.errors import InvalidInput
 
 ADDRESS = "127.0.0.1"
 PORT = 7118

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from evener.errors import InvalidFile, first_line
-from evener.event_tail import EVENTS_FILE, EventTail, Moment, events_of
-from evener.events import Phase
-from evener.history import Entry
-from evener.record import Event, TrainRecord, Validation
+from evener.records.errors import InvalidFile, first_line
+from evener.records.event_tail import EVENTS_FILE, EventTail, Moment, events_of
+from evener.records.events import Phase
+from evener.records.history import Entry
+from evener.records.record import Event, TrainRecord, Validation
+from evener.records.schema import read_noun
+from evener.records.search_record import STUDY_FILE, SearchRecord
 from evener.report.live.live_run import LiveRun
 from evener.report.live.picture import Message, Told
 from evener.report.scalars import scalars_of_validation
-from evener.schema import read_noun
-from evener.search_record import STUDY_FILE, SearchRecord
 
 _RECORD = "record.json"
 _FILES = (EVENTS_FILE, _RECORD, STUDY_FILE)

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from evener.event_tail import Moment
-from evener.events import Phase, RunEvent
-from evener.history import Entry, History, NodeWork, fraction_of_ideal
-from evener.plan import WHOLE_MODEL, Assignment, Plan, is_pipeline
-from evener.record import Event, NodeSummary, Step, TrainRecord, Validation
+from evener.records.event_tail import Moment
+from evener.records.events import Phase, RunEvent
+from evener.records.history import Entry, History, NodeWork, fraction_of_ideal
+from evener.records.plan import WHOLE_MODEL, Assignment, Plan, is_pipeline
+from evener.records.record import Event, NodeSummary, Step, TrainRecord, Validation
 from evener.report.live.losses import Losses, slowest
 from evener.report.live.picture import CurvePoint, NodePicture, Picture, StripColumn
 from evener.report.live.speeds import NodeSpeed

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from evener.history import Entry, NodeWork
+from evener.records.history import Entry, NodeWork
+from evener.records.schema import Part
 from evener.report.text import percent
-from evener.schema import Part
 
 Cause = Literal["computing", "loading", "exchange"]
 _MUCH = 0.1

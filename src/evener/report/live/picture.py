@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from evener.records.schema import Part
+from evener.records.search_record import SearchRecord
 from evener.report.live.losses import Loss
-from evener.schema import Part
-from evener.search_record import SearchRecord
 
 
 class NodePicture(Part, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evener.report.live.access import Access
 from evener.report.live.feed import Cursor, Sources
 from evener.report.style import PAGE_STYLE
-from evener.signals import first_request
+from evener.system.signals import first_request
 
 _PAUSE = 0.25
 _ALIVE = 15.0

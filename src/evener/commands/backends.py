@@ -1,0 +1,150 @@
+"""From a task's name to the backend that computes it, on nodes and where a run is submitted.
+
+PyTorch's where that is installed, else, and for tasks that are written for it alone, the thin one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evener.data.tasks.load import has_thin_task, import_file, is_path, load_task, load_thin_task, thin_twin
+from evener.ps.node.engine import EngineSetup, ModelBackend, TaskEngine
+from evener.records.errors import InvalidInput, MissingExtra, NotExact
+from evener.records.task import Task, ThinTask
+from evener.system.malloc import keep_freed_memory
+from evener.version import pip_install
+
+if TYPE_CHECKING:
+    from evener.config.run_config import RunConfig  # which a node does not need
+    from evener.training.sync_check import ProbeOf
+
+
+def load_backend(config: RunConfig, *, thin: bool = False) -> tuple[ModelBackend, Task | ThinTask]:
+    """The task that was asked for, and a model of it with its first weights.
+
+    Args:
+        config: what was asked for.
+        thin: whether its thin twin is wanted, though PyTorch may be installed.
+
+    Raises:
+        EvenerError: the task is wrong.
+    """
+    if thin or is_thin(config.task):
+        twin = load_thin_task(config.task, config.data, config.option)
+        return _thin_backend(twin, config.seed, config.precision), twin
+    task = load_task(config.task, config.data, config.option)
+    return torch_backend(task, config), task
+
+
+def torch_backend(task: Task, config: RunConfig) -> ModelBackend:
+    """A model of `task`, with its first weights, where a run is submitted."""
+    return _torch_backend(task, config.seed, config.precision, "cpu")
+
+
+def require_twins(config: RunConfig, task: Task) -> None:
+    """Raise NotExact if nodes without PyTorch would train something else: the thin twin beside the user's task."""
+    path = thin_twin(Path(config.task).resolve()) if is_path(config.task) else None
+    if path is None:
+        return
+    from evener.ps.node.parity import check_parity
+
+    try:
+        check_parity(task, load_thin_task(config.task, config.data, config.option))
+    except InvalidInput as error:
+        raise NotExact(
+            f"--agreement sync would train something else on nodes without PyTorch, by {path.name}: {error}; "
+            "correct it, take it away, or --no-check"
+        ) from error
+
+
+def probe_of(backend: Any, task: Task | ThinTask, seed: int) -> ProbeOf:
+    """What makes the probes of a task that is submitted, for `sync_check`."""
+    if isinstance(task, ThinTask):
+        from evener.training.sync_probe_thin import ThinProbe
+
+        return lambda precision, _: ThinProbe(backend, task, seed, precision)
+    from evener.training.sync_probe_torch import TorchProbe
+
+    return lambda precision, is_asked: TorchProbe(backend, task, seed, precision, is_asked=is_asked)
+
+
+def build_engine(setup: EngineSetup) -> TaskEngine:
+    """The engine of a job on this node.
+
+    Raises:
+        MissingExtra: the job needs PyTorch, which is not installed.
+        InvalidInput: task or data are not those of the job.
+    """
+    if not _has_torch() or is_thin(_reference(setup)):
+        return build_thin_engine(setup)
+    return build_torch_engine(setup)
+
+
+def build_thin_engine(setup: EngineSetup) -> TaskEngine:
+    """The thin engine, also where PyTorch is installed. Raises as `build_engine`."""
+    job, reference = setup.job, _reference(setup)
+    if not has_thin_task(reference):
+        raise MissingExtra(
+            f"task {job.title} has no thin twin, so this node needs PyTorch: {pip_install('torch')}, "
+            "or see docs/autodiff.md on how to write one"
+        )
+    task = load_thin_task(reference, setup.data, job.options)
+    return TaskEngine(_thin_backend(task, job.workload.seed, job.precision), setup)
+
+
+def build_torch_engine(setup: EngineSetup) -> TaskEngine:
+    """PyTorch's engine. Raises as `build_engine`."""
+    job = setup.job
+    if setup.device == "cpu":
+        keep_freed_memory()
+    task = load_task(_reference(setup), setup.data, job.options)
+    return TaskEngine(_torch_backend(task, job.workload.seed, job.precision, setup.device), setup)
+
+
+def is_thin(reference: str) -> bool:
+    """Whether here the thin backend alone can do a task: PyTorch is missing, or the task is written for that one.
+
+    Args:
+        reference: name, or path of a file.
+
+    Raises:
+        EvenerError: the file cannot be run.
+    """
+    if is_path(reference) and not Path(reference).is_file():
+        return False  # PyTorch's way says what is wrong
+    if not _has_torch():
+        return has_thin_task(reference)
+    return is_path(reference) and _defines_only_thin_task(Path(reference))
+
+
+def _defines_only_thin_task(path: Path) -> bool:
+    if thin_twin(path) is not None or not has_thin_task(str(path)):
+        return False
+    module = import_file(path)
+    return hasattr(module, "thin_task") and not hasattr(module, "task")
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def _reference(setup: EngineSetup) -> str:
+    """The task's name, or the file of it that travelled here."""
+    return str(setup.code / setup.job.task) if setup.code else setup.job.task
+
+
+def _thin_backend(task: ThinTask, seed: int, precision: str) -> ModelBackend:
+    from evener.ps.node.thin_backend import ThinBackend
+
+    return ThinBackend(task, seed, precision)
+
+
+def _torch_backend(task: Task, seed: int, precision: Any, device: str) -> ModelBackend:
+    import torch
+
+    from evener.ps.node.torch_backend import TorchBackend
+    from evener.training.context import Arithmetic
+
+    return TorchBackend(task, seed, Arithmetic(precision, torch.device(device)), device)

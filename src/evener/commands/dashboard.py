@@ -1,0 +1,94 @@
+"""`--dashboard` and `evener dashboard`: the live page in a process beside a run, or in this one."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from evener.records.errors import InvalidInput, MissingExtra
+from evener.report.live.access import ADDRESS, listen
+from evener.report.live.feed import Sources
+from evener.version import pip_install
+
+_PATIENCE = 10.0
+
+
+@contextmanager
+def page_beside(folder: Path, port: int | None) -> Iterator[None]:
+    """Inside, a process serves the live page of what happens in `folder`; without a port, none does.
+
+    Args:
+        folder: of a run, or of runs.
+        port: 0: the usual one, or the next that is free.
+
+    Raises:
+        MissingExtra: what serves pages is not installed.
+        InvalidInput: the port is taken.
+    """
+    if port is None:
+        yield
+        return
+    require_dashboard()
+    token = secrets.token_urlsafe(32)
+    with listen(port) as listening:
+        handle, address = listening.fileno(), address_of(listening.getsockname()[1], token)
+        command = [sys.executable, "-m", "evener.report.live", str(folder), str(handle)]
+        page = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(handle,), start_new_session=True)
+    assert page.stdin is not None
+    try:
+        page.stdin.write(f"{token}\n".encode())
+        page.stdin.flush()
+        _tell(sys.stderr, address)
+        yield
+    finally:
+        page.stdin.close()
+        try:
+            page.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            page.kill()
+            page.wait()
+
+
+def dashboard(runs: Sequence[Path], port: int) -> None:
+    """`evener dashboard`: serve the live page of runs that go on or are over, until Ctrl-C.
+
+    Raises:
+        MissingExtra: what serves pages is not installed.
+        InvalidInput: there is no run, or the port is taken.
+    """
+    require_dashboard()
+    sources = Sources(runs)
+    for path in runs:
+        if not path.is_dir():
+            raise InvalidInput(f"{path} is no folder: name the folder of a run, or of runs")
+    if not sources.names():
+        raise InvalidInput(f"no run has written into {', '.join(map(str, runs))}")
+    from evener.report.live.server import LivePage
+
+    token = secrets.token_urlsafe(32)
+    with listen(port) as listening:
+        _tell(sys.stdout, address_of(listening.getsockname()[1], token))
+        with suppress(KeyboardInterrupt):  # is how it ends
+            LivePage(sources, listening, token).serve()
+
+
+def address_of(port: int, token: str) -> str:
+    """What to open in a browser."""
+    return f"http://{ADDRESS}:{port}/?token={token}"
+
+
+def _tell(stream: TextIO, address: str) -> None:
+    stream.write(f"live page: {address}\n")
+    stream.flush()
+
+
+def require_dashboard() -> None:
+    """Raise MissingExtra unless what serves pages is installed: before a long run rather than in it."""
+    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
+        raise MissingExtra(f"the live page needs Starlette and uvicorn: {pip_install('dashboard')}")

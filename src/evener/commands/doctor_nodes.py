@@ -1,0 +1,145 @@
+"""The nodes of a master and the links between them, as the doctor sees them. Needs no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from evener.data.tasks.imports import files_needed
+from evener.data.tasks.load import is_path, thin_twin
+from evener.doctor.finding import Finding, faults, found
+from evener.doctor.machine_checks import check_machine
+from evener.doctor.peers import PeerFacts, check_peers
+from evener.ps.client import MasterClient
+from evener.ps.master.examination.examinations import MASTER, is_of_this_machine
+from evener.ps.protocol.blob import Blob
+from evener.ps.protocol.examination_messages import MOST_CODE_BYTES, Examination, ExaminedNode, TaskQuestion
+from evener.ps.protocol.status import NodeStatus
+from evener.records.errors import InvalidInput
+
+SECONDS = 8.0
+"""For machines, task and links, at most."""
+_BEFORE_A_RUN = ("versions", "GPU", "memory", "disk", "load", "heat", "clock", "data")
+"""What may matter to a run of a master: its nodes connect out to it, over one port, and to nobody else."""
+_IDLE = "waits"
+
+
+def look_at_nodes(client: MasterClient, question: TaskQuestion | None = None, code: bytes = b"") -> list[Finding]:
+    """All that is found of a master's own machine, of its nodes, and of the links between them.
+
+    Args:
+        client: of the master.
+        question: a task that they are to load, if any.
+        code: the stream of its files.
+
+    Raises:
+        InvalidInput: the master cannot look at them now.
+    """
+    nodes = client.ask().nodes
+    return [*findings_of(client.examine(SECONDS, question, code)), *missing(nodes)]
+
+
+def look_before_run(client: MasterClient, question: TaskQuestion | None = None, code: bytes = b"") -> list[Finding]:
+    """What a run should know of its nodes; nothing if all of them are on one machine.
+
+    Args:
+        client: of the master.
+        question: the task that they are to train, whose data have to be the same everywhere; None: they need not.
+        code: the stream of its files.
+
+    Raises:
+        InvalidInput: no node can take part, or one has other data; says why.
+    """
+    nodes = [node for node in client.ask().nodes if node.state == "present"]
+    if all(is_of_this_machine(node.address) for node in nodes):
+        return []
+    found = [one for one in findings_of(client.examine(SECONDS, question, code)) if one.what in _BEFORE_A_RUN]
+    broken = {one.machine: one for one in found if one.severity == "error"}
+    if all(name in broken for name in (node.name for node in nodes)):
+        words = "; ".join(one.words for one in broken.values())
+        raise InvalidInput(f"no node can take part: {words} (--no-preflight: start without looking)")
+    if other := [one.words for one in found if one.what == "data" and one.severity == "error"]:
+        raise InvalidInput(f"{'; '.join(other)} (--no-preflight: start without looking)")
+    return faults(found)
+
+
+def findings_of(examination: Examination) -> list[Finding]:
+    """What follows from all that was found: of each machine, then between them."""
+    singly = [finding for node in examination.nodes for finding in _findings_of_one(node)]
+    return [*singly, *check_peers([peer for node in examination.nodes for peer in _peers(node)])]
+
+
+def missing(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
+    """Nodes that are not here, though they should be."""
+    here = [node for node in nodes if node.state == "present"]
+    for node in nodes:
+        if node.state not in ("present", "left"):
+            yield found(
+                node.name, "node", "warning", f"it is {node.state}: {node.reason}"[:4000],
+                "look at that machine; `evener join` there takes its place again",
+            )  # fmt: skip
+    if not here:
+        yield found(MASTER, "node", "warning", "no node is here", "type `evener join` on every machine")
+
+
+def code_of(task: str) -> Blob:
+    """The files of a task and of its thin twin."""
+    path = Path(task).resolve()
+    twin = thin_twin(path)
+    return Blob(path.parent, sorted({*files_needed(path), *(files_needed(twin) if twin else ())}))
+
+
+def question_of(task: str, data: Path | None, options: dict[str, str]) -> tuple[TaskQuestion, bytes]:
+    """A task that nodes are to load, and the stream of its files.
+
+    Raises:
+        InvalidInput: the files are more than may travel only to be tried.
+    """
+    blob, name = None, task
+    if is_path(task):
+        name, blob = Path(task).name, code_of(task)
+        if blob.num_bytes > MOST_CODE_BYTES:
+            raise InvalidInput(
+                f"--task: its files are {blob.num_bytes} bytes, and {MOST_CODE_BYTES} may travel to be looked at; "
+                "leave --task out: a run sends them, and says which node cannot load them"
+            )
+    question = TaskQuestion(
+        task=name,
+        code=blob.digest if blob else "",
+        data_dir=str(data.resolve()) if data else "",
+        options=options,
+    )
+    return question, blob.read(0, blob.num_bytes) if blob else b""
+
+
+def _findings_of_one(node: ExaminedNode) -> Iterator[Finding]:
+    is_at_work = node.doing not in (_IDLE, "")
+    if node.report is None:
+        work = f", and {node.doing} when it was asked" if is_at_work else ""
+        yield found(
+            node.name, "answer", "warning", f"it has told nothing of its machine in time{work}",
+            "wait until the run is over and ask again" if is_at_work else "look at that machine itself: evener doctor",
+        )  # fmt: skip
+        return
+    for finding in check_machine(node.report.facts):
+        is_own_load = is_at_work and finding.what == "load"  # the node itself keeps the machine busy
+        if not (is_own_load or (node.name == MASTER and finding.what == "interface")):  # no rank runs at the master's
+            yield finding
+
+
+def _peers(node: ExaminedNode) -> Iterator[PeerFacts]:
+    if node.report is not None:
+        facts = node.report.facts
+        yield PeerFacts(
+            machine=node.name,
+            evener=facts.evener,
+            python=facts.python,
+            torch=facts.torch,
+            ahead=node.ahead,
+            network=facts.network,
+            uses_gloo=False,
+            is_rank=False,
+            links=node.links.links,
+            unreached=node.links.unreached,
+            data=node.report.data,
+        )

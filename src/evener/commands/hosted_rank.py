@@ -1,0 +1,98 @@
+"""A rank of a master's run in a process of this node: how it is started, and how its words come and go."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from evener.commands.rank_task import RankTask
+from evener.launch.processes import ELASTIC_RANK_MODULES, LocalProcess, LocalProcesses
+from evener.ps.node.rank_session import Ending, Host, RankSetup
+
+_LOOK_SECONDS = 0.2
+
+
+def host_of(speed: float, towards: str) -> Host:
+    """How a node of this speed has ranks, whose master is at host `towards`."""
+    return Host(start=partial(_Hosted, towards), speed=speed)
+
+
+class _Hosted:
+    """One rank's process, and the thread that hears it."""
+
+    def __init__(self, towards: str, setup: RankSetup) -> None:
+        job = setup.job
+        self._setup = setup
+        self._task = RankTask(
+            config=job.config,
+            task=str(setup.code / job.task) if setup.code else job.task,
+            data=None if setup.data is None else str(setup.data),
+            folder=str(setup.folder),
+            towards=towards,
+            place=msgspec.msgpack.encode(setup.place),
+            process=setup.process,
+            resumes=setup.resumes,
+            brings_program=job.brings_program,
+        )
+        self._processes = LocalProcesses(ELASTIC_RANK_MODULES)  # here: its server ends with the thread that starts it
+        self._started = threading.Event()
+        self._one: LocalProcess | None = None
+        self._is_unwanted = False
+        self._thread = threading.Thread(target=self._run, name="evener-rank", daemon=True)
+        self._thread.start()
+
+    def tell(self, data: bytes) -> None:
+        """Pass on what the authority says to it."""
+        self._started.wait()
+        assert self._one is not None
+        self._one.tell(data)
+
+    def stop(self, *, at_once: bool) -> None:
+        """Have it end after its step, or at once."""
+        self._started.wait()
+        assert self._one is not None
+        if not at_once:
+            self._one.request_stop()
+        elif not self._one.has_ended:
+            self._one.process.kill()
+
+    def close(self) -> None:
+        """End it, if it has not ended; return when it has."""
+        self._is_unwanted = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._processes as processes:
+            place = self._setup.place
+            name = place.nodes[place.rank].name
+            one = self._one = processes.start(name, _be_rank, asdict(self._task))
+            self._started.set()
+            while not self._is_unwanted and not (one.has_ended and one.is_silent):
+                for _, data in processes.receive(_LOOK_SECONDS):
+                    self._setup.on_shown(data)
+                while one.said:
+                    self._setup.on_said(one.said.popleft())
+            if not self._is_unwanted:
+                self._setup.on_ended(_ending_of(one))
+
+
+def _ending_of(one: LocalProcess) -> Ending:
+    failed = one.failure
+    return Ending(
+        has_finished=one.has_finished,
+        kind=None if failed is None else failed.kind,
+        is_own=failed is not None and failed.is_own,
+        sentence="" if failed is None else failed.sentence,
+        words=one.ending,
+    )
+
+
+def _be_rank(parent: Any, task: dict[str, Any]) -> None:
+    """What the process runs; PyTorch is loaded there alone."""
+    from evener.commands.master_rank import be_rank
+
+    be_rank(parent, RankTask(**task))

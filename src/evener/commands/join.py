@@ -1,0 +1,307 @@
+"""`evener join`: a node as a process. Needs no PyTorch, and loads nothing that only a master needs."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import importlib.util
+import os
+import re
+import secrets
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import IO
+
+from evener.benchmark.busy import ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
+from evener.benchmark.numpy_device import profile_numpy
+from evener.commands.backends import build_engine, build_thin_engine
+from evener.commands.hosted_rank import host_of
+from evener.commands.node_look import look_here
+from evener.commands.sandbox import join_confined
+from evener.config.options import JoinConfig
+from evener.launch.nodes import device_speeds
+from evener.ps.node.acceptance import Acceptance
+from evener.ps.node.node import Node
+from evener.ps.node.reconnecting_client import Dial
+from evener.ps.node.worker_session import NodeConfig
+from evener.ps.protocol.config import default_cache, node_cache, versions_here
+from evener.ps.protocol.directions import ToNode
+from evener.ps.protocol.messages import Header
+from evener.records.atomic import atomic_write
+from evener.records.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, require_one_of
+from evener.records.profile import ClusterProfile, DeviceProfile
+from evener.records.schema import read_noun, write_noun
+from evener.system.cores import keep_to_quota
+from evener.system.file_lock import lock_file
+from evener.system.host import version_of
+from evener.system.signals import interrupt_on_stop_signals
+from evener.wire.connect import JOIN_SECONDS, open_connection
+from evener.wire.connection import Connection
+from evener.wire.errors import CannotJoin
+from evener.wire.identity import Address, Token
+from evener.wire.limits import Limits
+
+TOKEN_VARIABLE = "EVENER_TOKEN"
+"""Environment variable with a token: unlike an option, it is not shown to everybody on the machine by `ps`."""
+MEASURE_SECONDS = 2.0
+KNOWN_SECONDS = 24 * 3600.0
+"""After which a device is measured anew: a node that is restarted, however often, is of use at once."""
+
+
+def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> None:
+    """`evener join`: be a node of a master until that dismisses it, Ctrl-C or SIGTERM."""
+    given = sys.stdin.readline() if config.token_stdin else given_token(config.token, config.token_file, environment)
+    if given is None and sys.stdin.isatty():
+        given = getpass.getpass("token of the master, as `evener up` shows it: ")
+    if given is None:
+        raise InvalidInput(f"the master's token is missing: give --token T, --token-file FILE or ${TOKEN_VARIABLE}")
+    masters, token = [Address.parse(one) for one in config.address.split(",")], Token.parse(given)
+    check_security(token, config.insecure)
+    cache, thin = config.cache or default_cache(environment), config.thin
+    keep_to_quota()
+    if config.sandbox:
+        with interrupt_on_stop_signals(), ends_with_stdin() if config.token_stdin else nullcontext():
+            raise SystemExit(join_confined(config, given.strip(), TOKEN_VARIABLE, cache, environment))
+    leash = ends_with_stdin() if config.token_stdin else nullcontext()
+    # The connection comes first: who cannot join is told at once.
+    with interrupt_on_stop_signals(), leash, connector(masters, token) as dial:
+        device = "cpu" if thin else choose_device(config.device)
+        speed = config.speed * device_speeds([device])[0]
+        default = socket.gethostname() + (f"-{device.replace(':', '')}" if config.device else "")
+        with own_name(config.name, default, cache) as name, node_cache(cache):
+            node = NodeConfig(
+                name=name,
+                device=device,
+                speed=speed,
+                data=config.data.resolve() if config.data else None,
+                cache=cache,
+                versions=versions_here(),
+                measure=partial(known_profile, name, device, speed, thin=thin, cache=cache),
+                build=build_thin_engine if thin else build_engine,
+                key=own_key(cache),
+                is_named=config.name is not None,
+                accepts=Acceptance(
+                    built_in_only=config.built_in_only,
+                    submitters=None if config.submitters is None else frozenset(config.submitters.split(",")),
+                ),
+                look=partial(look_here, config),
+                host=None if thin or not version_of("torch") else host_of(speed, masters[0].host),
+            )
+            Node(node, dial, print_notice).serve()
+
+
+@contextmanager
+def ends_with_stdin() -> Iterator[None]:
+    """Inside, this process ends as by SIGTERM when whoever wrote to its stdin closes that, or is gone."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass  # nothing more is said there
+        if not is_over.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="evener-stdin", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def print_notice(sentence: str) -> None:
+    """Tell the user of a master or a node what happens."""
+    sys.stderr.write(f"evener: {sentence}\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def own_name(name: str | None, default: str, folder: Path | None = None) -> Iterator[str]:
+    """The name that a node has inside.
+
+    A master knows nodes by their names, and who joins with the name of another takes its place. The user may want that
+    and says so with a name; a node without one is called `default`, or `default-2` and so on where another process of
+    this machine has that name. The system frees a name when its process dies: a node that is started again keeps it.
+
+    Args:
+        name: that the user chose, if any.
+        default: else.
+        folder: where the processes of this machine that share a key meet; the system's for temporary files by default.
+    """
+    if name is not None:
+        yield name
+        return
+    place = folder or Path(tempfile.gettempdir())
+    place.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        candidate = default if number == 1 else f"{default}-{number}"
+        lock = _lock(place / f"evener-node-{candidate}.lock")
+        if lock is not None:
+            with lock:
+                yield candidate
+            return
+
+
+def _lock(file: Path) -> IO[str] | None:
+    """The open file, locked until it is closed; None where another process, perhaps of another user, has it."""
+    try:
+        return lock_file(file)
+    except PermissionError:
+        return None
+
+
+def own_key(cache: Path) -> str:
+    """What the masters know this machine by: random, made when it first joins one, and readable for this user only."""
+    file = cache / "key"
+    if not file.exists():
+        own = cache / f"key-{secrets.token_hex(8)}"
+        atomic_write(own, secrets.token_hex(32).encode(), private=True)
+        with suppress(FileExistsError):  # another node of this machine was sooner
+            os.link(own, file)
+        own.unlink()
+    warn_of_readers(file)
+    key = file.read_text(encoding="ascii", errors="replace").strip()
+    if re.fullmatch("[0-9a-f]{64}", key) is None:
+        raise InvalidFile(f"{file} is not the key of a node: remove it for a new one")
+    return key
+
+
+def choose_device(device: str | None) -> str:
+    """The device that the user named, or the best that is here.
+
+    Raises:
+        InvalidValue: there is no such device.
+    """
+    if device == "cpu":
+        return "cpu"
+    if importlib.util.find_spec("torch") is None:
+        if device is None:
+            return "cpu"
+        raise InvalidValue("--device", device, "cpu, for PyTorch is not installed")
+    import torch
+
+    known = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if device is None:
+        return known[1] if len(known) > 1 else "cpu"
+    require_one_of("--device", device, known)
+    return device
+
+
+def known_profile(
+    name: str,
+    device: str,
+    speed: float,
+    *,
+    thin: bool,
+    cache: Path,
+    measure: Callable[[str, float, float], DeviceProfile] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> DeviceProfile:
+    """The profile of a node's device: measured when it first joins, then known for a day.
+
+    Args:
+        name: of the node.
+        device: that computes.
+        speed: 1, or the fraction to which the node is slowed down.
+        thin: whether NumPy computes, though PyTorch may be installed.
+        cache: folder in which the profile is kept.
+        measure: of name, speed and seconds; by default what measures what computes.
+        clock: seconds since 1970.
+    """
+    is_thin = thin or importlib.util.find_spec("torch") is None
+    key = hashlib.sha256(repr((name, device, speed, is_thin, tuple(versions_here()))).encode()).hexdigest()[:16]
+    file = cache / "profiles" / f"{key}.json"
+    try:
+        if 0 <= clock() - file.stat().st_mtime < KNOWN_SECONDS:
+            return read_noun(file, ClusterProfile).devices[0]
+    except (OSError, InvalidInput):
+        pass  # there is none, or none that this version reads: measure
+    measure = measure or (profile_numpy if is_thin else partial(_profile_torch, device))
+    watch = ProcessorWatch(name)
+    profile = measure(name, speed, MEASURE_SECONDS)
+    time_here = watch.stop()
+    if sentence := quota_sentence([time_here]):
+        print_notice(f"CPU quota: {sentence}")
+    if sentence := busy_sentence(taken_by_others([time_here])):
+        print_notice(f"busy machine: {sentence}")
+    write_noun(ClusterProfile(devices=(profile,)), file)
+    return profile
+
+
+@contextmanager
+def connector(addresses: Sequence[Address], token: Token) -> Iterator[Dial]:
+    """What makes connections to a master; the first one stands already, and is closed with the block.
+
+    Args:
+        addresses: at which it may be found; names are looked up anew at every try.
+        token: of it.
+
+    Raises:
+        CannotJoin: the master cannot be reached; says where, why and what to do.
+    """
+
+    def dial(seconds: float, patience: float) -> Connection[Header]:
+        failures: list[CannotJoin] = []
+        for address in addresses:
+            try:
+                return open_connection(
+                    address, token, ToNode, Limits(patience=patience), seconds=seconds / len(addresses)
+                )
+            except CannotJoin as error:
+                failures.append(error)
+        raise next((one for one in failures if not one.lasting), failures[0])
+
+    with dial(JOIN_SECONDS, Limits().patience) as first:
+        standing = [first]
+        yield lambda seconds, patience: standing.pop() if standing else dial(seconds, patience)
+
+
+def _profile_torch(device: str, name: str, speed: float, seconds: float) -> DeviceProfile:
+    import torch
+
+    from evener.benchmark.device import profile_device
+
+    return profile_device(name, torch.device(device), speed=speed, seconds=seconds)
+
+
+def given_token(token: str | None, token_file: Path | None, environment: Mapping[str, str]) -> str | None:
+    """The token that the user gave as an option, in a file or, after these two, as $EVENER_TOKEN; None if in none.
+
+    Raises:
+        MissingFile: the file cannot be read.
+    """
+    if token_file is None:
+        return token or environment.get(TOKEN_VARIABLE) or None
+    warn_of_readers(token_file)
+    try:
+        return token_file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise MissingFile(f"cannot read --token-file {token_file}: {error.strerror}") from error
+
+
+def warn_of_readers(secret: Path) -> None:
+    """Warn if other users of this machine can read or change a file with a secret, and say what to type."""
+    with suppress(OSError):  # whoever reads it says why it cannot be read
+        mode = secret.stat().st_mode
+        if stat.S_ISREG(mode) and mode & 0o077:
+            print_notice(
+                f"warning: {secret} holds a secret, and other users of this machine can read it "
+                f"(its mode is {stat.S_IMODE(mode):o}): type `chmod 600 {secret}`"
+            )
+
+
+def check_security(token: Token, insecure: bool) -> None:
+    """Refuse what the user and the token disagree about. Raises InvalidInput."""
+    if insecure and not token.insecure:
+        raise InvalidInput("--insecure: this token is of a master that encrypts; leave --insecure out")
+    if token.insecure and not insecure:
+        raise InvalidInput("this token is of a master without encryption: add --insecure if that is what you want")

@@ -1,0 +1,105 @@
+"""What the process of a rank runs that a node started for its master: the same as any rank, over the node's line."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+
+from evener.comm.signed_store import SignedStore
+from evener.commands.rank_task import RankTask
+from evener.config.run_config import RunConfig
+from evener.data.tasks.load import import_file
+from evener.doctor.network import interfaces
+from evener.launch.line_store import LineStore, RankLine
+from evener.launch.nodes import LocalNode
+from evener.launch.parent import Parent
+from evener.launch.rank_environment import RankEnvironment, run_rank
+from evener.launch.rank_heartbeat import RankHeartbeat
+from evener.membership.line import Line
+from evener.ps.master.node_state import return_seconds
+from evener.ps.protocol.rank_messages import RankPlace, decode_rank_place
+from evener.records.events import encode_events
+from evener.system.host import own_address
+from evener.training.rank import train_rank
+
+_ABSENCE = 8
+"""Patiences within which a lost master has to come back; then this node has to come back to it."""
+
+
+def be_rank(parent: Parent, task: RankTask) -> None:
+    """Train as a rank of a master's run."""
+    place, line = decode_rank_place(task.place), RankLine(parent.say, parent.hear)
+    open_store = partial(_open_store, line, place.secret)
+    nodes = [LocalNode(name=n.name, host=n.host, device=n.device, speeds=((0, n.speed),)) for n in place.nodes]
+    env = RankEnvironment(
+        rank=place.rank,
+        nodes=nodes,
+        device=torch.device(nodes[place.rank].device),
+        patience=place.patience,
+        notify=lambda event: parent.send(encode_events([event])),
+        store=open_store(),
+        address=_address(place, task.towards),
+        end=parent.end,
+        has_own_paths=True,
+    )
+    parent.on_stop(env.request_stop)
+    env.line = Line(
+        process=task.process,
+        node=env.node.name,
+        is_late=place.is_late,
+        send=parent.say,
+        receive=line.receive,
+        open_store=open_store,
+        end=parent.end,
+        patience=place.patience,
+        absence=_ABSENCE * place.patience + return_seconds(place.patience),
+    )
+    if not place.is_late and len(nodes) > 1:
+        env.heartbeat = RankHeartbeat(
+            open_store(),
+            rank=place.rank,
+            nodes=env.names,
+            patience=place.patience,
+            on_lost=env.end,
+            store_patience=env.line.absence,
+        )
+    run_rank(env, partial(_program, brings_program=task.brings_program), _config_of(task))
+
+
+def _program(env: RankEnvironment, config: RunConfig, *, brings_program: bool) -> None:
+    """What a rank runs: that of Evener, or the one that the file of the task brings."""
+    if brings_program:
+        import_file(Path(config.task)).rank_program(env, config)
+    else:
+        train_rank(env, config)
+
+
+def _open_store(line: RankLine, secret: bytes) -> SignedStore:
+    return SignedStore(LineStore(line), secret)
+
+
+def _config_of(task: RankTask) -> RunConfig:
+    """What was asked for, with the places of files here."""
+    asked = msgspec.json.decode(task.config, type=RunConfig, dec_hook=lambda _, text: Path(text))
+    return msgspec.structs.replace(
+        asked,
+        task=task.task,
+        data=None if task.data is None else Path(task.data),
+        output=Path(task.folder),
+        resume=task.resumes,
+    )
+
+
+def _address(place: RankPlace, towards: str) -> str:
+    """At which the other ranks reach this machine; Gloo is told to listen there, too."""
+    address = own_address(towards) if towards else "127.0.0.1"
+    if address.startswith("127.") and any(not node.host.startswith("127.") for node in place.nodes):
+        address = own_address()
+    names = [one.name for one in interfaces() if address in one.addresses]
+    if names:
+        os.environ["GLOO_SOCKET_IFNAME"] = names[0]
+    return address

@@ -1,0 +1,157 @@
+"""`evener plan`: from a model and machines to forecasts, ranked, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from evener.config.options import PROFILE, PlanConfig
+from evener.data.tasks.load import BUILT_IN_TASKS, is_path, load_task, require_task
+from evener.oracle.advice import advice, plan_of
+from evener.oracle.advice import scale as curves_of
+from evener.oracle.catalogue import CARDS
+from evener.oracle.cost.model import CostModel, TrainingJob
+from evener.oracle.imagined import MAX_DEVICES, NETWORKS, NODES, imagine
+from evener.oracle.learning import fit_profile
+from evener.oracle.search import EVERY_STRATEGY, search
+from evener.oracle.zoo.networks import ZOO, default_options, draw
+from evener.records.errors import InvalidInput, InvalidValue, MissingFile, nearest, require
+from evener.records.graph import ModelGraph
+from evener.records.profile import ClusterProfile
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun, write_noun
+from evener.report.catalogue_tables import cards_table, machines_table, models_table, networks_table
+from evener.report.planning_tables import parts_table, ranking_table, scale_figure, scale_table
+from evener.training.console import open_console, output_file, print_line
+
+PICTURES = (".png", ".svg", ".pdf")
+"""What `--save` writes with `--scale`."""
+
+
+def plan(config: PlanConfig, *, as_json: bool) -> None:
+    """`evener plan`: ranked ways to train, who does how much, and advice.
+
+    Raises:
+        InvalidValue: a machine or network is not known.
+        MissingFile: there is no profile.
+    """
+    if config.save is not None:
+        output_file(config.save)
+        is_allowed = config.scale is None or config.save.suffix in PICTURES
+        require(is_allowed, "--save", str(config.save), f"a file that ends in {' or '.join(PICTURES)} with --scale")
+    _require_model(config.model)
+    profile = _profile(config)
+    graph, task, batch_size = _model(config)
+    job = TrainingJob(
+        graph=graph,
+        batch_size=config.batch_size or batch_size or 32 * len(profile.devices),
+        optimizer=config.optimizer,
+        precision=config.precision,
+        task=task,
+    )
+    strategies = config.strategy or EVERY_STRATEGY
+    console = open_console(as_json)
+    if config.scale is not None:
+        curves = curves_of(job, profile, _sizes(config.scale), strategies)
+        console.print(scale_table(curves))
+        if config.save is not None:
+            scale_figure(curves).savefig(config.save)
+            console.print(f"wrote {config.save}")
+        return
+    ranking = search(CostModel(job, profile), strategies)
+    chosen = plan_of(ranking)
+    console.print(ranking_table(ranking))
+    console.print(parts_table(chosen))
+    if config.save is not None:
+        write_noun(chosen, config.save)
+        console.print(f"wrote {config.save}")
+    if as_json:
+        print_line(msgspec.json.encode(chosen).decode())
+    else:
+        print_line(advice(ranking))
+
+
+def catalogue() -> None:
+    """`evener catalogue`: the models, machines, cards and networks that `evener plan` knows by name."""
+    console = open_console(to_stderr=False)
+    console.print(models_table({name: draw(name) for name in ZOO}, {name: default_options(name) for name in ZOO}))
+    console.print(machines_table(NODES))
+    console.print(cards_table(CARDS))
+    console.print(networks_table(NETWORKS))
+
+
+def _profile(config: PlanConfig) -> ClusterProfile:
+    path = config.profile or (PROFILE if config.machines is None else None)
+    largest = max(_sizes(config.scale)) if config.scale is not None else 0
+    if path is None:
+        profile = imagine(config.machines or "", config.network, at_least=largest)
+    elif config.profile is None and not path.exists():
+        raise MissingFile(
+            f"there is no {path} here, which `evener benchmark` writes: name it with --profile, "
+            "or imagine machines with --machines 4xv100-node"
+        )
+    else:
+        profile = read_noun(path, ClusterProfile)
+    for record in config.learn:
+        profile = fit_profile(profile, read_noun(record, TrainRecord))
+    if config.learn and path is not None:
+        write_noun(profile, path)
+    return _only(profile, [name for name in config.devices.split(",") if name]) if config.devices else profile
+
+
+def _only(profile: ClusterProfile, nodes: Sequence[str]) -> ClusterProfile:
+    """`profile` with the devices of `nodes`, and the links between them."""
+    known = {device.node for device in profile.devices}
+    for node in nodes:
+        if node not in known:
+            raise InvalidValue("--devices", node, f"nodes of the profile: {', '.join(sorted(known))}")
+    kept = [index for index, device in enumerate(profile.devices) if device.node in nodes]
+    place = {index: i for i, index in enumerate(kept)}
+    links = (
+        msgspec.structs.replace(link, source=place[link.source], target=place[link.target])
+        for link in profile.links
+        if link.source in place and link.target in place
+    )
+    return msgspec.structs.replace(profile, devices=tuple(profile.devices[i] for i in kept), links=tuple(links))
+
+
+def _model(config: PlanConfig) -> tuple[ModelGraph, str, int | None]:
+    """(graph, name of the task, its batch size): from the zoo, from a file, or traced."""
+    if config.model in ZOO:
+        return draw(config.model, config.option), "", None
+    if config.model.endswith(".json"):
+        return read_noun(Path(config.model), ModelGraph), "", None
+    from evener.data.loader import collect, split_batch
+    from evener.tracer.model_graph import trace_model_graph
+
+    task = load_task(config.model, None, config.option)
+    inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
+    return trace_model_graph(task.model(), inputs, task.name), task.name, task.batch_size
+
+
+def _require_model(model: str) -> None:
+    """Raise InvalidInput or MissingFile unless there is such a network, task or file."""
+    known = (*ZOO, *BUILT_IN_TASKS)
+    if is_path(model):
+        require_task(model)
+    elif model not in known and not model.endswith(".json"):
+        raise InvalidInput(
+            f"there is no task {model!r}, nor a network of that name{nearest(model, known)}; "
+            f"known are {', '.join(known)}"
+        )
+
+
+def _sizes(scale: str) -> list[int]:
+    """`1..1024` as 1, 2, 4 ... 1024; `1,3,8` as it is."""
+    first, dots, last = scale.partition("..")
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in ((first, last) if dots else scale.split(","))]
+    is_allowed = all(0 < number <= MAX_DEVICES for number in numbers)
+    require(is_allowed, "--scale", scale, f"numbers of devices such as 1..1024 or 1,2,8, from 1 to {MAX_DEVICES}")
+    if not dots:
+        return numbers
+    sizes = [1 << k for k in range(numbers[1].bit_length()) if numbers[0] <= 1 << k <= numbers[1]]
+    require(bool(sizes), "--scale", scale, "a range that holds a power of two, the smaller number first")
+    return sizes

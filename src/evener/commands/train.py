@@ -1,0 +1,307 @@
+"""`evener train`, `benchmark` and `trace`: from what was asked for to what is printed and written."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from rich.console import Console
+
+from evener.benchmark.busy import ProcessorWatch
+from evener.benchmark.device import environment, profile_device
+from evener.benchmark.links import measure_links
+from evener.comm.joining import leave_group
+from evener.commands.dashboard import page_beside
+from evener.config.options import BenchmarkConfig, DemoConfig, NodesConfig, TraceConfig
+from evener.config.run_config import RunConfig
+from evener.data.loader import collect, split_batch
+from evener.data.tasks.load import load_task
+from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse_memory
+from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
+from evener.launch.ranks import Without, run_local
+from evener.launch.torchrun import say_where_the_run_is_shown, torchrun_environment
+from evener.records.errors import InvalidInput, InvalidValue, TrainingFailed
+from evener.records.events import Phase, RunEvent
+from evener.records.profile import ClusterProfile, DeviceProfile
+from evener.records.record import Event, TrainRecord
+from evener.records.schema import write_noun
+from evener.report.bars import comparison_figure
+from evener.report.canvas import require_matplotlib, save_png
+from evener.report.html import write_page
+from evener.report.planning_tables import layers_table, links_table, profile_table, timing_table
+from evener.report.tables import comparison_table, summary
+from evener.report.text import percent
+from evener.system.file_lock import FolderLock
+from evener.system.process_exit import exit_now
+from evener.system.sign_of_life import sign_of_life
+from evener.system.signals import STOP_SIGNALS
+from evener.tracer.model_graph import trace_model_graph
+from evener.training.callbacks import Callback
+from evener.training.console import RunView, open_console, output_file, print_line, run_folder
+from evener.training.context import join_world, make_context
+from evener.training.costs import tell_busy, time_here
+from evener.training.rank import train_rank
+from evener.training.spare_nodes import SpareNodes
+from evener.training.unfinished import asked_of
+
+WAYS = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
+
+
+def train(config: RunConfig, program: Program, *, as_json: bool) -> None:
+    """`evener train` by `program`: as a rank if torchrun started this process, else on nodes of this machine."""
+    if is_torchrun(config):
+        _train_as_rank(config, program, as_json)
+        return
+    record = perform(config, to_stderr=as_json, program=program)
+    if as_json:
+        print_line(json.dumps(summary(record)))
+
+
+def perform(
+    config: RunConfig,
+    nodes: Sequence[LocalNode] | None = None,
+    *,
+    to_stderr: bool = False,
+    quiet: bool = False,
+    program: Program = train_rank,
+    watch: Callback | None = None,
+) -> TrainRecord:
+    """Train on nodes of this machine, showing what happens; the record.
+
+    Args:
+        config: what is asked for.
+        nodes: one a rank; None for those of `config`.
+        to_stderr: keep stdout free.
+        quiet: print nothing.
+        program: of a rank.
+        watch: called with everything that happens; None: nobody watches, and the run goes on to its end.
+    """
+    folder = folder_of(config)
+    with page_beside(folder, config.dashboard), view_of(config, folder, to_stderr=to_stderr) as view:
+        view.console.quiet = quiet or config.quiet
+        view(Phase(what="starting", detail="the nodes"))
+
+        def show(event: RunEvent) -> object:
+            view(event)
+            return None if watch is None or isinstance(event, Phase) else watch(event)
+
+        # Whoever watches may take longer than the patience, and meanwhile nobody here would hear the nodes.
+        is_elastic = config.is_elastic if watch is None else bool(config.elastic)
+        spare = SpareNodes(view if watch is None else show)
+        launch(program, config, spare.show, nodes, is_elastic=is_elastic, without=spare.take if is_elastic else None)
+    if view.record is None:
+        raise TrainingFailed("the run ended without a record")
+    return view.record
+
+
+def folder_of(config: RunConfig) -> Path:
+    """The folder of the run; it and that of the checkpoints are there. Raises InvalidInput: nothing can be written."""
+    if config.checkpoint is not None:
+        run_folder(config.checkpoint)
+    return run_folder(config.folder)
+
+
+def view_of(config: RunConfig, folder: Path, *, to_stderr: bool, is_leader: bool = True) -> RunView:
+    """The view of a run that writes into `folder`. Raises FolderInUse."""
+    asked, checkpoints = asked_of(config), config.checkpoint
+    return RunView(folder, to_stderr=to_stderr, asked=asked, checkpoints=checkpoints, is_leader=is_leader)
+
+
+def launch(
+    program: Program,
+    config: NodesConfig,
+    show: Callable[[RunEvent], object],
+    nodes: Sequence[LocalNode] | None = None,
+    *,
+    is_elastic: bool = False,
+    without: Without | None = None,
+) -> None:
+    """Run `program` on `nodes`, or on those of `config`, one of which may run in this very process.
+
+    With `is_elastic` the program can go on without some of several nodes; else those who are left may do what
+    `without` says.
+    """
+    chosen = choose_nodes(config) if nodes is None else nodes
+    if len(chosen) == 1 and nodes is None and config.local_nodes is None:
+        run_inprocess(program, chosen[0], config, patience=config.patience, on_event=show)
+    else:
+        several = is_elastic and len(chosen) > 1
+        run_local(program, chosen, config, patience=config.patience, on_event=show, is_elastic=several, without=without)
+
+
+def is_torchrun(config: NodesConfig) -> bool:
+    """Whether torchrun started this process. Raises InvalidInput: nodes are named all the same."""
+    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+        return False
+    if (config.local_nodes, config.devices, config.memory) != (None, "all", None):
+        raise InvalidInput("--local-nodes, --devices and --memory are for runs that Evener starts, not torchrun")
+    return True
+
+
+def torchrun_env(patience: float, show: Callable[[RunEvent], None], *, is_quiet: bool = False) -> RankEnvironment:
+    """The rank that torchrun made this process, in a run that shows events by `show`."""
+    env = torchrun_environment(os.environ, patience, show)
+    assert env is not None
+    if not is_quiet:
+        say_where_the_run_is_shown(env)
+    return env
+
+
+def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
+    """One rank of torchrun's; the leader shows the run."""
+    folder = folder_of(config)
+    is_first = os.environ["RANK"] == "0"
+    shown = view_of(config, folder, to_stderr=as_json, is_leader=is_first)
+    with page_beside(folder, config.dashboard if is_first else None), shown as view:
+        view.console.quiet = config.quiet
+        env = torchrun_env(config.patience, view, is_quiet=config.quiet)
+        env.end = view.end_process
+        env.stop_on(*STOP_SIGNALS)
+        run_rank(env, program, config)
+    if as_json and view.record is not None:
+        print_line(json.dumps(summary(view.record)))
+    end_rank(env)
+
+
+def end_rank(env: RankEnvironment) -> None:
+    """End a process that torchrun started."""
+    if len(env.nodes) > 1:
+        exit_now(0)
+
+
+def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
+    """`evener benchmark`: measure every device and link, show the profile, write it to a file."""
+    console, output = open_console(as_json), output_file(config.output)
+
+    def show(event: RunEvent) -> None:
+        if isinstance(event, ClusterProfile):
+            write_noun(event, output)
+            for table in (profile_table(event), links_table(event), timing_table(event)):
+                if table.row_count:
+                    console.print(table)
+            console.print(f"wrote {output}")
+            if as_json:
+                print_line(msgspec.json.encode(event).decode())
+        elif isinstance(event, Phase):
+            console.print(f"{event.what}: {event.detail}")
+        elif isinstance(event, Event):
+            console.print(f"{event.kind}: {event.message}")
+
+    with sign_of_life(console.print, "measuring"):
+        if is_torchrun(config):
+            run_rank(torchrun_env(config.patience, show), benchmark_rank, config)
+        else:
+            launch(benchmark_rank, config, show)
+
+
+def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
+    """Measure this rank's device, the links to the others and, if asked, a task; the leader emits the profile."""
+    world = join_world(env, preflight=config.preflight)
+    if world.is_leader:
+        what = f"{world.size} devices and what joins them" if world.size > 1 else "this device"
+        env.notify(Phase(what="measuring", detail=what))
+    speed, watch = env.node.speed_at(0), ProcessorWatch(env.node.name, env.node.cores)
+    own = profile_device(env.node.name, env.device, speed=speed, memory_limit=env.node.memory_bytes)
+    if not env.address.startswith("127."):
+        own = msgspec.structs.replace(own, address=env.address)
+    links = measure_links(world)
+    if config.task is not None:
+        context = make_context(env, world, RunConfig(task=config.task, data=config.data))
+        own = msgspec.structs.replace(own, timings=(time_here(context, context.batch_size),))
+    tell_busy(env, world, watch)
+    rows = world.all_gather_bytes(msgspec.json.encode(own))
+    devices = tuple(msgspec.json.decode(row, type=DeviceProfile) for row in rows)
+    if world.is_leader:
+        env.notify(ClusterProfile(devices=devices, links=links, environment=environment()))
+    world.barrier()
+    leave_group()
+
+
+def trace(config: TraceConfig) -> None:
+    """`evener trace`: the layers of a task's model, as a table and as a ModelGraph in a file."""
+    output = output_file(config.output)
+    task = load_task(config.task, config.data, config.option)
+    inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
+    graph = trace_model_graph(task.model(), inputs, task.name)
+    write_noun(graph, output)
+    open_console(to_stderr=False).print(layers_table(graph))
+    print_line(f"wrote {output}")
+
+
+def demo(config: DemoConfig, *, as_json: bool) -> dict[str, TrainRecord]:
+    """`evener demo`: train on the best node alone, with equal shares, and with Evener's; the three records."""
+    require_matplotlib()
+    nodes, output = parse_local_nodes(config.local_nodes), run_folder(config.output)
+    best = max(nodes, key=lambda node: node.speed_at(0))
+    console = open_console(as_json)
+    with FolderLock(output):
+        records = _demonstrate(config, nodes, best, console, output, to_stderr=as_json)
+    if as_json:
+        print_line(json.dumps({way: summary(record) for way, record in records.items()}))
+    return records
+
+
+def _demonstrate(
+    config: DemoConfig, nodes: Sequence[LocalNode], best: LocalNode, console: Console, output: Path, *, to_stderr: bool
+) -> dict[str, TrainRecord]:
+    """Train in the three ways, and compare; the records."""
+    records = {}
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for way, shares in WAYS.items():
+        console.rule(way.replace("_", " "))
+        run = RunConfig(task=config.task, output=output / f"{way}-{stamp}", shares=shares, epochs=config.epochs)
+        records[way] = perform(run, [best] if way == "best_node_alone" else nodes, to_stderr=to_stderr)
+    _compare(records, console, output)
+    return records
+
+
+def _compare(records: dict[str, TrainRecord], console: Console, output: Path) -> None:
+    titled = {way.replace("_", " "): record for way, record in records.items()}
+    console.print(comparison_table(titled))
+    console.print(demo_verdict(records))
+    save_png(comparison_figure(titled), output / "demo.png")
+    write_page(output / "demo.html", titled, title="Evener: one model, uneven nodes", summary=demo_verdict(records))
+    console.print(f"picture: {output / 'demo.png'}   page: {output / 'demo.html'}")
+
+
+def demo_verdict(records: Mapping[str, TrainRecord]) -> str:
+    """What the demo showed, in a sentence or two."""
+    alone, equal, own = (records[way] for way in WAYS)
+    if not (alone.samples_per_second and equal.samples_per_second):
+        return "Nothing was trained, so there is nothing to compare."
+    gains = [own.samples_per_second / other.samples_per_second for other in (alone, equal)]
+    sentence = f"With Evener's shares, training is {gains[0]:.2f} times as fast as on the best node alone, and "
+    sentence += f"{gains[1]:.2f} times as fast as with equal shares."
+    if own.of_ideal is None:
+        return sentence
+    return (
+        f"{sentence} It reached {percent(own.of_ideal)} of the ideal: of what these nodes do together when none waits."
+    )
+
+
+def choose_nodes(config: NodesConfig) -> list[LocalNode]:
+    """The nodes of a command on this machine. Raises InvalidValue: a speed, a device or a size is wrong."""
+    sizes = parse_memory(config.memory) if config.memory else []
+    names = _devices(config.devices)
+    count = config.num_local_nodes or len(names)
+    granted = sizes * count if len(sizes) == 1 else sizes
+    return local_nodes(names, granted) if config.local_nodes is None else parse_local_nodes(config.local_nodes, granted)
+
+
+def _devices(text: str) -> Sequence[str]:
+    """Names of devices. Raises InvalidValue for one that this machine does not have."""
+    here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    if text == "all":
+        return here or ["cpu"]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    known = ["cpu", *here]
+    for name in names or [text]:
+        if name not in known:
+            raise InvalidValue("--devices", name, f"all, or some of {', '.join(known)}")
+    return names

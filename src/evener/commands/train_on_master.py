@@ -1,0 +1,114 @@
+"""`evener train --master` without `--agreement`: ranks that work together, one on every node of a master.
+
+pack code and data -> submit -> watch -> record and weights
+
+The master starts the ranks and holds their generations (`ps/master/collective/collective_run.py`); each of them is one
+as on local nodes (`training/rank.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from evener.commands.dashboard import page_beside
+from evener.commands.train_agreement import NO_NODE, any_node, blobs_of, new_run_name
+from evener.commands.up import open_master
+from evener.config.run_config import RunConfig
+from evener.data.tasks.load import is_path
+from evener.ps.node.rank_session import WEIGHTS
+from evener.ps.protocol.blob import Blob
+from evener.ps.protocol.rank_messages import RankJob
+from evener.records.atomic import atomic_write
+from evener.records.events import Phase
+from evener.records.plan import is_of_teams
+from evener.records.record import TrainRecord
+from evener.records.schema import parse_noun
+from evener.report.tables import summary
+from evener.training.console import RunView, print_line, run_folder
+from evener.training.unfinished import asked_of
+
+_USUAL = "600s"
+"""Between checkpoints, besides every epoch's, which may take hours; the nodes are other people's."""
+
+
+def train_on_nodes(config: RunConfig, *, as_json: bool) -> None:
+    """Train on the nodes of a master, whose ranks work together.
+
+    Raises:
+        EvenerError: what was asked for cannot be done; or the run ended before it was complete.
+    """
+    record = submit(config, to_stderr=as_json)
+    if as_json:
+        print_line(json.dumps(summary(record)))
+
+
+def submit(config: RunConfig, *, to_stderr: bool, program: Blob | None = None) -> TrainRecord:
+    """Have nodes train; the record of the run, when its folder has all there is.
+
+    Args:
+        config: what is asked for.
+        to_stderr: keep stdout free.
+        program: files that are sent in place of the task's; the one named like it defines what a rank runs.
+
+    Raises:
+        EvenerError: as `train_on_nodes`.
+    """
+    folder = run_folder(config.folder)
+    asked = asked_of(config)
+    blobs = blobs_of(config) | ({"code": program} if program is not None else {})
+    digests = {what: blob.digest for what, blob in blobs.items()}
+    job = job_of(config, digests, brings_program=program is not None)
+    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
+        view.console.quiet = config.quiet
+        view(Phase(what="joining", detail="the master and its nodes"))
+        with open_master(config) as client:
+            is_first = not any_node(client)
+            run = client.submit(job, None, list(blobs.values()))
+            if is_first:
+                view(NO_NODE)
+            result = client.watch(run, view, lambda: None)  # nodes may come back at any time
+        if result.weights:
+            atomic_write(folder / WEIGHTS, result.weights)
+        if result.record:
+            record = parse_noun(result.record, TrainRecord, source="the master's record")
+            view(replace(record, ending=result.reason))
+    if result.error is not None:
+        raise result.error
+    assert view.record is not None
+    return view.record
+
+
+def job_of(config: RunConfig, digests: dict[str, str], *, brings_program: bool = False) -> RankJob:
+    """What the ranks have to do: what was asked for, without what only this machine needs to know.
+
+    Args:
+        config: what was asked for.
+        digests: of `code` and `data`, where they travel.
+        brings_program: whether the file of the task defines what a rank runs.
+    """
+    goes_on = config.columns == 1 and not is_of_teams(config.strategy)
+    told = replace(
+        config,
+        elastic=True if goes_on else None,
+        home=None,
+        master=None,
+        token=None,
+        token_file=None,
+        dashboard=None,
+        ship_data=False,
+        keeps_checkpoints=False,
+        checkpoint_every=config.checkpoint_every or _USUAL,
+    )
+    return RankJob(
+        run=new_run_name(config),
+        task=Path(config.task).name if is_path(config.task) else config.task,
+        title=Path(config.task).stem,
+        data_dir=str(config.data.resolve()) if config.data else "",
+        config=msgspec.json.encode(told, enc_hook=str),
+        brings_program=brings_program,
+        **digests,
+    )

@@ -1,0 +1,276 @@
+"""`evener up`, `nodes`, `stop` and `down`: a master as a process, and what goes on there. Needs no PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from evener.commands.dashboard import page_beside
+from evener.commands.join import given_token, print_notice, warn_of_readers
+from evener.commands.up_ssh import address_for, nodes_by_ssh, parse_hosts
+from evener.config.options import PATIENCE, PORT, MasterAccess, NodesAccess, StopAccess, UpConfig
+from evener.config.run_config import RunConfig
+from evener.ps.client import MasterClient, find_master
+from evener.ps.master.master import Master
+from evener.ps.protocol.config import Beacon, MasterConfig, StateDir, default_state_dir, versions_here
+from evener.ps.protocol.messages import ExpelNode, ForgetNode, StopRun
+from evener.ps.protocol.status import ClusterStatus, InvitationStatus, NodeStatus, RunStatus
+from evener.ps.protocol.system import System, read_system
+from evener.records.errors import InvalidInput
+from evener.report.text import human_bytes, table_of
+from evener.system.host import environment, own_address
+from evener.system.malloc import return_large_memory
+from evener.system.signals import interrupt_on_stop_signals
+from evener.training.console import open_console
+from evener.wire.identity import Address, Token
+
+_STOP_PATIENCES = 2.0
+"""For which `evener stop` waits: the master gives the ranks of a run one patience to end after their step."""
+_PAUSE_SECONDS = 0.1
+
+
+def up(config: UpConfig, *, as_json: bool) -> None:
+    """`evener up`: be the master of a home (of this user by default) until `evener down`, Ctrl-C or SIGTERM.
+
+    What is not said is as it was the last time: so the nodes find a master again that was killed.
+    """
+    place, insecure = StateDir(config.home or default_state_dir(os.environ)), config.insecure
+    hosts = parse_hosts(config.ssh) if config.ssh is not None else []
+    return_large_memory()
+    last = _last_beacon(place)
+    patience = config.patience or (last.patience if last else PATIENCE)
+    with place.occupied(), page_beside(place.runs, config.dashboard), interrupt_on_stop_signals():
+        warn_of_readers(place.identity_file(insecure=insecure))
+        identity = place.identity(insecure=insecure, rotate=config.rotate)
+        wanted = Address.parse(config.listen or (last.listen if last else f":{PORT}"))
+        file = str(config.system.resolve()) if config.system else last.system if last else ""
+        system = read_system(Path(file)) if file else None
+        settings = MasterConfig(place, identity, versions_here(), environment(), patience, print_notice, system=system)
+        master = Master(settings)
+        try:
+            bound = master.listen(wanted)
+            reachable, token = reachable_address(bound), identity.token.text
+            place.announce(
+                Beacon(
+                    address=str(reachable),
+                    listen=str(bound),
+                    token=token,
+                    pid=os.getpid(),
+                    patience=patience,
+                    system=file,
+                )
+            )
+            _announce(reachable, place, token, insecure, as_json, system)
+            with _nodes_elsewhere(config, hosts, bound, place):
+                master.serve()
+        except KeyboardInterrupt:
+            print_notice("the master stops; its nodes wait for `evener up`")
+        finally:
+            master.close()
+
+
+def _nodes_elsewhere(
+    config: UpConfig, hosts: Sequence[str], bound: Address, place: StateDir
+) -> AbstractContextManager[None]:
+    """The nodes that were asked for with `--ssh`, while the master serves."""
+    if not hosts:
+        return nullcontext()
+    token, insecure = (place.tokens / "node").read_text().strip(), " --insecure" * config.insecure
+    return nodes_by_ssh(
+        hosts,
+        partial(address_for, bound),
+        token,
+        print_notice,
+        join=config.ssh_join + insecure,
+        config=config.ssh_config,
+    )
+
+
+def _announce(
+    address: Address, place: StateDir, token: str, insecure: bool, as_json: bool, system: System | None
+) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps({"address": str(address), "token": token, "pid": os.getpid()}) + "\n")
+    else:
+        sys.stdout.write(invitation(address, place, system))
+    sys.stdout.flush()
+    if insecure:
+        print_notice(
+            "warning: --insecure: nothing is encrypted, whoever hears the network can read and change everything"
+        )
+
+
+def invitation(address: Address, place: StateDir, system: System | None = None) -> str:
+    """What to type on a node; the token does not stand on a command line, which `ps` shows to everybody."""
+    lines = [f"    evener join {address}"] if system is None else _lines_of(system, address)
+    where = "every node" if system is None else f"the nodes of {system.file}, each its line,"
+    joined = "\n".join(lines)
+    return (
+        f"The master is up. On {where} type:\n\n{joined}\n\n"
+        f"and give it this token when it asks (or with --token-file, or in $EVENER_TOKEN):\n\n"
+        f"    {(place.tokens / 'node').read_text().strip()}\n\n"
+        f"It lets a machine compute. Who submits runs from elsewhere needs {place.tokens / 'submitter'}.\n"
+    )
+
+
+def _lines_of(system: System, address: Address) -> list[str]:
+    return [
+        f"    evener join {address} --name {name} --device {device.device}"
+        + (f"     # on {device.address}" if device.address else "")
+        for name, device in system.devices.items()
+    ]
+
+
+def open_master(access: MasterAccess | RunConfig) -> MasterClient:
+    """A connection to the master that the user named, or to that of this machine. Raises InvalidInput, MissingFile."""
+    place = place_of_master(access)
+    if access.token is None and access.token_file is None and access.master is None:
+        warn_of_readers(StateDir(access.home or default_state_dir(os.environ)).beacon_file)
+    return MasterClient(*place)
+
+
+def place_of_master(access: MasterAccess | RunConfig) -> tuple[Address, Token, float]:
+    """Its address, the token for it and its patience; nothing is asked of it yet. Raises InvalidInput, MissingFile."""
+    given = given_token(access.token, access.token_file, os.environ if access.master else {})
+    return find_master(StateDir(access.home or default_state_dir(os.environ)), access.master, given)
+
+
+def nodes(access: NodesAccess, *, as_json: bool) -> None:
+    """`evener nodes`: who is here, and what goes on."""
+    with open_master(access) as client:
+        status = client.ask()
+        if access.expel is not None:
+            status = client.change(ExpelNode(name=access.expel))
+        if access.forget is not None:
+            status = client.change(ForgetNode(name=access.forget))
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(status).decode() + "\n")
+        return
+    console = open_console(to_stderr=False, width_in_files=160)
+    console.print(nodes_table(status))
+    if status.invitations:
+        console.print(invitations_table(status))
+    for run in status.runs:
+        console.print(run_line(run))
+
+
+def stop(access: StopAccess) -> None:
+    """`evener stop`: end a run with what it has reached. Raises InvalidInput: it does not go on."""
+    with open_master(access) as client:
+        run = _run_to_stop(client.ask(), access.run)
+        status = client.change(StopRun(run=run.run))
+        until = time.monotonic() + _STOP_PATIENCES * client.patience
+        while goes_on := any(one.run == run.run for one in status.runs):  # ranks end after their step
+            if time.monotonic() > until:
+                break
+            time.sleep(_PAUSE_SECONDS)
+            status = client.ask()
+    ending = "is asked to end, but goes on" if goes_on else "has ended with what it had reached"
+    sys.stdout.write(f"run {run.run} {ending}; results {'will be' if goes_on else 'are'} in {run.folder}\n")
+
+
+def _run_to_stop(status: ClusterStatus, wanted: str | None) -> RunStatus:
+    """The run of this name, or the only one in progress. Raises InvalidInput: there is none, or there are several."""
+    found = [run for run in status.runs if wanted in (None, run.run)]
+    if len(found) > 1:
+        names = ", ".join(run.run for run in found)
+        raise InvalidInput(f"several runs go on at {status.address}: name one of {names}")
+    if not status.runs:
+        raise InvalidInput(f"no run goes on at {status.address}")
+    if not found:
+        names = ", ".join(f"run {run.run}" for run in status.runs)
+        on = f"{names} {'does' if len(status.runs) == 1 else 'do'}"
+        raise InvalidInput(f"run {wanted} does not go on at {status.address}: {on}")
+    return found[0]
+
+
+def down(access: MasterAccess) -> None:
+    """`evener down`: end the run, the nodes and the master."""
+    with open_master(access) as client:
+        client.down()
+    sys.stdout.write("the master and its nodes have ended\n")
+
+
+def nodes_table(status: ClusterStatus) -> Table:
+    """All nodes."""
+    return table_of(
+        f"Nodes of the master at {status.address}",
+        {
+            "node": lambda node: node.name,
+            "address?": lambda node: node.address,
+            "device": lambda node: node.device,
+            ">GFLOP/s?": lambda node: "" if node.score is None else f"{node.score:,.0f}",
+            "does": lambda node: node.doing,
+            ">samples/s": lambda node: f"{node.samples_per_second:,.0f}" if node.samples_per_second else "",
+            ">sent?": lambda node: human_bytes(node.bytes_sent),
+            ">received?": lambda node: human_bytes(node.bytes_received),
+            "state": _state,
+        },
+        status.nodes,
+    )
+
+
+def invitations_table(status: ClusterStatus) -> Table:
+    """All invitations."""
+    return table_of(
+        "Invitations",
+        {
+            "name": lambda one: one.name,
+            "for": lambda one: (
+                f"submitter {one.submitter}" if one.submitter else f"{one.nodes} node{'s' * (one.nodes > 1)}"
+            ),
+            ">joined": lambda one: "" if one.submitter else str(one.joined),
+            ">open for": _open_for,
+        },
+        status.invitations,
+    )
+
+
+def _open_for(one: InvitationStatus) -> str:
+    is_open = one.seconds > 0 and (bool(one.submitter) or one.joined < one.nodes)
+    return f"{one.seconds / 3600:.1f} h" if is_open else "closed"
+
+
+def run_line(run: RunStatus) -> str:
+    """How the run is doing, and where its results will be."""
+    accuracy = "" if run.accuracy is None else f", accuracy {run.accuracy:.2%}"
+    epochs = f" of {run.epochs}" if run.epochs else ""
+    how = f"{run.protocol}, by {run.submitter}" if run.submitter else run.protocol
+    if run.nodes is not None:
+        how += f", on {', '.join(run.nodes)}" if run.nodes else ", at rest"
+    loss = f", loss {run.loss:.4f}" if run.version else ""
+    kept = f"; the checkpoint of step {run.checkpoint} is here" if run.checkpoint else ""
+    return (
+        f"run {run.run} ({how}): epoch {run.epoch + 1}{epochs}, {run.version} updates{loss}"
+        f"{accuracy}{kept}; results will be in {run.folder}"
+    )
+
+
+def reachable_address(bound: Address) -> Address:
+    """The address under which other machines find what listens at `bound`."""
+    if bound.path or bound.host not in ("", "0.0.0.0", "::"):
+        return bound
+    return Address(own_address(), bound.port)
+
+
+def _state(node: NodeStatus) -> str:
+    """The state of a node, with how long it lasts and why."""
+    seconds = "" if node.seconds is None else f" for {node.seconds:.0f} s"
+    return node.state if node.state == "present" else f"{node.state}{seconds}: {node.reason}"
+
+
+def _last_beacon(home: StateDir) -> Beacon | None:
+    """How the last master of this home was reached; None if there was none."""
+    try:
+        return home.beacon()
+    except InvalidInput:
+        return None

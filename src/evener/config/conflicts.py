@@ -1,0 +1,199 @@
+"""Options of a run that do not go together: tables, and what a user is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from msgspec.structs import fields
+
+from evener.records.errors import InvalidInput
+from evener.records.plan import WHOLE_MODEL, is_of_teams, is_pipeline
+from evener.sync.protocol import PROTOCOLS
+
+
+def option_name(name: str) -> str:
+    """How the user types the field `name` of a RunConfig."""
+    return f"--{name.replace('_', '-')}"
+
+
+class Conflict(NamedTuple):
+    """Options that are of no use beside others.
+
+    Attributes:
+        options: fields, each of which is refused if the user gave it.
+        beside: whether the others, and the strategy, are such.
+        sentence: what to say, with the `{option}` that was given.
+    """
+
+    options: tuple[str, ...]
+    beside: Callable[[Any, str], bool]
+    sentence: str
+
+
+_COLLECTIVE = (
+    "strategy", "replicas", "columns", "members", "micro_batches", "schedule", "rematerialise", "plan", "devices",
+    "memory", "accumulate", "compile", "workers", "checkpoint", "checkpoint_every", "resume", "elastic",
+)  # fmt: skip
+_MASTER = ("home", "master", "token", "token_file", "ship_data")
+_OF_THIS_MACHINE = ("devices", "memory", "plan", "checkpoint", "resume", "stationary", "compile", "elastic")
+_PLANNED = ("strategy", "shares", "replicas", "columns", "members", "micro_batches", "accumulate", "stationary")
+_PROTOCOLS = ", ".join(PROTOCOLS)
+
+_CONFLICTS = (
+    Conflict(("staleness",), lambda c, _: c.agreement != "bounded", "{option} belongs to --agreement bounded"),
+    Conflict(
+        ("local_steps", "overlap"),
+        lambda c, _: c.agreement not in ("average", "diloco"),
+        "{option} belongs to --agreement average or diloco",
+    ),
+    Conflict(("fraction",), lambda c, _: c.agreement != "federated", "{option} belongs to --agreement federated"),
+    Conflict(
+        ("stationary",),
+        lambda c, _: c.agreement not in (None, "average", "federated"),
+        "{option} goes with --agreement average or federated, where each node trains on its own data for an epoch",
+    ),
+    Conflict(
+        ("shares",),
+        lambda c, _: c.agreement is not None and not c.keeps_data,
+        "{option} goes with --agreement where data stay: with --stationary, or --agreement federated",
+    ),
+    Conflict(
+        ("local_steps", "overlap"),
+        lambda c, _: c.keeps_data,
+        "{option} does not go with data that stay: each node goes over its own once between two exchanges",
+    ),
+    Conflict(
+        ("outer_lr", "outer_momentum"),
+        lambda c, _: c.agreement != "diloco",
+        "{option} belongs to --agreement diloco",
+    ),
+    Conflict(
+        ("compress", "robust", "merge"),
+        lambda c, _: c.agreement is None,
+        f"{{option}} belongs to --agreement {_PROTOCOLS}",
+    ),
+    Conflict(("system",), lambda c, _: c.agreement is None, "{option} belongs to --agreement"),
+    Conflict(
+        _MASTER,
+        lambda c, _: c.agreement is None and not c.is_on_master,
+        "{option} belongs to --agreement, or to ranks on the nodes of a master: name that with --master or --home",
+    ),
+    Conflict(
+        _OF_THIS_MACHINE,
+        lambda c, _: c.is_on_master,
+        "{option} does not go with the nodes of a master: leave it out",
+    ),
+    Conflict(
+        _COLLECTIVE,
+        lambda c, _: c.agreement is not None,
+        "{option} does not go with --agreement: leave one of them out",
+    ),
+    Conflict(
+        ("precision",),
+        lambda c, _: c.agreement is not None and c.precision == "fp16",
+        "{option} must be fp32, bf16 or fp64 with --agreement, got 'fp16'",
+    ),
+    Conflict(
+        ("local_steps",),
+        lambda c, _: c.agreement == "diloco" and c.local_steps == "epoch",
+        "{option} must be a number with --agreement diloco, got 'epoch'",
+    ),
+    Conflict(
+        ("merge",),
+        lambda c, _: c.merge == "threads" and c.robust in ("trimmed", "median", "krum"),
+        "{option} threads computes means, and --robust trimmed, median and krum are none: take --merge cores or device",
+    ),
+    Conflict(
+        ("columns",),
+        lambda c, _: bool(c.elastic),
+        "{option} does not go with --elastic: a grid of nodes does not go on without one of them",
+    ),
+    Conflict(
+        ("elastic",),
+        lambda c, _: is_of_teams(c.strategy),
+        "{option} does not go with --strategy pipeline+...: a stage does not go on without one of its nodes",
+    ),
+    Conflict(
+        ("system",), lambda c, _: c.local_nodes is not None, "{option} describes machines: leave --local-nodes out"
+    ),
+    Conflict(
+        ("master", "token", "token_file"),
+        lambda c, _: c.local_nodes is not None,
+        "--local-nodes have a master of their own: leave --master and --token out",
+    ),
+    Conflict(
+        ("ship_data",),
+        lambda c, _: c.local_nodes is not None,
+        "{option}: local nodes read the data where they are: leave it out",
+    ),
+    Conflict(("ship_data",), lambda c, _: c.data is None, "{option} needs --data DIR: what is to be sent"),
+    Conflict(_PLANNED, lambda c, _: c.plan is not None, "{option} does not go with --plan, which says it already"),
+)
+"""Options that do not go together, whatever is divided; of several, the first one is told."""
+
+_STRATEGY_CONFLICTS = (
+    Conflict(("columns",), lambda _, s: s not in ("spatial", "data+spatial"), "spatial and data+spatial"),
+    Conflict(("replicas",), lambda _, s: not s.startswith("data+"), "data+..."),
+    Conflict(("members",), lambda _, s: not is_of_teams(s), "pipeline+..."),
+    Conflict(("micro_batches",), lambda _, s: not is_pipeline(s), "pipelines; others have --accumulate"),
+    Conflict(("accumulate",), lambda _, s: is_pipeline(s), "others; pipelines have --micro-batches"),
+    Conflict(("schedule",), lambda _, s: not is_pipeline(s), "pipelines"),
+    Conflict(("shares",), lambda _, s: s == "pipeline", "others: stages follow the layers"),
+    Conflict(("rematerialise",), lambda _, s: s in WHOLE_MODEL, "models that are divided"),
+    Conflict(
+        ("rematerialise",),
+        lambda c, s: c.rematerialise == "except_last" and not is_pipeline(s),
+        "pipelines if it is except_last; others have never and always",
+    ),
+    Conflict(
+        ("stationary",),
+        lambda _, s: s not in WHOLE_MODEL,
+        "data parallelism: nodes that share a model share its samples",
+    ),
+    Conflict(("compile",), lambda _, s: is_pipeline(s), "others than pipelines"),
+    Conflict(
+        ("precision",),
+        lambda c, s: c.precision == "fp16" and s not in WHOLE_MODEL,
+        "data parallelism if it is fp16; take bf16",
+    ),
+)
+"""Options that do not go with a strategy, and whom each is for."""
+
+
+def conflict(config: Any) -> str | None:
+    """What of `config` does not go together, whatever is divided, in a sentence; None if all of it does."""
+    for options, beside, sentence in _CONFLICTS:
+        for name in options:
+            if _is_given(config, name) and beside(config, config.strategy):
+                return sentence.format(option=option_name(name))
+    return None
+
+
+def strategy_conflict(config: Any, strategy: str) -> str | None:
+    """Why `strategy` does not go with the rest of `config`, in a sentence; None if it does."""
+    for options, beside, whom in _STRATEGY_CONFLICTS:
+        for name in options:
+            if _is_given(config, name) and beside(config, strategy):
+                return f"{option_name(name)} does not go with --strategy {strategy}: it is for {whom}"
+    return None
+
+
+def refuse_options(config: Any, names: Sequence[str], beside: str, advice: str) -> None:
+    """Raise InvalidInput for the first of the options `names` that the user gave, none of which goes with `beside`."""
+    for name in names:
+        if _is_given(config, name):
+            raise InvalidInput(f"{option_name(name)} does not go with {beside}: {advice}")
+
+
+def _is_given(config: Any, name: str) -> bool:
+    """Whether the user said something other than the default."""
+    configs: type = type(config)
+    return bool(getattr(config, name) != _defaults(configs)[name])
+
+
+@cache
+def _defaults(configs: type) -> dict[str, Any]:
+    """Of every option. It is kept: to read the annotations of a class takes milliseconds."""
+    return {one.name: one.default for one in fields(configs)}

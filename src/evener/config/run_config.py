@@ -1,0 +1,277 @@
+"""What is asked of a run: the command line of `evener train`, field by field, and what of it does not go together.
+
+Option names, help and defaults are made of the fields (see `cli/fields.py`). Whatever holds a RunConfig may rely on it:
+values that are not allowed, and options that do not go together, are refused when it is made.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from msgspec import Meta, field
+
+from evener.config.conflicts import conflict, option_name, strategy_conflict
+from evener.config.options import (
+    Dashboard,
+    DataFolder,
+    Home,
+    MasterAddress,
+    MasterToken,
+    NodesConfig,
+    TaskOptions,
+    TokenFile,
+    refuse_two_tokens,
+)
+from evener.launch.nodes import relative_shares
+from evener.oracle.schedule import Rematerialise, ScheduleName
+from evener.records.errors import InvalidInput, require, require_one_of
+from evener.records.plan import Plan
+from evener.records.profile import PRECISIONS, Precision
+from evener.records.task import BatchTask, Task, ThinTask
+from evener.sync.protocol import Compression, Merge, Robust
+
+LAYER_STRATEGIES = ("filter", "channel", "hybrid", "sharded", "spatial")
+"""They divide every layer among the ranks of a replica."""
+STRATEGIES = (
+    *("auto", "data", *LAYER_STRATEGIES, "pipeline"),
+    *(f"data+{inside}" for inside in (*LAYER_STRATEGIES, "pipeline")),
+    *(f"pipeline+{inside}" for inside in ("filter", "channel", "hybrid")),
+)
+
+
+Protocol = Literal["sync", "async", "bounded", "average", "federated", "diloco"]
+
+
+class RunConfig(NodesConfig, frozen=True, kw_only=True):
+    """What is asked of a run; travels to every rank. A field without a description is no option.
+
+    Attributes:
+        usual: options that nobody typed, and the file they came from; empty if there are none.
+        started: when, in seconds since 1970.
+        keeps_checkpoints: whether they stay where they are written; on the nodes of a master they go to that one.
+
+    Raises:
+        InvalidValue: a value is not allowed.
+        InvalidInput: options do not go together; says what to type.
+    """
+
+    task: Annotated[
+        str, Meta(description="digits, mnist, tiny-imagenet, synthetic, path/to/my_task.py, or yolov8n.pt.")
+    ]
+    data: DataFolder = None
+    option: TaskOptions = {}
+    strategy: Annotated[
+        str,
+        Meta(
+            description="auto, data, filter, channel, hybrid, sharded, spatial, pipeline, data+... or pipeline+... .",
+            extra={"choices": STRATEGIES},
+        ),
+    ] = "auto"
+    replicas: Annotated[
+        str | None, Meta(description="Of data+...: nodes that hold one model together, such as 3,2; two halves.")
+    ] = None
+    columns: Annotated[
+        int, Meta(description="Of spatial: nodes side by side that divide columns of images (rows of volumes), too.")
+    ] = 1
+    members: Annotated[
+        int, Meta(description="Of pipeline+...: nodes, one after the other, that divide the layers of one stage.")
+    ] = 2
+    micro_batches: Annotated[
+        int | None, Meta(description="Of pipelines: parts of a batch that follow each other; 4 a stage.")
+    ] = None
+    schedule: Annotated[ScheduleName, Meta(description="Of pipelines: 1f1b or gpipe.")] = "1f1b"
+    rematerialise: Annotated[
+        Rematerialise,
+        Meta(description="Of divided models: compute activations twice to save memory: auto, never, always ..."),
+    ] = "auto"
+    plan: Annotated[Path | None, Meta(description="Perform this plan, as `evener plan --save` wrote it.")] = None
+    shares: Annotated[str, Meta(description="measured, equal, or relative shares such as 7,2,1.")] = "measured"
+    batch_size: Annotated[int | None, Meta(description="Samples of one step over all nodes.")] = None
+    epochs: Annotated[int | None, Meta(description="Passes over the training data.")] = None
+    precision: Annotated[Precision, Meta(description="fp32, bf16, fp16 or fp64.")] = "fp32"
+    compile: Annotated[bool, Meta(description="Compile the model.")] = False
+    elastic: Annotated[
+        bool | None,
+        Meta(
+            description="Go on without local nodes that are gone, and with others in their place; "
+            "so it is, if nobody says otherwise, where samples alone are divided; divided models want to be asked."
+        ),
+    ] = None
+    check: Annotated[
+        bool, Meta(description="Hold a small step of the nodes against one process before the first one.")
+    ] = True
+    seed: Annotated[int, Meta(description="Of weights, order of samples and random transforms.")] = 0
+    accumulate: Annotated[int, Meta(description="Micro-batches of one step.")] = 1
+    workers: Annotated[int, Meta(description="Processes per node that load data ahead.")] = 0
+    stationary: Annotated[
+        bool, Meta(description="Every node keeps to a class-balanced part of the data of its own.")
+    ] = False
+    checkpoint: Annotated[Path | None, Meta(description="Folder of checkpoints; OUTPUT/checkpoints by default.")] = None
+    checkpoint_every: Annotated[
+        str | None, Meta(description="Steps, or seconds such as 30s, between checkpoints besides every epoch's.")
+    ] = None
+    resume: Annotated[bool, Meta(description="Go on from the last checkpoint.")] = False
+    output: Annotated[
+        Path | None, Meta(description="Folder of record, report and weights; runs/TASK-TIME by default.")
+    ] = None
+    dashboard: Dashboard = None
+    quiet: Annotated[bool, Meta(description="Print nothing but what goes wrong.")] = False
+    agreement: Annotated[
+        Protocol | None,
+        Meta(description="Train on a master's nodes: sync, async, bounded, average, federated or diloco."),
+    ] = None
+    staleness: Annotated[int | None, Meta(description="Of bounded: updates that a node may be ahead.")] = None
+    local_steps: Annotated[
+        str | None, Meta(description="Of average and diloco: steps between exchanges, or epoch.")
+    ] = None
+    fraction: Annotated[
+        float | None, Meta(description="Of federated: part of the nodes that is drawn anew for each round; all.")
+    ] = None
+    outer_lr: Annotated[float | None, Meta(description="Of diloco: learning rate of the common weights.")] = None
+    outer_momentum: Annotated[float | None, Meta(description="Of diloco: their Nesterov momentum.")] = None
+    compress: Annotated[Compression | None, Meta(description="With --agreement: none, bf16 or int8.")] = None
+    robust: Annotated[
+        Robust | None,
+        Meta(description="With --agreement: how contributions are merged: mean, clip, trimmed, median or krum."),
+    ] = None
+    merge: Annotated[
+        Merge | None,
+        Meta(description="With --agreement: who merges: cores, threads or the master's device."),
+    ] = None
+    overlap: Annotated[bool, Meta(description="Of average and diloco: work on while an exchange is under way.")] = False
+    ship_data: Annotated[bool, Meta(description="On a master's nodes: send --data to them.")] = False
+    system: Annotated[
+        Path | None,
+        Meta(description="With --agreement: await the nodes of this file; data that stay are divided by its speeds."),
+    ] = None
+    home: Home = None
+    master: MasterAddress = None
+    token: MasterToken = None
+    token_file: TokenFile = None
+    usual: str = ""
+    started: float = field(default_factory=time.time)
+    keeps_checkpoints: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, choices in _CHOICES.items():
+            if (word := getattr(self, name)) is not None:
+                require_one_of(option_name(name), word, choices)
+        for name, is_allowed, allowed in _VALUES:
+            value = getattr(self, name)
+            require(value is None or is_allowed(value), option_name(name), value, allowed)
+        relative_shares(self.shares, self.num_local_nodes)
+        refuse_two_tokens(self.token, self.token_file)
+        planned = self.plan is not None  # whose strategy is known when it has been read
+        if (sentence := conflict(self) or (None if planned else strategy_conflict(self, self.strategy))) is not None:
+            raise InvalidInput(sentence)
+
+    @property
+    def folder(self) -> Path:
+        """Of the run: what the user named, or `runs/TASK-TIME`."""
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.started))
+        return self.output or Path("runs") / f"{Path(self.task).stem}-{stamp}"
+
+    @property
+    def dividing_options(self) -> dict[str, str]:
+        """Options that decide how work is divided, with their values; those that were not given are empty."""
+        values = {
+            "--shares": self.shares,
+            "--workers": self.workers,
+            "--batch-size": self.batch_size or "",
+            "--agreement": self.agreement or "",
+            "--local-steps": self.local_steps or "",
+            "--stationary": "yes" if self.stationary else "",
+        }
+        return {name: str(value) for name, value in values.items()}
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the run goes on without nodes that are gone, if it can: what was asked for, else where it may be."""
+        if self.elastic is not None:
+            return self.elastic
+        return self.strategy in ("auto", "data") and not self.stationary and not self.compile
+
+    @property
+    def is_on_master(self) -> bool:
+        """Whether ranks that work together are to be on the nodes of a master."""
+        named = self.master is not None or self.home is not None
+        return named and self.agreement is None and self.local_nodes is None
+
+    @property
+    def keeps_data(self) -> bool:
+        """Whether every node of a master has a part of the data for the whole run."""
+        return self.agreement == "federated" or (self.agreement is not None and self.stationary)
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """What the user named, or a folder in that of the run."""
+        return self.checkpoint or self.folder / "checkpoints"
+
+    @property
+    def checkpoint_steps(self) -> int | None:
+        """Between checkpoints; None if they do not come by steps."""
+        return int(self.checkpoint_every) if self.checkpoint_every and self.checkpoint_every.isdecimal() else None
+
+    @property
+    def checkpoint_seconds(self) -> int | None:
+        """Between checkpoints; None if they do not come by the clock."""
+        return None if self.checkpoint_every is None or self.checkpoint_steps else int(self.checkpoint_every[:-1])
+
+    def sizes_of(self, task: Task | BatchTask | ThinTask, plan: Plan | None = None) -> tuple[int, int]:
+        """(samples of a step, epochs) of a run of `task`, which may perform a `plan`. Raises InvalidValue."""
+        batch_size = plan.batch_size if plan else self.batch_size or task.batch_size
+        require(self.accumulate <= batch_size, "--accumulate", self.accumulate, f"1 to {batch_size}")
+        return batch_size, self.epochs or task.epochs
+
+
+def require_samples(batch_size: int, num_samples: int) -> None:
+    """Raise InvalidValue unless there are samples for a step."""
+    require(num_samples > 0, "training samples", num_samples, "at least one")
+    require(batch_size <= num_samples, "--batch-size", batch_size, f"at most the {num_samples} training samples")
+
+
+MAX_COUNT = 10**9
+"""Of epochs and updates."""
+MAX_WORKERS = 1024
+_CHOICES: dict[str, Sequence[str]] = {
+    "agreement": get_args(Protocol),
+    "compress": get_args(Compression),
+    "robust": get_args(Robust),
+    "merge": get_args(Merge),
+    "strategy": STRATEGIES,
+    "schedule": get_args(ScheduleName),
+    "rematerialise": get_args(Rematerialise),
+    "precision": PRECISIONS,
+}
+"""By field: what it may be."""
+_VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("micro_batches", lambda value: value > 0, "positive"),
+    ("batch_size", lambda value: value > 0, "positive"),
+    ("columns", lambda value: value > 0, "positive"),
+    ("members", lambda value: value > 0, "positive"),
+    ("dashboard", lambda value: 0 <= value < 65536, "a port, 1 to 65535, or 0 for the next free one"),
+    ("epochs", lambda value: 0 < value <= MAX_COUNT, f"positive, and at most {MAX_COUNT}"),
+    ("seed", lambda value: value >= 0, "zero or more"),
+    ("accumulate", lambda value: value > 0, "positive"),
+    ("workers", lambda value: 0 <= value <= MAX_WORKERS, f"from 0 to {MAX_WORKERS} processes"),
+    (
+        "checkpoint_every",
+        lambda value: re.fullmatch("0*[1-9][0-9]{0,8}s?", value) is not None,
+        "a positive number of steps, or of seconds such as 30s, of at most 9 digits",
+    ),
+    ("staleness", lambda value: 0 < value <= MAX_COUNT, f"positive, and at most {MAX_COUNT}"),
+    (
+        "local_steps",
+        lambda value: value == "epoch" or re.fullmatch("0*[1-9][0-9]{0,8}", value) is not None,
+        "a positive number of at most 9 digits, or epoch",
+    ),
+    ("fraction", lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    ("outer_lr", lambda value: value > 0, "positive"),
+    ("outer_momentum", lambda value: 0 < value < 1, "between 0 and 1"),
+)
+"""By field that is no choice: whether a value is allowed, and what is, in words."""

@@ -1,0 +1,267 @@
+"""From what a user types, `digits` or `my_task.py`, to a Task or ThinTask. Needs no PyTorch until a Task is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from evener.data.tasks.arguments import arguments_for
+from evener.data.tasks.attributed import attributed
+from evener.records.errors import (
+    EvenerError,
+    InvalidInput,
+    MissingExtra,
+    MissingFile,
+    TrainingFailed,
+    nearest,
+    words_of,
+)
+from evener.records.task import BatchTask, Task, ThinTask
+from evener.version import pip_install
+
+
+def import_file(path: Path) -> ModuleType:
+    """The module in the file `path`, run afresh under a name of its own; it may import the files beside it.
+
+    Raises:
+        MissingFile: there is no such file.
+        MissingExtra: it imports PyTorch or torchvision, which is not installed.
+        TrainingFailed: it raised an error; says which and on what line.
+    """
+    path = path.resolve()
+    require_task(str(path))
+    name = f"evener_task_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise MissingFile(f"{path} is not a Python file: a task file ends in .py")
+    module = module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module
+    try:
+        with blaming(path):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+EXTRAS = {
+    "torch": ("PyTorch", "torch"),
+    "torchvision": ("torchvision", "vision"),
+    "cloudpickle": ("cloudpickle, which sends a task that lies in no file,", "notebook"),
+    "lightning": ("Lightning", "lightning"),
+    "transformers": ("transformers", "transformers"),
+    "PIL": ("Pillow, which reads the images,", "vision"),
+}
+"""Module -> its name for people, and the extra of Evener that installs it."""
+
+
+@contextmanager
+def needing_extras() -> Iterator[None]:
+    """Turns the absence of an optional dependency in this block into MissingExtra; other errors pass as they are."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        name, extra = EXTRAS[error.name]
+        raise MissingExtra(f"{name} is not installed: {pip_install(extra)}") from error
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Tells an error raised by the code of the file `path` in one sentence; Evener's own errors pass as they are."""
+    try:
+        with needing_extras():
+            yield
+    except EvenerError:
+        raise
+    except SystemExit as error:
+        code = f"exit code {error.code}" if isinstance(error.code, int) else error.code or "exit code 0"
+        raise TrainingFailed(f"{path} line {_line(path, error)} ends the process by itself: {code}") from error
+    except Exception as error:
+        raise TrainingFailed(f"{path} line {_line(path, error)}: {words_of(error)}") from error
+
+
+def _line(path: Path, error: BaseException) -> int | str:
+    """Of the file `path`, where `error` passed last."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno or "?"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return (lines and lines[-1]) or "?"
+
+
+BUILT_IN_TASKS = ("digits", "mnist", "nfnn", "synthetic", "tiny-imagenet")
+"""Names of the tasks that come with Evener."""
+
+BUILT_IN_THIN_TASKS = ("digits", "mnist", "nfnn")
+"""Names of those that need no PyTorch."""
+
+_Kind = TypeVar("_Kind", Task, ThinTask)
+
+
+def load_task(reference: str, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task:
+    """The task that `reference` names.
+
+    Args:
+        reference: one of BUILT_IN_TASKS, or the path of a Python file that defines `task`: a Task, or a function that
+            returns one.
+        data_dir: folder of the data set, passed to the function as `data_dir`; None for the task's own default.
+        options: further arguments of the function, as text: `{"depth": "4", "image": "3x64x64"}`.
+
+    Raises:
+        InvalidInput: the name, an option or its value is not known; the file defines no task.
+        MissingFile: the file, or the data set, is not there.
+        MissingExtra: PyTorch, or what else the task needs, is not installed.
+        TrainingFailed: the file's own code raised an error.
+    """
+    found = load_any_task(reference, data_dir, options)
+    if isinstance(found, BatchTask):
+        raise InvalidInput(
+            f"{reference} is a BatchTask, of which nodes can divide batches and nothing else: `evener train` and "
+            "`evener.train` do; for this command write a Task"
+        )
+    return found
+
+
+def require_task(reference: str) -> None:
+    """See that there is such a task or file, before anything is loaded for it.
+
+    Raises:
+        InvalidInput: there is no task of that name, or it is a pipe or a folder.
+        MissingFile: there is no such file.
+    """
+    if not is_path(reference):
+        _require_known(reference, BUILT_IN_TASKS)
+    elif Path(reference).exists() and not Path(reference).is_file():
+        raise InvalidInput(
+            f"{reference} is no file that every node can read: save the task in one, such as my_task.py, and name that"
+        )
+    elif not Path(reference).is_file():
+        raise MissingFile(f"there is no task file {Path(reference).resolve()}")
+
+
+def load_any_task(reference: str, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task | BatchTask:
+    """Likewise, also a BatchTask."""
+    if is_path(reference):
+        path = Path(reference).resolve()
+        found = _any_task(getattr(import_file(path), "task", None), str(path), data_dir, options, blaming(path))
+        return attributed(found, str(path))
+    require_task(reference)
+    with needing_extras():
+        module = import_module(f"evener.data.tasks.{reference.replace('-', '_')}")
+    return _make(Task, module.task, f"task {reference}", data_dir, options, needing_extras())
+
+
+def task_of(found: Any, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task | BatchTask:
+    """The task that `found` is, or that it returns; arguments as for `load_task`. Raises InvalidInput."""
+    return attributed(_any_task(found, "evener.train", data_dir, options, nullcontext()))
+
+
+def load_thin_task(reference: str, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> ThinTask:
+    """The thin task that `reference` names; arguments as for `load_task`.
+
+    A file `my_task.py` has its thin twin beside it, in `my_task_thin.py`, which must not import PyTorch; without such a
+    twin the file itself has to define `thin_task`, a ThinTask or a function that returns one.
+
+    Raises:
+        InvalidInput: there is no thin task of that name, or what `load_task` raises it for.
+        MissingFile: the file, or the data set, is not there.
+        MissingExtra: the file imports PyTorch, which is not installed.
+        TrainingFailed: the file's own code raised an error.
+    """
+    if is_path(reference):
+        path = thin_twin(Path(reference).resolve()) or Path(reference).resolve()
+        found = getattr(import_file(path), "thin_task", None)
+        return attributed(_make(ThinTask, found, str(path), data_dir, options, blaming(path)), str(path))
+    _require_known(reference, BUILT_IN_THIN_TASKS, "thin ")
+    thin = import_module("evener.data.tasks.thin")  # not above: the thin engine takes its time to import
+    return _make(ThinTask, getattr(thin, reference), f"task {reference}", data_dir, options, nullcontext())
+
+
+def has_thin_task(reference: str) -> bool:
+    """Whether machines without PyTorch can do it."""
+    if is_path(reference):
+        path = Path(reference).resolve()
+        return thin_twin(path) is not None or "thin_task" in path.read_text(encoding="utf-8")
+    return reference in BUILT_IN_THIN_TASKS
+
+
+def thin_twin(path: Path) -> Path | None:
+    """The file of a task's thin twin, if there is one."""
+    twin = path.with_name(f"{path.stem}_thin.py")
+    return twin if twin.is_file() else None
+
+
+def is_path(reference: str) -> bool:
+    """Whether a task's reference is a file: it ends in .py or has a path separator in it."""
+    return reference.endswith(".py") or any(sep in reference for sep in (os.sep, os.altsep) if sep)
+
+
+def _require_known(name: str, known: Sequence[str], kind: str = "") -> None:
+    if name not in known:
+        raise InvalidInput(
+            f"there is no {kind}task {name!r}{nearest(name, known)}; Evener has {', '.join(known)}; "
+            "for one of your own give the path of its Python file"
+        )
+
+
+def _any_task(
+    found: Any, where: str, data_dir: Path | None, options: Mapping[str, str], calling: AbstractContextManager[None]
+) -> Task | BatchTask:
+    """The Task or BatchTask that `found` is, or returns when it is called within `calling`."""
+    made = _called(found, where, "task", "a Task", data_dir, options, calling)
+    return made if isinstance(made, BatchTask) else _of_kind(Task, made, where, "task", "a Task")
+
+
+def _make(
+    kind: type[_Kind],
+    found: Any,
+    where: str,
+    data_dir: Path | None,
+    options: Mapping[str, str],
+    calling: AbstractContextManager[None],
+) -> _Kind:
+    """The task that `found` is, or returns when it is called within `calling`."""
+    name, article = ("task", "a Task") if kind is Task else ("thin_task", "a ThinTask")
+    return _of_kind(kind, _called(found, where, name, article, data_dir, options, calling), where, name, article)
+
+
+def _called(
+    found: Any,
+    where: str,
+    name: str,
+    article: str,
+    data_dir: Path | None,
+    options: Mapping[str, str],
+    calling: AbstractContextManager[None],
+) -> Any:
+    if isinstance(found, Task | BatchTask | ThinTask):
+        if data_dir is not None or options:
+            raise InvalidInput(f"{where}: {name} is not a function, so it takes no data folder and no options")
+        return found
+    if not callable(found):
+        what = "there is none" if found is None else f"it is of type {type(found).__name__}"
+        raise InvalidInput(f"{where} must define {name}, {article} or a function that returns one; {what}")
+    keywords = arguments_for(found, where, options, {"data_dir": data_dir})
+    with calling:
+        return found(**keywords)
+
+
+def _of_kind(kind: type[_Kind], task: Any, where: str, name: str, article: str) -> _Kind:
+    if not isinstance(task, kind):
+        raise InvalidInput(
+            f"{where}: the function {name} must return {article}, it returned type {type(task).__name__}"
+        )
+    return task

@@ -1,0 +1,91 @@
+"""The options of a task as its file has them, for `--help`: nothing of the file is run, and PyTorch not loaded."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from evener.data.tasks.arguments import KINDS
+from evener.data.tasks.load import BUILT_IN_TASKS
+
+_FIXED = ("data_dir",)
+"""Parameters that are no options."""
+
+
+class TaskParameter(NamedTuple):
+    """An option of a task.
+
+    Attributes:
+        name: of the parameter.
+        kind: as it is annotated, in a word.
+        default: as the file has it, empty if it is computed there; None if there is none.
+        description: of the docstring's `Args`; empty if there is none.
+    """
+
+    name: str
+    kind: str
+    default: str | None
+    description: str
+
+
+def task_parameters(reference: str) -> list[TaskParameter] | None:
+    """The options of the task that `reference` names; none if its `task` is no function.
+
+    None for what is no task, cannot be read, or does not define its `task` itself.
+    """
+    path = _file_of(reference)
+    if path is None:
+        return None
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None  # who asks for help is not told of the file; who trains is
+    for node in reversed(tree.body):
+        if isinstance(node, ast.FunctionDef) and node.name == "task":
+            return list(_parameters(node))
+        if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == "task" for one in node.targets):
+            return [] if isinstance(node.value, ast.Call) else None
+    return None
+
+
+def _file_of(reference: str) -> Path | None:
+    if reference in BUILT_IN_TASKS:
+        spec = importlib.util.find_spec(f"evener.data.tasks.{reference.replace('-', '_')}")
+        return None if spec is None or spec.origin is None else Path(spec.origin)
+    path = Path(reference)
+    return path if path.suffix == ".py" and path.is_file() else None
+
+
+def _parameters(function: ast.FunctionDef) -> Iterator[TaskParameter]:
+    told = _descriptions(ast.get_docstring(function) or "")
+    places, named = [*function.args.posonlyargs, *function.args.args], function.args.kwonlyargs
+    defaults = [None] * (len(places) - len(function.args.defaults)) + [*function.args.defaults]
+    for one, default in zip([*places, *named], [*defaults, *function.args.kw_defaults], strict=True):
+        if one.arg not in _FIXED:
+            yield TaskParameter(one.arg, _kind(one.annotation, default), _literal(default), told.get(one.arg, ""))
+
+
+def _literal(default: ast.expr | None) -> str | None:
+    is_name = any(isinstance(node, ast.Name | ast.Call) for node in ast.walk(default)) if default is not None else False
+    return None if default is None else "" if is_name else ast.unparse(default)
+
+
+def _kind(annotation: ast.expr | None, default: ast.expr | None) -> str:
+    if annotation is None:
+        return (
+            type(default.value).__name__ if isinstance(default, ast.Constant) and default.value is not None else "str"
+        )
+    name = ast.unparse(annotation).replace(" ", "").removesuffix("|None").strip("'\"")
+    return "sizes, such as 3x64x64" if name == "tuple[int,...]" else name if name in KINDS else "no option"
+
+
+def _descriptions(docstring: str) -> dict[str, str]:
+    """What stands behind the names of a docstring's `Args`, as far as the line's end."""
+    _, _, behind = docstring.partition("Args:\n")
+    lines = behind.partition("\n\n")[0].splitlines()
+    found = (re.match(r"\s+(\w+)(?: \([^)]*\))?: (.+)", line) for line in lines)
+    return {match[1]: match[2] for match in found if match}

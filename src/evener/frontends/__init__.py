@@ -1,0 +1,1 @@
+"""Ways to bring a training: a program of five changed lines, YOLO, and the trainers of other libraries."""

@@ -1,0 +1,97 @@
+"""Which batch a program computes, where that is another one than it loaded last.
+
+Most programs compute every batch in the loop that loads it: nothing is followed there. Calls of models are followed in
+the copies that are compared before the first step, and in a run from the moment on that the program keeps a batch, or
+that its copies were seen to compute one later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from evener.frontends.programs.batch_parts import BatchPart, OpenParts
+from evener.frontends.programs.handed_batches import HandedBatch, HandedBatches, Provenance
+from evener.records.errors import InvalidInput
+
+_UNKNOWN = (
+    "the program keeps batches, or loads them ahead, and calls the model with tensors of which nobody knows the batch: "
+    "call it with tensors of the loader, or with what torch functions make of them; or compute every batch in the loop "
+    "that loads it (num_workers= of the loader loads ahead)"
+)
+
+
+class BatchFollowing:
+    """Follows the batches of a rank's program.
+
+    Args:
+        parts: that the rank computes now.
+        used: called with a batch that is computed from now on, though another one was loaded since, and with whether
+            it is trained on.
+        matters: whether it matters what batch is computed.
+
+    Attributes:
+        is_delayed: whether the program computes batches later than it loads them.
+    """
+
+    def __init__(
+        self, parts: OpenParts, used: Callable[[HandedBatch, bool], None], matters: Callable[[], bool]
+    ) -> None:
+        self.is_delayed = False
+        self._parts, self._used, self._matters = parts, used, matters
+        self._batches = HandedBatches()
+        self._provenance: Provenance | None = None
+        self._are_kept = self._is_unsure = False
+
+    def give(self, batch: Any, owner: object, part: BatchPart, weight: float, is_training: bool) -> None:
+        """The program is given `batch`, and computes it from now on as far as anybody knows."""
+        self._batches.give(batch, owner, part, weight, is_training)
+        for left in self._parts.open(owner, weight, is_training):
+            self._batches.leave(left)
+
+    def note_kept(self, models: Iterable[nn.Module]) -> None:
+        """Follow the calls of `models` if the program keeps batches, which it may compute again."""
+        if not self._are_kept and self._batches.are_kept():
+            self._are_kept = True
+            self.begin(models)
+
+    def begin(self, models: Iterable[nn.Module]) -> None:
+        """Follow the calls of `models` from now on."""
+        if self._provenance is None:
+            self._provenance = Provenance(self._batches, self._called, self._met)
+            self._provenance.begin()
+            for model in models:
+                self._provenance.follow(model)
+
+    def add(self, model: nn.Module) -> None:
+        """Another model is there."""
+        if self._provenance is not None:
+            self._provenance.follow(model)
+
+    def end(self) -> None:
+        """Follow nothing any more."""
+        if self._provenance is not None:
+            self._provenance.end()
+
+    def _called(self, batch: HandedBatch | None, trains: bool) -> None:
+        """A model is called with `batch`. Raises InvalidInput: it trains, and nobody knows what it is called with."""
+        self._is_unsure = batch is None and trains
+        if batch is None:
+            has_none = not self._parts.are_used if self.is_delayed else self._are_kept and not self._parts.are_any
+            if trains and has_none and self._matters():
+                raise InvalidInput(_UNKNOWN)
+        elif self.is_delayed or not self._is_last(batch):
+            self.is_delayed = True
+            self._used(batch, trains)
+
+    def _met(self, batch: HandedBatch) -> None:
+        """What is trained is compared with `batch`. Raises InvalidInput: the model was called with another one."""
+        is_known = self._parts.is_used(batch.number) if self.is_delayed else self._is_last(batch)
+        if self._is_unsure and not is_known and self._matters():
+            raise InvalidInput(_UNKNOWN)
+
+    def _is_last(self, batch: HandedBatch) -> bool:
+        """Whether `batch` is the one that was loaded last, and is not over."""
+        return self._batches.is_last(batch) and self._parts.is_open(batch.owner)

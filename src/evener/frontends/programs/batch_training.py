@@ -1,0 +1,259 @@
+"""The training of a BatchTask: a program of five lines, written once, on nodes that divide every batch.
+
+for epoch in range(first, n):              # the first, or that of the checkpoint to go on from
+    for batch in loader:
+        optimizer.step(closure)            # clears gradients, computes the loss, goes backward, clips
+        scheduler.step()
+        checkpoint due? asked to stop?
+    validate, write a checkpoint; ends here?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from evener.config.conflicts import refuse_options
+from evener.config.run_config import RunConfig, require_samples
+from evener.data.loader import sample_seeds, seed_all, to_device
+from evener.data.seeded_samples import SeededSamples, sample_count
+from evener.data.tasks.load import load_any_task
+from evener.frontends.programs.batch_loss import BatchLoss
+from evener.frontends.programs.batch_saving import saving_of
+from evener.frontends.programs.batch_validation import validate
+from evener.frontends.programs.joining import end_copy, finish
+from evener.frontends.programs.options import ScriptConfig
+from evener.frontends.programs.session import Run
+from evener.launch.rank_environment import RankEnvironment
+from evener.parallel.op_registry import without_synchronised
+from evener.records.errors import InvalidInput, noting
+from evener.records.task import BatchTask
+from evener.training.checkpoint import require_writable, write_weights
+from evener.training.context import Arithmetic, join_run
+from evener.training.lone_sample import device_of, refuse_lone_sample
+from evener.training.saving import Saving
+
+
+def train_batches(env: RankEnvironment, config: RunConfig, task: BatchTask | None = None) -> None:
+    """One rank's whole way; the leader writes the weights, and emits the record through the env.
+
+    Args:
+        env: of the rank.
+        config: what is asked for.
+        task: to be trained; None: the one that `config` names.
+    """
+    group, config = join_run(env, config)
+    found = task or load_any_task(config.task, config.data, config.option)
+    assert isinstance(found, BatchTask)
+    run = Run(env, group, ScriptConfig(script=Path(found.name), shares=config.shares, started=config.started))
+    run.rehearsal.is_wanted = run.rehearsal.is_wanted and config.check
+    try:
+        training = BatchTraining(run, found, config)
+        training.train()
+    except BaseException as error:
+        end_copy(run, error)
+        raise
+    end_copy(run, None)
+    if run.leader:
+        write_weights(run.state(training.model), config.folder)
+    finish(run, env, task=found.name, seed=config.seed, epochs=training.epochs, precision=config.precision)
+
+
+_NOT_FOR_BATCHES = (
+    "replicas", "micro_batches", "schedule", "rematerialise", "plan", "compile", "accumulate", "stationary",
+)  # fmt: skip
+_NOT_ELASTIC = (
+    "its optimiser may change weights several times a step, so that a step that was broken off cannot be done again; "
+    "--resume goes on from the last checkpoint"
+)
+
+
+def refuse_batches(config: RunConfig) -> None:
+    """Raise InvalidInput for what does not go with a BatchTask."""
+    advice = "its batches are divided, and nothing else; a Task may have it"
+    refuse_options(config, _NOT_FOR_BATCHES, "a BatchTask", advice)
+    refuse_options(config, ("elastic",) if config.elastic else (), "a BatchTask", _NOT_ELASTIC)
+    if config.strategy not in ("auto", "data"):
+        raise InvalidInput(f"--strategy {config.strategy} does not go with a BatchTask: {advice}")
+    if config.precision == "fp16":
+        raise InvalidInput("--precision fp16 does not go with a BatchTask: take bf16")
+
+
+class BatchTraining:
+    """A rank's part of the training of a BatchTask.
+
+    Args:
+        run: of its nodes.
+        task: to be trained.
+        config: what is asked for.
+
+    Raises:
+        InvalidInput: the task, or what was asked of it, is wrong.
+    """
+
+    def __init__(self, run: Run, task: BatchTask, config: RunConfig) -> None:
+        self._run, self._task, self._config = run, task, config
+        self._arithmetic = Arithmetic(config.precision, run.device)
+        batch_size, self.epochs = config.sizes_of(task)
+        seed_all(config.seed)
+        model = require_writable(self._arithmetic.prepare_model(without_synchronised(task.model())))
+        self._samples, validation = task.train_data(), task.validation_data() if task.validation_data else None
+        if not isinstance(self._samples, IterableDataset | TensorDataset):
+            self._samples = SeededSamples(self._samples, config.seed)
+        self._draw = torch.Generator()
+        loaders = [self._loader(self._samples, batch_size, self._draw)]
+        if validation is not None:
+            loaders.append(self._loader(validation, batch_size, None))
+        self._refuse_lone_sample(model, batch_size)
+        optimizer = task.optimizer(model) if task.optimizer else SGD(model.parameters(), lr=0.1, momentum=0.9)
+        prepared = run.prepare(model, optimizer, *loaders, count=task.count)
+        self.model: nn.Module = prepared[0]
+        self._optimizer: Optimizer = prepared[1]
+        self._batches, self._validation = prepared[2], prepared[3:]
+        self._loss = BatchLoss(run, task, self.model, self._arithmetic, batch_size)
+        self._steps_per_epoch = self._known_steps()
+        self._scheduler = self._make_scheduler()
+        self._saving = run.steps.saving = self._make_saving(batch_size)
+
+    def train(self) -> None:
+        """Go through all epochs, or to the end of the one that whoever watches calls the last.
+
+        Raises:
+            InvalidInput: all of them are done, or the checkpoint to go on from is of another run.
+            Interrupted: a rank was asked to stop.
+        """
+        done = self._saving.resume() if self._saving else 0
+        first, skipped = divmod(done, self._steps_per_epoch or 1)
+        if first >= self.epochs:
+            raise InvalidInput(f"all {self.epochs} epochs are done: --epochs says how many there are to be")
+        self._run.steps.number = done
+        with self._writing():
+            for epoch in range(first, self.epochs):
+                self._begin_epoch(epoch, skipped if epoch == first else 0)
+                self._one_epoch()
+                self._end_epoch(epoch)
+                if self._run.steps.is_over():
+                    return
+
+    def _begin_epoch(self, epoch: int, skipped: int) -> None:
+        """Its order, and all else that is random in it, follows seed and epoch: so it does after a checkpoint."""
+        self._run.begin_epoch(epoch)
+        self._draw.manual_seed(int(sample_seeds(self._config.seed, epoch, np.zeros(1, dtype=np.int64))[0]))
+        if isinstance(self._samples, SeededSamples):
+            self._samples.epoch = epoch
+        self._batches.skip = skipped
+
+    def _one_epoch(self) -> None:
+        steps = self._run.steps
+        self.model.train()
+        for batch in self._batches:
+            seed_all(self._config.seed, steps.number, self._run.rank, device=self._run.device)
+            self._optimizer.step(self._closure(self._placed(batch)))
+            if self._scheduler is not None and not self._follows_validation:
+                with noting("scheduler, at its step"):
+                    self._scheduler.step()
+            if self._steps_per_epoch and steps.number % self._steps_per_epoch:  # else the epoch's end follows first
+                steps.save_if_due()
+
+    def _end_epoch(self, epoch: int) -> None:
+        steps = self._run.steps.number - epoch * (self._steps_per_epoch or 0)
+        if self._saving and steps != self._steps_per_epoch:
+            raise InvalidInput(
+                f"the data say by their length that an epoch has {self._steps_per_epoch} steps, and it had {steps}: "
+                "a checkpoint could not say where to go on; correct their __len__, or leave it out"
+            )
+        loss = validate(self._run, self._task, self.model, self._validation, self._placed, self._loss)
+        if self._scheduler is not None and self._follows_validation:
+            with noting("scheduler, at its step"):
+                self._scheduler.step(self._run.steps.last_loss() if loss is None else loss)
+        self._run.steps.save()
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return self._saving.writing() if self._saving else nullcontext()
+
+    def _make_scheduler(self) -> Any:
+        if self._task.scheduler is None:
+            return None
+        return self._task.scheduler(self._optimizer, self.epochs * self._steps_for("BatchTask.scheduler"))
+
+    def _make_saving(self, batch_size: int) -> Saving | None:
+        """What checkpoints are written by; None for a stream of unknown length, unless they are asked for."""
+        asked = self._config.checkpoint or self._config.checkpoint_every or self._config.resume
+        if self._steps_per_epoch is None and not asked:
+            return None
+        self._steps_for("--checkpoint")
+        return saving_of(
+            self._run,
+            self._config,
+            self._task,
+            model=self.model,
+            optimizer=self._optimizer,
+            scheduler=self._scheduler,
+            arithmetic=self._arithmetic,
+            batch_size=batch_size,
+            samples=len(self._batches.dataset),
+        )
+
+    @property
+    def _follows_validation(self) -> bool:
+        return isinstance(self._scheduler, ReduceLROnPlateau)
+
+    def _known_steps(self) -> int | None:
+        """Of an epoch; None of a stream without a length."""
+        try:
+            return len(self._batches)
+        except TypeError:
+            return None
+
+    def _steps_for(self, what: str) -> int:
+        """Of an epoch. Raises InvalidInput: it is not known, and `what` needs it."""
+        if self._steps_per_epoch is None:
+            raise InvalidInput(
+                f"{what} needs the number of steps, and the data are a stream without a length: "
+                "give their class a __len__"
+            )
+        return self._steps_per_epoch
+
+    def _refuse_lone_sample(self, model: nn.Module, batch_size: int) -> None:
+        if isinstance(self._samples, IterableDataset):
+            return
+        one = DataLoader(self._samples, collate_fn=self._task.collate, generator=torch.Generator())
+
+        def forward(trial: nn.Module) -> object:
+            return self._task.loss(trial, to_device(self._arithmetic.prepare(next(iter(one))), device_of(trial)))
+
+        refuse_lone_sample(model, forward, samples=sample_count(self._samples), batch_size=batch_size)
+
+    def _loader(self, data: Dataset[Any], batch_size: int, draw: torch.Generator | None) -> DataLoader[Any]:
+        """Of training data, in an order that `draw` gives; None: of a validation."""
+        words: dict[str, Any] = {"batch_size": batch_size, "num_workers": self._config.workers}
+        if not isinstance(data, IterableDataset):
+            require_samples(1 if draw is None else batch_size, sample_count(data))
+            words["shuffle"] = draw is not None
+        generator = torch.Generator().manual_seed(self._config.seed) if draw is None else draw
+        return DataLoader(data, collate_fn=self._task.collate, generator=generator, **words)
+
+    def _placed(self, batch: Any) -> Any:
+        return self._arithmetic.prepare(to_device(batch, self._run.device))
+
+    def _closure(self, batch: Any) -> Callable[[], Any]:
+        """What an optimiser calls for the gradients of this batch, as often as it likes."""
+
+        def closure() -> Tensor:
+            self._optimizer.zero_grad()
+            loss = self._loss(batch)
+            torch.autograd.backward(loss)
+            if self._task.clip_norm is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self._task.clip_norm)
+            return loss
+
+        return closure

@@ -1,0 +1,70 @@
+"""Why a program that is divided trains something else, where that lies in what nodes have besides their models."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from evener.frontends.programs.compared_copy import Facts
+from evener.frontends.programs.outside import differing
+
+
+def known_cause(copies: Sequence[Facts], whole: Facts, names: Collection[str] | None) -> str:
+    """What differs between nodes before a batch is computed, and what to do; empty if nothing does.
+
+    Args:
+        copies: of all ranks, which divided batches.
+        whole: of the copy that did not.
+        names: of tensors outside the models that were alike before the first step; None: this is before it.
+    """
+    first, *others = copies
+    found = [name for other in others for name in differing(first.outside, other.outside)]
+    if names is None and found:
+        return (
+            f"`{found[0]}` differs between the nodes before the first step, and is in no model of run.prepare: make "
+            "it after run.prepare, give it to run.prepare, too, or seed it alike on all nodes"
+        )
+    made = [name for name in found if names is not None and name in names]
+    if made:
+        return _made_by_nodes(made[0])
+    for copy in copies:
+        for rate, expected in zip(copy.rates, whole.rates, strict=False):
+            if not np.isclose(rate, expected, rtol=1e-6, atol=0.0):
+                return (
+                    f"the learning rate is {rate:g} on a node and {expected:g} in one process: do not make it from "
+                    "what one node has; the size of the whole batch is run.part.total, its loss run.mean(loss)"
+                )
+    return ""
+
+
+def later_cause(copies: Sequence[Facts], whole: Facts, names: Collection[str] | None) -> str:
+    """What has come to differ between nodes while batches were computed; empty if nothing has."""
+    first, *others = copies
+    alike = set(first.outside) if names is None else set(first.outside) & set(names)
+    for other in others:
+        for name in differing(first.outside_later, other.outside_later):
+            if name in alike and name not in differing(first.outside, other.outside):
+                return _made_by_nodes(name)
+    for number, expected in enumerate(whole.rows):
+        rows = [row for copy in copies for row in (copy.rows[number] if number < len(copy.rows) else ())]
+        if len(rows) == len(expected) and not np.allclose(rows, expected, rtol=1e-9, atol=0.0, equal_nan=True):
+            return (
+                "the samples of a part of a batch are not those of the whole: collate_fn mixes samples, or draws "
+                "random numbers without PyTorch; mix them after the loader, of what evener.gather(...) gives"
+            )
+    return ""
+
+
+def alike_outside(copies: Sequence[Facts]) -> list[str]:
+    """Names of the tensors outside the models that all nodes had alike."""
+    first, *others = copies
+    unlike = {name for other in others for name in differing(first.outside, other.outside)}
+    return [name for name in first.outside if name not in unlike]
+
+
+def _made_by_nodes(name: str) -> str:
+    return (
+        f"`{name}` is in no model of run.prepare, and every node makes another one from its own samples: make it from "
+        "run.mean(...), run.sum(...) or evener.gather(...)"
+    )

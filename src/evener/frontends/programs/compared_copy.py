@@ -1,0 +1,272 @@
+"""A copy of a rank that is compared with others: a few samples of some batches, alike in float64 wherever it goes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from evener.comm.group import Group
+from evener.data.alike import print_of
+from evener.data.loader import seed_all
+from evener.frontends.programs.batch_parts import BatchPart, part_of
+from evener.frontends.programs.outside import outside_prints
+from evener.frontends.programs.prepared import rate_of
+from evener.frontends.programs.understudy import Understudy, leave_alone
+from evener.frontends.programs.work_division import Prepared
+from evener.launch.rank_environment import RankEnvironment
+from evener.tracer.nested import tensors_in
+from evener.training.context import Arithmetic
+from evener.training.differences import as_real
+from evener.training.draws import SameDraws
+from evener.training.narrowing import Narrowing
+
+_MOST_BATCHES, _MOST_UPDATES = 8, 8
+"""In two rounds, at most."""
+PARTS, OF_BATCH = "parts/", " of batch "
+"""In names of what copies write: gradients of the ranks by themselves; of a batch after the first one."""
+_NICE = 19
+_FOUND = "found"
+_SAMPLED = 50_000
+"""Elements of a gradient by which parts are compared with the whole."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What explains a difference between copies.
+
+    Attributes:
+        outside: a number for every tensor outside the models when the copy began.
+        outside_later: the same when it ended.
+        rates: learning rates at the updates.
+        rows: a number for every sample of the batches that counted.
+        tolerance: for what is computed in double precision, as something was cast down.
+    """
+
+    outside: dict[str, float] = {}
+    outside_later: dict[str, float] = {}
+    rates: tuple[float, ...] = ()
+    rows: tuple[tuple[float, ...], ...] = ()
+    tolerance: float = 0.0
+
+
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
+    """How much copies compute.
+
+    Attributes:
+        samples: of a batch, at most.
+        rounds: batches that lead to an update.
+        seed: of what is random.
+        is_wide: whether in float64.
+        in_background: whether the ranks train on meanwhile.
+    """
+
+    samples: int
+    rounds: int
+    seed: int = 0
+    is_wide: bool = True
+    in_background: bool = False
+
+
+class Findings(msgspec.Struct, frozen=True):
+    """What a copy found out about the program.
+
+    Attributes:
+        shared_draws: shapes of random numbers that it draws for no samples.
+        is_delayed: whether it computes batches later than it loads them.
+    """
+
+    shared_draws: tuple[tuple[int, ...], ...] = ()
+    is_delayed: bool = False
+
+
+class ComparedCopy(Understudy):
+    """One of the copies that divide a few samples, or the one that has them all.
+
+    Args:
+        models: of the program.
+        group: as of an Understudy; also the following.
+        path: of gradients, buffers and weights, as safetensors; facts lie beside it, as JSON.
+        extent: how much it computes.
+        divide: samples for every rank of so many.
+        optimizers: of the program.
+        moves_parts: whether copies send each other parts of tensors, for which Gloo is needed.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Prepared],
+        group: Group,
+        path: Path,
+        extent: Extent,
+        divide: Callable[[int], tuple[int, ...]],
+        optimizers: Sequence[Optimizer],
+        moves_parts: bool = False,
+    ) -> None:
+        super().__init__(group, path, extent.samples, moves_parts)
+        self._models, self._divide, self._optimizers = models, divide, optimizers
+        self._extent, self._is_wide = extent, extent.is_wide
+        self.ends_with_pass = extent.in_background
+        self._narrowing = Narrowing()
+        self._outside: dict[str, float] = {}
+        self._rates: list[float] = []
+        self._rows: list[tuple[float, ...]] = []
+        self._wide = Arithmetic("fp64", group.device)
+        self._values: dict[str, Tensor] = {}
+        self._own: dict[int, list[Tensor]] = {}
+        self._batches = self._updates = self._rounds = 0
+        self._has_updated = False
+        self._draws: Any = SameDraws()
+        weights = (weight for model in models for weight in model.model.parameters())
+        self._draws.notes = False
+        self._draws.shared_shapes = frozenset(tuple(weight.shape) for weight in weights)
+
+    def begin(self, env: RankEnvironment, token: str | None) -> None:
+        """Besides, draw what every other copy draws."""
+        super().begin(env, token)
+        if self._extent.in_background:
+            os.nice(_NICE)
+            leave_alone(self.path.parent)
+        _compile_nothing()
+        self._outside = outside_prints([model.model for model in self._models])
+        self._widen()
+        seed_all(self._extent.seed)
+        modes: list[Any] = [self._draws, self._narrowing]
+        self._kept += [mode.__enter__() for mode in modes]
+
+    def sizes(self, count: int) -> tuple[int, ...]:
+        """Samples for every copy of a batch of `count`."""
+        return (count,) if self.group.size == 1 else self._divide(count)
+
+    def given(self, batch: Any, part: BatchPart) -> Any:
+        """In the type in which the copy computes."""
+        given = self._wide.prepare(batch) if self._is_wide else batch
+        self._rows.append(row_prints(given) if part.samples else ())
+        return given
+
+    def begin_step(self, _owner: object, part: BatchPart) -> None:
+        """From now on samples of `part` draw, in another way than those of other batches."""
+        sizes = self._divide(part.total)
+        parts = [part_of(rank, sizes) for rank in range(len(sizes))]
+        self._draws.own = part.first, part.loaded
+        self._draws.parts = ((0, part.total), *((one.first, one.loaded) for one in parts))
+        self._draws.round, self._draws.notes = self._rounds, True
+
+    def end_step(self, owner: object) -> None:
+        """Likewise."""
+
+    def next_batch(self) -> None:
+        """Enough is known after some batches that led to updates, or after some others."""
+        self._draws.notes = False  # of what a loader draws
+        self._rounds += self._has_updated
+        self._has_updated = False
+        is_long = self._batches >= _MOST_BATCHES * self._extent.rounds // 2
+        if self._rounds >= self._extent.rounds or (is_long and self._values):
+            self.end()
+        self._batches += 1
+
+    def before_update(self) -> None:
+        """An update more; of closures without end, some are enough."""
+        if self._updates >= _MOST_UPDATES * self._extent.rounds // 2:
+            self.end()
+        self._updates += 1
+        self._has_updated = True
+        self._rates += [rate_of(one) for one in self._optimizers]
+
+    def write(self, path: Path) -> None:
+        """Gradients, and the state afterwards."""
+        for index, model in enumerate(self._models):
+            for name, tensor in model.model.state_dict().items():
+                self._values[f"{index}/state/{name}"] = _kept(tensor)
+        self._values.update({f"{PARTS}{number}": self._of_all(number) for number in range(self._extent.rounds)})
+        facts = Facts(
+            outside=self._outside,
+            outside_later=outside_prints([model.model for model in self._models]),
+            rates=tuple(self._rates),
+            rows=tuple(self._rows),
+            tolerance=self._narrowing.tolerance,
+        )
+        of_all = self.group.all_gather_bytes(msgspec.msgpack.encode(facts))
+        self.path.with_suffix(".facts").write_bytes(msgspec.msgpack.encode(of_all))
+        found = Findings(shared_draws=tuple(sorted(self._draws.shared)), is_delayed=self.is_delayed)
+        save_file(self._values, path, {_FOUND: msgspec.json.encode(found).decode()})
+
+    def _widen(self) -> None:
+        for model in self._models:
+            model.means.watch = partial(self._watch, model, f"{self._models.index(model)}/gradient/")
+        if self._is_wide:
+            torch.set_default_dtype(torch.float64)
+            for model in self._models:
+                self._wide.prepare_model(model.model)
+            for optimizer in self._optimizers:
+                for state in optimizer.state.values():
+                    state.update(
+                        {name: value for name, value in self._wide.prepare(dict(state)).items() if name != "step"}
+                    )
+
+    def _watch(self, model: Prepared, head: str, is_complete: bool) -> None:
+        """Keep the gradients of the first `backward()` of a round: the means, and before that the very first's own."""
+        tail = f"{OF_BATCH}{self._rounds + 1}" if self._rounds else ""
+        if any(name.startswith(head) and name.endswith(tail or name) for name in self._values):
+            return
+        found = {name: p.grad for name, p in model.model.named_parameters() if p.grad is not None}
+        if is_complete:
+            self._values.update({f"{head}{name}{tail}": _kept(grad) for name, grad in found.items()})
+        else:
+            self._own.setdefault(self._rounds, []).append(model.means.own_gradients())
+
+    def _of_all(self, number: int) -> Tensor:
+        """Some elements of the own gradients of every copy in a round, one row each."""
+        own = self._own.get(number)
+        flat = torch.cat(own) if own else torch.zeros(1, dtype=torch.float64)
+        flat = flat[:: -(-len(flat) // _SAMPLED)].contiguous()
+        rows = self.group.all_gather_bytes(flat.numpy().tobytes())
+        return torch.from_numpy(np.stack([np.frombuffer(row) for row in rows]).copy())
+
+
+def read_facts(path: Path) -> list[Facts]:
+    """What copies wrote beside `path`, one after the other."""
+    rows: list[bytes] = msgspec.msgpack.decode(path.with_suffix(".facts").read_bytes(), type=list[bytes])
+    return [msgspec.msgpack.decode(row, type=Facts) for row in rows]
+
+
+def row_prints(batch: Any) -> tuple[float, ...]:
+    """A number for every sample of a batch, whose tensors have them in dim 0; nothing if that is not so."""
+    tensors = [as_real(tensor) for tensor in tensors_in(batch) if tensor.dim() and not tensor.is_sparse]
+    if len({len(tensor) for tensor in tensors}) != 1:
+        return ()
+    return tuple(print_of([tensor[i] for tensor in tensors]) for i in range(len(tensors[0])))
+
+
+def found_by(path: Path) -> Findings:
+    """What a copy, which wrote `path`, found out about the program."""
+    with safe_open(path, "pt") as file:
+        return msgspec.json.decode(file.metadata()[_FOUND], type=Findings)
+
+
+def _compile_nothing() -> None:
+    """From now on functions under torch.compile are run as they are: compiling them would take longer than all else."""
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    vars(torch)["compile"] = _as_it_is  # to wrap a function, PyTorch imports its compilers: a second of each copy
+    if "torch._dynamo" in sys.modules:  # else it reads this when it is needed
+        torch.compiler.set_stance("force_eager")
+
+
+def _as_it_is(function: Any = None, **_: Any) -> Any:
+    """In the place of `torch.compile`, as a function and as a decorator with options."""
+    return _as_it_is if function is None else function
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    return as_real(dense).cpu().clone().contiguous()

@@ -1,0 +1,298 @@
+"""A user's DataLoader, of whose every batch this rank loads its part: sampler, collate function and workers are his.
+
+The leader goes through the user's batch sampler and tells the others the indices of every batch, so that any sampler is
+divided as it is, whatever it draws or looks at.
+
+    the leader    batch_sampler -> indices of a batch -> told to all
+    every rank    sizes of all parts, by the division -> its part of the indices -> samples -> collate
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any, Protocol
+
+import msgspec
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+from evener.comm.group import Group
+from evener.comm.topics import NEXT_BATCH
+from evener.data.alike import print_of, require_alike
+from evener.data.loading_process import begin_process, load_in_process, received
+from evener.frontends.programs.batch_parts import BatchPart, Count
+from evener.frontends.programs.random_state import take_leaders_state
+from evener.records.errors import InvalidInput, NodeLost
+
+_TAKEN_OVER = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+               "prefetch_factor", "persistent_workers", "in_order")  # fmt: skip
+
+
+class Divider(Protocol):
+    """What a loader asks of the run that it belongs to."""
+
+    group: Group
+
+    @property
+    def draws_alike(self) -> bool:
+        """Whether all ranks take over the first one's random numbers with every batch."""
+        ...
+
+    @property
+    def loads_alike(self) -> bool:
+        """Whether all ranks load the same samples."""
+        ...
+
+    def part_of(self, count: int, is_training: bool) -> BatchPart:
+        """This rank's part of a batch of `count`."""
+        ...
+
+    def is_training(self) -> bool:
+        """Whether what is computed now trains."""
+        ...
+
+    def is_in_thread(self) -> bool:
+        """Whether a thread of the program's own calls this, or has done so; the run is refused then."""
+        ...
+
+    def begin(self, loader: DividedLoader) -> int | None:
+        """A pass through `loader` begins; in a rehearsal, the samples of each of its batches."""
+        ...
+
+    def loading(self, owner: object) -> None:
+        """A batch of `owner` is loaded from now on."""
+        ...
+
+    @property
+    def limit(self) -> int | None:
+        """In a rehearsal, the samples of each batch."""
+        ...
+
+    def loaded(self, loader: DividedLoader, part: BatchPart, batch: Any) -> Any:
+        """This rank computes `part` from now on; the batch as it is to be given to the program."""
+        ...
+
+    def moves_statistics(self) -> bool:
+        """Whether norms have computed in training mode since the pass under way began."""
+        ...
+
+    def end(self, loader: DividedLoader, is_over: bool) -> None:
+        """The pass through `loader` has come to its end, or is left before it."""
+        ...
+
+
+class DividedLoader:
+    """Goes through this rank's parts of the batches of a user's loader; all else is as with that.
+
+    Args:
+        loader: the user's.
+        divider: the run.
+        count: what the loss of a batch is a mean over.
+
+    Attributes:
+        skip: batches at the beginning of the next pass that are left out, as they were trained on before.
+
+    Raises:
+        InvalidInput: its batches cannot be divided.
+    """
+
+    def __init__(self, loader: DataLoader[Any], divider: Divider, count: Count) -> None:
+        self.loader, self.count = loader, count
+        self.skip = 0
+        self._divider = divider
+        self._left: object = None  # batches that are kept in a copy, as their end would end another's workers
+        self._is_stream = isinstance(loader.dataset, IterableDataset)
+        _refuse_indivisible(loader)
+        taken = {name: getattr(loader, name) for name in _TAKEN_OVER if hasattr(loader, name)}
+        taken = {name: value for name, value in taken.items() if name in inspect.signature(DataLoader).parameters}
+        taken["worker_init_fn"] = partial(begin_process, own=loader.worker_init_fn)
+        self._order = _Order(loader, divider)
+        if self._is_stream:
+            parts: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+            self._inner: DataLoader[Any] = DataLoader(loader.dataset, collate_fn=_samples, **parts, **taken)
+        else:
+            fetch = _FetchPart(loader.dataset, loader.collate_fn)
+            order: Any = self._order  # of more than indices
+            self._inner = DataLoader(fetch, batch_sampler=order, collate_fn=_as_it_is, **taken)
+
+    def __len__(self) -> int:
+        """Number of batches: that of one process."""
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["loader"], name)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._divider.is_in_thread():  # it is refused where an error ends the program, and not that thread alone
+            return iter(())
+        limit = self._divider.begin(self)
+        self._order.skip, self.skip = self.skip, 0
+        if limit is not None:
+            return self._through(self._small_batches(limit), is_small=True)
+        self._order.is_training = self._divider.is_training()
+        return self._through(self._batches(iter(self._inner)))  # which draws from the generators now, as any loader's
+
+    def _through(self, batches: Iterator[tuple[BatchPart, Any]], is_small: bool = False) -> Iterator[Any]:
+        try:
+            while True:
+                self._divider.loading(self)
+                limit = self._divider.limit
+                if limit is not None and not is_small:  # this process has become a copy: its workers are another's
+                    self._left, batches, is_small = batches, self._small_batches(limit), True
+                found = next(batches, None)
+                if found is None:
+                    break
+                yield self._divider.loaded(self, *found)
+        except BaseException:  # the program left the loop, maybe by an error that has ended other nodes already
+            with suppress(NodeLost):
+                self._divider.end(self, is_over=False)
+            raise
+        else:
+            self._divider.end(self, is_over=True)
+
+    def _batches(self, inner: Iterator[Any]) -> Iterator[tuple[BatchPart, Any]]:
+        """This rank's parts."""
+        if not self._is_stream:
+            yield from received(inner)
+            return
+        for _, samples in islice(received(inner), self._order.skip, None):
+            require_alike(self._divider.group, float(len(samples)), "the nodes read batches of different sizes")
+            require_alike(self._divider.group, print_of(samples[:1]), "a stream must be the same on all nodes: seed it")
+            yield self._part_of_samples(samples)
+
+    def _small_batches(self, limit: int) -> Iterator[tuple[BatchPart, Any]]:
+        """Parts of the first `limit` samples of every batch, loaded here."""
+        if self._is_stream:
+            samples, most = iter(self.loader.dataset), min(limit, self.loader.batch_size or limit)
+            while some := list(islice(samples, most)):
+                yield self._part_of_samples(some)
+            return
+        self._order.is_training, self._order.limit, self._order.skip = True, limit, 0
+        fetch = _FetchPart(self.loader.dataset, self.loader.collate_fn)
+        for chosen in self._order:
+            yield fetch.__getitems__(chosen)
+
+    def _part_of_samples(self, samples: list[Any]) -> tuple[BatchPart, Any]:
+        divider = self._divider
+        part = divider.part_of(len(samples), divider.is_training())
+        return part, self.loader.collate_fn(samples[part.rows])
+
+
+class _Order:
+    """The batches of a loader, in order: (this rank's part, the indices of its samples).
+
+    Attributes:
+        is_training: otherwise no rank is without samples, as programs count what they evaluate.
+        limit: samples of a batch; None for all.
+        skip: batches that are left out at the beginning.
+    """
+
+    def __init__(self, loader: DataLoader[Any], divider: Divider) -> None:
+        self._loader, self._divider = loader, divider
+        self.is_training = True
+        self.limit: int | None = None
+        self.skip = 0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[tuple[BatchPart, list[Any]]]:
+        group = self._divider.group
+        told = islice(_told(group, self._loader.batch_sampler), self.skip, None)
+        is_whole = self.is_training or self._divider.loads_alike
+        for indices, is_joined in _each_once(told) if is_whole else self._large_enough(told):
+            if self._divider.draws_alike:  # also in transforms; the leader's sampler may have drawn alone
+                take_leaders_state(group)
+            chosen = indices[: self.limit]
+            part = replace(self._divider.part_of(len(chosen), self.is_training), is_joined=is_joined)
+            yield part, chosen[part.rows]
+
+    def _large_enough(self, batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:
+        """The same samples, the last batch together with the one before if it is smaller than the group.
+
+        But statistics of norms, which this pass may move as it trains nothing else, are those of every batch by itself.
+        """
+        least, held, is_joined = self._divider.group.size, list[Any](), False
+        for batch in batches:
+            is_joined = len(held) > 0 and len(batch) < least and not self._divider.moves_statistics()
+            if held and not is_joined:
+                yield held, False
+                held = []
+            held = [*held, *batch]
+        if 0 < len(held) < least and not self._divider.moves_statistics():
+            raise InvalidInput(f"an evaluation of {len(held)} samples cannot be divided among {least} nodes")
+        if held:
+            yield held, is_joined
+
+
+def _told(group: Group, batches: Any) -> Iterator[list[Any]]:
+    """The indices of every batch, as the leader's sampler gives them."""
+    own = iter(batches) if group.is_leader else iter(())
+    while True:
+        batch = next(own, None) if group.is_leader else None
+        message = b"" if batch is None else msgspec.msgpack.encode([_plain(index) for index in batch])
+        message = group.told_by_leader(message, NEXT_BATCH)
+        if not message:
+            return
+        yield [tuple(one) if isinstance(one, list) else one for one in msgspec.msgpack.decode(message)]
+
+
+def _plain(index: Any) -> Any:
+    """An index as it can be told: a number of NumPy or a tensor is a number."""
+    return operator.index(index) if hasattr(index, "__index__") else index
+
+
+def _each_once(batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:
+    """Every batch by itself."""
+    for batch in batches:
+        yield batch, False
+
+
+class _FetchPart(Dataset[Any]):
+    """Fetches all samples of a part at once; what a loader's worker process runs."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_dataset" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._dataset, name)  # for a worker_init_fn that looks at its data set
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError("this data set is read by whole parts of batches")
+
+    def __getitems__(self, chosen: tuple[BatchPart, list[Any]]) -> tuple[BatchPart, Any]:
+        part, indices = chosen
+        dataset: Any = self._dataset
+        whole = getattr(dataset, "__getitems__", None)
+
+        def load() -> Any:
+            return self._collate(whole(indices) if whole else [dataset[index] for index in indices])
+
+        return part, load_in_process(load, explains=False)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _samples(batch: list[Any]) -> tuple[None, Any]:
+    """A batch of a stream's samples, as parts of other batches come."""
+    return None, load_in_process(lambda: batch, explains=False)
+
+
+def _refuse_indivisible(loader: DataLoader[Any]) -> None:
+    """Raises InvalidInput: batches cannot be divided, or are already."""
+    if isinstance(loader.sampler, DistributedSampler):
+        raise InvalidInput("run.prepare divides every batch itself: leave the DistributedSampler out")
+    if loader.batch_size is None and loader.batch_sampler is None:
+        raise InvalidInput(
+            "a loader with batch_size=None gives whole batches of the data set's own, which cannot be divided: "
+            "let the data set give samples and the loader a batch_size, or give every batch to run.share"
+        )

@@ -1,0 +1,194 @@
+"""How a program finds the run that it belongs to: one that `evener run`, torchrun or srun started, or none.
+
+What a program calls is here: `evener.join` and `evener.gather` are these functions.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evener.comm.group import Group
+from evener.comm.joining import leave_group
+from evener.comm.step_timing import StepTimer
+from evener.comm.topics import END
+from evener.frontends.programs.accelerate_alone import hide_torchrun, leave_others_group
+from evener.frontends.programs.options import ScriptConfig
+from evener.frontends.programs.session import Run
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment, explained
+from evener.launch.slurm import adopt_slurm
+from evener.launch.torchrun import say_where_the_run_is_shown, torchrun_environment
+from evener.records.errors import EvenerError, NodeLost, TrainingFailed, exit_code_of, explain
+from evener.records.events import RunEvent
+from evener.system.process_exit import exit_now
+from evener.system.signals import outlive_terminal
+from evener.training.console import RunView, run_folder
+from evener.training.context import join_world
+from evener.training.unfinished import Asked
+
+_runs: list[Run] = []
+"""That of this process, once it has joined."""
+_waiting: list[tuple[RankEnvironment, ScriptConfig]] = []
+"""What this process was started with, until it joins."""
+
+
+def join() -> Run:
+    """The nodes that run this program; every node calls this, once, before it makes its model.
+
+    Returns:
+        A run of one node if nobody started several: the program is then what it was.
+
+    Raises:
+        NodeLost: a node does not come.
+    """
+    if not _runs:
+        _runs.append(_joined())
+    return _runs[0]
+
+
+def gather(rows: Tensor) -> Tensor:
+    """The rows of all nodes, in the order of the batch: for losses and layers that compare samples.
+
+    Gradients flow back to the nodes that the rows came from. Every node calls this; alone it is the identity.
+
+    Args:
+        rows: (samples, ...), of this node's part of the batch; the number of rows may differ from node to node.
+    """
+    return _runs[0].gather(rows) if _runs else rows
+
+
+def expect(env: RankEnvironment, config: ScriptConfig) -> None:
+    """The program that this process runs next will join as the rank of `env`."""
+    _runs.clear()
+    _waiting[:] = [(env, config)]
+
+
+def joined() -> Run | None:
+    """The run of this process, if its program has joined."""
+    return _runs[0] if _runs else None
+
+
+def _joined() -> Run:
+    if _waiting:
+        env, config = _waiting.pop()
+        return Run(env, join_world(env, preflight=config.preflight), config)
+    adopt_slurm(os.environ)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _join_torchrun()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    env = RankEnvironment(0, [LocalNode(name="node-0", device=str(device))], device, 0.0, lambda _: None)
+    return Run(env, Group(rank=0, size=1, device=device, nodes=["node-0"], timer=StepTimer(device)), None)
+
+
+def _join_torchrun() -> Run:
+    """As one of the ranks that torchrun started with the program itself."""
+    config = ScriptConfig(script=Path(sys.argv[0]), arguments=tuple(sys.argv[1:]))
+    sys.excepthook = _fail_to_join
+    views: list[RunView] = []
+
+    def show(event: RunEvent) -> None:
+        for view in views:
+            view(event)
+
+    leave_others_group()
+    env = torchrun_environment(os.environ, config.patience, show)
+    assert env is not None
+    say_where_the_run_is_shown(env)
+    if env.rank == 0:
+        asked = Asked(config.script.stem, options={"--shares": config.shares})
+        views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True, asked=asked))
+        env.end = views[0].end_process
+    hide_torchrun()
+    env.stop_on(signal.SIGTERM, signal.SIGHUP)
+    outlive_terminal()
+    if env.heartbeat is not None:
+        env.heartbeat.start()
+    run = Run(env, join_world(env, preflight=config.preflight), config)
+    ending = _Ending(run, env, views)
+    sys.excepthook = ending.fail
+    atexit.register(ending.finish)
+    return run
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A sentence, or the traceback of the program's own error."""
+    if isinstance(error, EvenerError):
+        sys.stderr.write(f"evener: {explain(error)[0]}\n")
+    else:
+        sys.__excepthook__(kind, error, trace)
+    sys.stderr.flush()
+
+
+def _fail_to_join(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Before there is a run."""
+    _tell(kind, error, trace)
+    os._exit(exit_code_of(error))
+
+
+class _Ending:
+    """How a program ends that torchrun started: nobody of ours is there afterwards."""
+
+    def __init__(self, run: Run, env: RankEnvironment, views: Sequence[RunView]) -> None:
+        self._run, self._env, self._views = run, env, views
+        self._has_failed = False
+
+    def fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Say what the others cannot see, and end."""
+        self._has_failed = True
+        if self._run.rehearsal.understudy is not None:
+            self._run.rehearsal.understudy.fail(error)
+        if isinstance(error, Exception) and isinstance(lost := explained(error, self._env), NodeLost):
+            error = lost
+        sentence, code = explain(error)[0], exit_code_of(error)
+        _tell(kind, error, trace)
+        for view in self._views:
+            view.end(error if isinstance(error, EvenerError | KeyboardInterrupt) else TrainingFailed(sentence))
+        if (heartbeat := self._env.heartbeat) is not None:
+            if not isinstance(error, NodeLost):
+                heartbeat.report_failure(f"node {self._env.node.name} (rank {self._env.rank}) failed: {sentence}")
+            heartbeat.stop()
+        if isinstance(error, NodeLost):
+            os._exit(code)
+        exit_now(code)
+
+    def finish(self) -> None:
+        """Write the record; every rank is here at the end."""
+        if self._has_failed:
+            return
+        finish(self._run, self._env)
+        for view in self._views:
+            view.end(None)
+        if self._env.heartbeat is not None:
+            self._env.heartbeat.stop()
+        atexit.unregister(self.finish)
+        exit_now(0)
+
+
+def end_copy(run: Run | None, error: BaseException | None) -> None:
+    """A copy that is in the rehearsal ends here, whether the program has come to its end or failed."""
+    if run is None or run.rehearsal.understudy is None:
+        return
+    if error is None:
+        run.rehearsal.understudy.end()
+    run.rehearsal.understudy.fail(error)
+
+
+def finish(run: Run, env: RankEnvironment, **fields: Any) -> None:
+    """The program is over: write the record, with `fields` that are known better. Every rank calls this."""
+    end_copy(run, None)
+    run.group.barrier(END)
+    record: Any = run.finish(**fields)
+    if record is not None and run.group.is_leader:
+        env.notify(record)
+    run.group.barrier()
+    leave_group()

@@ -1,0 +1,187 @@
+"""Models and optimisers of a user's program, made ready to train on several ranks; they stay the user's own objects.
+
+agreed_model        the leader's weights on all ranks
+PreparedModel       besides, norms over all samples, and gradients that are complete after `backward()`
+PreparedOptimizer   tells when an update begins and ends; a closure's loss is that of the whole batch
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from evener.comm.group import Group
+from evener.data.alike import require_alike
+from evener.frontends.programs.batch_parts import BatchPart
+from evener.parallel.gradient_hooks import GradientHooks
+from evener.parallel.layer_statistics import LayerStatistics
+from evener.parallel.norm_forward import compute_by, norms_with_statistics
+from evener.parallel.refusals import refuse_lazy
+from evener.parallel.replica_means import ReplicaMeans
+from evener.parallel.shared_statistics import SharedNorms, for_all_channels
+from evener.records.errors import InvalidInput
+
+_JOINED = (
+    "the last batch has fewer samples than there are nodes and was put together with the one before it, as in an "
+    "evaluation, but norms that train need each batch by itself: give the loader drop_last=True or another batch_size"
+)
+
+
+class WeighedSums:
+    """The ranks, for norms: what flows back counts as often as the loss that it comes from.
+
+    Each rank's own loss is differentiated, and weighed where gradients are added to weights. What a rank tells the
+    others in between has to be weighed before, and what it is told made up for.
+    """
+
+    def __init__(self, group: Group, weight: Callable[[], float], layer: str = "") -> None:
+        self._group, self._weight, self._layer = group, weight, LayerStatistics(group, layer)
+
+    def of_layer(self, name: str) -> WeighedSums:
+        """The same for one layer, which ranks tell from others."""
+        return WeighedSums(self._group, self._weight, name)
+
+    def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
+        """As a Group."""
+        return self._layer.all_gather(tensor, kind)
+
+    def begin_all_sum(self, tensor: Tensor, kind: str) -> Callable[[], Tensor]:
+        """As a Group, of gradients."""
+        weight = self._weight()
+        arrive = self._layer.begin_all_sum(tensor * weight, kind)
+        return lambda: arrive() / weight if weight else arrive()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WeighedSums:
+        return self  # copies of a model are of the same ranks
+
+
+def agreed_model(model: nn.Module, group: Group) -> nn.Module:
+    """`model`, on the rank's device, with the leader's weights and buffers.
+
+    Raises:
+        InvalidInput: it is wrapped, lazy, or another one on another rank.
+    """
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        raise InvalidInput(f"run.prepare shares the model itself: leave {type(model).__name__} out")
+    refuse_lazy(model).to(group.device)
+    state = [*model.parameters(), *model.buffers()]
+    shapes = repr([(name, tuple(t.shape), t.dtype) for name, t in model.state_dict().items()])
+    require_alike(group, zlib.crc32(shapes.encode()), "the model must be the same on all nodes")
+    group.take_leaders(state)
+    return model
+
+
+class PreparedModel:
+    """A model that all ranks have.
+
+    Args:
+        model: the user's; its norms have the statistics of all ranks from now on.
+        group: the ranks.
+        weight: how often what this rank computes now counts.
+        is_divided: whether that is of a part of a batch.
+        step: number of the step that goes on.
+        completed: called when gradients are complete.
+
+    Attributes:
+        model: what the program is to use: the same object.
+        means: of its gradients.
+
+    Raises:
+        InvalidInput: it is wrapped, lazy, or another one on another rank.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        group: Group,
+        weight: Callable[[], float],
+        is_divided: Callable[[], bool],
+        step: Callable[[], int] = int,
+        completed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.model = agreed_model(model, group)
+        sums = WeighedSums(group, weight)
+        self._norms: list[SharedNorms] = []
+        for name, norm in norms_with_statistics(self.model).items():
+            layer = sums.of_layer(name)
+            self._norms.append(SharedNorms(for_all_channels(layer), members=layer, is_divided=is_divided))
+            compute_by(norm, self._norms[-1])
+        hooks = GradientHooks.taken_off(self.model)
+
+        def complete() -> None:
+            completed()
+            hooks.run(self.model.named_parameters())
+
+        self.means = ReplicaMeans(self.model, group, weight, complete, step)
+
+    def compute(self, part: BatchPart) -> None:
+        """As `Prepared`."""
+        for norm in self._norms:
+            norm.counting = part.samples > 0
+            norm.refusal = _JOINED if part.is_joined else ""
+
+    @property
+    def norm_passes(self) -> int:
+        """As `Prepared`."""
+        return sum(norm.passes for norm in self._norms)
+
+
+class Updates(Protocol):
+    """What an optimiser tells the run."""
+
+    def before_update(self) -> None:
+        """An update begins."""
+        ...
+
+    def after_update(self) -> None:
+        """It is over."""
+        ...
+
+    def mean(self, value: Any) -> Any:
+        """Of a value of this rank's part, over the whole batch."""
+        ...
+
+
+class PreparedOptimizer:
+    """An optimiser that is the same on all ranks."""
+
+    def __init__(self, optimizer: Optimizer, run: Updates) -> None:
+        self.optimizer, self._run = optimizer, run
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(lambda *_: run.after_update())
+
+    def _before(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A closure's loss decides what an optimiser does: it has to be that of the whole batch."""
+        self._run.before_update()
+        owner, *rest = args
+        named = dict(kwargs)
+        if rest and callable(rest[0]):
+            rest[0] = self._whole(rest[0])
+        if callable(named.get("closure")):
+            named["closure"] = self._whole(named["closure"])
+        return (owner, *rest), named
+
+    def _whole(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def whole() -> Any:
+            loss = closure()
+            return loss if loss is None else self._run.mean(loss)
+
+        return whole
+
+
+def rate_of(optimizer: Optimizer) -> float:
+    """The sum of an optimiser's learning rates."""
+    return sum(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
+
+
+def sampled_weight(optimizer: Optimizer, step: int) -> float:
+    """A number of one of the weights, another one every step."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.numel()]
+    weight = cast(Tensor, weights[step % len(weights)]).detach().flatten()
+    one = weight[step // len(weights) % len(weight)]
+    return float(one.real + one.imag) if one.is_complex() else float(one)

@@ -1,0 +1,150 @@
+"""A model of a user's program whose layers the ranks divide; the program sees what one process sees.
+
+Batches, weights, gradients, buffers and outputs are whole on every rank, and alike. What is divided is the work of
+passes that train, and the activations that they keep. All else, such as an evaluation, every rank computes by itself,
+alike: so any loss, optimiser, clipping, moving average or checkpoint of the program's is what it is in one process.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evener.comm.group import Group
+from evener.frontends.programs.batch_parts import BatchPart
+from evener.frontends.programs.divided_pass import DividedPass
+from evener.frontends.programs.layer_gradients import LayerGradients
+from evener.frontends.programs.prepared import agreed_model
+from evener.oracle.division.plan import Arrangement
+from evener.parallel.gradient_hooks import GradientHooks, without_hooks
+from evener.parallel.op_registry import without_synchronised
+from evener.records.errors import InvalidInput
+from evener.tracer.nested import tensors_in
+
+_MOST_PASSES = 8
+"""That are kept, of different modes and settings."""
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class PreparedLayers:
+    """A model that all ranks have, and compute together.
+
+    Args:
+        model: the user's; its `forward` is replaced in place.
+        group: the ranks.
+        arrangement: how they divide layers.
+        tell: is told, in one sentence, where nothing of the model is divided.
+
+    Attributes:
+        model: what the program is to use: the same object, unless it is a synchronised BatchNorm itself.
+        means: of its gradients.
+
+    Raises:
+        InvalidInput: it is wrapped, lazy, or another one on another rank.
+    """
+
+    def __init__(self, model: nn.Module, group: Group, arrangement: Arrangement, tell: Callable[[str], None]) -> None:
+        self.model = without_synchronised(agreed_model(model, group))
+        self._group, self._arrangement, self._tell = group, arrangement, tell
+        self._whole: Callable[..., Any] = self.model.forward
+        self._passes: dict[tuple[Any, ...], DividedPass] = {}
+        self._begun: list[DividedPass] = []
+        hooks = GradientHooks.taken_off(self.model)
+        self.means = LayerGradients(self.model, self._collect, lambda: hooks.run(self.model.named_parameters()))
+        vars(self.model)["forward"] = _Forward(self)
+
+    norm_passes = 0
+    """As `Prepared`: batches are whole, so that nobody asks."""
+
+    def compute(self, part: BatchPart) -> None:
+        """As `Prepared`: every rank has all samples."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the whole batch."""
+        if self._group.size == 1 or not (torch.is_grad_enabled() and self.model.training):
+            return self._whole(*args, **kwargs)
+        inputs = self._in_order(args, kwargs)
+        divided = self._pass_of(inputs)
+        outputs = divided(inputs)
+        made: list[Any] = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
+        for tensor in made:
+            tensor.register_hook(lambda _: self._begin(divided))
+        return outputs
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Tensor]:
+        """What the model is called with, as tensors in the order of its arguments. Raises InvalidInput: it is not."""
+        rule = "layers are divided of models that take tensors in order"
+        bound = inspect.signature(self._whole).bind(*args, **kwargs)
+        for name, value in bound.kwargs.items():
+            if value is not None:
+                raise InvalidInput(f"{rule}, not {name}= by name")
+        for value in bound.args:
+            if not isinstance(value, Tensor):
+                raise InvalidInput(f"{rule}, not a {type(value).__name__} among them")
+        return bound.args
+
+    def _pass_of(self, inputs: Sequence[Tensor]) -> DividedPass:
+        weights = [(p.requires_grad, p.dtype) for p in self.model.parameters()]
+        modes = (*(_settings(module) for module in self.model.modules()), *weights)
+        if modes in self._passes:
+            self._passes[modes] = self._passes.pop(modes)  # the last of those that were used
+        else:
+            for oldest in list(self._passes)[: len(self._passes) + 1 - _MOST_PASSES]:
+                del self._passes[oldest]
+            with self._as_it_was():
+                self._passes[modes] = DividedPass(self.model, self._group, self._arrangement, inputs)
+            if not self._passes[modes].divides:
+                self._tell(f"no layer of {type(self.model).__name__} can be divided so: every node computes all of it")
+        return self._passes[modes]
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Inside, the model can be followed and copied."""
+        ours = vars(self.model).pop("forward")
+        try:
+            with without_hooks(self.model):
+                yield
+        finally:
+            vars(self.model)["forward"] = ours
+
+    def _begin(self, divided: DividedPass) -> None:
+        """A `backward()` has come to the outputs of a pass."""
+        divided.sums.begin()
+        if divided not in self._begun:
+            self._begun.append(divided)
+        self.means.begin()
+
+    def _collect(self) -> bool:
+        begun, self._begun = self._begun, []
+        given = [divided.give_gradients() for divided in begun]  # of each one, whatever came before
+        return any(given)
+
+
+def _settings(module: nn.Module) -> tuple[Any, ...]:
+    """What the program may set in `module` between two passes, such as its mode, a momentum or a probability."""
+    found = []
+    for name, value in vars(module).items():
+        values = value if isinstance(value, tuple | list) else (value,)
+        if not name.startswith("_") and all(isinstance(one, _PLAIN) for one in values):
+            found.append((name, *values))
+    return tuple(found)
+
+
+class _Forward:
+    """In the place of a model's `forward`; a copy of the model, such as a moving average, has its own again."""
+
+    def __init__(self, prepared: PreparedLayers) -> None:
+        self._prepared = prepared
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._prepared.forward(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = memo.get(id(self._prepared.model))
+        return self if twin is None else MethodType(type(twin).forward, twin)

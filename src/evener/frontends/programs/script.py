@@ -1,0 +1,82 @@
+"""`evener run`: the user's program on every node, from its file to the record."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+
+from evener.commands.train import choose_nodes, is_torchrun, launch, torchrun_env
+from evener.frontends.programs import joining
+from evener.frontends.programs.options import ScriptConfig
+from evener.launch.rank_environment import RankEnvironment, run_rank
+from evener.records.errors import InvalidInput, TrainingFailed
+from evener.report.tables import summary
+from evener.system.signals import STOP_SIGNALS
+from evener.training.console import RunView, print_line, run_folder
+from evener.training.unfinished import Asked
+
+
+def run_program(config: ScriptConfig, *, as_json: bool) -> None:
+    """`evener run`: as a rank if torchrun started this process, else on nodes of this machine."""
+    asked, folder = Asked(config.script.stem, options={"--shares": config.shares}), run_folder(config.folder)
+    is_leader = not is_torchrun(config) or os.environ["RANK"] == "0"
+    with RunView(folder, to_stderr=True, by_lines=True, asked=asked, is_leader=is_leader) as view:
+        if is_torchrun(config):
+            env = torchrun_env(config.patience, view)
+            env.end = view.end_process
+            env.stop_on(*STOP_SIGNALS)
+            run_rank(env, perform_script, config)
+        else:
+            launch(perform_script, config, view, choose_nodes(config) if config.local_nodes else None)
+    if as_json and view.record is not None:
+        print_line(json.dumps(summary(view.record)))
+
+
+def perform_script(env: RankEnvironment, config: ScriptConfig) -> None:
+    """One rank's whole way: the program, then the record.
+
+    Raises:
+        InvalidInput: there are several nodes, and the program does not join them.
+        TrainingFailed: it ends itself with an exit code.
+    """
+    joining.expect(env, config)
+    with ExitStack() as stack:
+        if env.rank > 0:  # all ranks print the same
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        stack.enter_context(_as_main(config))
+        stack.push(_end_copy)
+        try:
+            runpy.run_path(str(config.script), run_name="__main__")
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise TrainingFailed(f"{config.script.name} ended itself: exit code {error.code}") from error
+    run = joining.joined()
+    if run is None:
+        if len(env.nodes) > 1:
+            raise InvalidInput(
+                f"{config.script} ran {len(env.nodes)} times, each node for itself: let it call evener.join(), and "
+                "run.prepare with its model, optimizer and loader"
+            )
+        return
+    joining.finish(run, env)
+
+
+def _end_copy(_kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+    """A copy that is in the rehearsal ends here, whether the program has come to its end or failed."""
+    joining.end_copy(joining.joined(), error)
+
+
+@contextmanager
+def _as_main(config: ScriptConfig) -> Iterator[None]:
+    """Inside, words and paths are those of the program, as if Python had been started with it."""
+    argv, path = sys.argv, sys.path[:]
+    sys.argv = [str(config.script), *config.arguments]
+    sys.path.insert(0, str(config.script.resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path

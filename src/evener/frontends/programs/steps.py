@@ -1,0 +1,272 @@
+"""The steps of a program, counted from outside: a step is what it does from one batch that it trains on to the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from evener.benchmark.device import environment
+from evener.comm.group import Group
+from evener.data.sampler import Division
+from evener.frontends.programs.batch_parts import STAND_IN, BatchPart
+from evener.frontends.programs.prepared import rate_of, sampled_weight
+from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.apportion import Worker, weights_to_workers
+from evener.oracle.division.plan import Arrangement
+from evener.oracle.rebalance import Balance
+from evener.records.errors import Interrupted, InvalidInput
+from evener.records.plan import Assignment, Check, Plan
+from evener.records.record import Event, TrainRecord, Validation
+from evener.training.monitor import Monitor
+from evener.training.rank import node_summaries
+from evener.training.saving import Saving
+from evener.training.step import StepResult
+
+_WARM_UP = 2
+_SELDOM = 100
+"""Steps between two looks at a weight that lies on a GPU, which has to be waited for."""
+
+
+class Steps:
+    """Counts, times and reports the steps of this rank, and knows by which shares a batch is divided.
+
+    Args:
+        env: of this rank.
+        group: the ranks.
+        shares: relative ones of the ranks; None: what they are measured to be worth.
+        layers: how they divide layers; None: batches.
+
+    Attributes:
+        number: of steps that have begun.
+        epoch: from 0.
+        optimizers: of the program.
+        saving: of checkpoints, by whoever trains, who also ends the run when a rank was asked to stop; None: nobody.
+    """
+
+    def __init__(
+        self, env: RankEnvironment, group: Group, shares: Sequence[float] | None, layers: Arrangement | None = None
+    ) -> None:
+        self._env, self._group, self._shares, self._layers = env, group, shares, layers
+        self.number = self.epoch = 0
+        equal = tuple(Worker(unit_seconds=1.0, least=STAND_IN) for _ in env.nodes)
+        workers = equal if shares is None else tuple(weights_to_workers(shares, [None] * group.size))
+        self.division = Division(workers)
+        self._monitor: Monitor | None = None
+        self._plan: Plan | None = None
+        self._owner: object = None
+        self._part: BatchPart | None = None
+        self._loss: float | None = None
+        self.optimizers: list[Optimizer] = []
+        self._notes: list[Event] = []
+        self._begin = time.time()
+        self.saving: Saving | None = None
+
+    @property
+    def seconds_per_step(self) -> float:
+        """The mean of all steps so far."""
+        return (time.time() - self._begin) / max(self.number, 1)
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Look whether `optimizer` does the same on all ranks."""
+        self.optimizers.append(optimizer)
+
+    def tell(self, notes: Sequence[Event]) -> None:
+        """Keep and show `notes`, as soon as there is a step."""
+        self._notes += notes
+        while self._monitor is not None and self._notes:
+            self._monitor.emit(self._notes.pop(0))
+
+    def sizes(self, count: int, is_training: bool) -> Sequence[int]:
+        """Samples for every rank of a batch of `count`; of one that is evaluated, at least one."""
+        size = self._group.size
+        if is_training or count < size:
+            return self.division.sizes(self.number + 1, count)
+        return [n + 1 for n in self.division.parts(self.number + 1, count - size)]
+
+    def begin(self, owner: object, part: BatchPart, check: Check | None) -> None:
+        """A step on `part`, which `owner` gave, begins, unless it belongs to the step that goes on."""
+        if self._part is not None:
+            return
+        if self._monitor is None:
+            self._start(part, check)
+        self.number += 1
+        self._env.at_step(self.number)
+        self._group.timer.pace.speed = self._env.node.speed_at(self.number)
+        self._group.timer.pace.expect(part.loaded)
+        self._owner, self._part, self._loss = owner, part, None
+
+    def tell_loss(self, own: float) -> None:
+        """This rank's part of the mean loss of the step; of several, the first counts."""
+        if self._loss is None:
+            self._loss = own
+
+    def save_if_due(self) -> None:
+        """The step is over: write a checkpoint if it is time.
+
+        Raises:
+            Interrupted: a rank was asked to stop; a checkpoint is written.
+        """
+        if self._monitor is None or self.saving is None:
+            return
+        self._group.timer.pause()
+        self.end(self._owner)
+        self.saving.tell()
+        if self._monitor.is_saving or self.saving.is_due(self.number) or self._monitor.is_stopping:
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint after this step. Raises Interrupted, as above."""
+        if self._monitor is None or self.saving is None:
+            return
+        self._monitor.settle()
+        if self._monitor.is_stopping:
+            self.saving.stop(self.number)
+        self.saving.save(self.number)
+        self._monitor.is_saving = False
+        self._monitor.restart_clock()
+
+    def end(self, owner: object) -> None:
+        """`owner` goes on to the next batch: the step is over that its last one began.
+
+        Raises:
+            Interrupted: a rank was asked to stop.
+        """
+        if self._part is None:  # what the program did between two steps, such as an evaluation, is part of none
+            self._group.timer.discard()
+            self.restart_clock()
+        if self._part is None or owner is not self._owner:
+            return
+        part, self._part = self._part, None
+        assert self._monitor is not None
+        self._monitor.add(
+            self.number,
+            StepResult(
+                epoch=self.epoch,
+                samples=part.samples,
+                total=part.total,
+                loss=self._loss,
+                rate=sum(rate_of(one) for one in self.optimizers),
+                weight=self._probe(),
+            ),
+        )
+        if self._monitor.is_stopping and self.saving is None:
+            self._monitor.settle()
+            raise Interrupted(f"stopped after step {self.number} as asked")
+
+    def end_any(self) -> None:
+        """The step is over that is under way, whatever gave its batch. Raises Interrupted, as `end`."""
+        self.end(self._owner)
+
+    def restart_clock(self) -> None:
+        """The next step begins now."""
+        if self._monitor is not None:
+            self._monitor.restart_clock()
+
+    def validated(self, **fields: Any) -> None:
+        """A validation followed the last step, with these `fields` of the record's."""
+        assert self._monitor is not None
+        self._monitor.settle()
+        self._monitor.emit(Validation(step=self.number, epoch=self.epoch, **fields))
+
+    def last_loss(self) -> float | None:
+        """Mean over the samples of this epoch; None if nobody told it."""
+        assert self._monitor is not None
+        self._monitor.settle()
+        return self._monitor.history.last_loss()
+
+    def is_over(self) -> bool:
+        """Whether whoever watches the run ends it with this epoch; every rank calls this."""
+        assert self._monitor is not None
+        self._monitor.settle()
+        return self._monitor.is_over(self.number, self.epoch)
+
+    def finish(self, startup_from: float, **fields: Any) -> TrainRecord | None:
+        """The record, after the last step; None if there was none.
+
+        Args:
+            startup_from: time at which the run began.
+            fields: of the record, in the place of those that are known here.
+        """
+        if self._monitor is None or self._plan is None:
+            return None
+        self.end(self._owner)
+        self._monitor.settle()
+        history = self._monitor.history
+        known = {
+            "plan": self._plan,
+            "seconds": time.time() - self._begin,
+            "environment": environment(),
+            "seed": 0,
+            "epochs": self.epoch + 1,
+            "precision": "as the program says",
+            "startup_seconds": max(0.0, self._begin - startup_from),
+        }
+        return history.record(list(node_summaries(self._group, self._plan, history)), **{**known, **fields})
+
+    def _probe(self) -> float:
+        on_gpu = self._group.device.type != "cpu"
+        if not self.optimizers or (on_gpu and self.number % _SELDOM):
+            return 0.0
+        return sampled_weight(self.optimizers[self.number % len(self.optimizers)], self.number)
+
+    def _start(self, part: BatchPart, check: Check | None) -> None:
+        first = self.number + 1
+        sizes, workers = self.division.sizes(first, part.total), self.division.workers(first)
+        follows = self._shares is None and self._layers is None
+        balance = Balance(workers=workers, shares=tuple(sizes), is_learning=True) if follows else None
+        self._monitor = Monitor(
+            self._env,
+            self._group,
+            division=self.division,
+            balance=balance if self._group.size > 1 else None,
+            warm_up=_WARM_UP,
+            advice=self.saving.last_good if self.saving else str,
+            is_due=self.saving.is_time if self.saving else bool,
+        )
+        self._plan = self._plan_of(part.total, sizes, check)
+        if self._group.is_leader:
+            self._env.notify(self._plan)
+        self.tell(())
+        self._begin = time.time()
+        self._monitor.start(first)
+
+    def _plan_of(self, total: int, sizes: Sequence[int], check: Check | None) -> Plan:
+        if self._layers is not None:
+            return _plan_of_layers(self._env, self._layers, total, check)
+        why = "equal at first: shares follow what the first steps take" if self._shares is None else "as was asked for"
+        assignments = tuple(
+            Assignment(rank=rank, node=node.name, device=node.device, samples=samples, reason=why)
+            for rank, (node, samples) in enumerate(zip(self._env.nodes, sizes, strict=True))
+        )
+        strategy: Any = "data" if self._group.size > 1 else "serial"
+        return Plan(strategy=strategy, batch_size=total, assignments=assignments, check=check)
+
+
+def _plan_of_layers(env: RankEnvironment, layers: Arrangement, total: int, check: Check | None) -> Plan:
+    """Every rank does its share of the layers' work for all samples."""
+    (replica,) = layers.replicas
+    assignments = tuple(
+        Assignment(
+            rank=rank,
+            node=node.name,
+            device=node.device,
+            samples=total,
+            reason="its part of every layer",
+            replica=0,
+            share=share / sum(replica.shares),
+        )
+        for rank, (node, share) in enumerate(zip(env.nodes, replica.shares, strict=True))
+    )
+    return Plan(strategy=layers.division, batch_size=total, assignments=assignments, check=check)
+
+
+def refuse_outside(is_open: bool, has_loaders: bool, what: str) -> None:
+    """Raise InvalidInput where a value belongs to no batch, though batches are divided."""
+    if has_loaders and not is_open:
+        raise InvalidInput(
+            f"{what} is of the batch that is computed now, and there is none: take it inside the loop over the loader, "
+            "or add up sums and numbers of samples, and divide run.sum of them"
+        )

@@ -1,0 +1,78 @@
+"""Whether all ranks begin with the same weights, data and versions: files of one name may differ between machines."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from evener.comm.group import Group
+from evener.comm.signed_store import SignedStore
+from evener.records.errors import NotNeeded
+
+_LEFT = "yolo/data"
+
+
+def differing(group: Group, trainer: Any, model: nn.Module) -> str:
+    """What a rank has otherwise than the leader, in a sentence; empty if all have the same. All ranks call this."""
+    own = {**_data(trainer), f"the weights {trainer.args.model}": _weights(model)}
+    rows = [msgspec.json.decode(row, type=dict[str, str]) for row in group.all_gather_bytes(msgspec.json.encode(own))]
+    found = (_difference(node, row, group.nodes[0], rows[0]) for node, row in zip(group.nodes, rows, strict=True))
+    return next(filter(None, found), "")
+
+
+def leave_data(store: SignedStore, node: str, trainer: Any) -> None:
+    """Leave what the data of `node` are for ranks that come later."""
+    store.set(_LEFT, msgspec.json.encode((node, _data(trainer))).decode())
+
+
+def require_same_data(store: SignedStore, node: str, trainer: Any) -> None:
+    """Raises NotNeeded: `node`, which comes when the run has begun, has other data, or another Ultralytics."""
+    first, theirs = msgspec.json.decode(store.get(_LEFT), type=tuple[str, dict[str, str]])
+    if sentence := _difference(node, _data(trainer), first, theirs):
+        raise NotNeeded(sentence)
+
+
+def _data(trainer: Any) -> dict[str, str]:
+    """By what is said of it: something that is the same where the data and Ultralytics are."""
+    installed = version("ultralytics")
+    return {
+        f"Ultralytics {installed}": installed,
+        f"{len(trainer.train_loader.dataset)} images to train with": _names(trainer.train_loader.dataset),
+        f"{len(trainer.test_loader.dataset)} images to validate with": _names(trainer.test_loader.dataset),
+    }
+
+
+def _difference(node: str, own: Mapping[str, str], first: str, theirs: Mapping[str, str]) -> str:
+    """In a sentence; empty if there is none."""
+    for (words, value), (their_words, other) in zip(own.items(), theirs.items(), strict=True):
+        if value != other:
+            return (
+                f"node {node} has {words}, node {first} has {their_words}, and they differ: "
+                "give all nodes the same files and versions"
+            )
+    return ""
+
+
+def _names(dataset: Any) -> str:
+    """Of the images, in order, and of how many objects are on each."""
+    files = getattr(dataset, "im_files", None) or [sample[0] for sample in dataset.samples]
+    counts = [len(label["cls"]) for label in getattr(dataset, "labels", [])]
+    return _digest(repr(([Path(file).name for file in files], counts)).encode())
+
+
+def _weights(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,264 @@
+"""How a rank's training of Ultralytics goes on when others are gone, and when they come: from the very batch.
+
+Ultralytics' loop cannot be left in the middle of an epoch, and it is not: what ranks do together is done inside calls
+that the loop makes, and is done again there. There are two kinds of it:
+
+    batches           their gradients are complete, on all ranks, where a step follows and where an epoch ends
+    other things      a validation, the last one of the best weights, the figures of the record
+
+Nobody ends such a thing before all have begun it, so ranks are never further apart than one of them. When somebody is
+gone, in the next generation:
+
+    some have complete gradients that others lack     those others take over the state that followed from them
+    some have what another thing came to              those others are told it
+    gradients are not complete yet                    all do the batches again that these are to be of, with new shares
+
+Whoever has come takes over the state, too, and goes through the epoch under way without computing what is done.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import torch
+
+from evener.comm.group import Group
+from evener.data.sampler import Sampler
+from evener.frontends.yolo.image_shares import ImageShares
+from evener.frontends.yolo.trainer_state import encode_state, restore_state
+from evener.launch.rank_environment import RankEnvironment
+from evener.membership.agreement import Standing, agree
+from evener.membership.elastic_group import ElasticGroup
+from evener.oracle.apportion import Worker
+from evener.records.errors import NodeLost
+from evener.records.record import Event
+from evener.records.schema import Amount, Part, Whole
+from evener.training.elastic.loop import NO_STEP
+from evener.training.elastic.state_transfer import send_large, take_large
+from evener.training.elastic.telling import add_untold, tell_generation
+
+_MOST = 1000
+"""Other things that follow each other without a batch between them, at most."""
+
+
+class Position(Part, frozen=True, kw_only=True):
+    """Where a rank is.
+
+    Attributes:
+        completed: how often gradients were complete since the run began; -1: it has no state yet.
+        others: things of the other kind that it has ended since then.
+        outcome: of the last of them.
+        batch: the last one that complete gradients contain.
+        computed: the last one that was computed.
+        reported: the last one that was told of.
+        costs: what images cost every node, as far as it knows.
+    """
+
+    completed: Whole
+    others: Amount
+    outcome: bytes
+    batch: Amount
+    computed: Amount
+    reported: Amount
+    costs: dict[str, Worker]
+
+
+class Generations:
+    """One rank's way through the generations of a training.
+
+    Args:
+        env: of the rank.
+        group: that is this rank's in every generation.
+        work: which images each rank computes.
+        trainer: of Ultralytics, whose model is made after this.
+        is_late: whether the run has begun without this rank.
+
+    Attributes:
+        trainer: see above.
+        batch: the last one, from 1, that complete gradients contain.
+        reported: the last one that was told of, by any rank.
+        is_over: whether nothing is left to be trained.
+    """
+
+    def __init__(self, env: RankEnvironment, group: Group, work: ImageShares, trainer: Any, *, is_late: bool) -> None:
+        assert env.line is not None
+        self._group, self._work, self.trainer = group, work, trainer
+        self._ranks = ElasticGroup(env.line, group, env.address, env.stop_heartbeat)
+        self._founders = () if is_late else tuple(group.nodes)
+        self._completed = NO_STEP if is_late else 0
+        self._others, self._outcome = 0, b""
+        self.batch = self.reported = 0
+        self.is_over = False
+        self._first_epoch = 0
+        self._mark = time.perf_counter()
+
+    def begin(self, state: bytes) -> None:
+        """Be a rank of the first generation, or of one that takes this rank in; the trainer is set up.
+
+        Args:
+            state: of the checkpoint to go on from; empty for none.
+        """
+        self._first_epoch = self.trainer.start_epoch
+        self.batch = self.reported = self.trainer.model.done
+        if state:
+            self._go_on_from(state)
+        self._ranks.start(self._founders)
+        self.admit()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether this rank knows that others are to take part."""
+        return self._ranks.is_followed
+
+    def at_batch(self, number: int) -> None:
+        """Batch `number`, from 1, is computed now."""
+        self._ranks.at_step(number)
+
+    def fence(self) -> None:
+        """Return when this rank was certainly not given up; before it changes weights."""
+        self._ranks.fence()
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether `batch` is the last one of its epoch."""
+        return bool(self.batch % len(self.trainer.train_loader) == 0)
+
+    def state(self) -> bytes:
+        """Of the trainer after `batch`, as another rank takes it over."""
+        return encode_state(self.trainer, self.batch, self._first_epoch, self._work.history)
+
+    def completed(self, batch: int) -> None:
+        """Gradients of all batches up to `batch` are complete."""
+        self._completed += 1
+        self._others, self._outcome = 0, b""
+        self.batch, self._mark = batch, time.perf_counter()
+
+    def restarts(self, batch: int) -> None:
+        """The loop does an epoch again, after so many batches."""
+        self.batch = self.reported = batch
+
+    def ended(self, outcome: bytes) -> None:
+        """Something that is no batch has come to this `outcome`."""
+        self._others, self._outcome = self._others + 1, outcome
+
+    def go_on(self, error: Exception) -> bytes | None:
+        """Be in the next generation, if `error` came of ranks that are gone; else raise it.
+
+        Returns:
+            What the thing that was done has come to on others; None if it is to be done again.
+        """
+        self._ranks.require_broken(error)
+        return self.admit()
+
+    def admit(self) -> bytes | None:
+        """As `go_on`, where others have come."""
+        while True:
+            try:
+                return self._enter()
+            except (RuntimeError, NodeLost) as error:
+                self._ranks.require_broken(error)
+
+    def _enter(self) -> bytes | None:
+        costs = self._work.costs()
+        generation = self._ranks.enter()
+        own = self._position(costs)
+        rows = [
+            msgspec.msgpack.decode(row, type=Position)
+            for row in self._group.all_gather_bytes(msgspec.msgpack.encode(own))
+        ]
+        agreement = agree([Standing(step=_place(row)) for row in rows])
+        best = rows[agreement.source]
+        new = {node: row.costs[node] for node, row in zip(generation.nodes, rows, strict=True)}
+        self._work.divide_among(generation.nodes, {**new, **best.costs})
+        if own.completed == best.completed:
+            self.trainer.model.take_back(self.batch)
+        for giver, taker in agreement.gifts:
+            if rows[taker].completed < best.completed:
+                self._hand_over(giver, taker)
+        self.trainer.train_loader.reset()
+        self._tell(max(row.reported for row in rows), max(row.computed for row in rows) - best.batch)
+        return best.outcome if own.completed == best.completed and own.others < best.others else None
+
+    def _position(self, costs: dict[str, Worker]) -> Position:
+        return Position(
+            completed=self._completed,
+            others=self._others,
+            outcome=self._outcome,
+            batch=self.batch,
+            computed=self.trainer.model.done,
+            reported=self.reported,
+            costs=costs,
+        )
+
+    def _hand_over(self, giver: int, taker: int) -> None:
+        """Let rank `taker` have the state of rank `giver`, if this is one of them."""
+        rank, mesh = self._group.rank, self._group.mesh
+        assert mesh is not None
+        if rank == giver:
+            place = msgspec.msgpack.encode((self._completed, self._others, self._outcome, self.is_over))
+            mesh.send_to(taker, place)
+            send_large(self.state(), mesh, taker)
+        elif rank == taker:
+            place = mesh.receive_from(giver)
+            self._take(place, take_large(mesh, giver))
+
+    def _take(self, place: bytes, data: bytearray) -> None:
+        """Be where the giver is."""
+        is_new = self._completed == NO_STEP
+        found = msgspec.msgpack.decode(place, type=tuple[int, int, bytes, bool])
+        if found[3]:
+            raise NodeLost("this node came when all was trained")
+        self._completed, self._others, self._outcome, _ = found
+        self._restore(data, is_new=is_new)
+        if is_new:
+            self._mark = time.perf_counter()  # what was lost before, those know who have been there
+
+    def _restore(self, data: bytes | bytearray, *, is_new: bool) -> None:
+        """Bring the trainer to a state; the loop of one that `is_new` begins with the epoch of it."""
+        trainer, model = self.trainer, self.trainer.model
+        state = restore_state(trainer, data)
+        model.gradients.forget()
+        self.batch = model.done = state.batch
+        told = state.mean_losses or state.losses if is_new else state.losses
+        parts = {name: torch.tensor(value, device=self._group.device) for name, value in told.items()}
+        model.told = torch.stack([*parts.values()] or [torch.zeros(())]), parts
+        self._work.monitor.history = state.history
+        if is_new:
+            trainer.start_epoch, self._first_epoch = state.epoch, state.first_epoch
+            trainer.scheduler.last_epoch = state.epoch - 1
+
+    def _go_on_from(self, data: bytes) -> None:
+        """Begin with the state of a checkpoint."""
+        self._restore(data, is_new=True)
+        self.reported = self.batch
+        message = f"resumed after step {self.batch} from the checkpoint that the master kept"
+        self._work.monitor.emit(Event(step=self.batch, kind="resumed", message=message))
+
+    def begins_epoch(self) -> None:
+        """The loop has read with which epoch it is to begin; what it says of the first one is that of the run."""
+        self.trainer.start_epoch = self._first_epoch
+
+    def _tell(self, reported: int, repeated: int) -> None:
+        """Have the record say what happened, and what it cost."""
+        self.reported = reported
+        ranks, work = self._ranks, self._work
+        first = self._first_epoch * len(self.trainer.train_loader) + 1
+        add_untold(work.history, self._sampler(), first, reported)
+        count, repeated = len(work.nodes), max(0, repeated)
+        began = ranks.what_began()
+        self._mark = tell_generation(began, ranks, work.monitor, self._group, self._mark, count, self.batch, repeated)
+        ranks.has_told()
+        ranks.has_state()
+        if self._group.is_leader:
+            self.trainer.speak_for_all()
+
+    def _sampler(self) -> Sampler:
+        loader = self.trainer.train_loader
+        return self._work.train_sampler(loader.dataset, loader.batch_size, self.trainer.args.seed)
+
+
+def _place(row: Position) -> int:
+    """By which ranks are compared: who is further is the one to go by."""
+    return NO_STEP if row.completed == NO_STEP else row.completed * _MOST + row.others

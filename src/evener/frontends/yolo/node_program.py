@@ -1,0 +1,21 @@
+"""The file that is sent to the nodes of a master whose ranks are to train a model of Ultralytics together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evener.config.run_config import RunConfig
+from evener.frontends.yolo.words import require_ultralytics
+
+
+def rank_program(env: Any, config: RunConfig) -> None:
+    """What a rank runs.
+
+    Raises:
+        MissingExtra: Ultralytics is not installed here.
+        InvalidInput: it cannot read the data.
+    """
+    require_ultralytics()
+    from evener.frontends.yolo.hosted import hosted_rank
+
+    hosted_rank(env, config)

@@ -1,0 +1,244 @@
+"""A rank's place in a training of Ultralytics: its group, its share of every batch, and its reports to the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from evener.comm.group import Group
+from evener.data.sampler import MicroBatch
+from evener.frontends.yolo.cut_loader import spare_bytes
+from evener.frontends.yolo.fingerprint import leave_data, require_same_data
+from evener.frontends.yolo.generations import Generations
+from evener.frontends.yolo.image_shares import ImageShares
+from evener.frontends.yolo.masters_checkpoints import MastersCheckpoints
+from evener.launch.rank_environment import RankEnvironment
+from evener.records.errors import NodeLost
+from evener.records.plan import Plan
+from evener.records.record import Validation
+from evener.training.elastic.start import leave_word
+from evener.training.step import StepResult
+
+
+class Seat:
+    """What a rank's trainer is told, and tells; all ranks have one.
+
+    Args:
+        env: of the rank.
+        group: all ranks.
+        shares: `measured`, `equal`, or relative ones.
+        is_stationary: whether every rank keeps to a class-balanced part of the images.
+        left: the plan of a run that has begun without this rank; None of one that begins with it.
+        checkpoints: that the rank's master keeps; None: there is no master.
+
+    Attributes:
+        work: which images each rank computes.
+        folder: of the run, in which the leader writes; None: each rank keeps to its own.
+        generations: of a run that goes on without ranks that are gone; None: this one does not.
+        is_late: whether the run has begun without this rank.
+        is_first_here: whether this rank works for the others of its machine, where one has to.
+    """
+
+    def __init__(
+        self,
+        env: RankEnvironment,
+        group: Group,
+        shares: str,
+        *,
+        is_stationary: bool = False,
+        left: Plan | None = None,
+        checkpoints: MastersCheckpoints | None = None,
+    ) -> None:
+        self.env, self.group, self.is_stationary = env, group, is_stationary
+        self._checkpoints = checkpoints
+        self.work = ImageShares(env, group, shares, is_stationary=is_stationary, left=left)
+        self.folder: Path | None = None
+        self.generations: Generations | None = None
+        self.is_late = left is not None
+        self._step = 1
+        hosts = [node.host for node in env.nodes]
+        self.is_first_here = hosts.index(env.node.host) == env.rank and not self.is_late
+        all_can_leave = all(node.device == "cpu" for node in env.nodes)  # collectives of GPUs cannot be left
+        self._can_change = env.line is not None and all_can_leave and not is_stationary
+        group.is_elastic = self._can_change and self._has_others
+
+    @property
+    def _has_others(self) -> bool:
+        """Whether there are other ranks, or a master, whose nodes may come."""
+        return self.is_late or self.group.size > 1 or self._checkpoints is not None
+
+    def spare_bytes(self, workers: int) -> int:
+        """Of main memory, that each process which loads images may keep some in; there are `workers` besides a rank."""
+        own = self.env.node.memory_bytes if self.env.device.type == "cpu" else None
+        here = sum(node.host == self.env.node.host for node in self.env.nodes)
+        return spare_bytes(own) // (here * max(1, workers))
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Inside, one rank of every machine works before the others."""
+        if not self.is_first_here:
+            self.group.barrier()
+        yield
+        if self.is_first_here:
+            self.group.barrier()
+
+    def common_precision(self, wanted: Any) -> Any:
+        """What all ranks can compute in: half precision takes GPUs."""
+        return wanted if all(node.device.startswith("cuda") for node in self.env.nodes) else False
+
+    def all_say(self, own: bool) -> bool:
+        """Whether all ranks say so."""
+        return all(row == b"1" for row in self.group.all_gather_bytes(b"1" if own else b"0"))
+
+    def of_leader(self, own: Any) -> Any:
+        """The leader's plain value."""
+        message = msgspec.msgpack.encode(own, enc_hook=float) if self.group.is_leader else b""
+        return msgspec.msgpack.decode(self.group.all_gather_bytes(message)[0]) if self.group.size > 1 else own
+
+    def begin(self, trainer: Any, model: nn.Module) -> None:
+        """Divide the batches of `trainer`, which has all that it needs.
+
+        Raises:
+            InvalidInput: the ranks would train different things.
+            NotNeeded: this one would, which comes when the run has begun; or batches take no longer without it.
+        """
+        self.work.begin(trainer, model, lambda: self.generations is not None and self.generations.is_followed)
+        self.group.is_elastic = self._can_change and self._has_others
+        if self.group.is_leader and not self.is_late:
+            trainer.speak_for_all()  # the first rank may be left out
+        if not self.group.is_elastic:
+            return
+        assert self.work.plan is not None
+        assert self.env.store is not None
+        if self.is_late:
+            require_same_data(self.env.store, self.env.node.name, trainer)
+        else:
+            leave_word(self.env, self.group, self.work.plan, uses_all=False)
+            if self.group.is_leader:
+                leave_data(self.env.store, self.env.node.name, trainer)
+        self.generations = Generations(self.env, self.group, self.work, trainer, is_late=self.is_late)
+
+    def take_part(self, trainer: Any) -> None:
+        """Be a rank of a run that goes on without ranks that are gone, if it is one; `trainer` has its model."""
+        if self.generations is None:
+            return
+        trainer.epoch = trainer.start_epoch
+        state = b""
+        if self._checkpoints is not None and self._checkpoints.resumes and not self.is_late:
+            state = self._checkpoints.state()
+            self._checkpoints.restore_results(trainer)
+        self.generations.begin(state)
+
+    def together(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns, plain values, which all ranks do; again, by those who are left, if one is gone."""
+        if self.generations is None:
+            return work()
+        while True:
+            try:
+                found = work()
+            except (RuntimeError, NodeLost) as error:
+                told = self.generations.go_on(error)
+                if told is None:
+                    continue
+                found = msgspec.msgpack.decode(told)
+            self.generations.ended(msgspec.msgpack.encode(found, enc_hook=float))
+            return found
+
+    def fence(self) -> None:
+        """Return when this rank was certainly not given up; before it changes weights, or writes what others read."""
+        if self.generations is not None:
+            self.generations.fence()
+
+    def begin_epoch(self) -> None:
+        """Its batches begin now: what was saved since the last one is no part of theirs."""
+        if self.generations is not None:
+            self.generations.begins_epoch()
+        self.group.timer.discard()
+        self.work.monitor.restart_clock()
+
+    def restart_epoch(self, done: int) -> None:
+        """The loop does an epoch again, after so many batches."""
+        if self.generations is not None:
+            self.generations.restarts(done)
+
+    def begin_batch(self, step: int) -> None:
+        """Batch `step` of the training, from 1, is computed now."""
+        self._step = step
+        self.env.at_step(step)
+        if self.generations is not None:
+            self.generations.at_batch(step)
+        self.group.timer.pace.speed = self.env.node.speed_at(step)
+
+    def end_batch(self, step: int, result: StepResult) -> bool:
+        """Report it; whether a rank was asked to stop."""
+        monitor, generations = self.work.monitor, self.generations
+        if generations is None:
+            monitor.add(step, result)
+        elif step > generations.reported:
+            generations.reported = step
+            self._hear(lambda: monitor.add(step, result))
+            if generations.batch == step:
+                self._keep(step)
+                if monitor.is_leaving:
+                    generations.admit()
+        return monitor.is_stopping
+
+    def leave(self, trainer: Any) -> str:
+        """Leave what the training has come to for whoever asked for it; how to go on with it, in words."""
+        if self._checkpoints is None:
+            last = trainer.last
+            return f"; go on with: evener yolo {trainer.args.task} train resume model={last}" if last.exists() else ""
+        if self.group.is_leader:
+            self._checkpoints.leave(trainer)
+        return ""
+
+    def _keep(self, step: int) -> None:
+        """Have the master keep a checkpoint after `step`, if one is due."""
+        assert self.generations is not None
+        if self._checkpoints is None or not self.group.is_leader:
+            return
+        if self._checkpoints.is_due(ends_epoch=self.generations.ends_epoch):
+            told = self._checkpoints.write(self.generations.trainer, self.generations.state(), step)
+            self.work.monitor.emit(told)
+
+    def end_epoch(self) -> None:
+        """Hear of all batches so far."""
+        self._hear(self.work.monitor.settle)
+
+    def _hear(self, hear: Callable[[], None]) -> None:
+        """Hear of batches from the others; of those whose reports are lost with a rank, nobody hears."""
+        try:
+            hear()
+        except (RuntimeError, NodeLost) as error:
+            if self.generations is None:
+                raise
+            self.generations.go_on(error)
+
+    def end_training(self) -> None:
+        """All batches are computed."""
+        if self.generations is not None:
+            self.generations.is_over = True
+
+    def sizes_now(self, count: int) -> Sequence[int]:
+        """Images for every rank of `count` that are computed without gradients."""
+        return self.work.division.parts(self._step, count)
+
+    def end_validation(self, begin: float, part: MicroBatch, metrics: dict[str, float]) -> None:
+        """Record a validation.
+
+        Args:
+            begin: when it began, by `time.perf_counter`.
+            part: the last one of training before it.
+            metrics: by name.
+        """
+        loss = sum(value for name, value in metrics.items() if name.startswith("val/"))
+        seconds = time.perf_counter() - begin
+        accuracy = metrics.get("metrics/accuracy_top1")
+        found = Validation(step=part.step, epoch=part.epoch, loss=loss, accuracy=accuracy, seconds=seconds)
+        self.work.monitor.emit(found)

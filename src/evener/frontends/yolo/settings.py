@@ -1,0 +1,107 @@
+"""From the words of a user to settings that Ultralytics takes, and the folder of a run, as `yolo` would choose it."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+from ultralytics.cfg import get_cfg, get_save_dir, smart_value
+from ultralytics.models.yolo.model import YOLO
+from yaml import YAMLError
+
+from evener.frontends.yolo.words import TASKS, read_words
+from evener.records.errors import InvalidInput
+
+_OF_FILES = (OSError, RuntimeError, LookupError, ValueError, AssertionError)
+"""What Ultralytics raises while it reads descriptions, images, labels and checkpoints."""
+_OF_MODELS = (*_OF_FILES, TypeError, AttributeError, NameError, SyntaxError, EOFError, UnpicklingError, YAMLError)
+"""What it raises where a file is no model."""
+_LONGEST = 300
+"""Characters of what it raises that are told."""
+_AS_THEY_ARE = ("name", "project", "save_dir", "model", "data")
+
+
+class YoloTraining(NamedTuple):
+    """What is asked of Ultralytics.
+
+    Attributes:
+        model: of it, not yet in training.
+        settings: by name, with their values.
+        folder: where the results go.
+    """
+
+    model: Any
+    settings: dict[str, Any]
+    folder: Path
+
+
+def read_training(words: tuple[str, ...]) -> YoloTraining:
+    """The training that `words` ask for.
+
+    Raises:
+        InvalidInput: Ultralytics does not know a setting, a value or the model, or it is of another task.
+    """
+    found = read_words(words)
+    settings = {key: value if key in _AS_THEY_ARE else smart_value(value) for key, value in found.items()}
+    task = settings.pop("task", None)
+    last = _checkpoint(settings)
+    if last is not None:
+        settings |= {"model": str(last), "resume": str(last), "save_dir": str(last.parents[1])}
+    name = settings.pop("model")
+    try:
+        get_cfg(overrides=dict(settings))
+    except (SyntaxError, TypeError, ValueError, OSError, AssertionError) as error:
+        raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
+    model = _read_model(name, task)
+    settings["save_dir"] = str(get_save_dir(get_cfg(overrides={**settings, "task": model.task, "mode": "train"})))
+    return YoloTraining(model, settings, Path(settings["save_dir"]))
+
+
+def _read_model(name: str, task: str | None) -> Any:
+    """The model of a file or a name that Ultralytics knows. Raises InvalidInput: it is none, or of another task."""
+    try:
+        model = YOLO(name)  # by its layers: of a named task it would make another model of the same file
+    except FileNotFoundError as error:
+        advice = "give the path of a .yaml or .pt, or a name that Ultralytics knows, such as yolov8n.yaml"
+        raise InvalidInput(f"Ultralytics: there is no model {name}: {advice}") from error
+    except OSError as error:
+        raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
+    except _OF_MODELS as error:
+        why = f"{type(error).__name__}: {plain_sentence(error)}"
+        raise InvalidInput(f"Ultralytics: {name} is no model that it can read: {why}") from error
+    if model.task not in TASKS:
+        raise InvalidInput(f"the task of {name} is {model.task}; Evener trains {', '.join(TASKS)}")
+    if task is not None and task != model.task:
+        raise InvalidInput(f"{name} is a model to {model.task}, not to {task}")
+    return model
+
+
+def _checkpoint(settings: dict[str, Any]) -> Path | None:
+    """What to go on from; None for a new run. Raises InvalidInput: it is not there."""
+    resume = settings.get("resume", False)
+    if not resume:
+        return None
+    path = Path(str(settings.get("model", "")) if resume is True else str(resume))
+    if not path.is_file():
+        raise InvalidInput(f"there is no checkpoint to go on from at {path}: name it by model=PATH/weights/last.pt")
+    return path.resolve()
+
+
+@contextmanager
+def in_a_sentence() -> Iterator[None]:
+    """Inside, what Ultralytics does not like about the user's files is told in a sentence."""
+    try:
+        yield
+    except _OF_FILES as error:
+        raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
+
+
+def plain_sentence(error: BaseException) -> str:
+    """What `error` says, in one line of bounded length, without the signs that Ultralytics puts between its words."""
+    words = re.sub(r"[^\x20-\x7e\s]|\[\d+m", "", str(error) or type(error).__name__)
+    return textwrap.shorten(re.sub(r"\s+\.", ".", words), _LONGEST, placeholder=" ...").removesuffix(".")

@@ -1,0 +1,250 @@
+"""The trainer of a task of Ultralytics, whose every batch is that of all ranks.
+
+Every rank runs a whole training of its own, in a folder of its own, as if it were one process: the loop, warm-up,
+accumulation, clipping, averages, early stop, recovery and checkpoints are Ultralytics' own. Only four things are those
+of all ranks together, so that all ranks have the same weights and come to the same decisions:
+
+    a batch          every rank loads its part (`cut_loader`)
+    its loss         by the counts of all (`criteria`), with the statistics of all in BatchNorm (`even_model`)
+    its gradient     summed over the ranks before the optimiser's step (`step_gradients`)
+    a validation     of a part by each; the leader's metrics are everybody's (`validation`)
+
+Where a rank is lost, the others do that again with which they were busy (`generations`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from typing import Any
+
+import torch
+from ultralytics.engine.trainer import BaseTrainer
+from ultralytics.utils.torch_utils import unwrap_model
+
+from evener.data.loader import seed_all
+from evener.data.sampler import OrderedSampler
+from evener.frontends.yolo.criteria import RankImages, share_criterion
+from evener.frontends.yolo.cut_loader import CutLoader, keep_images
+from evener.frontends.yolo.even_model import EvenModel
+from evener.frontends.yolo.run_folder import share_best, take_folder
+from evener.frontends.yolo.seat import Seat
+from evener.frontends.yolo.settings import in_a_sentence
+from evener.frontends.yolo.validation import even_validator
+from evener.records.errors import Interrupted
+from evener.training.step import StepResult
+
+_NO_RETRY = 3
+"""Batches that were halved for want of memory, as many as Ultralytics allows: a batch of all ranks is not halved."""
+
+
+def even_trainer(base: type, seat: Seat) -> type:
+    """The trainer class `base` of a task, for the rank at `seat`."""
+    return type(f"Even{base.__name__}", (EvenTrainer, base), {"seat": seat})
+
+
+class EvenTrainer(BaseTrainer):
+    """Mixed into the trainer of a task by `even_trainer`; all ranks have one.
+
+    Attributes:
+        seat: this rank's place in the run.
+    """
+
+    seat: Seat
+    callbacks: Any
+    model: Any
+    amp: Any
+    best_fitness: Any
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        threads = torch.get_num_threads()
+        super().__init__(*arguments, **named)
+        if self.seat.env.node.threads is not None:
+            torch.set_num_threads(threads)  # Ultralytics takes those of the whole machine
+        if not self.seat.group.is_leader:
+            self.callbacks = defaultdict(list)
+
+    def run_callbacks(self, event: str) -> None:
+        """What belongs to an event: trackers of experiments on the leader alone, and what ranks do on every one."""
+        if self.seat.group.is_leader:
+            super().run_callbacks(event)
+        if event == "on_train_epoch_start":
+            self.seat.begin_epoch()
+        elif event == "on_train_batch_start":
+            self._oom_retries = _NO_RETRY
+            self.seat.begin_batch(self.train_loader.part.step)
+        elif event == "on_train_batch_end":
+            self._end_batch()
+        elif event == "on_train_epoch_end":
+            self.seat.end_epoch()
+
+    def get_dataset(self) -> Any:
+        """The description of the data; one rank of a machine reads it first, and downloads it if it has to."""
+        with self.seat.in_turn(), in_a_sentence():
+            return super().get_dataset()
+
+    def build_dataset(self, *arguments: Any, **named: Any) -> Any:
+        """A data set; one rank of a machine reads its labels first, and keeps them for the others."""
+        with self.seat.in_turn(), in_a_sentence():
+            dataset = super().build_dataset(*arguments, **named)
+        keep_images(dataset, self.seat.spare_bytes(self.args.workers))
+        return dataset
+
+    def get_dataloader(self, dataset_path: Any, batch_size: int = 16, rank: int = -1, mode: str = "train") -> Any:
+        """This rank's part of the batches."""
+        plain = super().get_dataloader(dataset_path, batch_size, rank, mode)
+        group, seed = self.seat.group, self.args.seed
+        count, size = len(plain.dataset), plain.batch_size
+        if mode != "train":
+            sizes = self.seat.sizes_now
+            return CutLoader(
+                plain,
+                lambda: OrderedSampler(count=count, batch_size=size, rank=group.rank, sizes=sizes),
+                seed=seed,
+            )
+        return CutLoader(
+            plain,
+            lambda: self.seat.work.train_sampler(plain.dataset, size, seed),
+            seed=seed,
+            epoch=lambda: self.epoch,
+            timer=group.timer,
+            draws_from_all=not self.seat.is_stationary,
+            done=self._done,
+        )
+
+    def get_validator(self) -> Any:
+        """That of all ranks."""
+        return even_validator(super().get_validator(), self.seat.group)
+
+    def _setup_train(self) -> None:
+        self.args.amp = self.seat.common_precision(self.args.amp)
+        super()._setup_train()
+        self._agree_on_precision()
+        model = unwrap_model(self.model)
+        self.seat.begin(self, model)
+        if not self.seat.group.is_alone:
+            if getattr(model, "criterion", None) is None:
+                model.criterion = model.init_criterion()
+            model.criterion = share_criterion(model.criterion, lambda: self._images(self.train_loader))
+        self.model = EvenModel(model, self.seat.group, self, self.seat.generations)
+        self.seat.take_part(self)
+
+    def resume_training(self, ckpt: Any) -> None:
+        """Take over what a checkpoint holds."""
+        with in_a_sentence():
+            super().resume_training(ckpt)
+
+    def _agree_on_precision(self) -> None:
+        """Half precision on all ranks, or on none: each has tried it for itself."""
+        if self.amp and not self.seat.all_say(self.amp):
+            self.amp = False
+            self.scaler = torch.amp.GradScaler(self.device.type, enabled=False)
+
+    def _images(self, loader: CutLoader) -> RankImages:
+        assert loader.part is not None
+        return RankImages(self.seat.group, len(loader.part.indices))
+
+    def preprocess_batch(self, batch: Any) -> Any:
+        """The batch on the device; a size that is drawn for its images is the same on all ranks."""
+        part = self.train_loader.part
+        seed_all(self.args.seed, 0 if part is None else part.step)
+        return super().preprocess_batch(batch)
+
+    def optimizer_step(self) -> None:
+        """Clip the gradients of all ranks, make the step and move the averages as one process."""
+        timer = self.seat.group.timer
+        timer.pause()
+        self.seat.fence()
+        timer.resume("wu")
+        super().optimizer_step()
+        timer.pause()
+
+    def _end_batch(self) -> None:
+        """Report the batch to the others, and hear how it went there."""
+        part = self.train_loader.part
+        loss = sum(self.loss_items.values()) / self.seat.group.size
+        result = StepResult(epoch=part.epoch, samples=len(part.indices), total=part.total, loss=loss)
+        if self.seat.end_batch(part.step, result):
+            raise Interrupted(f"stopped in epoch {self.epoch + 1} as asked{self.seat.leave(self)}")
+
+    def _done(self) -> int:
+        """The last batch of the training, from 1, that is computed."""
+        return self.model.done if isinstance(self.model, EvenModel) else 0
+
+    def _handle_nan_recovery(self, epoch: int) -> bool:
+        """Whether the loss is no number, so that the epoch is done again: by all, for all know the loss of all."""
+        is_again = bool(super()._handle_nan_recovery(epoch))
+        if is_again:
+            done = epoch * len(self.train_loader)
+            self.model.restart(done)
+            self.seat.restart_epoch(done)
+        return is_again
+
+    def validate(self) -> Any:
+        """(metrics, fitness) of the averaged weights: the leader's, on every rank."""
+        begin = time.perf_counter()
+        metrics, fitness, self.best_fitness = self.seat.together(self._validated)
+        self.seat.end_validation(begin, self.train_loader.part, metrics)
+        return metrics, fitness
+
+    def _validated(self) -> Any:
+        """(metrics, fitness, best fitness), the leader's; plain values."""
+        averaged = self.ema.ema
+        if not self.seat.group.is_alone:
+            averaged.criterion = share_criterion(averaged.init_criterion(), lambda: self._images(self.test_loader))
+        own = *super().validate(), self.best_fitness
+        averaged.criterion = None
+        return self.seat.of_leader(own)
+
+    def save_model(self) -> Any:
+        """Write the checkpoints of an epoch; whoever is killed meanwhile leaves whole ones, to go on from."""
+        self.seat.fence()
+        whole = {name: getattr(self, name) for name in ("last", "best")}
+        for name, path in whole.items():
+            setattr(self, name, path.with_name(f".{path.name}"))
+            getattr(self, name).unlink(missing_ok=True)
+        was_saved = super().save_model()
+        for name, path in whole.items():
+            if getattr(self, name).exists():
+                getattr(self, name).replace(path)
+            setattr(self, name, path)
+        return was_saved
+
+    def save_metrics(self, metrics: Any) -> None:
+        """Write the line of an epoch; each rank does, into its own folder."""
+        self.seat.fence()
+        super().save_metrics(metrics)
+
+    def plot_training_samples(self, batch: Any, ni: int) -> None:
+        """Draw the leader's part of a batch."""
+        if self.seat.group.is_leader:
+            super().plot_training_samples(batch, ni)
+
+    def plot_training_labels(self) -> None:
+        """Draw what is in the data; the leader does."""
+        if self.seat.group.is_leader:
+            super().plot_training_labels()
+
+    def plot_metrics(self) -> None:
+        """Draw the course of the training; the leader does."""
+        if self.seat.group.is_leader:
+            super().plot_metrics()
+
+    def final_eval(self) -> None:
+        """Validate the best weights, which every rank has in its own folder."""
+        threads = torch.get_num_threads()
+        self.seat.end_training()
+        self.seat.together(self._evaluated)
+        torch.set_num_threads(threads)
+
+    def _evaluated(self) -> None:
+        self.seat.fence()
+        share_best(self)
+        super().final_eval()
+
+    def speak_for_all(self) -> None:
+        """This rank is the leader: if it was not, it writes into the folder of the run from now on."""
+        if self.seat.folder not in (None, self.save_dir):
+            logging.getLogger("ultralytics").setLevel(logging.INFO)
+            take_folder(self, self.seat.folder)

@@ -1,0 +1,201 @@
+"""A training of Ultralytics as it is asked for: `detect train model=yolov8n.pt data=coco8.yaml epochs=100`.
+
+Nothing here needs Ultralytics or PyTorch: what can be refused is refused before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import UNSET, Meta, field
+from msgspec.structs import fields
+
+from evener.config.conflicts import option_name
+from evener.config.options import Home, MasterAddress, MasterToken, NodesConfig, TokenFile
+from evener.config.run_config import RunConfig
+from evener.launch.nodes import relative_shares
+from evener.records.errors import InvalidInput, MissingExtra, require
+from evener.records.record import Event
+from evener.version import pip_install
+
+TASKS = ("detect", "segment", "classify", "pose", "obb")
+MODEL_SUFFIXES = (".pt", ".yaml", ".yml")
+"""Of what `evener train` takes for a model of Ultralytics."""
+_REFUSED = {
+    "device": "nodes are named by --devices or --local-nodes",
+    "mode": "Evener trains; for the rest there is the command yolo itself",
+    "rect": "its batches are not shuffled, and nodes share out shuffled ones",
+    "compile": "compiled models are not divided yet",
+    "time": "nodes have clocks of their own: say how many epochs",
+    "quantize": "training for int8 is for one process",
+    "distill_model": "a teacher is for one process",
+    "save_json": "validate best.pt afterwards: yolo val save_json=True",
+}
+"""Settings of Ultralytics that are not taken, and what to do instead."""
+_TAKEN = (
+    "task", "data", "option", "shares", "batch_size", "epochs", "seed", "workers", "output", "stationary", "elastic",
+)  # fmt: skip
+"""Options of `evener train` that a training of Ultralytics knows."""
+_AGREED = (
+    "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge", "overlap",
+    "ship_data",
+    "home", "master", "token", "token_file",
+)  # fmt: skip
+"""Those of one whose nodes train by themselves between merges."""
+_TOGETHER = ("home", "master", "token", "token_file", "ship_data")
+"""Those of one whose nodes, a master's, train together."""
+_NOT_ON_MASTER = {"resume": "a master goes on by itself, when it or its nodes are started again"}
+"""Settings of Ultralytics that a training on a master's nodes does not take, and why."""
+_NOT_AGREED = {
+    "freeze": "nodes are sent what is trained",
+    "nbs": "every batch of a node is a step",
+}
+"""Likewise, of one whose nodes train by themselves."""
+
+
+class YoloConfig(NodesConfig, frozen=True, kw_only=True):
+    """What is asked of a training of Ultralytics; travels to every rank.
+
+    Attributes:
+        to_stderr: keep stdout free.
+        started: when, in seconds since 1970.
+        lost: what was said of every node that was lost, and without which the training goes on.
+        usual: options that came from `evener.toml`, and that file; empty if none did.
+    """
+
+    words: Annotated[
+        tuple[str, ...], Meta(description="detect, segment, classify, pose or obb; train; and key=value as for `yolo`.")
+    ]
+    shares: Annotated[str, Meta(description="measured, equal, or relative shares such as 7,2,1.")] = "measured"
+    stationary: Annotated[
+        bool, Meta(description="Every node keeps to a class-balanced part of the images of its own.")
+    ] = False
+    elastic: Annotated[bool, Meta(description="Go on without local nodes that are gone, from the last checkpoint.")] = (
+        True
+    )
+    ship_data: Annotated[bool, Meta(description="On a master's nodes: send the folder of data= to them.")] = False
+    home: Home = None
+    master: MasterAddress = None
+    token: MasterToken = None
+    token_file: TokenFile = None
+    trusted_only: Annotated[
+        bool, Meta(description="Refuse files that run as programs: a .pt of unknown classes, `download:` in data=.")
+    ] = False
+    to_stderr: bool = False
+    started: float = field(default_factory=time.time)
+    lost: tuple[Event, ...] = ()
+    usual: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        relative_shares(self.shares, self.num_local_nodes)
+
+    @property
+    def names_master(self) -> bool:
+        """Whether anything is said of a master, on whose nodes this is to train."""
+        said = (self.master, self.home, self.token, self.token_file)
+        return self.ship_data or any(one is not None for one in said)
+
+
+def require_ultralytics() -> None:
+    """Raise MissingExtra unless Ultralytics is installed; it is not loaded."""
+    if importlib.util.find_spec("ultralytics") is None:
+        raise MissingExtra(f"YOLO needs Ultralytics, which is not installed: {pip_install('ultralytics')}")
+
+
+def read_words(words: tuple[str, ...]) -> dict[str, str]:
+    """Settings by name, the task among them if it is named.
+
+    Raises:
+        InvalidInput: a word is not known, or asks for something else than a training.
+        InvalidValue: a setting has a value that nodes cannot share.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        key, separator, value = word.partition("=")
+        if separator:
+            found[key.strip()] = value.strip()
+        elif word in TASKS:
+            found["task"] = word
+        elif word == "resume":
+            found["resume"] = "True"
+        elif word != "train":
+            raise InvalidInput(f"{word!r} is neither train, nor one of {', '.join(TASKS)}, nor key=value")
+    _refuse(found)
+    return found
+
+
+def _refuse(found: dict[str, str]) -> None:
+    for key, advice in _REFUSED.items():
+        if found.get(key, "").lower() not in ("", "none", "false") and (key, found[key]) != ("mode", "train"):
+            raise InvalidInput(f"{key}={found[key]} does not go with Evener: {advice}")
+    for key, value in found.items():
+        require(bool(value), key, value, "key=value")
+    require(found.get("task", "detect") in TASKS, "task", found.get("task"), f"one of {', '.join(TASKS)}")
+    batch = found.get("batch", "16")
+    if not (batch.isdecimal() and int(batch) > 0):
+        advice = "images of one step over all nodes; each is given what its speed and memory allow"
+        require(False, "batch", batch, f"a number of {advice}")
+    if "model" not in found and found.get("resume", "False").lower() in ("", "true", "false"):
+        raise InvalidInput("name a model, such as model=yolov8n.pt")
+
+
+def read_masters_words(words: tuple[str, ...], *, is_agreed: bool) -> dict[str, str]:
+    """As `read_words`, of a training on a master's nodes; they train by themselves if it `is_agreed`. Raises as it."""
+    found = read_words(words)
+    for key, reason in (_NOT_ON_MASTER | (_NOT_AGREED if is_agreed else {})).items():
+        if found.get(key, "").lower() not in ("", "none", "false", "0"):
+            where = "--agreement" if is_agreed else "a master's nodes"
+            raise InvalidInput(f"{key}={found[key]} does not go with {where}: {reason}")
+    return found
+
+
+def is_yolo(config: RunConfig) -> bool:
+    """Whether `evener train` is given a model of Ultralytics."""
+    return Path(config.task).suffix in MODEL_SUFFIXES
+
+
+def yolo_config(config: RunConfig) -> YoloConfig:
+    """The same training in the words of Ultralytics. Raises InvalidInput: an option does not belong to it."""
+    known = {one.name for one in fields(YoloConfig)} | {
+        "started",
+        "usual",
+        *_TAKEN,
+        *(_AGREED if config.agreement else _TOGETHER if config.is_on_master else ()),
+    }
+    for one in fields(RunConfig):
+        given = getattr(config, one.name)
+        if one.name == "resume" and given:
+            raise InvalidInput("--resume: go on with evener train PATH/weights/last.pt --option resume=True")
+        if one.name not in known and given != (UNSET if one.required else one.default) and given != {}:
+            raise InvalidInput(f"{option_name(one.name)} does not go with a model of Ultralytics: leave it out")
+    named = {"model": config.task, "data": config.data, "batch": config.batch_size, "epochs": config.epochs}
+    named |= {"seed": config.seed or None, "workers": config.workers or None, "save_dir": config.output}
+    words = ["train", *(f"{key}={value}" for key, value in named.items() if value is not None)]
+    words += [f"{key}={value}" for key, value in config.option.items()]
+    return YoloConfig(
+        words=tuple(words),
+        shares=config.shares,
+        stationary=config.stationary,
+        elastic=config.elastic is not False,
+        started=config.started,
+        usual=config.usual,
+        **{one.name: getattr(config, one.name) for one in fields(NodesConfig)},
+    )
+
+
+def run_config(config: YoloConfig) -> RunConfig:
+    """The same training as `evener train` is asked for it. Raises as `read_masters_words`."""
+    words = read_masters_words(config.words, is_agreed=False)
+    data = words.pop("data", None)
+    same = {one.name for one in fields(RunConfig)} & {one.name for one in fields(YoloConfig)} - {"elastic"}
+    return RunConfig(
+        task=words.pop("model"),
+        data=None if data is None else Path(data),
+        option=words,
+        elastic=None if config.elastic else False,
+        **{name: getattr(config, name) for name in same},
+    )

@@ -1,1 +1,0 @@
-"""Files that travel: code, data sets and checkpoints, known by the hash of their contents."""

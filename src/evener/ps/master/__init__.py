@@ -1,0 +1,1 @@
+"""What runs at the master: who is here, which runs go on, and what becomes of them."""

@@ -1,0 +1,120 @@
+"""Whose a node's name is, and who was sent away for good: what a master remembers of nodes between its lives.
+
+A name belongs to the key that first joined with it. The master keeps a hash of the key, which only its node knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import count
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from evener.records.atomic import atomic_write
+from evener.records.schema import Digest, Name, Noun, Part, Text, Word, encode_noun, read_noun
+
+MOST_MEMBERS = 4096
+
+
+class Member(Part, frozen=True, kw_only=True):
+    """A node as it is remembered.
+
+    Attributes:
+        key: SHA-256 of its key.
+        invitation: with which it came; empty if with the token of all nodes.
+        expelled: why it may not come back; empty if it may.
+    """
+
+    key: Digest
+    invitation: Word = ""
+    expelled: Text = ""
+
+
+class MemberList(Noun, frozen=True, kw_only=True):
+    """All of them, by name."""
+
+    members: Annotated[dict[Name, Member], Meta(max_length=MOST_MEMBERS)] = {}
+
+
+class Members:
+    """See the first lines.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._members: dict[str, Member] = {}
+
+    def load(self) -> None:
+        """Remember what the last master of this home knew. Raises InvalidInput: the file is damaged."""
+        if self._path.exists():
+            self._members = dict(read_noun(self._path, MemberList).members)
+
+    def name_for(self, wanted: str, key: str, *, is_named: bool) -> str:
+        """What a node with this key may be called: as it wants, or with a number behind it; empty if it may not be."""
+        digest = _hash(key)
+        if is_named:
+            return wanted if self._is_free(wanted, digest) else ""
+        names = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
+        return next(name for name in names if self._is_free(name, digest))
+
+    def why_expelled(self, name: str, key: str) -> str:
+        """Why a node may not join; empty if it may. Who was expelled comes back under no other name either."""
+        digest = _hash(key)
+        for known, member in self._members.items():
+            if member.expelled and (known == name or (key and member.key == digest)):
+                return member.expelled
+        return ""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another name can be remembered."""
+        return len(self._members) < MOST_MEMBERS
+
+    def knows(self, key: str) -> bool:
+        """Whether a name belongs to this key."""
+        digest = _hash(key)
+        return bool(key) and any(member.key == digest for member in self._members.values())
+
+    def num_invited(self, invitation: str) -> int:
+        """Keys that came with an invitation."""
+        return len({member.key for member in self._members.values() if member.invitation == invitation})
+
+    def bind(self, name: str, key: str, invitation: str = "") -> None:
+        """Have a name belong to a key, if there is one and the name is nobody's. Raises OSError."""
+        if key and name not in self._members and self.has_room:
+            self._members[name] = Member(key=_hash(key), invitation=invitation)
+            self._save()
+
+    def expel(self, name: str, reason: str) -> None:
+        """Have a node not come back. Raises OSError."""
+        known = self._members.get(name, Member(key=""))
+        self._members[name] = Member(key=known.key, invitation=known.invitation, expelled=reason)
+        self._save()
+
+    def others_with_key_of(self, name: str) -> list[str]:
+        """Other names that belong to the key of this one."""
+        key = self._members[name].key if name in self._members else ""
+        return [other for other, member in self._members.items() if key and member.key == key and other != name]
+
+    def forget(self, name: str) -> bool:
+        """Have a name be nobody's, and whoever had it be welcome; whether it was somebody's. Raises OSError."""
+        if self._members.pop(name, None) is None:
+            return False
+        self._save()
+        return True
+
+    def _is_free(self, name: str, digest: str) -> bool:
+        member = self._members.get(name)
+        return member is None or member.key == digest
+
+    def _save(self) -> None:
+        atomic_write(self._path, encode_noun(MemberList(members=self._members)), private=True)
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest() if key else ""

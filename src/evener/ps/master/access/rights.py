@@ -1,0 +1,61 @@
+"""Whose token allows which message, and which are written into the audit log."""
+
+from __future__ import annotations
+
+from evener.ps.protocol import messages as m
+from evener.ps.protocol.examination_messages import ExamineNodes
+from evener.ps.protocol.invitation_messages import Invite, RevokeInvitation
+from evener.ps.protocol.messages import Header
+from evener.ps.protocol.rank_messages import SubmitRanks
+from evener.wire.identity import Role
+
+_NODES: tuple[Role, ...] = ("node", "admin")
+_SUBMITTERS: tuple[Role, ...] = ("submitter", "admin")
+_MAY: dict[type[Header], tuple[Role, ...]] = {
+    m.GetStatus: _SUBMITTERS,
+    m.SubmitRun: _SUBMITTERS,
+    SubmitRanks: _SUBMITTERS,
+    m.BlobChunk: _SUBMITTERS,
+    m.WatchRun: _SUBMITTERS,
+    m.StopRun: _SUBMITTERS,
+    m.AssignNodes: _SUBMITTERS,
+    ExamineNodes: _SUBMITTERS,
+    m.ExpelNode: ("admin",),
+    m.ForgetNode: ("admin",),
+    m.ShutDown: ("admin",),
+    Invite: ("admin",),
+    RevokeInvitation: ("admin",),
+}
+"""Whose token allows a message; what is not here, is a node's."""
+AUDITED: dict[type[Header], str] = {
+    m.SubmitRun: "submitted",
+    SubmitRanks: "submitted",
+    m.StopRun: "asked to stop",
+    m.AssignNodes: "assigned nodes",
+    ExamineNodes: "had the nodes looked at",
+    m.ExpelNode: "asked to expel",
+    m.ForgetNode: "forgot",
+    m.ShutDown: "ended",
+    Invite: "invited",
+    RevokeInvitation: "revoked",
+}
+"""What the audit log calls the acts of commands."""
+
+
+_CURES: dict[tuple[Role, ...], str] = {_NODES: "a node's", _SUBMITTERS: "a submitter's", ("admin",): "an admin's"}
+
+
+def may_send(role: Role, kind: type[Header]) -> bool:
+    """Whether a token of `role` allows messages of a kind."""
+    return role in _MAY.get(kind, _NODES)
+
+
+def is_of_command(kind: type[Header]) -> bool:
+    """Whether commands send messages of a kind; nodes send the others."""
+    return kind in _MAY
+
+
+def wrong_token(role: Role, kind: type[Header]) -> str:
+    """What to tell somebody whose token does not allow messages of a kind."""
+    article = "an" if role == "admin" else "a"
+    return f"this is {article} {role}'s token; use {_CURES[_MAY.get(kind, _NODES)]}"

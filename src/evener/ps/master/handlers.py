@@ -1,0 +1,272 @@
+"""What the master does about each message: where its bytes go while they arrive, and who deals with it.
+
+head of a frame    -> place: memory for what comes
+bytes of it        -> on_part: a contribution is dealt with the moment its last byte is here, and is no event
+whole frame        -> on_message: HANDLERS says by the type of the header which method deals with it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from evener.ps.master.access.fetches import Fetches
+from evener.ps.master.access.quotas import IDLE_PATIENCES, Arrivals, require_room, require_size
+from evener.ps.master.access.rights import AUDITED, is_of_command, may_send, wrong_token
+from evener.ps.master.command_handlers import COMMANDS, CommandHandlers
+from evener.ps.master.effects import Effects
+from evener.ps.master.examination.examinations import Examinations, look_here
+from evener.ps.master.joining import Joining
+from evener.ps.master.nodes import NodeRecord, Nodes
+from evener.ps.master.rank_handlers import RankHandlers
+from evener.ps.master.scheduler import Scheduler
+from evener.ps.master.training_run import run_of
+from evener.ps.protocol import examination_messages as e
+from evener.ps.protocol import messages as m
+from evener.ps.protocol import rank_messages as r
+from evener.ps.protocol.config import MasterConfig
+from evener.ps.protocol.messages import Header, Join
+from evener.records.schema import shown
+from evener.wire.errors import BadFrame
+from evener.wire.frame import Buffer, allocate
+from evener.wire.identity import Grant
+from evener.wire.server import Server
+
+
+class Handlers:
+    """See the first lines.
+
+    Args:
+        config: of the master.
+        nodes: all nodes.
+        scheduler: of runs.
+        effects: of what happens to nodes.
+        server: of the connections.
+
+    Attributes:
+        commands: deals with what commands say.
+    """
+
+    def __init__(
+        self, config: MasterConfig, nodes: Nodes, scheduler: Scheduler, effects: Effects, server: Server[Header]
+    ) -> None:
+        self._config, self._nodes, self._scheduler, self._effects = config, nodes, scheduler, effects
+        self._server = server
+        self._origins: dict[int, str] = {}
+        self._heard: dict[int, float] = {}
+        self._grants: dict[int, Grant] = {}
+        self._joining = Joining(config, nodes, effects)
+        self._arrivals, self._fetches = Arrivals(), Fetches(server, self._give)
+        self._rank_handlers = RankHandlers(scheduler)
+        self._examinations = Examinations(nodes, server.send, lambda: look_here(config.home))
+        self.commands = CommandHandlers(
+            config, nodes, scheduler, effects, self._examinations, server.send, self._close_revoked
+        )
+
+    def load(self) -> None:
+        """Remember what the last master of this home knew. Raises InvalidInput: a file is damaged."""
+        self._effects.members.load()
+        self._effects.invitations.load()
+
+    def on_connected(self, peer: int, origin: str, grant: Grant) -> None:
+        """Somebody has connected, from the address `origin`, whose token allows what `grant` says."""
+        self._origins[peer], self._heard[peer], self._grants[peer] = origin, self._config.clock(), grant
+        if reason := self._effects.invitations.why_no_submitter(grant):
+            self._server.disconnect(peer, reason)
+
+    def on_disconnected(self, peer: int) -> None:
+        """A connection is gone."""
+        self._origins.pop(peer, None)
+        self._heard.pop(peer, None)
+        self._grants.pop(peer, None)
+        self._arrivals.end(peer)
+        self._fetches.left(peer)
+        self._scheduler.disconnected(peer)
+        self._examinations.left(peer)
+        node = self._nodes.disconnect(peer)
+        if node is not None:
+            self._effects.of("disconnected", node)
+
+    def tick(self, now: float) -> None:
+        """Go on with what time makes due; leave those who say nothing and hear nothing: connections are few."""
+        self._examinations.tick(now)
+        self.serve()
+        most = IDLE_PATIENCES * self._config.patience
+        for peer, heard in list(self._heard.items()):
+            waits = self._scheduler.is_watching(peer) or self._examinations.is_of(peer)
+            if now - heard > most and self._nodes.at(peer) is None and not waits:
+                self._server.disconnect(peer, f"it said nothing for {most:g} s")
+
+    def serve(self) -> None:
+        """Give pieces of blobs to those who have taken the last ones."""
+        self._fetches.serve()
+
+    def who(self, peer: int) -> tuple[str, str, str]:
+        """Name, address and invitation of somebody who is connected; the name is empty unless it is a node."""
+        node, grant = self._nodes.at(peer), self._grants.get(peer, Grant())
+        return "" if node is None else node.name, self._origins.get(peer, ""), grant.invitation
+
+    def place(self, peer: int, header: Header, lengths: tuple[int, ...]) -> Sequence[Buffer] | None:
+        """Memory for the buffers of a frame; None if nobody wants them.
+
+        Raises:
+            BadFrame: nothing of that kind may bring so much, or not from there.
+        """
+        if type(header) is m.Contribution:
+            if (node := self._nodes.at(peer)) is None:
+                raise BadFrame("it has to join first")
+            if len(lengths) > 1:
+                raise BadFrame(f"a contribution has one buffer, got {len(lengths)}")
+            run = run_of(node, self._scheduler.runs)
+            inbox = run.inbox(node, header, lengths[0]) if run is not None and lengths else None
+            return None if inbox is None else (inbox,)
+        self._require_rights(peer, type(header))
+        if type(header) is r.RankEnded and lengths:
+            return self._rank_handlers.place_weights(self._nodes.at(peer), header, lengths)
+        if type(header) is m.SubmitRun:
+            return allocate(header, lengths) if self._scheduler.wants_submission(peer, lengths) else None
+        require_size(type(header), lengths)
+        if type(header) in OF_RANKS and not self._rank_handlers.is_wanted(self._nodes.at(peer), header, lengths):
+            return None
+        self._arrivals.begin(peer, sum(lengths))
+        return allocate(header, lengths)
+
+    def on_part(self, peer: int, header: Header, received: int, is_whole: bool) -> bool:
+        """So many bytes of a frame's buffers are here; whether nothing is left to do when they are all."""
+        node = self._nodes.at(peer)
+        if node is not None:
+            self._effects.of_hearing(node)
+        if not isinstance(header, m.Contribution):
+            return False
+        if node is not None and (run := run_of(node, self._scheduler.runs)) is not None:
+            if is_whole:
+                run.contribute(node, header, received)
+                self._effects.of_runs()
+            else:
+                run.arrived(node, header, received)
+        return True
+
+    def on_message(self, peer: int, header: Header, buffers: Sequence[memoryview]) -> None:
+        """A frame is here."""
+        self._arrivals.end(peer)
+        node, handler = self._nodes.at(peer), HANDLERS.get(type(header))
+        if node is not None:
+            self._effects.of_hearing(node)
+        elif peer in self._heard and not isinstance(header, m.Heartbeat):  # of a node that has not joined: no reason
+            self._heard[peer] = self._config.clock()
+        kind = type(header)
+        grant = self._require_rights(peer, kind)
+        if kind in AUDITED:
+            self._effects.audit.write(
+                AUDITED[kind],
+                name=self._effects.invitations.submitter_of(grant),
+                address=self._origins[peer],
+                invitation=grant.invitation,
+                detail=shown(repr(header)),
+            )
+        if kind in COMMANDS:
+            if kind is not m.BlobChunk:  # which is asked for, and not answered
+                require_room(self._server, peer)
+            self.commands.on_message(peer, self._grants[peer], header, buffers)
+        elif handler is not None and (node is not None or kind is Join):
+            handler(self, peer, node, header, buffers)
+        elif not isinstance(header, m.Heartbeat):
+            self._server.disconnect(peer, "it has to join first")
+        self._effects.of_runs()
+
+    def _require_rights(self, peer: int, kind: type[Header]) -> Grant:
+        """What somebody's token allows at this moment. Raises BadFrame: not a message of this kind, or nothing more."""
+        grant = self._grants.get(peer, Grant("node"))
+        if not may_send(grant.role, kind):
+            self._tell_refusal(peer, wrong_token(grant.role, kind), to_command=is_of_command(kind))
+            raise BadFrame(f"the token of a {grant.role} does not allow {kind.__name__}")
+        if reason := self._effects.invitations.why_no_submitter(grant):
+            self._tell_refusal(peer, reason, to_command=True)
+            raise BadFrame(f"{kind.__name__}: {reason}")
+        return grant
+
+    def _tell_refusal(self, peer: int, reason: str, *, to_command: bool) -> None:
+        """Have somebody know why its connection is about to be closed."""
+        header = m.Refused(reason=reason, is_final=True) if to_command else m.Dismiss(reason=reason, is_error=True)
+        self._server.send(peer, header)
+
+    def _close_revoked(self, invitation: str) -> None:
+        """Close the connections of an invitation that was revoked, but for those of nodes that have joined."""
+        reason = self._effects.invitations.why_not(invitation)
+        for peer, grant in list(self._grants.items()):
+            if grant.invitation == invitation and self._nodes.at(peer) is None:
+                self._tell_refusal(peer, reason, to_command=grant.role == "submitter")
+                self._effects.audit.write("closed", address=self._origins[peer], invitation=invitation, detail=reason)
+                self._server.disconnect(peer, reason)
+
+    def _join(self, peer: int, node: NodeRecord | None, join: Join, _: object) -> None:
+        if node is not None:  # else that node would be waited for, though nobody is there any more
+            raise BadFrame("a node has joined over this connection before")
+        self._joining.join(peer, self._origins[peer], self._grants[peer].invitation, join)
+
+    def _profiled(self, _: int, node: NodeRecord, header: m.Profiled, __: object) -> None:
+        self._joining.profiled(node, header.profile)
+        if node.is_present:
+            self._scheduler.admit(node)
+
+    def _heartbeat(self, _: int, node: NodeRecord, header: m.Heartbeat, __: object) -> None:
+        node.peak_memory_bytes = header.peak_memory_bytes
+        done = header.steps - node.steps
+        if done > 0 and node.steps_left > 0 and (run := run_of(node, self._scheduler.runs)) is not None:
+            node.steps_left = max(0, node.steps_left - done)
+            run.progress(node)
+        node.steps = header.steps
+
+    def _leave(self, _: int, node: NodeRecord, __: m.Leave, ___: object) -> None:
+        self._effects.of("goodbye", node)
+
+    def _ready(self, _: int, node: NodeRecord, header: m.Ready, __: object) -> None:
+        self._scheduler.ready(node, header.run, header.unit_seconds)
+
+    def _not_ready(self, _: int, node: NodeRecord, header: m.NotReady, __: object) -> None:
+        if self._scheduler.is_for(node, header.run):
+            self._effects.of_not_ready(node, header.reason)
+
+    def _contribution(self, _: int, node: NodeRecord, header: m.Contribution, __: object) -> None:
+        """One without any bytes."""
+        if (run := run_of(node, self._scheduler.runs)) is not None:
+            run.contribute(node, header, 0)
+
+    def _validated(self, _: int, node: NodeRecord, header: m.Validated, __: object) -> None:
+        if (run := run_of(node, self._scheduler.runs)) is not None:
+            run.validated(node, header)
+
+    def _fetch(self, peer: int, _: object, header: m.FetchBlob, __: object) -> None:
+        self._fetches.ask(peer, header)
+
+    def _give(self, peer: int, fetch: m.FetchBlob) -> None:
+        self._scheduler.fetch(peer, fetch)
+
+    def _examined(self, _: int, node: NodeRecord, header: e.Examined, buffers: Sequence[memoryview]) -> None:
+        self._examinations.examined(node, header, buffers)
+
+    def _of_rank(self, _: int, node: NodeRecord, header: Header, buffers: Sequence[memoryview]) -> None:
+        self._rank_handlers.on_message(node, header, buffers)
+
+    def _probed(self, _: int, node: NodeRecord, header: e.Probed, buffers: Sequence[memoryview]) -> None:
+        self._examinations.probed(node, header, buffers)
+
+
+OF_RANKS: tuple[type[Header], ...] = (
+    r.RankReady, r.RankSaid, r.RankShown, r.RankSaved, r.RankPiece, r.RankEnded
+)  # fmt: skip
+HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
+    Join: Handlers._join,
+    m.FetchBlob: Handlers._fetch,
+    m.Profiled: Handlers._profiled,
+    m.Heartbeat: Handlers._heartbeat,
+    m.Leave: Handlers._leave,
+    m.Ready: Handlers._ready,
+    m.NotReady: Handlers._not_ready,
+    m.Contribution: Handlers._contribution,
+    m.Validated: Handlers._validated,
+    e.Examined: Handlers._examined,
+    e.Probed: Handlers._probed,
+    **dict.fromkeys(OF_RANKS, Handlers._of_rank),
+}
+"""Who deals with what a node sends."""

@@ -1,0 +1,160 @@
+"""How a node comes in: whether it may, what it is called, and in whose place."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from evener.doctor.peers import CLOCK_SECONDS, minor
+from evener.ps.master.access.quotas import MOST_NAMES, require_small
+from evener.ps.master.effects import Effects
+from evener.ps.master.node_state import Transition
+from evener.ps.master.nodes import NodeRecord, Nodes
+from evener.ps.protocol.config import MasterConfig, Versions
+from evener.ps.protocol.messages import PROTOCOL, Join, Welcome
+from evener.records.profile import ClusterProfile, DeviceProfile
+from evener.records.schema import write_noun
+from evener.wire.errors import BadFrame
+from evener.wire.identity import host_in
+
+_LONGEST_NAME = 64
+
+
+class Admission(NamedTuple):
+    """The answer to a node.
+
+    Attributes:
+        refusal: why it may not join, with a cure; empty if it may.
+        remarks: sentences for its user.
+    """
+
+    refusal: str = ""
+    remarks: tuple[str, ...] = ()
+
+
+def admission_of(join: Join, here: Versions, now: float) -> Admission:
+    """What to answer to `join`.
+
+    Args:
+        join: of the node.
+        here: what runs on the master.
+        now: the master's clock, seconds since 1970.
+    """
+    if join.protocol != PROTOCOL:
+        return Admission(
+            f"Evener {join.evener} on the node does not understand Evener {here.evener} on the master: "
+            "install the same version on both"
+        )
+    if not join.name.isprintable() or not 0 < len(join.name) <= _LONGEST_NAME or join.name != join.name.strip():
+        return Admission(f"the name of a node must be 1 to {_LONGEST_NAME} printable characters, got {join.name!r}")
+    return Admission(remarks=tuple(_remarks(join, here, now)))
+
+
+def _remarks(join: Join, here: Versions, now: float) -> list[str]:
+    """What differs and may matter: results need not be the same to the last bit, and logs do not fit each other."""
+    remarks = []
+    if abs(join.clock - now) > CLOCK_SECONDS:
+        relation = "ahead of" if join.clock > now else "behind"
+        seconds = abs(join.clock - now)
+        remarks.append(f"the clock of node {join.name} is {seconds:.0f} s {relation} the master's: let both follow NTP")
+    pairs = {
+        "Evener": (join.evener, here.evener),
+        "Python": (minor(join.python), minor(here.python)),
+        "PyTorch": (minor(join.torch), minor(here.torch)),
+    }
+    for what, (theirs, ours) in pairs.items():
+        if theirs and ours and theirs != ours:
+            remarks.append(f"node {join.name} runs {what} {theirs}, the master {ours}")
+    return remarks
+
+
+class Joining:
+    """See the first line.
+
+    Args:
+        config: of the master.
+        nodes: all nodes.
+        effects: of what happens to them.
+    """
+
+    def __init__(self, config: MasterConfig, nodes: Nodes, effects: Effects) -> None:
+        self._config, self._nodes, self._effects = config, nodes, effects
+
+    def join(self, peer: int, origin: str, invitation: str, join: Join) -> None:
+        """Take a node in that asks for it, or say why not.
+
+        Args:
+            peer: its connection.
+            origin: the address that it comes from.
+            invitation: with which it has come; empty if with the token of all nodes.
+            join: what it says.
+        """
+        require_small(join.profile)
+        join, admission = self._admission(join, origin, invitation)
+        transitions: tuple[Transition, ...] = ()
+        if not admission.refusal:
+            node = self._nodes.record(join.name)
+            transitions = self._nodes.decide("joined", node, self._config.clock(), join.incarnation)
+        reasons = [admission.refusal, *(one.reason for one in transitions if one.kind == "dismiss")]
+        if any(reasons):
+            self._effects.turn_away(peer, next(filter(None, reasons)))
+            return
+        for remark in admission.remarks:
+            self._config.notify(f"warning: {remark}")
+        earlier = self._nodes.connect(node, peer)
+        node.origin, node.device, node.profile, node.ready = origin, join.device, join.profile, join.run
+        node.doing, node.peak_memory_bytes, node.steps = "waits", 0, 0
+        if earlier is not None:
+            self._effects.turn_away(earlier, "a later process of that name has taken its place")
+        self._effects.members.bind(node.name, join.key, invitation)
+        self._effects.audit.write("joined", name=node.name, address=node.origin, invitation=invitation)
+        self._effects.welcome(peer, Welcome(patience=self._nodes.patience, remarks=admission.remarks, name=node.name))
+        self._effects.follow(transitions)
+
+    def profiled(self, node: NodeRecord, profile: DeviceProfile) -> None:
+        """A node has measured its device. Raises BadFrame: it had done so before."""
+        if node.profile is not None:
+            raise BadFrame("its device has been measured before")
+        require_small(profile)
+        node.profile = replace(profile, node=node.name, address=host_in(node.origin))
+        profiles = [one.profile for one in self._nodes.by_name.values() if one.profile is not None]
+        try:
+            write_noun(ClusterProfile(devices=tuple(profiles)), self._config.home.profile)
+        except OSError as error:
+            self._config.notify(f"warning: {self._config.home.profile} cannot be written: {error.strerror}")
+
+    def _admission(self, join: Join, origin: str, invitation: str) -> tuple[Join, Admission]:
+        """A node as it may be called, and whether it may join."""
+        admission = admission_of(join, self._config.versions, time.time())
+        if admission.refusal:
+            return join, admission
+        if self._config.system is not None and (reason := self._config.system.why_not(join.name, origin)):
+            return join, Admission(reason)
+        members = self._effects.members
+        if reason := members.why_expelled(join.name, join.key):
+            return join, Admission(f"it was expelled: {reason}")
+        if reason := self._why_uninvited(join, invitation):
+            return join, Admission(reason)
+        name = members.name_for(join.name, join.key, is_named=join.is_named)
+        if not name:
+            return join, Admission(
+                f"the name {join.name} belongs to another node: choose another one with --name, "
+                f"or have an admin type `evener nodes --forget {join.name}`"
+            )
+        if not self._nodes.has_room(name, self._config.clock()):
+            return join, Admission(f"the master knows {MOST_NAMES} nodes, which is the limit")
+        profile = None if join.profile is None else replace(join.profile, node=name)
+        return replace(join, name=name, profile=profile), admission
+
+    def _why_uninvited(self, join: Join, invitation: str) -> str:
+        """Why a node may not come with an invitation; empty if it may, or needs none."""
+        members = self._effects.members
+        if not invitation or members.knows(join.key):
+            return ""
+        if not join.key:
+            return "who was invited needs a key of its own"
+        if reason := self._effects.invitations.why_not(invitation):
+            return f"{reason}: ask for another one (`evener invite`)"
+        return "" if members.has_room else "the master knows as many keys of nodes as it can remember"

@@ -1,0 +1,151 @@
+"""The master: one thread around the sockets. What arrives goes to its handler; what follows is sent at once.
+
+poll -> frames -> handlers (a table by type of message) -> nodes (membership decides: who is in, benched, back)
+                                                        -> scheduler and run (agreement, validation, history)
+               -> effects (the one place where a node is taken in, or lost)
+     -> the time alone: heartbeats, the late and the silent, events for whoever watches
+
+Whatever goes wrong while a frame is dealt with costs its sender the connection; while a run is gone on with, that run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evener.ps.master.access.audit import trace_of
+from evener.ps.master.access.quotas import connection_limits
+from evener.ps.master.effects import Effects
+from evener.ps.master.handlers import Handlers
+from evener.ps.master.nodes import Nodes
+from evener.ps.master.scheduler import Scheduler
+from evener.ps.protocol.config import MasterConfig
+from evener.ps.protocol.directions import ToMaster
+from evener.ps.protocol.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join
+from evener.records.errors import Interrupted, first_line
+from evener.records.schema import shown
+from evener.system.heartbeat import is_due
+from evener.wire.errors import BadFrame
+from evener.wire.identity import Address
+from evener.wire.server import Server
+from evener.wire.server_events import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed, PeerRefused
+
+_TICK_SECONDS = 0.05
+
+
+class Master:
+    """One master; close it.
+
+    Args:
+        config: see there.
+
+    Attributes:
+        nodes: all that it knows.
+        server: its connections.
+    """
+
+    def __init__(self, config: MasterConfig) -> None:
+        self._patience, self._notify, self._clock = config.patience, config.notify, config.clock
+        self.nodes = Nodes(config.patience)
+        self.server: Server[Header] = Server(ToMaster, config.identity, connection_limits(config.patience))
+        self._scheduler = Scheduler(config, self.nodes, self.server.send)
+        self._effects = Effects(self.nodes, self._scheduler, self.server, config)
+        self._audit = self._effects.audit
+        self._handlers = Handlers(config, self.nodes, self._scheduler, self._effects, self.server)
+        self.server.place, self.server.on_part = self._handlers.place, self._handlers.on_part
+        self._ticked = self._beaten = config.clock()
+        self._has_ended = False
+
+    def listen(self, address: Address) -> Address:
+        """Take connections at `address`; the address with its real port.
+
+        Raises:
+            CannotListen: it is taken, or not of this machine.
+        """
+        bound = self.server.listen(address)
+        self._handlers.commands.address = str(bound)
+        return bound
+
+    def serve(self) -> None:
+        """Be the master until a command ends it; go on with the run that the last one had in progress.
+
+        Raises:
+            InvalidInput: the list of its nodes, or of its invitations, cannot be read.
+        """
+        self._handlers.load()
+        self._scheduler.resume()
+        while not self._handlers.commands.is_ending:
+            self.step()
+        self._shut_down()
+
+    def step(self) -> None:
+        """Deal with what has happened; wait a moment for it."""
+        for event in self.server.poll(_TICK_SECONDS):
+            self._on_event(event)
+        self._handlers.serve()
+        self._tick()
+
+    def close(self) -> None:
+        """Leave; the nodes look out for a master that comes back, unless they were told to go."""
+        self.server.close(MASTER_ENDED if self._has_ended else "the master closes")
+        self._scheduler.close()
+
+    def _on_event(self, event: Any) -> None:
+        if isinstance(event, FrameReceived):
+            try:
+                self._handlers.on_message(event.peer, event.header, event.buffers)
+            except Exception as error:  # whatever it is, it is this peer's, and nobody else's
+                self.server.fail(event.peer, error)
+        elif isinstance(event, PeerConnected):
+            self._handlers.on_connected(event.peer, event.origin, event.grant)
+        elif isinstance(event, PeerFailed):
+            self._on_failed(event.peer, event.error)
+        elif isinstance(event, PeerDisconnected):
+            self._handlers.on_disconnected(event.peer)
+        elif isinstance(event, PeerRefused):
+            self._notify(f"turned away {event.origin}: {event.reason}")
+            self._audit.write("turned away", address=event.origin, detail=event.reason)
+
+    def _on_failed(self, peer: int, error: Exception) -> None:
+        """Tell of a peer that is closed: whose fault it is, the log says."""
+        name, address, invitation = self._handlers.who(peer)
+        is_fault = not isinstance(error, BadFrame)
+        sentence = shown(f"{type(error).__name__}: {first_line(error)}") if is_fault else str(error)
+        self._notify(f"closed the connection to {f'node {name} at ' if name else ''}{address}: {sentence}")
+        detail = trace_of(error) if is_fault else sentence
+        what = "fault" if is_fault else "refused"
+        self._audit.write(what, name=name, address=address, invitation=invitation, detail=detail)
+
+    def _tick(self) -> None:
+        now = self._clock()
+        if now - self._ticked < _TICK_SECONDS:
+            return
+        self._ticked = now
+        self._effects.of_time()
+        self._scheduler.tick(now, self.server.is_delivering)
+        self._effects.of_runs()
+        self._handlers.tick(now)
+        self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        """Let everybody hear that the master lives, if it is time to."""
+        if is_due(self._beaten, now, self._patience):
+            self._beaten = now
+            for peer in self.server.peers:
+                self.server.send(peer, Heartbeat())
+
+    def _shut_down(self) -> None:
+        """End the run and the nodes; each may finish its step, or come back, for as long as the patience."""
+        dismiss = Dismiss(reason="`evener down` was typed", is_error=False)
+        self._scheduler.end(Interrupted(f"stopped: {dismiss.reason}"))
+        for peer in self.nodes.peers:
+            self.server.send(peer, dismiss)
+        missing, until = self.nodes.missing, self._clock() + self._patience
+        while (self.nodes.peers or missing) and self._clock() < until:
+            self._beat(self._clock())
+            for event in self.server.poll(_TICK_SECONDS):
+                if isinstance(event, PeerDisconnected):
+                    self.nodes.disconnect(event.peer)
+                elif isinstance(event, FrameReceived) and isinstance(event.header, Join):
+                    self.server.send(event.peer, dismiss)
+                    missing.discard(event.header.name)
+        self._has_ended = True

@@ -1,0 +1,221 @@
+"""Who is a member now: a pure function of a node's state, of what happened, and of time. It decides, and does nothing.
+
+    joined           -> taken in; while benched, told how long it has to wait
+    connection lost  -> away; back within the patience, it is the same member. The open round waits for it for a tenth
+                        of the time that it has been open, but no longer than the patience
+    silent           -> after the patience benched, as is who is late, and who lapses three times between good updates
+    benched          -> taken back when it is heard after its cool-down: 10 s, 20 s, 40 s ...
+    started anew     -> the later process replaces the earlier one, which is dismissed should it speak again
+
+Times are those of a clock that does not go back; only differences of them count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from evener.ps.master.node_state import (
+    MOST_DOUBLINGS,
+    Decided,
+    NodeState,
+    Occurrence,
+    OpenRound,
+    Presence,
+    Transition,
+    TransitionKind,
+)
+
+FIRST_COOL_DOWN = 2 / 3
+"""In patiences: 10 s of 15 s."""
+FORGIVEN_AFTER = 10
+"""Patiences of unbroken membership that take one doubling back. Losing a node can cost the others one patience: who is
+lost more often than once in ten stays away for longer each time."""
+MOST_LAPSES = 3
+"""Lapses between good updates that bench a node: one bad update, or one crash, can happen to anybody."""
+HOLD_UP = 0.1
+"""Of the time that a round has been open, what it waits for a member whose connection broke: a step of a few
+milliseconds goes on at once, a round of minutes does not throw away that member's work because of a second's cut."""
+
+
+def decide(
+    name: str, state: NodeState | None, what: Occurrence, incarnation: int, now: float, round: OpenRound
+) -> Decided:
+    """What follows from what happened to one process of a node.
+
+    Args:
+        name: of the node.
+        state: of the node; None if it is unknown.
+        what: happened.
+        incarnation: of the process.
+        now: when.
+        round: that is open.
+    """
+    if what == "joined":
+        known = state or NodeState(incarnation=incarnation, presence="left", heard=now, member_since=now, until=now)
+        case = _Case(name, known, now, round)
+        case.join(incarnation)
+    elif state is None or state.presence == "left" or state.incarnation != incarnation:
+        return _turn_away(name, state, what, incarnation, round)
+    else:
+        case = _Case(name, state, now, round)
+        _RULES[what](case)
+    return Decided(case.state, tuple(case.transitions), case.is_awaited)
+
+
+def tick(name: str, state: NodeState, now: float, round: OpenRound) -> Decided:
+    """What follows from the time alone; to be called every now and then."""
+    case = _Case(name, state, now, round)
+    if state.is_member and now >= state.deadline(round.patience):
+        case.bench(_silence(state, now, round.patience))
+    elif state.presence == "away" and now >= state.until:
+        case.pass_over("its connection broke")
+    return Decided(case.state, tuple(case.transitions), case.is_awaited)
+
+
+class _Case:
+    """One decision in the making."""
+
+    def __init__(self, name: str, state: NodeState, now: float, round: OpenRound) -> None:
+        self.name, self.state, self.now, self.round = name, state, now, round
+        self.is_awaited = round.is_awaited
+        self.transitions: list[Transition] = []
+
+    def join(self, incarnation: int) -> None:
+        before = self.state
+        if before.is_member and incarnation < before.incarnation:
+            self.transitions.extend(_turn_away(self.name, before, "joined", incarnation, self.round).transitions)
+            return
+        if before.is_member and incarnation > before.incarnation:
+            self._change(incarnation=incarnation)
+            self._lapse("its process was restarted")
+            self._enter(("replace", "a later process of it joined"))
+            return
+        self._change(incarnation=incarnation)
+        self._enter()
+
+    def hear(self) -> None:
+        presence = self.state.presence
+        if presence == "present" or (presence == "benched" and self.now < self.state.until):
+            self._change(heard=self.now)
+        else:
+            self._enter()
+
+    def contribute(self) -> None:
+        was_member = self.state.is_member
+        if self.state.presence != "present":
+            self._enter()
+        if was_member:
+            self._change(heard=self.now, lapses=0)
+            self.is_awaited = False
+
+    def refuse(self) -> None:
+        if not self.state.is_member:
+            self._enter()
+            return
+        self.hear()
+        self._lapse("its update was refused")
+
+    def be_late(self) -> None:
+        reason = "its update did not come in time"
+        if self.state.presence == "present":
+            self.bench(f"it is heard, but {reason}")
+        else:
+            self.pass_over(reason)
+
+    def disconnect(self) -> None:
+        if self.state.presence == "present":
+            hold_up = min(self.round.patience, HOLD_UP * (self.now - self.round.opened))
+            self._change(presence="away", until=self.now + hold_up)
+            self._add("expect", "its connection broke", self.state.deadline(self.round.patience) - self.now)
+
+    def say_goodbye(self) -> None:
+        state, reason = self.state, "it said goodbye"
+        self.pass_over(reason)
+        until = state.until if state.presence == "benched" else self.now
+        self._change(presence="left", until=until, doublings=self._doublings())
+        self._add("release", reason)
+
+    def bench(self, reason: str) -> None:
+        doublings = self._doublings()
+        seconds = self.round.patience * FIRST_COOL_DOWN * 2**doublings
+        self.pass_over(reason)
+        more = min(doublings + 1, MOST_DOUBLINGS)
+        self._change(presence="benched", until=self.now + seconds, doublings=more, lapses=0)
+        self._add("bench", reason, seconds)
+
+    def pass_over(self, reason: str) -> None:
+        if self.is_awaited:
+            self.is_awaited = False
+            self._add("pass over", reason)
+
+    def _enter(self, entrance: tuple[TransitionKind, str] | None = None) -> None:
+        """The node is there: a member from now on, unless its cool-down is not over."""
+        state = self.state
+        if not state.is_member and self.now < state.until:
+            self._change(presence="benched", heard=self.now)
+            self._add("wait", "its cool-down is not over", state.until - self.now)
+            return
+        if not state.is_member:
+            self._change(member_since=self.now)
+        self._change(presence="present", heard=self.now)
+        self._add(*(entrance or _ENTRANCES[state.presence]))
+
+    def _lapse(self, reason: str) -> None:
+        lapses = self.state.lapses + 1
+        if lapses < MOST_LAPSES:
+            self._change(lapses=lapses)
+            self.pass_over(reason)
+        else:
+            self.bench(f"{reason}, the {MOST_LAPSES}rd lapse without a good update between")
+
+    def _doublings(self) -> int:
+        """Doublings of the next cool-down, less those that membership since the last one has earned back."""
+        state = self.state
+        if not state.is_member:
+            return state.doublings
+        return max(
+            0, state.doublings - int((state.heard - state.member_since) / (FORGIVEN_AFTER * self.round.patience))
+        )
+
+    def _change(self, **fields: Any) -> None:
+        self.state = replace(self.state, **fields)
+
+    def _add(self, kind: TransitionKind, reason: str, seconds: float = 0.0) -> None:
+        self.transitions.append(
+            Transition(kind=kind, node=self.name, round=self.round.number, reason=reason, seconds=seconds)
+        )
+
+
+_ENTRANCES: dict[Presence, tuple[TransitionKind, str]] = {
+    "left": ("admit", "it joined"),
+    "benched": ("take back", "it is heard after its cool-down"),
+    "away": ("resume", "it is back in time"),
+    "expected": ("resume", "it found the restarted master"),
+    "present": ("resume", "it connected anew"),
+}
+_RULES: dict[Occurrence, Callable[[_Case], None]] = {
+    "heard": _Case.hear,
+    "contributed": _Case.contribute,
+    "refused": _Case.refuse,
+    "late": _Case.be_late,
+    "disconnected": _Case.disconnect,
+    "goodbye": _Case.say_goodbye,
+}
+
+
+def _turn_away(name: str, state: NodeState | None, what: Occurrence, incarnation: int, round: OpenRound) -> Decided:
+    """What a process is sent that is not the node's: it never joined, said goodbye, or has been replaced."""
+    if what not in ("joined", "heard", "contributed", "refused"):
+        return Decided(state, (), round.is_awaited)
+    replaced = state is not None and state.is_member and incarnation < state.incarnation
+    reason = "a later process of that name has taken its place" if replaced else "it has to join first"
+    return Decided(state, (Transition(kind="dismiss", node=name, round=round.number, reason=reason),), round.is_awaited)
+
+
+def _silence(state: NodeState, now: float, patience: float) -> str:
+    if state.presence == "expected":
+        return f"it did not come back within {now - state.heard:.3g} s of the master's restart"
+    return f"it has been silent for {patience:g} s"

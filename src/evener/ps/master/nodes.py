@@ -1,0 +1,248 @@
+"""The nodes that the master knows: one record a node, one dict of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from evener.ps.master import membership
+from evener.ps.master.access.quotas import MOST_NAMES
+from evener.ps.master.node_state import Decided, NodeState, Occurrence, OpenRound, Transition
+from evener.ps.protocol.status import NodeStatus
+from evener.records.history import NodeWork
+from evener.records.profile import DeviceProfile
+from evener.sync.worker_record import WorkerRecord
+
+_HEARD_APART = 1 / 50
+"""Of the patience: being heard more often changes nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class NodeRecord:
+    """Everything about one node, present or not.
+
+    Attributes:
+        name: of the node.
+        state: how it stands, which `membership` decides; None until it has joined.
+        peer: its connection; None while it has none.
+        origin: the address it comes from.
+        device: that computes there.
+        profile: of the device, once it is measured.
+        ready: name of the run for which it has model and data.
+        not_ready: runs that it cannot take part in.
+        reason: of its present state.
+        doing: in words.
+        peak_memory_bytes: of its process.
+        steps: that it has done since its process started.
+        steps_left: of its work, whose beats count as getting on.
+        progress_at: when it last gave a sign of getting on with its work.
+        worker: its leases, speed and counts in the run in progress; None if it has had no part in it.
+    """
+
+    name: str
+    state: NodeState | None = None
+    peer: int | None = None
+    origin: str = ""
+    device: str = ""
+    profile: DeviceProfile | None = None
+    ready: str = ""
+    not_ready: set[str] = field(default_factory=set)
+    reason: str = ""
+    doing: str = "waits"
+    peak_memory_bytes: int = 0
+    steps: int = 0
+    steps_left: int = 0
+    progress_at: float = 0.0
+    worker: WorkerRecord | None = None
+
+    @property
+    def is_present(self) -> bool:
+        """Whether it is a member with a connection."""
+        return self.state is not None and self.state.presence == "present"
+
+    def is_forgettable(self, now: float) -> bool:
+        """Whether nothing is lost with it: it has no part in anything, nor a cool-down before it."""
+        is_gone = self.state is None or (not self.state.is_member and self.state.until <= now)
+        return is_gone and self.peer is None and self.worker is None
+
+
+class Nodes:
+    """All nodes, by name and by connection.
+
+    Args:
+        patience: seconds of silence after which a node is benched.
+
+    Attributes:
+        by_name: the records, also of nodes that are only remembered.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self.by_name: dict[str, NodeRecord] = {}
+        self._rounds: dict[str, tuple[int, float]] = {}
+        self._by_peer: dict[int, NodeRecord] = {}
+
+    @property
+    def peers(self) -> list[int]:
+        """The connections of all nodes that have one."""
+        return list(self._by_peer)
+
+    @property
+    def present(self) -> list[NodeRecord]:
+        """All nodes that are members and have a connection, by name."""
+        return [self.by_name[name] for name in sorted(self.by_name) if self.by_name[name].is_present]
+
+    @property
+    def missing(self) -> set[str]:
+        """Names of the members that have no connection and may come back."""
+        return {
+            name
+            for name, record in self.by_name.items()
+            if record.state is not None and record.state.presence in ("away", "expected")
+        }
+
+    def at(self, peer: int) -> NodeRecord | None:
+        """The node behind a connection, if one has joined over it."""
+        return self._by_peer.get(peer)
+
+    def record(self, name: str) -> NodeRecord:
+        """The record of a node, which is made if there is none."""
+        record = self.by_name.get(name)
+        if record is None:
+            record = self.by_name[name] = NodeRecord(name)
+        return record
+
+    def has_room(self, name: str, now: float) -> bool:
+        """Whether a node of this name may be remembered; who left, and did not have to, is forgotten for that."""
+        if name in self.by_name or len(self.by_name) < MOST_NAMES:
+            return True
+        gone = [one.name for one in self.by_name.values() if one.is_forgettable(now)]
+        for one in gone:
+            del self.by_name[one]
+        return bool(gone)
+
+    def connect(self, record: NodeRecord, peer: int) -> int | None:
+        """Know a node by its new connection; the one that it had before, if it is still there."""
+        earlier, record.peer = record.peer, peer
+        if earlier is not None:
+            self._by_peer.pop(earlier, None)
+        self._by_peer[peer] = record
+        return earlier
+
+    def disconnect(self, peer: int) -> NodeRecord | None:
+        """Forget a connection; the node that had it."""
+        record = self._by_peer.pop(peer, None)
+        if record is not None:
+            record.peer = None
+        return record
+
+    def open_round(self, run: str, number: int, now: float) -> None:
+        """A round of a run is open, from now on if it was not."""
+        if self._rounds.get(run, (0, 0.0))[0] != number:
+            self._rounds[run] = number, now
+
+    def forget_rounds(self, run: str) -> None:
+        """A run is over."""
+        self._rounds.pop(run, None)
+
+    def decide(
+        self, what: Occurrence, record: NodeRecord, now: float, incarnation: int | None = None
+    ) -> tuple[Transition, ...]:
+        """What follows from something that happened to a node; to a process of it, if `incarnation` is given."""
+        if incarnation is None:
+            incarnation = 0 if record.state is None else record.state.incarnation
+        # A refused update was awaited until just now.
+        round = self._round_of(record, what == "refused" or self._is_awaited(record))
+        return self._follow(record, membership.decide(record.name, record.state, what, incarnation, now, round))
+
+    def heard(self, record: NodeRecord, now: float) -> tuple[Transition, ...]:
+        """What follows from having heard of a node."""
+        state = record.state
+        if state is not None and state.presence == "present" and now - state.heard < _HEARD_APART * self.patience:
+            return ()
+        return self.decide("heard", record, now)
+
+    def is_well(self, record: NodeRecord) -> bool:
+        """Whether nothing follows from another good update of a node of which something was heard just now."""
+        state = record.state
+        return state is not None and state.presence == "present" and not state.lapses
+
+    def tick(self, now: float) -> tuple[Transition, ...]:
+        """What follows from the time alone."""
+        found: tuple[Transition, ...] = ()
+        for name in sorted(self.by_name):
+            record = self.by_name[name]
+            if record.state is not None and record.state.is_member:
+                round = self._round_of(record, self._is_awaited(record))
+                found += self._follow(record, membership.tick(name, record.state, now, round))
+        return found
+
+    def snapshot(self, now: float) -> dict[str, NodeState]:
+        """All states with times counted from `now`, to be written down."""
+        return {one.name: one.state.shifted(-now) for one in self.by_name.values() if one.state is not None}
+
+    def resume(self, states: Mapping[str, NodeState], now: float) -> None:
+        """Know the nodes of a master that was killed: members are expected back."""
+        for name, state in states.items():
+            self.record(name).state = state.shifted(now).restarted(now)
+
+    def status(self, totals: Mapping[str, NodeWork], now: float) -> tuple[NodeStatus, ...]:
+        """How all nodes are doing, by name; `totals` is what each did in the run in progress."""
+        found = []
+        for name in sorted(self.by_name):
+            record, work = self.by_name[name], totals.get(name, NodeWork())
+            if (state := record.state) is None:
+                continue
+            member_until = state.deadline(self.patience)
+            until = {"benched": state.until, "away": member_until, "expected": member_until}.get(state.presence)
+            status = NodeStatus(
+                name=name,
+                address=record.origin if record.peer is not None else "",
+                device=record.device,
+                score=_score(record.profile),
+                state=state.presence,
+                reason=record.reason,
+                seconds=None if until is None else max(0.0, until - now),
+                doing=record.doing if record.is_present else "",
+                samples=work.samples,
+                samples_per_second=work.samples / work.compute_seconds if work.compute_seconds else 0.0,
+                bytes_sent=work.sent,
+                bytes_received=work.received,
+            )
+            found.append(status)
+        return tuple(found)
+
+    def _round_of(self, record: NodeRecord, is_awaited: bool) -> OpenRound:
+        """That of the run for which a node is ready; else the one that was opened last."""
+        latest = max(self._rounds.values(), key=lambda round: round[1], default=(0, 0.0))
+        number, opened = self._rounds.get(record.ready, latest)
+        return OpenRound(number, opened, is_awaited, self.patience)
+
+    def _is_awaited(self, record: NodeRecord) -> bool:
+        return record.worker is not None and bool(record.worker.leases)
+
+    def _follow(self, record: NodeRecord, decided: Decided) -> tuple[Transition, ...]:
+        record.state = decided.state
+        for transition in decided.transitions:
+            record.reason = transition.reason
+        return decided.transitions
+
+
+def _score(profile: DeviceProfile | None) -> float | None:
+    flops = [one.matmul_flops for one in profile.throughputs if one.precision == "fp32"] if profile else []
+    return flops[0] / 1e9 if flops and flops[0] else None
+
+
+def stragglers(step_seconds: Mapping[NodeRecord, float], patience: float, now: float) -> list[NodeRecord]:
+    """Who keeps the others waiting: those who should have given a sign of getting on the patience ago.
+
+    Work may take much longer than the patience: an epoch of local steps, a large batch, weights over a thin line. So
+    what counts is the time since the last sign: bytes that went or came, a step done, work taken or finished. A step
+    itself is without signs: it may take what it is believed to take, and the patience on top.
+
+    Args:
+        step_seconds: that one step is believed to take, of each who is at work.
+        patience: seconds that everybody waits for one.
+        now: seconds.
+    """
+    return [node for node, seconds in step_seconds.items() if now - node.progress_at > patience + seconds]

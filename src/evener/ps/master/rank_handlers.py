@@ -1,0 +1,74 @@
+"""What the master does about the messages of nodes that have ranks of the run in progress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from evener.ps.master.access.quotas import MOST_BUFFERS
+from evener.ps.master.nodes import NodeRecord
+from evener.ps.master.scheduler import Scheduler
+from evener.ps.protocol.messages import Header
+from evener.ps.protocol.rank_messages import RankEnded, RankPiece, RankReady, RankSaid, RankSaved, RankShown
+from evener.records.errors import InvalidInput
+from evener.records.events import MOST_EVENTS_BYTES
+from evener.system.malloc import return_free_memory
+from evener.system.memory import usable_memory
+from evener.wire.errors import BadFrame
+from evener.wire.frame import Buffer, allocate
+
+
+class RankHandlers:
+    """See the first line.
+
+    Args:
+        scheduler: of runs.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def is_wanted(self, node: NodeRecord | None, header: Header, lengths: tuple[int, ...]) -> bool:
+        """Whether what a process says is for the run in progress, and not too much."""
+        run = self._scheduler.ranks.run
+        if node is None or run is None or run.job.run != getattr(header, "run", ""):
+            return False
+        process = getattr(header, "process", None)
+        return process is None or not lengths or run.wants(node, process, sum(lengths))
+
+    def place_weights(
+        self, node: NodeRecord | None, header: RankEnded, lengths: tuple[int, ...]
+    ) -> Sequence[Buffer] | None:
+        """Memory for the weights that a process has left; None if nobody wants them. Raises BadFrame: too many."""
+        run = self._scheduler.ranks.run
+        if len(lengths) != 1 or lengths[0] > usable_memory()[1] // 2:
+            raise BadFrame(f"{len(lengths)} buffers of {sum(lengths)} bytes are no weights that this master could hold")
+        if node is None or run is None or not run.wants_weights(node, header.process):
+            return None
+        return allocate(header, lengths)
+
+    def on_message(self, node: NodeRecord, header: Header, buffers: Sequence[memoryview]) -> None:
+        """A node says something of its rank. Raises BadFrame: what no rank says."""
+        run = self._scheduler.ranks.run
+        if run is None or run.job.run != getattr(header, "run", ""):
+            return
+        if type(header) in MOST_BUFFERS and not buffers:  # nobody wanted it
+            return
+        try:
+            if isinstance(header, RankReady):
+                run.ready(node, header)
+            elif isinstance(header, RankSaid):
+                run.said(node, header.process, bytes(buffers[0]))
+            elif isinstance(header, RankShown):
+                run.shown(node, header.process, buffers[0])
+                if len(buffers[0]) > MOST_EVENTS_BYTES:
+                    return_free_memory()
+            elif isinstance(header, RankSaved):
+                run.saved(node, header)
+            elif isinstance(header, RankPiece):
+                run.checkpoints.piece(node, header, buffers[0])
+            elif isinstance(header, RankEnded):
+                run.ended(node, header, buffers)
+        except (msgspec.DecodeError, InvalidInput, IndexError) as error:
+            raise BadFrame(f"{type(header).__name__} cannot be understood: {error}") from error

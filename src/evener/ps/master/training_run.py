@@ -1,0 +1,293 @@
+"""The conduct of one run at the master: the parameter server, validation and the history, joined to those who work.
+
+What a run learns about nodes (a good update, a refused one, a late one) it puts into `observations`, for membership to
+decide upon; it never decides itself who takes part.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from evener.ps.master.node_state import Occurrence
+from evener.ps.master.nodes import NodeRecord, Nodes, stragglers
+from evener.ps.master.run_journal import RunJournal
+from evener.ps.master.run_speeds import RunSpeeds, ThinLine
+from evener.ps.master.run_validation import RunValidation
+from evener.ps.master.validation import EpochEnd
+from evener.ps.protocol.job import Job, encode_job
+from evener.ps.protocol.messages import Contribution, Prepare, Send, ServerReply, Validated
+from evener.records.errors import EvenerError, NonFiniteLoss, NoUsableNode
+from evener.records.history import History, NodeWork
+from evener.sync.messages import Judgement, ServerOutput
+from evener.sync.parameter_server import ParameterServer
+
+_MOST_REFUSALS = 3
+"""A worker, in a row and without a good update of anybody, before training is taken for diverged."""
+_DIVERGED = "every update of every node is refused, training has diverged; a lower learning rate may help"
+
+
+def run_of(node: NodeRecord, runs: Sequence[TrainingRun]) -> TrainingRun | None:
+    """That for which a node works, or would if it were ready."""
+    for run in runs:
+        if run.job.nodes is None or node.name in run.job.nodes:
+            return run
+    return None
+
+
+class TrainingRun:
+    """One run.
+
+    Args:
+        job: to be done.
+        server: that agrees on the weights.
+        history: that remembers.
+        nodes: whoever may work.
+        send: to connections.
+        clock: seconds.
+
+    Attributes:
+        speeds: of nodes.
+        journal: what happened, and what of it nobody was shown yet.
+        validation: of its epochs.
+        observations: of nodes, for membership: what, and whose.
+        failure: why the run cannot go on, if it cannot.
+        liars: nodes that were found to lie, with what they said or sent; to be expelled.
+        has_begun: whether work is given out.
+        used: samples used of each epoch that has begun and not ended.
+        submitted: when it was asked for.
+        begun: when somebody first worked; None before.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        server: ParameterServer,
+        history: History,
+        nodes: Nodes,
+        send: Send,
+        clock: Callable[[], float],
+    ) -> None:
+        self.job, self.server = job, server
+        self.observations: deque[tuple[Occurrence, NodeRecord]] = deque()
+        self.failure: EvenerError | None = None
+        self.has_begun = False
+        self.used: dict[int, int] = {}
+        self.submitted = clock()
+        self.begun: float | None = None
+        self._nodes, self._send, self._clock = nodes, send, clock
+        self.speeds = RunSpeeds(server, nodes)
+        self.journal = RunJournal(history, clock)
+        self.validation = RunValidation(job, self.journal, self.speeds, nodes, send, clock)
+        self.liars: list[tuple[NodeRecord, str]] = []
+        self._refused_in_a_row = 0
+        self._first_ready = inf
+        self._progress_at = clock()
+
+    def resume(self, used: Mapping[int, int], due: Sequence[EpochEnd], seconds: float | None, waited: float) -> None:
+        """Go on with the run of a master that was killed: with these samples used, and these epochs to validate.
+
+        The time without a master does not count.
+        """
+        now = self._clock()
+        self.begun = None if seconds is None else now - seconds
+        self.submitted = (now if self.begun is None else self.begun) - waited
+        self.used = dict(used)
+        for name, worker in self.server.workers.items():
+            if self.job.takes(name):
+                self._nodes.record(name).worker = worker
+        for end in due:
+            self.validation.begin(end)
+        self.note("master restarted", f"the master goes on from update {self.server.version}")
+
+    @property
+    def seconds(self) -> float | None:
+        """Since somebody first worked; None before."""
+        return None if self.begun is None else self._clock() - self.begun
+
+    @property
+    def waited(self) -> float:
+        """Seconds from when it was asked for until somebody worked, or until now."""
+        return (self._clock() if self.begun is None else self.begun) - self.submitted
+
+    def admit(self, node: NodeRecord) -> None:
+        """Let a node that is a member now make ready, or work if it is ready and work has begun."""
+        if self.job.run in node.not_ready:
+            return
+        if node.ready != self.job.run:
+            node.doing = "prepares"
+            self._send(node.peer, Prepare(run=self.job.run), [encode_job(self.job)])
+            return
+        node.doing = "works" if self.has_begun else "waits for the others to make ready"
+        if self.has_begun:
+            self._begin_work(node)
+
+    def ready(self, node: NodeRecord, unit_seconds: float) -> None:
+        """A node is ready."""
+        self.server.worker(node.name).speed.benchmark(unit_seconds)
+        if self.has_begun:
+            self.speeds.bound_claims([*self.server.members, self.server.worker(node.name)])
+        node.ready = self.job.run
+        self._first_ready = min(self._first_ready, self._clock())
+        self.admit(node)
+
+    def not_ready(self, node: NodeRecord, reason: str) -> None:
+        """A node cannot take part."""
+        node.not_ready.add(self.job.run)
+        node.ready, node.doing = "", f"cannot take part: {reason}"
+        self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
+
+    def begin(self, present: Sequence[NodeRecord]) -> None:
+        """Let work begin once all who are here are ready, or one has waited for the others for the patience."""
+        run = self.job.run
+        able = [node for node in present if run not in node.not_ready]
+        ready = [node for node in able if node.ready == run]
+        if present and not able:
+            reasons = "; ".join(f"node {node.name} {node.doing}" for node in present)
+            self.failure = NoUsableNode(f"no node can take part in the run: {reasons}")
+        waited = self._clock() - self._first_ready
+        if ready and not self.has_begun and (len(ready) == len(able) or waited > self._nodes.patience):
+            self.has_begun, self.server.quorum = True, len(ready)
+            self.speeds.bound_claims([self.server.worker(node.name) for node in ready])
+            for node in ready:
+                self.admit(node)
+            self.server.quorum = 1  # whoever comes or goes from now on, the others go on
+
+    def lose(self, node: NodeRecord) -> None:
+        """Have what a node has begun done by others."""
+        self._follow(self.server.dismiss(node.name))
+        self.validation.give_out()
+
+    def inbox(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> memoryview | None:
+        """Where the bytes of a contribution belong; None if they are not wanted."""
+        if contribution.run != self.job.run:
+            return None
+        return self.server.inbox(node.name, contribution.push.number, num_bytes)
+
+    def arrived(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> None:
+        """So much of a contribution is here."""
+        self.progress(node)
+        self.server.arrived(node.name, contribution.push.number, num_bytes)
+
+    def contribute(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> None:
+        """A contribution is here."""
+        if contribution.run != self.job.run:
+            return
+        push, worker = contribution.push, node.worker
+        seen = None
+        if worker is not None and push.number in worker.leases:
+            self.progress(node)
+            seen = worker.seen(push.number, node.progress_at)
+        self._follow(self.server.push(node.name, push, num_bytes, seen))
+
+    def validated(self, node: NodeRecord, header: Validated) -> None:
+        """A slice of the validation data has been answered for.
+
+        Raises:
+            BadFrame: the answer cannot be true.
+        """
+        if header.run != self.job.run:
+            return
+        is_news, liars = self.validation.answered(node, header)
+        if is_news:
+            self.progress(node)
+        self.liars += liars
+
+    def progress(self, node: NodeRecord) -> None:
+        """A node has done a part of its work."""
+        node.progress_at = self._progress_at = self._clock()
+
+    def tick(self, is_delivering: Callable[[int], bool]) -> None:
+        """Look for those for whom all wait; `is_delivering` says if something is on its way to a peer and gets on."""
+        now, patience = self._clock(), self._nodes.patience
+        if self.server.members and self.begun is None:
+            self.begun = now
+        busy = self.speeds.step_seconds()
+        moving = {node for node in busy if node.peer is not None and is_delivering(node.peer)}
+        for node in moving:
+            self.progress(node)
+        if 0 < len(busy) < len(self.server.members) and not self.server.is_over:
+            for node in stragglers(busy, patience, now):
+                self.server.worker(node.name).speed.was_late()
+                self.observations.append(("late", node))
+            for thin in self.speeds.thin_lines(moving, now):
+                self._on_thin_line(thin, now)
+        if now - self._progress_at > patience:
+            self._progress_at = now
+            self.validation.give_out(also_of_the_late=True)
+
+    def _on_thin_line(self, thin: ThinLine, now: float) -> None:
+        """Have a node send less, if the run allows that and it does not yet; else leave it out for a while."""
+        is_told = self.server.send_less(thin.node.name, now)
+        self.note("thin line", thin.words(self.job.agreement.thin if is_told else ""), thin.node.name)
+        if not is_told:
+            self.observations.append(("late", thin.node))
+
+    def note(self, kind: str, message: str, *nodes: str) -> None:
+        """Write an event down, which is about `nodes`, and have it shown."""
+        self.journal.note(self.server.version, kind, message, nodes)
+
+    def _begin_work(self, node: NodeRecord) -> None:
+        if not self.server.members:
+            self.journal.start_timing()  # nobody worked until now
+        self.journal.history.add_node(node.name)
+        node.worker = self.server.worker(node.name)
+        self._follow(self.server.admit(node.name))
+        self.validation.remind(node)
+        self.validation.give_out()
+
+    def _follow(self, output: ServerOutput) -> None:
+        """Note what came of a message, and send the answers; validation goes before them, to be done first."""
+        works: deque[tuple[str, NodeWork]] = deque()
+        for judgement in output.judgements:
+            if judgement.verdict == "applied":
+                works.append((judgement.worker, self._applied(judgement)))
+            else:
+                self._refused(judgement)
+        for update in output.updates:  # each of as many contributions as it has workers, in order
+            self.journal.updated(update, dict([works.popleft() for _ in update.staleness]))
+            self._use_up(update.epoch, update.num_samples)
+        for reply in output.replies:
+            answer, image, node = reply.answer, reply.image, self._nodes.by_name[reply.worker]
+            if answer.lease is not None:
+                node.progress_at = self._progress_at = self._clock()
+                self.server.workers[reply.worker].give(answer.lease.number, node.progress_at)
+                steps = answer.lease.num_steps  # a beat of a step counts as far as leases go, this one and the last
+                node.steps_left = (node.steps_left if node.steps_left < steps else steps) + steps
+            if image is not None and (work := self.journal.history.totals.get(reply.worker)) is not None:
+                work.received += len(image)
+                work.saved += self.job.layout.num_bytes - len(image)
+            buffers = () if image is None else (image,)
+            self._send(node.peer, ServerReply(run=self.job.run, answer=answer), buffers)
+
+    def _applied(self, judgement: Judgement) -> NodeWork:
+        self._refused_in_a_row = 0
+        self._observe("contributed", judgement)
+        sent, whole = judgement.num_bytes, self.job.layout.num_bytes
+        return NodeWork(judgement.num_samples, judgement.seconds, sent, 0, whole - sent)
+
+    def _refused(self, judgement: Judgement) -> None:
+        self._refused_in_a_row += 1
+        self.note("refused", f"the update of node {judgement.worker} was refused: {judgement.reason}", judgement.worker)
+        self._observe("refused", judgement)
+        if judgement.expels:
+            self.liars.append((self._nodes.by_name[judgement.worker], f"{judgement.reason}, again and again"))
+        if judgement.lease is not None and not self.job.workload.parts:
+            self._use_up(judgement.lease.samples.epoch, judgement.num_samples)
+        if self._refused_in_a_row >= _MOST_REFUSALS * max(1, len(self.server.members)):
+            self.failure = NonFiniteLoss(judgement.worker, self.server.version + 1, float("nan"), f": {_DIVERGED}")
+
+    def _observe(self, what: Occurrence, judgement: Judgement) -> None:
+        """Have membership hear of it, unless the node has gone since."""
+        node = self._nodes.by_name[judgement.worker]
+        if node.peer is not None and node.worker is not None and node.worker.is_here:
+            self.observations.append((what, node))
+
+    def _use_up(self, epoch: int, num_samples: int) -> None:
+        """Note that samples are used; epochs end in order. Where data stay, a round is one, whoever was drawn."""
+        wanted = 1 if self.job.workload.parts else self.job.workload.num_samples
+        self.used[epoch] = self.used.get(epoch, 0) + num_samples
+        while self.used and self.used[first := min(self.used)] >= wanted:
+            del self.used[first]
+            self.validation.begin(EpochEnd(first, self.server.version, self.server.weights.copy()))

@@ -1,0 +1,186 @@
+"""One rank's process on a node; what it and the authority of its run say to each other outlives the connection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from evener.membership.generation import Hello
+from evener.membership.shared_values import AskValues, SetValue, Values, decode_from_rank, decode_to_rank
+from evener.ps.node.checkpoint_sender import CheckpointSender
+from evener.ps.protocol.messages import FetchBlob, Header
+from evener.ps.protocol.rank_messages import RankEnded, RankJob, RankPlace, RankSaid, RankShown
+from evener.records.error_kind import ErrorKind
+from evener.records.events import decode_events
+from evener.records.record import Event
+from evener.records.schema import shown
+from evener.wire.frame import Buffer
+
+WEIGHTS = "model.safetensors"
+"""In the folder of a run, that its first rank leaves at the end."""
+Put = Callable[[Header, Sequence[Buffer]], None]
+"""Has a frame sent, from any thread; does not wait for that."""
+
+
+class Ending(NamedTuple):
+    """How a process ended.
+
+    Attributes:
+        has_finished: whether it said that its work is done.
+        kind: of the error that it said; None if it said none.
+        is_own: whether that arose there.
+        sentence: of the error.
+        words: how the process ended.
+    """
+
+    has_finished: bool
+    kind: ErrorKind | None
+    is_own: bool
+    sentence: str
+    words: str
+
+
+class RankSetup(NamedTuple):
+    """What a rank's process is started with.
+
+    Attributes:
+        job: what is to be done.
+        place: its own among the ranks.
+        process: its number.
+        code: folder of the task's files; None for a built-in task.
+        data: folder of the data; None if the task knows.
+        folder: where it may write.
+        resumes: whether it goes on from a checkpoint, which lies there.
+        on_said: takes what it says to the authority, in a thread.
+        on_shown: takes the events that it shows, likewise.
+        on_ended: told how it ended, likewise, after all that it said.
+    """
+
+    job: RankJob
+    place: RankPlace
+    process: int
+    code: Path | None
+    data: Path | None
+    folder: Path
+    resumes: bool = False
+    on_said: Callable[[bytes], None] = lambda _: None
+    on_shown: Callable[[bytes], None] = lambda _: None
+    on_ended: Callable[[Ending], None] = lambda _: None
+
+
+class HostedRank(Protocol):
+    """A rank's process on this node."""
+
+    def tell(self, data: bytes) -> None:
+        """Pass on what the authority says to it."""
+        ...
+
+    def stop(self, *, at_once: bool) -> None:
+        """Have it end after its step, or at once."""
+        ...
+
+    def close(self) -> None:
+        """End it, if it has not ended; return when it has."""
+        ...
+
+
+class Host(NamedTuple):
+    """How this node has ranks.
+
+    Attributes:
+        start: starts one.
+        speed: 1, or the fraction to which the node is slowed down.
+    """
+
+    start: Callable[[RankSetup], HostedRank]
+    speed: float
+
+
+class RankSession:
+    """A process, and what of its words the authority has not answered; close it.
+
+    Args:
+        host: starts it.
+        setup: what it is started with, but for whom it speaks to.
+        put: see above.
+        log: takes sentences for the node's user.
+    """
+
+    def __init__(self, host: Host, setup: RankSetup, put: Put, log: Callable[[str], None]) -> None:
+        self.process, self._run, self._folder, self._put = setup.process, setup.job.run, setup.folder, put
+        self._lock = threading.Lock()
+        self._hello = b""
+        self._unanswered: dict[int, bytes] = {}
+        self._shown: tuple[Header, Sequence[Buffer]] | None = None
+        self._ended: tuple[Header, Sequence[Buffer]] | None = None
+        self._checkpoints = CheckpointSender(self._run, self.process, self._folder, put, log)
+        self._hosted = host.start(
+            setup._replace(on_said=self._on_said, on_shown=self._on_shown, on_ended=self._on_ended)
+        )
+
+    def told(self, data: bytes) -> None:
+        """Pass on what the authority says."""
+        message = decode_to_rank(data)
+        if isinstance(message, Values):
+            with self._lock:
+                self._unanswered.pop(message.number, None)
+        self._hosted.tell(data)
+
+    def stop(self, *, at_once: bool) -> None:
+        """Have the process end."""
+        self._hosted.stop(at_once=at_once)
+
+    def give(self, fetch: FetchBlob) -> None:
+        """Give the master a piece of a checkpoint."""
+        self._checkpoints.give(fetch)
+
+    def resend(self) -> None:
+        """Say again what was not answered."""
+        with self._lock:
+            again = [self._hello] if self._hello else []
+            again += self._unanswered.values()
+            ended, shown = self._ended, self._shown
+        for data in again:
+            self._put(RankSaid(run=self._run, process=self.process), (data,))
+        self._checkpoints.offer()
+        if ended is not None:
+            if shown is not None:
+                self._put(*shown)  # it may be the record
+            self._put(*ended)
+
+    def close(self) -> None:
+        """End the process, if it has not ended."""
+        self._hosted.close()
+
+    def _on_said(self, data: bytes) -> None:
+        message = decode_from_rank(data)
+        with self._lock:
+            if isinstance(message, Hello):
+                self._hello = data
+            elif isinstance(message, SetValue | AskValues):
+                self._unanswered[message.number] = data
+        self._put(RankSaid(run=self._run, process=self.process), (data,))
+
+    def _on_shown(self, data: bytes) -> None:
+        self._shown = (RankShown(run=self._run, process=self.process), (data,))
+        self._put(*self._shown)
+        if any(isinstance(event, Event) and event.kind == "checkpoint" for event in decode_events(data)):
+            self._checkpoints.written()
+
+    def _on_ended(self, ending: Ending) -> None:
+        header = RankEnded(
+            run=self._run,
+            process=self.process,
+            has_finished=ending.has_finished,
+            kind=ending.kind,
+            is_own=ending.is_own,
+            sentence=shown(ending.sentence),
+            ending=shown(ending.words),
+        )
+        written = self._folder / WEIGHTS
+        buffers = (written.read_bytes(),) if written.exists() else ()
+        with self._lock:
+            self._ended = (header, buffers)
+        self._put(header, buffers)

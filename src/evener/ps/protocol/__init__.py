@@ -1,0 +1,1 @@
+"""What master, nodes and commands tell each other: messages, jobs and files that travel. Runs on both sides."""

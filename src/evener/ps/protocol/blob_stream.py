@@ -1,0 +1,121 @@
+"""Blobs as a master keeps them: each one file, the stream itself, for a master only passes them on.
+
+It never unpacks one: an archive of a hundred thousand files costs it what an archive of one file costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path, PurePosixPath
+
+from evener.ps.protocol.blob import blob_folder, files_in
+from evener.records.errors import InvalidFile, MissingFile
+
+LEAST_FREE = 0.05
+"""Of the disk, that no blob takes."""
+
+
+def why_no_disk(folder: Path) -> str:
+    """Why nothing large may be written below `folder`; empty if it may."""
+    disk = shutil.disk_usage(folder)
+    return "" if disk.free > LEAST_FREE * disk.total else f"the master's disk is full: {disk.free} bytes are free"
+
+
+class BlobStream:
+    """A blob in one file.
+
+    Args:
+        path: of the file.
+        digest: the blob's name.
+
+    Attributes:
+        num_bytes: of the stream.
+
+    Raises:
+        MissingFile: it cannot be read.
+    """
+
+    def __init__(self, path: Path, digest: str) -> None:
+        self._path, self.digest = path, digest
+        try:
+            self.num_bytes = path.stat().st_size
+        except OSError as error:
+            raise MissingFile(f"blob {digest[:12]} is not here: {error.strerror}") from error
+
+    def read(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes of the stream from `offset` on; fewer only at its end. Raises MissingFile."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(offset)
+                return file.read(length)
+        except OSError as error:
+            raise MissingFile(f"cannot read {self._path}: {error.strerror}") from error
+
+    def file(self, name: str, most: int) -> bytes:
+        """The contents of its file of this name, in whatever folder.
+
+        Raises:
+            MissingFile: there is none, or it has more than `most` bytes.
+            InvalidFile: this is no blob.
+        """
+        for path, offset, size in files_in(self.read, self.digest):
+            if PurePosixPath(path).name == name and size <= most:
+                return self.read(offset, size)
+        raise MissingFile(f"blob {self.digest[:12]} has no file {name} of at most {most} bytes")
+
+
+class StreamWriter:
+    """A blob that is being received into one file; close it.
+
+    Args:
+        digest: its name.
+        into: folder of blobs.
+        is_synced: whether the disk is waited for at the end; else whoever asks for it does that.
+        share: of what is free on the disk now, that it may take.
+
+    Attributes:
+        received: bytes of the stream so far: the next piece has to begin there.
+    """
+
+    def __init__(self, digest: str, into: Path, *, is_synced: bool = True, share: float = 1.0) -> None:
+        self._digest, self._place = digest, blob_folder(into, digest)
+        into.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder, self._is_synced = into, is_synced
+        self._draft = Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
+        self._file = (self._draft / "stream").open("xb")
+        self._hasher = hashlib.sha256()
+        self.received = 0
+        self._most_bytes = share * shutil.disk_usage(into).free
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """Take the next piece of the stream.
+
+        Raises:
+            InvalidFile: there is no room for it.
+            OSError: it cannot be written.
+        """
+        disk = shutil.disk_usage(self._folder)
+        is_too_large = self.received + len(piece) > self._most_bytes
+        if is_too_large or disk.free - len(piece) < LEAST_FREE * disk.total:
+            raise InvalidFile(f"the master's disk has no room for blob {self._digest[:12]}")
+        self._hasher.update(piece)
+        self._file.write(piece)
+        self.received += len(piece)
+
+    def finish(self) -> Path:
+        """The file, now that everything has come. Raises InvalidFile: the stream is not what the digest names."""
+        if self._hasher.hexdigest() != self._digest:
+            raise InvalidFile(f"blob {self._digest[:12]} was damaged, or its files changed, on the way")
+        self._file.flush()
+        if self._is_synced:
+            os.fsync(self._file.fileno())
+        (self._draft / "stream").replace(self._place)
+        return self._place
+
+    def close(self) -> None:
+        """Remove what has not become whole."""
+        self._file.close()
+        shutil.rmtree(self._draft, ignore_errors=True)

@@ -1,0 +1,235 @@
+"""A run as it is submitted: what to train, on what data, and how the nodes agree; and its way to the master."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from evener.ps.protocol.blob_stream import StreamWriter
+from evener.ps.protocol.blob_transfer import BlobReceiver
+from evener.ps.protocol.messages import BlobChunk, FetchBlob, RunRejected, Send
+from evener.ps.protocol.rank_messages import RankJob, decode_rank_job
+from evener.records.errors import EvenerError, InvalidFile, require
+from evener.records.schema import NOT_DECODED, Digest, Name, Part, RunName, Text, Whole, Word, shown
+from evener.sync.compression import as_bytes
+from evener.sync.layout import Flat, StateLayout
+from evener.sync.protocol import Grouped, SyncProtocol, Workload
+from evener.sync.snapshot import require_free
+from evener.system.memory import usable_memory
+from evener.wire.errors import BadFrame
+
+MOST_JOB_BYTES = 2 * 2**20
+MOST_JOBS_BYTES = 2 * MOST_JOB_BYTES
+"""Of all runs in progress together."""
+
+
+class Job(Part, frozen=True, kw_only=True):
+    """What has to be done, by whom does not matter.
+
+    Attributes:
+        run: its name, also that of its folder: no other run has it.
+        task: name of a built-in task, or of a file in the blob `code`.
+        title: name of the task, for people.
+        code: blob with the task's file and the modules beside it; empty for a built-in task.
+        data: blob with the data; empty if they do not travel.
+        data_dir: where nodes without a `--data` of their own look for the data; empty if the task knows.
+        options: of the task, as text.
+        precision: of computing.
+        protocol: name of the way to agree, as the user typed it.
+        agreement: the way itself.
+        workload: samples, and when the run ends.
+        layout: of the model's state.
+        num_validation: samples for validation after every epoch; 0 for none.
+        has_accuracy: whether the task says how many answers are right.
+        submitter: who asked for it, as the master knows him.
+        nodes: names of those that work for it at present; nobody: it rests. None: whoever is here, and no other run
+            beside it.
+    """
+
+    run: RunName
+    task: Name
+    title: Name
+    code: Digest = ""
+    data: Digest = ""
+    data_dir: Text = ""
+    options: dict[Name, Text] = {}
+    precision: Word = "fp32"
+    protocol: Word
+    agreement: SyncProtocol
+    workload: Workload
+    layout: StateLayout
+    num_validation: Whole = 0
+    has_accuracy: bool = True
+    submitter: Word = ""
+    nodes: tuple[Name, ...] | None = None
+
+    def __post_init__(self) -> None:
+        require(bool(self.run), "run", self.run, "a name")
+        require_free(self.layout)
+        has_rounds = self.agreement.local_steps == "epoch" and not self.agreement.is_overlapped
+        require(has_rounds or not self.workload.parts, "parts", "given", "left out, but for rounds of whole epochs")
+        outer, num_parameters = self.agreement.outer, sum(one.kind == "parameter" for one in self.layout.entries)
+        fits = not isinstance(outer, Grouped) or len(outer.group_of) == num_parameters
+        require(fits, "group_of", "another number", f"one group for each of {num_parameters} parameters")
+        require(self.num_validation >= 0, "num_validation", self.num_validation, "zero or more")
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """What a node has to have before it can begin."""
+        return tuple(digest for digest in (self.code, self.data) if digest)
+
+    def takes(self, node: str) -> bool:
+        """Whether a node of this name works for it."""
+        return self.nodes is None or node in self.nodes
+
+    def excludes(self, other: Job) -> bool:
+        """Whether another run, that wants to begin, cannot go on beside it: a node works for one at a time."""
+        if self.nodes is None or other.nodes is None:
+            return self.nodes != () and other.nodes != ()
+        return not set(self.nodes).isdisjoint(other.nodes)
+
+
+def encode_job(job: Job) -> bytes:
+    """The job as it travels: in a buffer, for layouts and learning rates can be longer than a header may be."""
+    return msgspec.msgpack.encode(job)
+
+
+def decode_job(data: bytes | memoryview) -> Job:
+    """The job in a buffer. Raises InvalidFile: it is none."""
+    try:
+        return msgspec.msgpack.decode(data, type=Job)
+    except NOT_DECODED as error:
+        raise InvalidFile(f"this is no job: {error}") from error
+
+
+class Submission(NamedTuple):
+    """What was asked for.
+
+    Attributes:
+        peer: connection of the command.
+        job: to be done.
+        weights: to begin with; None where the ranks make them.
+        submitted: on the master's clock.
+    """
+
+    peer: int
+    job: Job | RankJob
+    weights: Flat | None
+    submitted: float
+
+
+class Submissions:
+    """Takes in runs; close it.
+
+    Args:
+        blobs: folder for code and data.
+        send: to connections.
+        clock: seconds.
+        why_not: why a run cannot begin now; empty if it can.
+    """
+
+    def __init__(
+        self,
+        blobs: Path,
+        send: Send,
+        clock: Callable[[], float] = time.monotonic,
+        why_not: Callable[[Any], str] = lambda _: "",
+    ) -> None:
+        self._receiver, self._send, self._clock = BlobReceiver(blobs, StreamWriter), send, clock
+        self._why_not = why_not
+        self._open: Submission | None = None
+        self._bringing: int | None = None
+
+    def wants(self, peer: int, lengths: Sequence[int]) -> bool:
+        """Whether a job and weights may come: those of one command at a time.
+
+        Raises:
+            BadFrame: they are too large.
+        """
+        if len(lengths) != 2 or lengths[0] > MOST_JOB_BYTES:
+            raise BadFrame(f"a run is a job of at most {MOST_JOB_BYTES} bytes, and weights")
+        if lengths[1] > (most := usable_memory()[1] // 2):
+            raise BadFrame(f"weights of {lengths[1]} bytes are too large for this master, which could hold {most}")
+        if self._is_taken(peer):
+            return False
+        self._bringing = peer
+        return True
+
+    def submit(self, peer: int, buffers: Sequence[memoryview], submitter: str = "") -> Submission | None:
+        """A command wants a run; it is returned if nothing of it is missing.
+
+        Args:
+            peer: connection of the command.
+            buffers: job and weights; a job of ranks alone.
+            submitter: whose command it is.
+        """
+        is_taken = self._is_taken(peer)
+        reason_to_wait = "another command is submitting a run at this moment: try again" if is_taken else ""
+        if self._bringing == peer:
+            self._bringing = None
+        if buffers or not reason_to_wait:
+            try:
+                job, weights = _understood(buffers)
+                reason_to_wait = reason_to_wait or self._why_not(job)
+            except (IndexError, EvenerError) as error:
+                reason_to_wait = f"the run cannot be understood: {error}"
+        if reason_to_wait:
+            self._send(peer, RunRejected(reason=shown(reason_to_wait)))
+            return None
+        self._open = Submission(peer, replace(job, submitter=submitter), weights, self._clock())
+        self._ask(peer, self._receiver.request(job.blobs))
+        return self._complete()
+
+    def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> Submission | None:
+        """A piece of a blob came; the run is returned if it was the last one."""
+        if self._open is None or self._open.peer != peer:
+            return None
+        try:
+            self._ask(peer, self._receiver.receive(chunk, data))
+        except (EvenerError, OSError) as error:
+            self.close()
+            self._send(peer, RunRejected(reason=shown(str(error))))
+        return self._complete()
+
+    def is_of(self, peer: int) -> bool:
+        """Whether a connection is submitting a run."""
+        return self._bringing == peer or (self._open is not None and self._open.peer == peer)
+
+    def left(self, peer: int) -> None:
+        """A connection is gone, and with it what it was submitting."""
+        if self._bringing == peer:
+            self._bringing = None
+        if self._open is not None and self._open.peer == peer:
+            self.close()
+
+    def close(self) -> None:
+        """Forget what has not become whole."""
+        self._receiver.close()
+        self._open = None
+
+    def _is_taken(self, peer: int) -> bool:
+        """Whether another command is submitting a run."""
+        return self._bringing not in (None, peer) or self._open is not None
+
+    def _ask(self, peer: int, fetches: Sequence[FetchBlob]) -> None:
+        for fetch in fetches:
+            self._send(peer, fetch)
+
+    def _complete(self) -> Submission | None:
+        found = self._open if self._receiver.is_complete else None
+        if found is not None:
+            self.close()
+        return found
+
+
+def _understood(buffers: Sequence[memoryview]) -> tuple[Job | RankJob, Flat | None]:
+    """A job and weights to begin with. Raises IndexError, EvenerError: they are none."""
+    if len(buffers) == 1:
+        return decode_rank_job(buffers[0]), None
+    job = decode_job(buffers[0])
+    return job, Flat(job.layout, as_bytes(buffers[1]))

@@ -1,0 +1,107 @@
+"""The class and the fields of an error, as they travel from the process where it arose to the one that acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from evener.records.errors import CannotWrite, EvenerError, Interrupted, is_of_the_disk
+from evener.records.schema import Part, Word, shown
+
+_MOST_KINDS = 8
+_MOST_FIELDS = 8
+_LARGEST_FIELD = 2**12
+"""Bytes of an encoded field; a larger one does not travel."""
+_Field = Annotated[bytes, Meta(max_length=_LARGEST_FIELD)]
+
+
+class ErrorKind(Part, frozen=True, kw_only=True):
+    """What an error is, beside its sentence.
+
+    Attributes:
+        kinds: names of its class and of the classes above that one. A process that does not know the first, because
+            it has not loaded it or is of another version, takes the next.
+        fields: its fields, each encoded as MessagePack, by name.
+    """
+
+    kinds: Annotated[tuple[Word, ...], Meta(min_length=1, max_length=_MOST_KINDS)]
+    fields: Annotated[dict[Word, _Field], Meta(max_length=_MOST_FIELDS)] = {}
+
+    def as_error(self, sentence: str) -> EvenerError:
+        """The error of this kind that says `sentence`; fields of a wrong type keep the default of the class."""
+        kind = _known(self.kinds)
+        error = kind.__new__(kind, sentence)
+        Exception.__init__(error, sentence)
+        for name, hint in _fields_of(kind):
+            if name in self.fields:
+                try:
+                    setattr(error, name, _printable(msgspec.msgpack.decode(self.fields[name], type=hint)))
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+                    continue
+        return error
+
+
+def kind_of(error: BaseException) -> ErrorKind:
+    """What `error` is; an error that is not Evener's is an `EvenerError`, of which its sentence names the class."""
+    if isinstance(error, KeyboardInterrupt):
+        return ErrorKind(kinds=_names(Interrupted))
+    if not isinstance(error, EvenerError):
+        return ErrorKind(kinds=_names(CannotWrite if is_of_the_disk(error) else EvenerError))
+    fields = {}
+    for name, _ in _fields_of(type(error)):
+        data = _encoded(getattr(error, name))
+        if len(data) <= _LARGEST_FIELD:
+            fields[name] = data
+    return ErrorKind(kinds=_names(type(error)), fields=fields)
+
+
+def restated(error: EvenerError, sentence: str) -> EvenerError:
+    """An error of the class and with the fields of `error` that says `sentence`."""
+    return kind_of(error).as_error(sentence)
+
+
+def _names(kind: type[EvenerError]) -> tuple[str, ...]:
+    return tuple(one.__name__ for one in kind.__mro__ if issubclass(one, EvenerError))[-_MOST_KINDS:]
+
+
+def _known(names: tuple[str, ...]) -> type[EvenerError]:
+    """The first of the classes that this process has."""
+    known = {kind.__name__: kind for kind in _all_below(EvenerError)}
+    return next((known[name] for name in names if name in known), EvenerError)
+
+
+def _all_below(kind: type[EvenerError]) -> Iterator[type[EvenerError]]:
+    yield kind
+    for lower in kind.__subclasses__():
+        yield from _all_below(lower)
+
+
+def _fields_of(kind: type[EvenerError]) -> Iterator[tuple[str, Any]]:
+    """Name and type of every field that the class, or one above it, declares."""
+    for name, hint in get_type_hints(kind).items():
+        if get_origin(hint) is not ClassVar:
+            yield name, hint
+
+
+def _encoded(value: Any) -> bytes:
+    """`value` as MessagePack, or a description of a value that has no form there."""
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return msgspec.msgpack.encode(_described(value))
+
+
+def _printable(value: Any) -> Any:
+    """`value` with text that can be shown: what comes from another machine reaches a terminal."""
+    if isinstance(value, tuple):
+        return tuple(_printable(one) for one in value)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(one) for key, one in value.items()}
+    return shown(value) if isinstance(value, str) else value
+
+
+def _described(value: Any) -> str:
+    return shown(repr(value))

@@ -1,0 +1,241 @@
+"""What the four nouns share: frozen structs that are JSON files with a version, refused with one clear sentence."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import msgspec
+import msgspec.inspect
+from msgspec import Meta
+
+from evener.records.atomic import atomic_write
+from evener.records.errors import InvalidFile, MissingFile
+
+NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
+"""What decoding raises where what came is not what was awaited, is not text, or is nested without end."""
+
+
+LARGEST = 2**63 - 1
+PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\uffff]*\Z"
+"""Text that shows what it is: no control characters, nothing invisible, nothing that turns the direction."""
+LONGEST_TEXT = 4000
+Count = Annotated[int, Meta(ge=0, le=LARGEST)]
+"""Of anything."""
+Whole = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
+Amount = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+"""That a float holds exactly, and whatever draws it."""
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""No NaN, no infinity."""
+MOST_LOSS = 1e100
+Loss = Annotated[float, Meta(ge=-MOST_LOSS, le=MOST_LOSS)]
+"""Of any number of samples, summed, it stays finite."""
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+UnitSeconds = Annotated[float, Meta(ge=1e-12, le=1e6)]
+"""That a sample takes."""
+Word = Annotated[str, Meta(max_length=64, pattern=PRINTABLE)]
+Name = Annotated[str, Meta(max_length=256, pattern=PRINTABLE)]
+Text = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=PRINTABLE)]
+"""A sentence or a few; `shown` makes one of anything."""
+RunName = Annotated[str, Meta(max_length=120, pattern=r"\A(?:[A-Za-z0-9_][A-Za-z0-9_.-]*)?\Z")]
+"""It is the name of a folder, too; empty for none."""
+Digest = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")]
+"""A SHA-256, hexadecimal; empty for none."""
+_NOT_PLAIN = re.compile(rb"[^\t\n\r\x20-\x5b\x5d-\x7e]")
+"""What JSON has of characters that need not show what they are: escapes, and all beyond ASCII."""
+_UNSHOWN = re.compile(PRINTABLE.removeprefix(r"\A").removesuffix(r"*\Z").replace("[^", "[", 1))
+
+
+def summable(loss: float) -> float | None:
+    """`loss` as `Loss`; None if it is not finite, or too large."""
+    return loss if abs(loss) <= MOST_LOSS else None
+
+
+def printable(text: str) -> str:
+    """`text` on one line, each character that does not show what it is replaced by a question mark."""
+    return _UNSHOWN.sub("?", " ".join(text.split())) if _UNSHOWN.search(text) else text
+
+
+def shown(text: str) -> str:
+    """`text` as `Text`: printable, on one line, and cut if it is long."""
+    text = printable(" ".join(text.split()))
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 4] + " ..."
+
+
+T = TypeVar("T")
+
+
+def decode_printable(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
+    """What a peer sent as JSON, as a `kind` whose texts are all printable: no line is forged, no terminal moved.
+
+    Raises:
+        msgspec.DecodeError: it is something else.
+    """
+    if _NOT_PLAIN.search(data) is None:
+        return msgspec.json.decode(data, type=kind)
+    return msgspec.convert(_made_printable(msgspec.json.decode(data)), kind, str_keys=True)
+
+
+def _made_printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_made_printable(one) for one in value]
+    if isinstance(value, dict):
+        return {printable(key): _made_printable(one) for key, one in value.items()}
+    return value
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A frozen struct inside a noun; subclasses check themselves in `__post_init__` with `require`."""
+
+
+class Noun(Part, frozen=True, kw_only=True):
+    """A frozen struct that is a whole JSON file.
+
+    Attributes:
+        version: of the file format, `FORMAT` of the class; a file of another version is refused.
+    """
+
+    FORMAT: ClassVar[int] = 1
+    version: int = 1
+
+
+N = TypeVar("N", bound=Noun)
+
+
+def write_noun(noun: Noun, path: Path) -> None:
+    """Write `noun` to `path` as indented JSON, whole or not at all."""
+    atomic_write(path, encode_noun(noun))
+
+
+def encode_noun(noun: Noun) -> bytes:
+    """The JSON file of `noun`."""
+    return msgspec.json.format(msgspec.json.encode(noun), indent=1)
+
+
+def read_noun(path: Path, kind: type[N]) -> N:
+    """The noun of type `kind` in the JSON file `path`.
+
+    Raises:
+        MissingFile: there is no such file.
+        InvalidFile: it is not JSON, of another version, or a field is wrong; names field, value and what is allowed.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise MissingFile(f"cannot read {path}: {error.strerror}") from error
+    return parse_noun(data, kind, source=str(path))
+
+
+def parse_noun(data: bytes, kind: type[N], source: str = "the message") -> N:
+    """The noun of type `kind` in JSON `data`; `source` names its origin in errors. Raises InvalidFile."""
+    try:
+        raw = msgspec.json.decode(data)
+    except NOT_DECODED as error:
+        raise InvalidFile(f"{source} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise InvalidFile(f"{source} must hold a JSON object, got {_short(raw)}")
+    if raw.get("version") != kind.FORMAT:
+        raise InvalidFile(
+            f"{source}: field version is {_short(raw.get('version'))}; "
+            f"this Evener reads a {kind.__name__} of version {kind.FORMAT}"
+        )
+    try:
+        return msgspec.convert(raw, kind, str_keys=True)  # as JSON has them
+    except msgspec.ValidationError as error:
+        raise InvalidFile(f"{source}: {_sentence(str(error), raw, kind)}") from error
+
+
+_LOCATION = re.compile(r"^(?P<rule>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(.*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$")
+_TYPE = re.compile(r"^Expected `([^`]*)`(.*), got ")
+_BOUND = re.compile(r"^Expected `([^`]*)` (.*)$")
+_RULES = {"matching": "that shows what it is, and is one"}
+_CHECK = re.compile(r"^(\w+) must be ")
+_STEP = re.compile(r"\.(\w+)|\[([^\]]*)\]")
+_WORDS = {
+    "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false",
+    "array": "a list", "object": "an object", "null": "null",
+}  # fmt: skip
+
+
+def _sentence(message: str, raw: Any, kind: type[Noun]) -> str:
+    """The message of msgspec, or of a `require`, with the field's full name, its value and what is allowed."""
+    location = _LOCATION.match(message)
+    assert location is not None
+    rule, path = location["rule"], location["path"] or "$"
+    field = path.removeprefix("$").removeprefix(".")
+    got = f"got {_short(_value_at(path, raw))}"
+    if match := _MISSING.match(rule):
+        return f"field {_within(field, match[1])} is missing"
+    if match := _UNKNOWN.match(rule):
+        return f"field {_within(field, match[1])} is not known; {_known_fields(path, kind)}"
+    if match := _CHECK.match(rule):
+        return f"field {_within(field, rule)}"
+    if match := _TYPE.match(rule):
+        words = " or ".join(_WORDS.get(word, word) for word in match[1].split(" | "))
+        return f"{_subject(field)} must be {words}{match[2]}, {got}"
+    if match := _BOUND.match(rule):
+        words = _WORDS.get(match[1], match[1])
+        return f"{_subject(field)} must be {words} {_RULES.get(match[2].split()[0], match[2])}, {got}"
+    if rule.startswith("Invalid enum value"):
+        return f"{_subject(field)} must be one of {_allowed_values(path, kind)}, {got}"
+    return f"{_subject(field)}: {rule}" if field else rule
+
+
+def _subject(field: str) -> str:
+    return f"every value of {field.removesuffix('[...]')}" if field.endswith("[...]") else f"field {field}"
+
+
+def _within(outer: str, field: str) -> str:
+    return f"{outer}.{field}" if outer else field
+
+
+def _value_at(path: str, raw: Any) -> Any:
+    """The value in decoded JSON `raw` at a msgspec path such as `$.devices[0].cores`."""
+    for name, index in _STEP.findall(path):
+        if name and isinstance(raw, dict) and name in raw:
+            raw = raw[name]
+        elif index.isdigit() and isinstance(raw, list):
+            raw = raw[int(index)]
+        else:
+            break
+    return raw
+
+
+def _type_at(path: str, kind: type[Noun]) -> msgspec.inspect.Type:
+    """What the value at a msgspec path should be."""
+    inner = msgspec.inspect.type_info(kind)
+    for name, index in _STEP.findall(path):
+        if isinstance(inner, msgspec.inspect.UnionType):
+            inner = next(one for one in inner.types if not isinstance(one, msgspec.inspect.NoneType))
+        if isinstance(inner, msgspec.inspect.StructType):
+            inner = next(field.type for field in inner.fields if field.encode_name == name)
+        elif isinstance(inner, msgspec.inspect.VarTupleType):
+            inner = inner.item_type
+        elif isinstance(inner, msgspec.inspect.TupleType):
+            inner = inner.item_types[int(index)]
+    return inner
+
+
+def _known_fields(path: str, kind: type[Noun]) -> str:
+    struct = _type_at(path, kind)
+    if isinstance(struct, msgspec.inspect.UnionType):
+        struct = next(one for one in struct.types if isinstance(one, msgspec.inspect.StructType))
+    assert isinstance(struct, msgspec.inspect.StructType)
+    return f"{struct.cls.__name__} has {', '.join(field.encode_name for field in struct.fields)}"
+
+
+def _allowed_values(path: str, kind: type[Noun]) -> str:
+    literal = _type_at(path, kind)
+    assert isinstance(literal, msgspec.inspect.LiteralType)
+    return ", ".join(_short(value) for value in literal.values)
+
+
+def _short(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else text[:57] + "..."

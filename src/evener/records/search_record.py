@@ -1,0 +1,68 @@
+"""SearchRecord: what a search has found, trial by trial; `study.json`, which is written while the search goes on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from evener.records.schema import Noun, Part
+
+STUDY_FILE = "study.json"
+Outcome = Literal["complete", "pruned", "failed"]
+
+
+class TrialSummary(Part, frozen=True, kw_only=True):
+    """One trial.
+
+    Attributes:
+        number: from 0.
+        outcome: complete, pruned or failed; None if it is not over.
+        values: options that were drawn.
+        scores: by epoch, from 1.
+        score: the last of them.
+        nodes: that worked on it, in that order, up to now.
+        seconds: that they spent on it, summed.
+        attempts: that ended with the death of a node.
+        reason: why it failed or was pruned, where its scores do not say so.
+        is_running: whether nodes work on it now.
+    """
+
+    number: int
+    outcome: Outcome | None
+    values: dict[str, str]
+    scores: dict[int, float]
+    score: float | None
+    nodes: tuple[str, ...]
+    seconds: float
+    attempts: int = 0
+    reason: str = ""
+    is_running: bool = False
+
+
+class SearchRecord(Noun, frozen=True, kw_only=True):
+    """A search.
+
+    Attributes:
+        task: as the user named it.
+        metric: of the scores.
+        epochs: of a trial that is not pruned.
+        seed: of what was drawn, and of every trial.
+        trials: by number.
+        best: number of the best one; None if none is complete.
+        importances: how much of the scores' spread each varied option explains, summing to 1.
+        seconds: that the search took, since it was last begun.
+        wanted: trials; 0: as many as there are.
+        is_over: whether no trial will begin or go on.
+        usual: options that came from `evener.toml`, and that file; empty if none did.
+    """
+
+    task: str
+    metric: str
+    epochs: int
+    seed: int
+    trials: tuple[TrialSummary, ...]
+    best: int | None
+    importances: dict[str, float]
+    seconds: float
+    wanted: int = 0
+    is_over: bool = True
+    usual: str = ""

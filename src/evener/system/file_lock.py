@@ -1,0 +1,111 @@
+"""Locks on files, which the system releases when the process that holds one ends, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Self
+from weakref import WeakSet
+
+from evener.records.errors import FolderInUse, InvalidInput
+
+_LOCK = ".lock"
+
+
+def lock_file(path: Path) -> IO[str] | None:
+    """Open and lock `path`; closing the file releases it. None: another process holds the lock.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    opened = path.open("a+")
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        opened.close()
+        return None
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+    _held.add(opened)
+    return opened
+
+
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""What a file system without locks says: a run there goes on as if nobody else were there."""
+_held: WeakSet[IO[str]] = WeakSet()
+
+
+def _let_go() -> None:
+    """A forked process, such as one that loads data, must not hold the lock longer than the process that has it."""
+    for opened in list(_held):
+        opened.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@contextmanager
+def shared_folder(folder: Path, clean: Callable[[], None]) -> Iterator[None]:
+    """Inside, this process uses `folder` with others; the first of them has `clean` called before.
+
+    So what processes left there that were killed is removed when none of those that are left can be using it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            clean()
+        except BlockingIOError:
+            pass  # others are there
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+class FolderLock:
+    """Held by the one process that may write into a folder, from construction until `release`.
+
+    Args:
+        folder: to lock.
+
+    Raises:
+        FolderInUse: another process holds it.
+        InvalidInput: the folder cannot be written into.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _LOCK
+        self._file = self._locked(folder)
+        with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+            os.truncate(self._file.fileno(), 0)
+            os.write(self._file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+    def release(self) -> None:
+        """Let others write; a second call does nothing."""
+        if not self._file.closed:
+            self._path.unlink(missing_ok=True)
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
+
+    def _locked(self, folder: Path) -> IO[str]:
+        while True:
+            try:
+                opened = lock_file(self._path)
+            except OSError as error:
+                raise InvalidInput(f"cannot write into {folder}: {error.strerror}") from error
+            if opened is None:
+                raise FolderInUse(folder, self._path.read_text() if self._path.exists() else "")
+            if self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(opened.fileno())):
+                return opened
+            opened.close()  # the one before removed the file between our opening and our locking it

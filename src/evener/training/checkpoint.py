@@ -1,0 +1,297 @@
+"""Checkpoints: everything a run needs to go on, on any number of nodes; written whole or not at all.
+
+    DIR/step-00000120/model.safetensors       weights and running statistics
+    DIR/step-00000120/optimizer.safetensors   the optimiser's tensors, `<parameter index>.<name>`
+    DIR/step-00000120/state.json              step, settings that decide the order of samples, optimiser's numbers ...
+    DIR/step-00000120/SHA256SUMS              of the three files, as `sha256sum --check` reads it
+
+A checkpoint is made under another name and renamed when all of it is on the disk, so a folder `step-...` is complete.
+One that was damaged is set aside as `damaged-step-...` before a run goes on from the one before it. Sampler and random
+states are functions of (seed, step), so the step is all that has to be kept of them. No pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from evener.records.atomic import atomic_draft
+from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, MissingFile, first_line
+from evener.records.schema import Noun, read_noun, write_noun
+from evener.training.plain_state import flatten, plain, revived, unflatten
+
+_KEPT = 2
+_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+_SUMS = "SHA256SUMS"
+
+
+class WholeModel(Protocol):
+    """A model, whatever part of it a rank holds, for checkpoints."""
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """State dict of the whole model, on the ranks that write one; every rank calls this."""
+        ...
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the state dict of the whole model. Raises InvalidInput: it is of another one."""
+        ...
+
+
+class WholeOptimizer(Protocol):
+    """Likewise its optimiser."""
+
+    def gather(self) -> dict[str, Any]:
+        """State dict of an optimiser of the whole model; every rank calls this."""
+        ...
+
+    def load(self, whole: dict[str, Any]) -> None:
+        """Take over such a state dict."""
+        ...
+
+
+class CheckpointState(Noun, frozen=True, kw_only=True):
+    """The part of a checkpoint that is not tensors.
+
+    Attributes:
+        step: last step that the weights contain.
+        batch_size: samples of a step, in `accumulate` micro-batches.
+        samples: in the training data.
+        parts: relative parts of stationary data, one a rank; None for data that every rank reads.
+        groups: the optimiser's parameter groups.
+        numbers: the optimiser's state that is not tensors, `<parameter index>.<name>`.
+        scheduler: its state; None without one.
+        scaler: of the loss; empty without one.
+    """
+
+    task: str
+    step: int
+    seed: int
+    batch_size: int
+    accumulate: int
+    samples: int
+    precision: str
+    parts: list[int] | None = None
+    groups: list[dict[str, Any]] = []
+    numbers: dict[str, Any] = {}
+    scheduler: dict[str, Any] | None = None
+    scaler: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint holds, on the CPU, and nobody else changes: copies.
+
+    Attributes:
+        state: what is no tensor.
+        weights: state dict of the whole model.
+        optimizer: its tensors, `<parameter index>.<name>`.
+    """
+
+    state: CheckpointState
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(
+        state: CheckpointState,
+        weights: Mapping[str, Tensor],
+        optimizer: Mapping[str, Any],
+        scheduler: LRScheduler | None,
+        scaler: torch.amp.GradScaler,
+    ) -> Checkpoint:
+        """A copy of what is there now.
+
+        Args:
+            state: what is no tensor; what belongs to the optimiser, schedule and scaler is filled in here.
+            weights: state dict of the whole model.
+            optimizer: state dict of an optimiser of the whole model.
+            scheduler: of the learning rate.
+            scaler: of the loss.
+
+        Raises:
+            TrainingFailed: the state of one of them is no plain value.
+        """
+        tensors, numbers = flatten(optimizer["state"])
+        full = msgspec.structs.replace(
+            state,
+            groups=[plain(group, "the optimiser") for group in optimizer["param_groups"]],
+            numbers=plain(numbers, "the optimiser"),
+            scheduler=None if scheduler is None else plain(scheduler.state_dict(), "the learning-rate schedule"),
+            scaler=plain(scaler.state_dict(), "the loss scaler"),
+        )
+        return Checkpoint(state=full, weights=_copies(weights), optimizer=_copies(tensors))
+
+    def restore(
+        self,
+        model: WholeModel,
+        optimizer: WholeOptimizer,
+        scheduler: LRScheduler | None,
+        scaler: torch.amp.GradScaler,
+    ) -> None:
+        """Bring model, optimiser, schedule and scaler to this state. Raises InvalidInput: it is of another model."""
+        model.load_weights(self.weights)
+        groups = [
+            {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in g.items()}
+            for g in self.state.groups
+        ]
+        optimizer.load({"state": unflatten(self.optimizer, self.state.numbers), "param_groups": groups})
+        if scheduler is not None and self.state.scheduler is not None:
+            scheduler.load_state_dict(revived(self.state.scheduler))
+        scaler.load_state_dict(self.state.scaler)
+
+
+class Checkpoints:
+    """The checkpoints of one run in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, checkpoint: Checkpoint) -> Path:
+        """Write `checkpoint`, keep the one before, drop older ones; returns its folder.
+
+        Raises:
+            OSError, SafetensorError: the disk is full or cannot be written to; what was there stays.
+        """
+        target = self.folder / f"step-{checkpoint.state.step:08d}"
+        if target.exists():
+            return target
+        with atomic_draft(target) as draft:
+            draft.mkdir()
+            save_weights(checkpoint.weights, draft / "model.safetensors")
+            save_weights(checkpoint.optimizer, draft / "optimizer.safetensors")
+            write_noun(checkpoint.state, draft / "state.json")
+            (draft / _SUMS).write_text("".join(f"{_sum_of(draft / name)}  {name}\n" for name in _FILES))
+        for old in self._complete()[:-_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+        return target
+
+    def set_aside_damaged(self) -> list[Path]:
+        """Rename checkpoints that are not what was written, newest first, as far as a sound one; returns new names."""
+        found = []
+        for folder in reversed(self._complete()):
+            if _is_sound(folder):
+                break
+            aside = folder.with_name(f"damaged-{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            found.append(folder.replace(aside))
+        return found
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint yet."""
+        return not self._complete()
+
+    def latest(self) -> tuple[Path, CheckpointState]:
+        """The newest complete checkpoint. Raises MissingFile if there is none."""
+        complete = self._complete()
+        if not complete:
+            raise MissingFile(f"no checkpoint to resume from in {self.folder}; start without --resume")
+        return complete[-1], read_noun(complete[-1] / "state.json", CheckpointState)
+
+    def load(
+        self,
+        folder: Path,
+        state: CheckpointState,
+        model: WholeModel,
+        optimizer: WholeOptimizer,
+        scheduler: LRScheduler | None,
+        scaler: torch.amp.GradScaler,
+    ) -> None:
+        """Bring model, optimiser, schedule and scaler to the state of the checkpoint in `folder`.
+
+        Raises:
+            InvalidFile: a file is damaged or belongs to another model.
+        """
+        try:
+            weights = load_file(folder / "model.safetensors")
+            tensors = load_file(folder / "optimizer.safetensors")
+            whole = Checkpoint(state=state, weights=weights, optimizer=tensors)
+            whole.restore(model, optimizer, scheduler, scaler)
+        except (SafetensorError, OSError, InvalidInput) as error:
+            raise InvalidFile(f"checkpoint {folder} does not fit this model: {first_line(error)}") from error
+
+    def _complete(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*"))
+
+
+def _sum_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_sound(folder: Path) -> bool:
+    """Whether its files are what was written."""
+    try:
+        lines = (folder / _SUMS).read_text().splitlines()
+        return all(f"{_sum_of(folder / name)}  {name}" in lines for name in _FILES)
+    except (OSError, ValueError):
+        return False
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU; what shares memory shares it afterwards, too."""
+    made: dict[tuple[int, torch.Size, tuple[int, ...]], Tensor] = {}
+    found = {}
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if key not in made:
+            made[key] = tensor.detach().to("cpu", copy=True)
+        found[name] = made[key]
+    return found
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write a state dict."""
+    save_file(apart(weights), path)
+
+
+def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict as safetensors writes it: tensors that share memory, as tied weights do, one by one."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in weights.items():
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.detach().clone() if place in seen else tensor.detach().contiguous()
+        seen.add(place)
+    return found
+
+
+def refuse_other_run(saved: CheckpointState, now: CheckpointState, folder: Path) -> None:
+    """Raises InvalidInput if the checkpoint was made with settings that would change the order of samples."""
+    for name in ("task", "seed", "batch_size", "accumulate", "samples", "precision", "parts"):
+        before, after = getattr(saved, name), getattr(now, name)
+        if before != after:
+            raise InvalidInput(
+                f"cannot resume from {folder}: it was made with {name} {before!r}, this run has {after!r}"
+            )
+
+
+def require_writable(model: nn.Module) -> nn.Module:
+    """Return `model`. Raise InvalidInput where safetensors files cannot hold its weights."""
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor) and tensor.dtype == torch.complex128:
+            raise InvalidInput(
+                f"{name} is complex128, which a safetensors file cannot hold: use complex64 and another --precision "
+                "than fp64, or a program that calls evener.join() and writes its weights itself"
+            )
+    return model
+
+
+def write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write a model's weights into a run's folder. Raises CannotWrite: the disk is full or gone."""
+    path = folder / "model.safetensors"
+    try:
+        save_weights(weights, path)
+    except (OSError, SafetensorError) as error:
+        raise CannotWrite(path, error, "; checkpoints that were written before are kept") from error

@@ -1,0 +1,239 @@
+"""A rank's place in a run and its material, made once: everything that the run does later is given this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.utils.data import Dataset
+
+from evener.comm.group import Group
+from evener.comm.joining import join_group
+from evener.comm.step_timing import StepTimer
+from evener.config.conflicts import strategy_conflict
+from evener.config.run_config import RunConfig, require_samples
+from evener.data.alike import require_same_data
+from evener.data.loader import collect, count_samples, seed_all, split_batch
+from evener.data.tasks.load import load_task
+from evener.launch.preflight import require_fit
+from evener.launch.rank_environment import RankEnvironment
+from evener.parallel.op_registry import without_synchronised
+from evener.parallel.refusals import refuse_lazy
+from evener.records.errors import InvalidInput, noting, require
+from evener.records.events import Phase
+from evener.records.plan import Plan
+from evener.records.profile import Precision
+from evener.records.record import Event
+from evener.records.schema import read_noun
+from evener.records.task import Task
+from evener.tracer.nested import map_tensors
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AGREEMENTS = {"averaging": "average", "server": "sync", "asynchronous server": "async"}
+"""By strategy, the agreement under which a master's nodes train so."""
+
+
+class Arithmetic:
+    """The arithmetic of one rank at one precision.
+
+    Args:
+        precision: fp32 and fp64 compute as they say; bf16 and fp16 by autocast over float32 weights.
+        device: that computes.
+    """
+
+    def __init__(self, precision: Precision, device: torch.device) -> None:
+        self.precision, self._device = precision, device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Inside, operations choose their type as the precision says."""
+        if self.precision in _AUTOCAST:
+            return torch.autocast(self._device.type, dtype=_AUTOCAST[self.precision])
+        return nullcontext()
+
+    def prepare_model(self, model: nn.Module, on_device: bool = True) -> nn.Module:
+        """The model with weights of the precision's type, on the device or left where it is."""
+        model = model._apply(_widened) if self.precision == "fp64" else model  # type: ignore[no-untyped-call]
+        with noting("model, where it is moved to its device"):
+            return model.to(self._device) if on_device else model
+
+    def prepare(self, value: Any) -> Any:
+        """`value` with floating-point tensors widened where the whole run is fp64."""
+        if self.precision != "fp64":
+            return value
+        return map_tensors(value, _widened)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """`tensor` in double precision, if its elements are real or complex numbers."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankContext:
+    """A rank of a run, with its material.
+
+    Attributes:
+        env: of this rank: its node, its device, and how it reaches the user.
+        group: the ranks that work together: all of them, until a plan leaves some out.
+        task: to be trained.
+        given: the plan that the user gave; None: the ranks make one.
+        batch_size: samples of a step, over all ranks.
+        epochs: passes over the training data.
+        seed: of weights, order of samples and random transforms.
+        arithmetic: of the precision that was asked for.
+        model: the whole of it; weights follow the seed.
+        train_data: map-style.
+        validation_data: map-style, or None.
+        make_optimizer: of some parameters.
+        uses_all: whether every parameter has a dense gradient in every step, if that is known already.
+        measured: what micro-batches cost all nodes, by their size and their number in a step.
+    """
+
+    env: RankEnvironment
+    group: Group
+    task: Task
+    given: Plan | None
+    batch_size: int
+    epochs: int
+    seed: int
+    arithmetic: Arithmetic
+    model: nn.Module
+    train_data: Dataset[Any]
+    validation_data: Dataset[Any] | None
+    make_optimizer: Callable[[Any], Optimizer]
+    uses_all: bool | None = None
+    measured: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+    def begins(self, what: str, detail: str = "") -> None:
+        """Have the leader say what the run is about from now on."""
+        if self.group.is_leader:
+            self.env.notify(Phase(what=what, detail=detail))
+
+    def of_plan(self, plan: Plan) -> RankContext | None:
+        """The same among the ranks of `plan`; None for a rank that is left out. All ranks of the group call this."""
+        nodes = self.group.nodes
+        group = self.group.subgroup([nodes.index(a.node) for a in plan.assignments])
+        return None if group is None else replace(self, group=group)
+
+    @property
+    def num_samples(self) -> int:
+        """For training."""
+        return count_samples(self.train_data)
+
+    def samples(self, count: int) -> tuple[Any, Any]:
+        """Inputs and targets of so many of the run's samples, in its precision, on the CPU."""
+        indices = torch.arange(count).remainder(self.num_samples).numpy()
+        inputs, targets = split_batch(collect(self.train_data, indices, self.seed, 0))
+        return self.arithmetic.prepare(inputs), self.arithmetic.prepare(targets)
+
+
+def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]:
+    """Join the other ranks; the first rank's config, which holds for all unless whoever started them gave it to all.
+
+    Raises:
+        NodeLost: a rank does not come, or machines do not reach each other.
+        InvalidInput: machines do not fit together.
+    """
+    group = join_world(env, preflight=config.preflight)
+    if env.has_own_paths:
+        return group, config
+    first = group.all_gather_bytes(msgspec.json.encode(config, enc_hook=str))[0]
+    return group, msgspec.json.decode(first, type=RunConfig, dec_hook=lambda _, text: Path(text))
+
+
+def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Task | None = None) -> RankContext:
+    """The context of a rank of `group`, which has the task already or loads it.
+
+    Raises:
+        InvalidInput: the task, or what was asked of it, is wrong.
+    """
+    task, given = task or load_task(config.task, config.data, config.option), read_plan(config)
+    arithmetic = Arithmetic(config.precision, env.device)
+    batch_size, epochs = config.sizes_of(task, given)
+    train_data = task.train_data()
+    require_samples(batch_size, count_samples(train_data))
+    validation_data = task.validation_data() if task.validation_data else None
+    require(validation_data is None or count_samples(validation_data) > 0, "validation samples", 0, "at least one")
+    is_divided_later = (given.strategy if given else config.strategy).startswith("pipeline")
+    seed_all(config.seed)
+    return RankContext(
+        env=env,
+        group=group,
+        task=task,
+        given=given,
+        batch_size=batch_size,
+        epochs=epochs,
+        seed=config.seed,
+        arithmetic=arithmetic,
+        model=arithmetic.prepare_model(without_synchronised(refuse_lazy(task.model())), on_device=not is_divided_later),
+        train_data=train_data,
+        validation_data=validation_data,
+        make_optimizer=task.optimizer or (lambda parameters: SGD(parameters, lr=0.1, momentum=0.9)),
+    )
+
+
+def require_same_material(context: RankContext) -> None:
+    """Raise InvalidInput unless all nodes have the same data; every rank calls this."""
+    if context.group.size > 1:
+        require_same_data(context.group, context.train_data, context.seed, "training data")
+        if context.validation_data is not None:
+            require_same_data(context.group, context.validation_data, context.seed, "validation data")
+
+
+def join_world(env: RankEnvironment, backend: str | None = None, *, preflight: bool = True) -> Group:
+    """The group of all ranks, at the speed of this rank's node; before, several machines look at each other.
+
+    Args:
+        env: of this rank.
+        backend: `nccl` or `gloo` for tensors; by default what suits the devices.
+        preflight: whether they look; that of the first rank counts.
+
+    Raises:
+        NodeLost: a rank does not come, or machines do not reach each other.
+        InvalidInput: machines do not fit together.
+    """
+    for finding in require_fit(env, is_wanted=preflight):
+        if env.rank == 0:
+            env.notify(Event(step=0, kind="preflight", message=finding.words))
+    return join_group(
+        rank=env.rank,
+        nodes=env.names,
+        device=env.device,
+        store=env.store,
+        patience=env.patience,
+        address=env.address,
+        backend=backend or env.backend,
+        timer=StepTimer(env.device, env.node.speed_at(0)),
+    )
+
+
+def read_plan(config: RunConfig) -> Plan | None:
+    """The plan to perform; None if there is none.
+
+    Raises:
+        MissingFile, InvalidFile: it cannot be read.
+        InvalidInput: what is asked for says otherwise, or a master would have to perform the plan.
+    """
+    if config.plan is None:
+        return None
+    plan = read_noun(config.plan, Plan)
+    if plan.strategy in _AGREEMENTS:
+        raise InvalidInput(
+            f"the plan's strategy is {plan.strategy}, which a master performs: start `evener up`, let the nodes join, "
+            f"and train with --agreement {_AGREEMENTS[plan.strategy]}"
+        )
+    if config.batch_size not in (None, plan.batch_size):
+        raise InvalidInput("--batch-size does not go with --plan, which says it already")
+    if sentence := strategy_conflict(config, plan.strategy):
+        raise InvalidInput(sentence)
+    return plan

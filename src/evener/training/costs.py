@@ -1,0 +1,260 @@
+"""What samples cost on every node, measured by all ranks together before work is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from evener.benchmark.busy import MOST, ProcessorTime, ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
+from evener.benchmark.dry_run import dry_run_of
+from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
+from evener.benchmark.task_timing import affine, time_task
+from evener.comm.group import Group
+from evener.comm.step_timing import StepTimer
+from evener.data.loader import to_device
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.apportion import Worker
+from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
+from evener.oracle.data_parallel import GradientSync
+from evener.oracle.search import search
+from evener.parallel.optimizer_probe import stand_ins
+from evener.parallel.parallel_model import require_scalar
+from evener.parallel.shared_statistics import statistics_exchanges
+from evener.records.errors import DoesNotFit, TrainingFailed
+from evener.records.profile import ClusterProfile, DeviceProfile, Fabric, TaskTiming
+from evener.records.record import Event
+from evener.system.cores import cpu_quota
+from evener.system.memory import usable_memory
+from evener.system.pace import StepSeconds
+from evener.tracer.model_graph import trace_model_graph
+from evener.tracer.nested import call
+from evener.training.context import RankContext
+
+MEASURE_SECONDS = 1.5
+CALIBRATION_SECONDS = 0.5
+"""For timing steps that slowed nodes are held to."""
+_UNBOUNDED = 1 << 62
+
+Ring = tuple[float, float]
+"""(alpha [s], beta [s/byte]) of the ring of all ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCosts:
+    """What was measured, the same on every rank.
+
+    Attributes:
+        timings: of the whole model, one a node that holds it and one sample.
+        workers: what a micro-batch costs each of them.
+        misfits: by rank, why a node cannot hold the model and one sample.
+    """
+
+    timings: tuple[TaskTiming, ...] = ()
+    workers: tuple[Worker, ...] = ()
+    misfits: Mapping[int, str] = field(default_factory=dict)
+
+
+def measure_costs(context: RankContext, micro: int, accumulate: int = 1) -> MeasuredCosts:
+    """Time micro-batches of up to `micro` samples, `accumulate` a step, on all nodes at the same time.
+
+    They are timed once: another strategy may be planned when one was refused, and all is as it was.
+    """
+    if (micro, accumulate) not in context.measured:
+        context.measured[micro, accumulate] = _measure_costs(context, micro, accumulate)
+    known: MeasuredCosts = context.measured[micro, accumulate]
+    return known
+
+
+def _measure_costs(context: RankContext, micro: int, accumulate: int) -> MeasuredCosts:
+    watch = ProcessorWatch(context.env.node.name, context.env.node.cores)
+    try:
+        own = b"+" + msgspec.json.encode(time_here(context, micro))
+    except DoesNotFit as error:
+        own = b"-" + str(error).encode()
+    tell_busy(context.env, context.group, watch)
+    rows = context.group.all_gather_bytes(own)
+    misfits = {rank: row[1:].decode() for rank, row in enumerate(rows) if row.startswith(b"-")}
+    timings = tuple(msgspec.json.decode(row[1:], type=TaskTiming) for row in rows if row.startswith(b"+"))
+    workers = tuple(worker_of(one, accumulate) for one in timings)
+    return MeasuredCosts(timings=timings, workers=workers, misfits=misfits)
+
+
+def tell_busy(env: RankEnvironment, group: Group, watch: ProcessorWatch) -> None:
+    """Have the leader name the CPU quotas of nodes, and nodes on which others wanted the CPU; all ranks call this."""
+    rows = group.all_gather_bytes(msgspec.json.encode(watch.stop()))
+    times = [msgspec.json.decode(row, type=ProcessorTime) for row in rows]
+    shares = taken_by_others(times)
+    if group.is_leader and (sentence := quota_sentence(times)):
+        limited = tuple(one.node for one in times if one.quota is not None)
+        env.notify(Event(step=0, kind="CPU quota", message=sentence, nodes=limited))
+    if group.is_leader and (sentence := busy_sentence(shares)):
+        nodes = tuple(node for node, share in shares.items() if share > MOST)
+        env.notify(Event(step=0, kind="busy machine", message=sentence, nodes=nodes))
+
+
+def worker_of(timing: TaskTiming, accumulate: float = 1) -> Worker:
+    """What a micro-batch costs: the update, which a step makes once, counts to each of its micro-batches in part."""
+    fixed, each = affine(timing)
+    fixed -= timing.update_seconds * (1 - 1 / accumulate)
+    return Worker(unit_seconds=max(each, 1e-9), fixed_seconds=max(fixed, 0.0), most=timing.max_samples)
+
+
+def measure_ring(context: RankContext) -> Ring:
+    """What it costs to sum the gradients of the whole model over all ranks."""
+    return measure_all_reduce(context.group, gradient_bytes(context.model))
+
+
+def gradient_sync(group: Group, model: nn.Module, ring: Ring, accumulate: int = 1) -> GradientSync:
+    """What whole models exchange in a step of so many micro-batches."""
+    statistics, statistics_bytes = statistics_exchanges(model)
+    return GradientSync(
+        gradient_bytes=gradient_bytes(model),
+        statistics=statistics * accumulate,
+        statistics_bytes=statistics_bytes * accumulate,
+        message_seconds=measure_small_exchange(group),
+        alpha=ring[0],
+        beta=ring[1],
+    )
+
+
+def gradient_bytes(model: nn.Module) -> int:
+    """Of all weights that are trained."""
+    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+
+
+def node_memories(context: RankContext) -> list[int]:
+    """Bytes that every rank may use."""
+    own = str(memory_limit(context.env) or _UNBOUNDED).encode()
+    return [int(row) for row in context.group.all_gather_bytes(own)]
+
+
+def memory_limit(env: RankEnvironment) -> int | None:
+    """What the user granted; else an equal part of the device's memory for every rank on it; None: all of a GPU's."""
+    if env.node.memory_bytes is not None:
+        return env.node.memory_bytes
+    sharers = sum(node.device == env.node.device and node.host == env.node.host for node in env.nodes)
+    if env.device.type != "cpu" and sharers == 1:
+        return None
+    return usable_memory(str(env.device))[1] // sharers
+
+
+def calibrate_pace(context: RankContext, micro: int, accumulate: int) -> None:
+    """`calibrate` by steps of the run's task, where a node holds the model."""
+
+    def time_alone() -> TaskTiming | None:
+        try:
+            return _time(context, micro, speed=1.0, seconds=CALIBRATION_SECONDS)
+        except DoesNotFit:
+            return None
+
+    calibrate(context.env, context.group, time_alone, accumulate)
+
+
+def calibrate(
+    env: RankEnvironment, group: Group, time_alone: Callable[[], TaskTiming | None], accumulate: int = 1
+) -> None:
+    """Let every slowed local node find out, one after the other, what a step takes it at full speed, undisturbed.
+
+    A node that a CPU quota slows down cannot: the kernel would stop it while it measures.
+
+    Args:
+        env: of this rank.
+        group: the ranks, all of which call this.
+        time_alone: what it takes this rank; None if it cannot tell.
+        accumulate: micro-batches of a step.
+    """
+    for rank, node in enumerate(env.nodes):
+        if min(speed for _, speed in node.speeds) == 1.0:
+            continue
+        if rank == env.rank and cpu_quota() is None and (timing := time_alone()) is not None:
+            fixed, each = affine(timing)
+            group.timer.pace.reference = StepSeconds(fixed=accumulate * fixed, each=each)
+        group.barrier()
+
+
+def time_here(context: RankContext, micro: int) -> TaskTiming:
+    """How long this rank takes for batches of the run's own samples, all ranks measuring at the same time.
+
+    Raises:
+        DoesNotFit: this node cannot hold the model and one sample.
+    """
+    context.group.barrier()
+    return _time(context, micro, speed=context.group.timer.pace.speed, seconds=MEASURE_SECONDS)
+
+
+def _time(context: RankContext, micro: int, *, speed: float, seconds: float) -> TaskTiming:
+    device = context.env.device
+
+    def loss_step(model: nn.Module, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        with context.arithmetic.autocast():
+            return require_scalar(context.task.loss(call(model, inputs), targets))
+
+    def fetch(samples: int) -> Any:
+        return to_device(context.samples(samples), device)
+
+    with dry_run_of(context.model, context.make_optimizer, loss_step, fetch, device) as trial:
+        return time_task(
+            trial,
+            StepTimer(device, speed),
+            task=context.task.name,
+            precision=context.arithmetic.precision,
+            largest=micro,
+            memory_limit=memory_limit(context.env),
+            seconds=seconds,
+        )
+
+
+def price(
+    context: RankContext, names: Sequence[str], costs: MeasuredCosts, ring: Ring, accumulate: int
+) -> Sequence[CostEstimate]:
+    """What a step of each candidate would take that fits, fastest first; empty if there is nothing to choose from."""
+    if len(names) == 1 or costs.misfits:
+        return ()
+    memories = node_memories(context)
+    try:
+        graph = trace_model_graph(context.model, context.samples(2)[0], costs.timings[0].task)
+        job = TrainingJob(
+            graph=graph,
+            batch_size=-(-context.batch_size // accumulate),
+            optimizer=_optimizer_name(context),
+            precision=context.arithmetic.precision,
+            task=costs.timings[0].task,
+        )
+        profile = _profile(context.env.nodes, costs, memories, ring)
+        return search(CostModel(job, profile), ("serial", *names)).ranked  # type: ignore[arg-type]  # are checked
+    except (TrainingFailed, DoesNotFit):  # there is no graph of the model, or the oracle knows no way: no prices
+        return ()
+
+
+def _optimizer_name(context: RankContext) -> str:
+    """What it keeps for every parameter, by the name that the oracle knows."""
+    made = context.make_optimizer(stand_ins(context.model))
+    if isinstance(made, torch.optim.SGD):
+        return "momentum" if made.defaults["momentum"] else "sgd"
+    return "adam"
+
+
+def _profile(nodes: Sequence[LocalNode], costs: MeasuredCosts, memories: Sequence[int], ring: Ring) -> ClusterProfile:
+    """The nodes as this run has measured them."""
+    return ClusterProfile(
+        devices=tuple(
+            DeviceProfile(
+                node=node.name,
+                device=node.device,
+                model="",
+                cores=1,
+                memory_bytes=memory,
+                usable_memory_bytes=memory,
+                timings=(timing,),
+            )
+            for node, timing, memory in zip(nodes, costs.timings, memories, strict=True)
+        ),
+        fabrics=(Fabric(name="measured", within="cluster", alpha=ring[0], beta=ring[1]),),
+    )

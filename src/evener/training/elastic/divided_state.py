@@ -1,0 +1,131 @@
+"""What a rank holds of a divided model's state, and how all ranks put the newest whole one together.
+
+live      the part that it trains; of the step that its weights contain
+whole     from when it was put together until all have taken their parts of it
+copies    of its part and a neighbour's, where no other replica has them (`part_copies`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import torch
+from torch import Tensor
+
+from evener.comm.group import Group
+from evener.membership.holdings import Holding, Holdings, choose
+from evener.oracle.division.layout import Shape
+from evener.records.history import History
+from evener.records.record import Event
+from evener.records.schema import Finite, Part
+from evener.training.elastic.held_state import HeldState, StateHead, assemble, head_of
+from evener.training.elastic.part_copies import PartCopies
+from evener.training.elastic.state_transfer import share_states
+from evener.training.loop import Loop
+from evener.training.training import Training
+
+_NONE = -1
+_Held = tuple[StateHead, Callable[[], bytes]]
+"""Something that a rank holds: what it is, and how it is encoded."""
+
+
+class _Told(Part, frozen=True, kw_only=True):
+    """What a rank knows of a run whose state is put together, also of steps that the state does not contain.
+
+    Attributes:
+        events: that it knows of.
+        lost_seconds: as in a history.
+        wall_seconds: since the run began.
+    """
+
+    events: list[Event]
+    lost_seconds: Finite
+    wall_seconds: Finite
+
+
+class DividedState:
+    """This rank's part in the state of a run.
+
+    Args:
+        group: the ranks, which change.
+
+    Attributes:
+        copies: of parts.
+        whole: see above.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group, self.copies = group, PartCopies(group)
+        self._live: Training | None = None
+        self.whole: HeldState | None = None
+        self._shapes: dict[str, Shape] = {}
+        self._buffers: list[Tensor] = []
+        self._buffers_step = _NONE
+
+    def live_in(self, training: Training) -> None:
+        """This rank's part is that of `training` from now on; returns when all ranks have theirs."""
+        head = head_of(training, 0, is_settled=True)
+        rows = self._group.all_gather_bytes(msgspec.json.encode({n: p.shape for n, p in head.weights.items()}))
+        self._shapes = {name: shape for row in rows for name, shape in msgspec.json.decode(row).items()}
+        self._live = training
+        self._buffers = [buffer.clone() for buffer in training.model.buffers()]
+        self._buffers_step = _NONE
+
+    def keep_buffers(self, step: int) -> None:
+        """Before `step`, which may have to be done again: its forward pass changes them."""
+        assert self._live is not None
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, list(self._live.model.buffers()))
+        self._buffers_step = step
+
+    def undo(self, step: int) -> None:
+        """Bring buffers to what they were before `step`, which was torn, if it had begun."""
+        if self._live is not None and self._buffers_step == step:
+            for buffer, before in zip(self._live.model.buffers(), self._buffers, strict=True):
+                buffer.copy_(before)
+
+    def encoded(self, loop: Loop, *, is_settled: bool = True) -> bytes:
+        """This rank's part after the last step of `loop`."""
+        assert self._live is not None
+        return HeldState.of(self._live, loop.state(loop.last), loop.monitor.history, is_settled=is_settled).encode()
+
+    def put_together(self, loop: Loop | None, wall_seconds: float, *, is_settled: bool) -> HeldState:
+        """The newest whole state that all ranks make together, each of which calls this and keeps it.
+
+        Args:
+            loop: of this rank; None if it comes only now.
+            wall_seconds: since the run began here.
+            is_settled: whether what follows its last step is done.
+
+        Raises:
+            NodeLost: they do not hold all parts of any.
+        """
+        held = self._held(loop, is_settled)
+        offered = tuple(Holding(step=head.step, pieces=head.weights) for head, _ in held)
+        own = msgspec.json.encode(Holdings(held=offered, shapes=self._shapes))
+        choice = choose([msgspec.json.decode(row, type=Holdings) for row in self._group.all_gather_bytes(own)])
+        given = [held[number][1]() for rank, number in choice.givers if rank == self._group.rank]
+        whole = assemble(share_states(given, self._group))
+        self._tell(whole.history, loop, wall_seconds)
+        self.whole, self._live = whole, None
+        return whole
+
+    def _held(self, loop: Loop | None, is_settled: bool) -> list[_Held]:
+        found: list[_Held] = [(head, partial(bytes, data)) for head, data in self.copies.held()]
+        if self.whole is not None:
+            found.append((self.whole.head, self.whole.encode))
+        if self._live is not None and loop is not None:
+            head = head_of(self._live, loop.last, is_settled=is_settled)
+            found.append((head, lambda: self.encoded(loop, is_settled=is_settled)))
+        return found
+
+    def _tell(self, history: History, loop: Loop | None, wall_seconds: float) -> None:
+        """Let `history` know what happened, up to now, to a run that may have gone back to an earlier step."""
+        known = History() if loop is None else loop.monitor.history
+        own = _Told(events=known.events, lost_seconds=known.lost_seconds, wall_seconds=wall_seconds)
+        rows = [msgspec.json.decode(row, type=_Told) for row in self._group.all_gather_bytes(msgspec.json.encode(own))]
+        history.events = max((row.events for row in rows), key=len)
+        history.lost_seconds = max(row.lost_seconds for row in rows)
+        history.wall_seconds = max(row.wall_seconds for row in rows)

@@ -1,0 +1,149 @@
+"""How a rank that has come gets the state while the others train on: it takes part in steps before it has it.
+
+    step t         somebody who has made it copies the state; a thread sends the copy
+    t+1, t+2 ...   the others train. The rank that has come has no samples, and its weights are not yet those of the
+                   others: so what it adds to sums counts for nothing. It keeps the sums of gradients
+    the state of t is there
+                   the rank makes the steps t+1, t+2 ... from the sums that it has kept, and is where the others are
+    later          all have heard that from its report, and it has samples
+
+Nobody waits, and the steps are those of one process. What a step changes besides by gradients, running statistics, the
+giver sends after every step, until the rank that has come reports that it has caught up.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from evener.comm.mesh import Mesh
+from evener.membership.aside import Inbox
+from evener.membership.elastic_group import ElasticGroup
+from evener.records.errors import NodeLost
+from evener.training.elastic.held_state import HeldState
+from evener.training.elastic.state_transfer import send_state, take_state
+from evener.training.training import Training
+
+_STEP = struct.Struct("<q")
+_FEWEST_KEPT, _KEPT_BYTES = 4, 2**30
+"""Sums of gradients that are kept, at most: so many steps', or so many bytes, whichever is more."""
+
+
+class Giver:
+    """Gives another rank the state that this one has now.
+
+    Args:
+        ranks: of this generation.
+        own: this rank.
+        taker: the other one.
+        held: a copy of the state.
+        buffers: of the model.
+    """
+
+    def __init__(self, ranks: ElasticGroup, own: int, taker: int, held: HeldState, buffers: Iterable[Tensor]) -> None:
+        self.taker = taker
+        self._held: HeldState | None = held
+        self._given = [buffer.clone() for buffer in buffers]
+        self._aside = ranks.aside(own, taker, self._give)
+
+    def made(self, step: int, buffers: Iterable[Tensor]) -> None:
+        """This rank has made `step`; `buffers` are the model's now. Raises what keeps the state from being given."""
+        if self._aside.error is not None and not isinstance(self._aside.error, NodeLost):
+            raise self._aside.error
+        changed = {
+            str(i): now.detach().contiguous()
+            for i, (now, given) in enumerate(zip(buffers, self._given, strict=True))
+            if not torch.equal(now, given)
+        }
+        self._aside.inbox.put(_STEP.pack(step) + save(changed))
+
+    def end(self) -> None:
+        """The other rank has caught up."""
+        self._aside.inbox.put(None)
+
+    def _give(self, mesh: Mesh, inbox: Inbox) -> None:
+        assert self._held is not None
+        send_state(self._held, mesh, 1)
+        self._held = None
+        while (message := inbox.get()) is not None:
+            mesh.send_to(1, message)
+
+
+class Taker:
+    """Takes the state that another rank gives, and what is missing from it.
+
+    Args:
+        ranks: of this generation.
+        giver: the other rank.
+        own: this rank.
+        training: that is to have the state.
+    """
+
+    def __init__(self, ranks: ElasticGroup, giver: int, own: int, training: Training) -> None:
+        self._training = training
+        self._kept: deque[tuple[int, list[Tensor | None]]] = deque()
+        self._held: HeldState | None = None
+        self._after = (-1, b"")  # the last step of the giver's, and its buffers
+        self._aside = ranks.aside(giver, own, self._take)
+
+    @property
+    def has_come(self) -> bool:
+        """Whether the state is here; raises why it will not come."""
+        if self._aside.error is not None and self._held is None:
+            raise self._aside.error
+        return self._held is not None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more gradients are to be kept."""
+        one = sum(0 if grad is None else grad.nbytes for _, grads in list(self._kept)[:1] for grad in grads)
+        return len(self._kept) >= max(_FEWEST_KEPT, _KEPT_BYTES // max(1, one))
+
+    def keep(self, step: int) -> None:
+        """Keep the gradients of `step`, which are complete."""
+        grads = [None if p.grad is None else p.grad.detach().clone() for p in self._training.model.parameters()]
+        self._kept.append((step, grads))
+
+    def catch_up(self, make: Callable[[int], None]) -> None:
+        """Be where the others are; waits for the state if it is not here. Raises the error for which it never comes.
+
+        Args:
+            make: a step, from the gradients that are there.
+        """
+        self._aside.wait_for(lambda: self._held is not None)
+        assert self._held is not None
+        self._held.restore(self._training)
+        last = self._kept[-1][0] if self._kept else None
+        while self._kept:
+            step, grads = self._kept.popleft()
+            for parameter, grad in zip(self._training.model.parameters(), grads, strict=True):
+                parameter.grad = grad
+            make(step)
+        if last is not None:
+            self._aside.wait_for(lambda: self._after[0] == last)  # the giver makes no other before this rank takes part
+            _put(load(self._after[1]), list(self._training.model.buffers()))
+
+    def _take(self, mesh: Mesh, _: Inbox) -> None:
+        held = take_state(mesh, 0)
+        self._tell(held, self._after)
+        while True:  # until the giver, or the generation, ends it
+            message = mesh.receive_from(0)
+            (step,) = _STEP.unpack(message[: _STEP.size])
+            self._tell(held, (step, message[_STEP.size :]))
+
+    def _tell(self, held: HeldState, after: tuple[int, bytes]) -> None:
+        with self._aside.changed:
+            self._held, self._after = held, after
+            self._aside.changed.notify_all()
+
+
+@torch.no_grad()
+def _put(changed: dict[str, Tensor], buffers: Sequence[Tensor]) -> None:
+    """Let those of `buffers` that have changed be these, by their place."""
+    for place, value in changed.items():
+        buffers[int(place)].copy_(value)

@@ -1,0 +1,144 @@
+"""The loop of a rank whose run goes on when others are gone: the same loop, in generations.
+
+while steps are left:
+    enter the next generation            new connections among the ranks that are there; a state that all agree upon
+    train with new shares                from the step after it: the same samples as one process, so nothing is lost
+        somebody is gone                 every wait for another rank raises
+        somebody has come                the step is finished first
+
+How ranks come to agree on a state is another matter where each has all of it (`elastic_replicated`) than where each has
+a part (`elastic_divided`).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+from evener.comm.group import Group
+from evener.config.run_config import RunConfig
+from evener.membership.elastic_group import ElasticGroup
+from evener.membership.generation import Generation
+from evener.records.errors import NodeLost
+from evener.records.history import History
+from evener.records.plan import Plan
+from evener.training.elastic.telling import tell_generation
+from evener.training.loop import Loop
+from evener.training.training import Training
+
+NO_STEP = -1
+"""The last step of a rank that has no state yet."""
+
+
+class ElasticLoop(ABC):
+    """One rank's loop through the generations of a run.
+
+    Args:
+        group: the ranks of the first generation.
+        plan: with which the run began.
+        config: of the run.
+        ranks: that change.
+    """
+
+    def __init__(self, group: Group, plan: Plan, config: RunConfig, ranks: ElasticGroup) -> None:
+        self._group, self._plan, self._config, self._ranks = group, plan, config, ranks
+        self._loop: Loop | None = None
+        self._was_ended = False  # by whoever watches the run
+        self._settled = NO_STEP  # the last step after which all is done
+        self._first, self._begin, self._mark = 1, 0.0, 0.0
+
+    def run(self, finish: Callable[[Training, History], None]) -> None:
+        """All steps to the last, and `finish`, which all ranks of the last generation call.
+
+        Raises:
+            NodeLost: those who are left do not hold the state, or the authority knows of nobody who is gone.
+            DoesNotFit: nor do they hold the model; a checkpoint of the whole is written.
+            Interrupted: a rank was asked to stop; a checkpoint is written.
+        """
+        self._ranks.start(tuple(self._group.nodes) if self._begin_run() else ())
+        self._begin = self._mark = time.perf_counter()
+        with ExitStack() as writing:
+            is_writing = is_over = False
+            while not is_over:
+                try:
+                    loop, training = self._enter()
+                    if not is_writing:
+                        writing.enter_context(loop.saving.writing())
+                        is_writing = True
+                    is_over = self._train(loop, training)
+                    if is_over:
+                        self._finish(loop, training, finish)
+                except (RuntimeError, NodeLost) as error:
+                    is_over = False
+                    self._ranks.require_broken(error)
+
+    @abstractmethod
+    def _begin_run(self) -> bool:
+        """Begin, or go on from a checkpoint, if this rank is one of the first; whether it is."""
+
+    @abstractmethod
+    def _enter(self) -> tuple[Loop, Training]:
+        """Be a rank of the next generation, with the state that its ranks agree upon."""
+
+    @abstractmethod
+    def _before_step(self, step: int) -> None:
+        """Keep what `step` changes before it can be known to be whole."""
+
+    @abstractmethod
+    def _after_step(self, loop: Loop) -> None:
+        """Do what this rank does for the others after a step that all have made."""
+
+    @property
+    def _has_state(self) -> bool:
+        """Whether this rank has the state of the training."""
+        return True
+
+    @property
+    def _is_settled(self) -> bool:
+        return self._loop is not None and self._settled == self._loop.last
+
+    def _start(self, loop: Loop) -> None:
+        self._first = loop.start()
+        self._settled = loop.last
+
+    def _tell(self, generation: Generation, loop: Loop, training: Training, repeated: int = 0) -> None:
+        """Have the record say what happened, and what it cost."""
+        self._mark = tell_generation(
+            generation, self._ranks, loop.monitor, training.group, self._mark, len(self._plan.assignments), loop.last,
+            repeated,
+        )  # fmt: skip
+        self._ranks.has_told()
+        if self._has_state:
+            self._ranks.has_state()
+
+    def _train(self, loop: Loop, training: Training) -> bool:
+        """Steps to the last; False if other ranks are to take part before."""
+        loader = loop.loader(loop.last + 1)
+        loop.monitor.start(loop.last + 1)
+        if not self._is_settled:
+            self._settle(loop)
+        while loop.last < training.num_steps and not self._was_ended and not loop.monitor.is_leaving:
+            self._before_step(loop.last + 1)
+            self._ranks.at_step(loop.last + 1)
+            loop.one_step(loop.last + 1, loader)
+            self._settle(loop)
+            self._after_step(loop)
+        loop.monitor.settle()
+        return self._was_ended or loop.last == training.num_steps
+
+    def _settle(self, loop: Loop) -> None:
+        """Do what follows the last step; again, if somebody was lost meanwhile."""
+        history = loop.monitor.history
+        history.validations = [one for one in history.validations if one.step != loop.last]
+        self._was_ended = loop.after_step(loop.last)
+        self._settled, self._mark = loop.last, time.perf_counter()
+
+    def _finish(self, loop: Loop, training: Training, finish: Callable[[Training, History], None]) -> None:
+        loop.saving.settle()  # the record tells of them
+        history = loop.monitor.history
+        history.wall_seconds = time.perf_counter() - self._begin
+        finish(replace(training, plan=self._plan), history)
+        training.group.barrier()

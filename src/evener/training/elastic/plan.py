@@ -1,0 +1,112 @@
+"""The plan of a divided model's run for the nodes that are there: as the first one divides, among fewer or others.
+
+Samples and layers are divided anew, unevenly, by what the first plan gave each node; micro-batches stay, as they decide
+what BatchNorm sees. A replica keeps as many nodes as are left of it; of one replica alone, its layers are divided. A
+node that the first plan does not name comes in the place of one that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from evener.launch.nodes import LocalNode, relative_shares
+from evener.oracle.apportion import Worker
+from evener.records.plan import Assignment, Plan, Strategy
+from evener.training.planning import Rows, Shape, divide
+
+
+def plan_among(first: Plan, nodes: Sequence[str], asked: str, came: Sequence[Assignment] = ()) -> Plan:
+    """`first` divided among `nodes`, in the order of their ranks.
+
+    Args:
+        first: with which the run began.
+        nodes: that are there, some of its own or of those that came.
+        asked: shares that the user named, as of the first plan's nodes.
+        came: when the run had begun, each in the place of one of the first plan's, and with what samples cost it.
+
+    Raises:
+        InvalidInput: there are too few samples for what is left.
+    """
+    if list(nodes) == [assignment.node for assignment in first.assignments]:
+        return first
+    speeds = _speeds(first, asked, came)
+    known = (*first.assignments, *came)
+    rows = _rows(first, known, nodes)
+    shape = Shape(
+        strategy=_strategy(first.strategy, rows),
+        rows=rows,
+        micro_batches=first.accumulate,
+        samples=first.micro_batch_size,
+        shares=[speeds[node] for node in nodes],
+    )
+    by_name = {a.node: LocalNode(name=a.node, device=a.device) for a in known}
+    return divide(shape, [by_name[node] for node in nodes], (), first.batch_size)
+
+
+def vacant_places(first: Plan, nodes: Sequence[str], came: Sequence[Assignment]) -> list[Assignment]:
+    """Those of nodes that are gone, in replicas that have fewer nodes than they began with; see `plan_among`."""
+    left = _left((*first.assignments, *came), first, nodes)
+    places: list[Assignment] = []
+    for row, number in zip(first.replica_ranks, left, strict=True):
+        gone = [first.assignments[rank] for rank in row if first.assignments[rank].node not in nodes]
+        places += gone[: max(0, len(row) - number)]
+    return places
+
+
+def with_nodes(plan: Plan, came: Iterable[Assignment]) -> Plan:
+    """`plan` with those of `came` whose nodes it does not know, as its last ranks."""
+    known = [one.node for one in plan.assignments]
+    new = [one for one in came if one.node not in known]
+    if not new:
+        return plan
+    ranked = (msgspec.structs.replace(one, rank=len(known) + place) for place, one in enumerate(new))
+    return msgspec.structs.replace(plan, assignments=(*plan.assignments, *ranked))
+
+
+def came(plan: Plan, costs: Mapping[str, Worker]) -> list[Assignment]:
+    """Nodes of `costs` in the plan of a run that had begun without them, none of whose samples it has divided."""
+    return [
+        Assignment(
+            rank=0,
+            node=node,
+            device=plan.assignments[0].device,
+            samples=0,
+            fixed_seconds=cost.fixed_seconds,
+            sample_seconds=cost.unit_seconds,
+            max_samples=cost.most,
+            reason="came when the run had begun",
+        )
+        for node, cost in costs.items()
+    ]
+
+
+def _speeds(first: Plan, asked: str, came: Sequence[Assignment]) -> dict[str, float]:
+    """Of every node, relative: what the user said, else what was measured; a stage's share tells of its layers."""
+    named = relative_shares(asked, len(first.assignments))
+    if named is not None:
+        usual = dict.fromkeys((a.node for a in came), sum(named) / len(named))
+        return usual | {a.node: share for a, share in zip(first.assignments, named, strict=True)}
+    known = (*first.assignments, *came)
+    seconds = {a.node: a.fixed_seconds + a.sample_seconds * first.micro_batch_size for a in known}
+    return {node: 1 / took if all(seconds.values()) else 1.0 for node, took in seconds.items()}
+
+
+def _rows(first: Plan, known: Sequence[Assignment], nodes: Sequence[str]) -> Rows:
+    """The ranks of every replica, which are neighbours: as many as are left of each."""
+    left = _left(known, first, nodes)
+    starts = [sum(left[:index]) for index in range(len(left))]
+    return tuple(tuple(range(start, start + size)) for start, size in zip(starts, left, strict=True) if size)
+
+
+def _left(known: Sequence[Assignment], first: Plan, nodes: Sequence[str]) -> list[int]:
+    """How many of `nodes` every replica has."""
+    replicas = [first.assignments[row[0]].replica for row in first.replica_ranks]
+    return [sum(one.node in nodes and one.replica == replica for one in known) for replica in replicas]
+
+
+def _strategy(first: Strategy, rows: Rows) -> Strategy:
+    """That of one replica, if one is left."""
+    return cast(Strategy, first.removeprefix("data+")) if len(rows) == 1 else first

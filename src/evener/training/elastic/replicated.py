@@ -1,0 +1,260 @@
+"""The loop through generations where each rank has the whole model: whoever has made the last step gives its state.
+
+enter the next generation
+agree                                on the state of the highest step; who is below it takes it over
+    who is new                       does so in the background, while the others train (`healing`)
+    somebody is gone                 the step under way is done again
+
+Nothing is voted upon, or sent besides, in steps that nothing disturbs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from evener.config.run_config import RunConfig
+from evener.data.sampler import Division
+from evener.membership.agreement import Agreement, Standing, agree
+from evener.membership.elastic_group import ElasticGroup
+from evener.membership.generation import Generation
+from evener.oracle.apportion import Worker, apportion
+from evener.oracle.cost.topology import LinkCost
+from evener.oracle.rebalance import Balance
+from evener.parallel.replicated import ReplicatedModel
+from evener.records.history import History
+from evener.records.plan import Plan
+from evener.training.elastic.healing import Giver, Taker
+from evener.training.elastic.held_state import HeldState
+from evener.training.elastic.loop import NO_STEP, ElasticLoop
+from evener.training.elastic.plan import came, with_nodes
+from evener.training.elastic.telling import add_untold
+from evener.training.loop import Loop
+from evener.training.needed import leave_present
+from evener.training.training import Training, division_workers, follows_speeds, make_sampler
+
+
+class ReplicatedElasticLoop(ElasticLoop):
+    """One rank's loop through the generations of a run whose model each rank has.
+
+    Args:
+        training: with the plan that the run began with.
+        config: of the run.
+        ranks: that change.
+        is_late: whether this rank comes when the run has begun.
+        own_cost: what samples cost this rank's node, if that is none of the plan's.
+        line: with which newcomers are compared (`needed`); None: they are not.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        config: RunConfig,
+        ranks: ElasticGroup,
+        is_late: bool,
+        own_cost: Worker | None = None,
+        line: LinkCost | None = None,
+    ) -> None:
+        super().__init__(training.group, training.plan, config, ranks)
+        self._training, self._is_late, self._line = training, is_late, line
+        assert isinstance(training.model, ReplicatedModel)
+        self._model = training.model
+        self._loop: Loop = Loop(
+            training, config, ranks.fence, lambda: ranks.is_followed, self._keep, lambda: not self._has_state
+        )
+        self._own = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        self._before = [buffer.clone() for buffer in self._model.buffers()]
+        costs = division_workers(training.plan, follows_speeds(config, training.plan))
+        self._costs = dict(zip([a.node for a in training.plan.assignments], costs, strict=True))
+        if own_cost is not None:
+            self._costs[training.context.env.node.name] = own_cost
+        self._kept_for = NO_STEP  # the step before which buffers were kept
+        self._givers: list[Giver] = []
+        self._taker: Taker | None = None  # while this rank has not the state yet
+
+    def _begin_run(self) -> bool:
+        if self._is_late:
+            self._loop.last = NO_STEP
+        else:
+            self._start(self._loop)
+        return not self._is_late
+
+    def _before_step(self, step: int) -> None:
+        """Keep statistics: the forward pass changes them, and it may have to be done again."""
+        if self._taker is not None and (self._taker.has_come or self._taker.is_full or self._has_samples(step)):
+            self._catch_up()
+        if self._before:
+            torch._foreach_copy_(self._before, list(self._model.buffers()))
+        self._kept_for = step
+
+    def _after_step(self, loop: Loop) -> None:
+        """Nothing: all others have the whole model, too."""
+
+    def _settle(self, loop: Loop) -> None:
+        for giver in self._givers:
+            giver.made(loop.last, self._model.buffers())
+        self._end_givers()
+        if not loop.is_plain(loop.last):
+            self._catch_up()
+        super()._settle(loop)
+
+    def _train(self, loop: Loop, training: Training) -> bool:
+        is_over = super()._train(loop, training)
+        self._catch_up()
+        if loop.monitor.awaited:
+            training.group.barrier()  # who gives the state stays until then
+        for giver in self._givers:
+            giver.end()
+        return is_over
+
+    def _enter(self) -> tuple[Loop, Training]:
+        generation = self._ranks.enter()
+        self._givers = []
+        if self._taker is not None:  # it came to nothing
+            self._taker, self._loop.last = None, NO_STEP
+        group = self._training.group
+        own = Standing(step=self._loop.last, is_settled=self._is_settled)
+        rows = group.all_gather_bytes(msgspec.json.encode(own))
+        agreement = agree([msgspec.json.decode(row, type=Standing) for row in rows])
+        self._divide(generation, agreement)
+        self._take_over(agreement)
+        if group.is_leader:
+            present = {node: self._costs[node] for node in generation.nodes}
+            leave_present(self._training.context.env.store, present, self._line)
+        self._tell(self._ranks.what_began(), self._loop, self._training)
+        return self._loop, self._training
+
+    def _divide(self, generation: Generation, agreement: Agreement) -> None:
+        """Divide samples among the ranks of `generation`, by what one that has the state knows of the nodes."""
+        before, monitor, group = self._training, self._loop.monitor, self._training.group
+        if monitor.balance is not None:
+            known = zip(before.plan.assignments, monitor.balance.workers, strict=True)
+            self._costs |= {a.node: worker for rank, (a, worker) in enumerate(known) if rank not in monitor.awaited}
+        rows = group.all_gather_bytes(msgspec.json.encode(self._costs))
+        told = [msgspec.json.decode(row, type=dict[str, Worker]) for row in rows]
+        self._costs = told[agreement.source]
+        for node, own in zip(generation.nodes, told, strict=True):
+            self._costs.setdefault(node, own[node])  # of one that is new, it alone knows them
+        self._know_nodes()
+        workers = tuple(self._costs[node] for node in generation.nodes)
+        plan = plan_of(self._plan, generation.nodes, workers)
+        awaited = self._awaited(workers, agreement.new)
+        present = _without(workers, awaited)
+        shares = apportion(plan.micro_batch_size, present)
+        division = Division(present)
+        is_balanced = follows_speeds(self._config, plan) and group.size > 1
+        self._model.regroup(self._own)
+        self._training = replace(
+            before,
+            plan=plan,
+            sampler=make_sampler(before.context, plan, group.rank, division),
+            division=division,
+            balance=Balance(workers=present, shares=shares) if is_balanced else None,
+        )
+        self._loop.regroup(self._training, [a.node for a in self._plan.assignments], awaited)
+
+    def _awaited(self, workers: Sequence[Worker], new: Sequence[int]) -> dict[int, Worker]:
+        """Those of the ranks `new` that get the state in the background, and what samples will cost them."""
+        others = sum(worker.room for rank, worker in enumerate(workers) if rank not in new)
+        if others < self._plan.micro_batch_size or self._training.context.arithmetic.scaler.is_enabled():
+            return {}  # the others do not hold all samples, or gradients alone do not tell what a step does
+        return {rank: workers[rank] for rank in new}
+
+    def _know_nodes(self) -> None:
+        """Have the plan of the whole run name all nodes that ever came; if there are new ones, it is told again."""
+        plan = with_nodes(self._plan, came(self._plan, self._costs))
+        if plan is not self._plan:
+            self._plan = plan
+            if self._training.group.is_leader:
+                self._training.context.env.notify(plan)
+
+    def _take_over(self, agreement: Agreement) -> None:
+        """Be at the step that was agreed upon, or on the way to it."""
+        rank, loop = self._training.group.rank, self._loop
+        if rank not in [taker for _, taker in agreement.gifts]:
+            if self._kept_for == loop.last + 1:
+                for buffer, before in zip(self._model.buffers(), self._before, strict=True):
+                    buffer.copy_(before)
+            add_untold(loop.monitor.history, self._training.sampler, self._first, loop.last)
+            self._settled = loop.last if agreement.is_settled else NO_STEP
+        for giver, taker in agreement.gifts:
+            if rank == giver:
+                self._give(taker)
+            elif rank == taker:
+                self._take(giver, agreement)
+
+    def _give(self, taker: int) -> None:
+        """Give the state to rank `taker`: the history now, the rest in the background."""
+        group, loop = self._training.group, self._loop
+        assert group.mesh is not None
+        loop.monitor.history.wall_seconds = time.perf_counter() - self._begin
+        group.mesh.send_to(taker, msgspec.msgpack.encode(loop.monitor.history))
+        held = HeldState.of(self._training, loop.state(loop.last), History())
+        self._givers.append(Giver(self._ranks, group.rank, taker, held, self._model.buffers()))
+
+    def _take(self, giver: int, agreement: Agreement) -> None:
+        """Take the state from rank `giver`: now, if this rank has samples in the next step, or had a state before."""
+        group, loop = self._training.group, self._loop
+        assert group.mesh is not None
+        history = msgspec.msgpack.decode(group.mesh.receive_from(giver), type=History)
+        taker = Taker(self._ranks, giver, group.rank, self._training)
+        if group.rank in loop.monitor.awaited:
+            self._taker = taker
+        else:
+            taker.catch_up(loop.finish_step)
+        loop.monitor.history = history
+        self._mark = time.perf_counter()  # what was lost before, those know who have been there
+        self._begin = self._mark - history.wall_seconds
+        loop.last, self._kept_for = agreement.step, NO_STEP
+        self._settled = loop.last if agreement.is_settled else NO_STEP
+
+    @property
+    def _has_state(self) -> bool:
+        return self._taker is None
+
+    def _has_samples(self, step: int) -> bool:
+        return any(len(part.indices) for part in self._training.sampler.step(step))
+
+    def _keep(self, step: int) -> bool:
+        """Whether this rank has not the state yet; it then keeps the gradients of `step`."""
+        if self._taker is not None:
+            self._taker.keep(step)
+        return self._taker is not None
+
+    def _catch_up(self) -> None:
+        """Have the state, if this rank has not."""
+        if self._taker is not None:
+            last = self._loop.last
+            self._taker.catch_up(self._loop.finish_step)
+            self._taker, self._loop.last = None, last
+            self._ranks.has_state()
+
+    def _end_givers(self) -> None:
+        """Give no more to those who have caught up."""
+        for giver in self._givers:
+            if giver.taker not in self._loop.monitor.awaited:
+                giver.end()
+        self._givers = [giver for giver in self._givers if giver.taker in self._loop.monitor.awaited]
+
+
+def _without(workers: Sequence[Worker], awaited: Mapping[int, Worker]) -> tuple[Worker, ...]:
+    """What samples cost if those ranks have none."""
+    return tuple(replace(one, most=0, least=0) if rank in awaited else one for rank, one in enumerate(workers))
+
+
+def plan_of(plan: Plan, nodes: Sequence[str], workers: Sequence[Worker]) -> Plan:
+    """`plan` with `nodes` alone, some of its own in whatever order, and samples by what these cost the `workers`."""
+    assignments = {assignment.node: assignment for assignment in plan.assignments}
+    shares = apportion(plan.micro_batch_size, workers)
+    return msgspec.structs.replace(
+        plan,
+        assignments=tuple(
+            msgspec.structs.replace(assignments[node], rank=rank, samples=samples)
+            for rank, (node, samples) in enumerate(zip(nodes, shares, strict=True))
+        ),
+    )

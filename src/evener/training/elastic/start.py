@@ -1,0 +1,149 @@
+"""How a rank comes into an elastic run: from its beginning, or later, by itself, from what the others left for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import torch.distributed as dist
+
+from evener.comm.group import Group
+from evener.comm.step_timing import StepTimer
+from evener.config.run_config import RunConfig
+from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.apportion import Worker, weights_to_workers
+from evener.oracle.copies import FAULT_SECONDS
+from evener.records.errors import DoesNotFit, NotNeeded
+from evener.records.history import History
+from evener.records.plan import WHOLE_MODEL, Assignment, Plan
+from evener.records.profile import TaskTiming
+from evener.records.schema import Part
+from evener.records.task import Task
+from evener.system.pace import StepSeconds
+from evener.training.context import RankContext, make_context
+from evener.training.costs import time_here, worker_of
+from evener.training.elastic.held_state import HeldState
+from evener.training.elastic.part_copies import PartCopies
+from evener.training.loop import Loop
+from evener.training.needed import place_for
+from evener.training.training import Training, follows_speeds
+
+_LEFT = "elastic/left"
+_decode_reference = msgspec.json.Decoder(StepSeconds | None).decode
+
+
+class Left(Part, frozen=True, kw_only=True):
+    """What ranks that come later need to know.
+
+    Attributes:
+        plan: of the run.
+        uses_all: whether every weight has a gradient in every step.
+        references: of slowed nodes, by name, what their steps are held to: in the midst of a run nobody measures it.
+    """
+
+    plan: Plan
+    uses_all: bool
+    references: dict[str, StepSeconds]
+
+
+def why_fixed(training: Training, config: RunConfig) -> str:
+    """Why the run needs all of its ranks, in words; empty if it can go on without some: each has all that it needs."""
+    env, strategy = training.context.env, training.plan.strategy
+    reasons = {
+        "nodes are replaced only where this command starts several on this machine": env.line is None,
+        "there is one node": training.group.size == 1,
+        f"with strategy {strategy} a node holds what others do not: it goes on with --elastic alone": (
+            strategy != "data" and not config.elastic
+        ),
+        "the optimiser looks at whole tensors, of which each node has a part": training.optimizer.is_gathered,
+        "data that stays where it is (--stationary) is lost with its node": config.stationary,
+        "--compile would compile again for other shares": config.compile,
+        "collectives of GPUs cannot be left": any(node.device != "cpu" for node in env.nodes),
+    }
+    return next((words for words, is_so in reasons.items() if is_so), "")
+
+
+def leave_word(env: RankEnvironment, group: Group, plan: Plan, *, uses_all: bool) -> None:
+    """Leave what ranks that come later need to know; all ranks call this."""
+    rows = group.all_gather_bytes(msgspec.json.encode(group.timer.pace.reference))
+    found = {name: _decode_reference(row) for name, row in zip(group.nodes, rows, strict=True)}
+    if group.is_leader and env.store is not None:
+        references = {name: one for name, one in found.items() if one is not None}
+        left = Left(plan=plan, uses_all=uses_all, references=references)
+        env.store.set(_LEFT, msgspec.json.encode(left).decode())
+
+
+def late_group(env: RankEnvironment) -> tuple[Group, Left]:
+    """The group of a rank that comes when the run has begun, in which it is alone as yet; and what was left for it."""
+    assert env.store is not None
+    left = msgspec.json.decode(env.store.get(_LEFT), type=Left)
+    alone = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
+    timer = StepTimer(env.device, env.node.speed_at(0))
+    timer.pace.reference = left.references.get(env.node.name)
+    return Group(rank=0, size=1, device=env.device, nodes=[env.node.name], timer=timer, is_elastic=True), left
+
+
+def with_copies(training: Training, config: RunConfig) -> Training:
+    """`training`, whose plan says how often parts are copied, of which nobody else has any; all ranks call this."""
+    plan = training.plan
+    if plan.strategy in WHOLE_MODEL or len(plan.replica_ranks) > 1:
+        return training
+    copies, settings = PartCopies(training.group), Loop(training, config).state(0)
+    seconds = plan.prediction.step_seconds if plan.prediction else 0.0
+    copies.copy(0, HeldState.of(training, settings, History()).encode(), seconds or FAULT_SECONDS)
+    return replace(training, plan=msgspec.structs.replace(plan, copy_steps=copies.every))
+
+
+def cost_here(context: RankContext, plan: Plan, config: RunConfig) -> Worker | None:
+    """What samples cost this rank's node, measured while the others train; None where `plan` knows it.
+
+    Where the user named shares, it is to have as many as the others have on the average.
+
+    Raises:
+        NotNeeded: the node cannot hold the model and one sample.
+    """
+    if context.env.node.name in [one.node for one in plan.assignments]:
+        return None
+    if not follows_speeds(config, plan):
+        shares = plan.replica_samples
+        return weights_to_workers([*shares, sum(shares) / len(shares)], [None] * (len(shares) + 1))[-1]
+    return worker_of(time_to_come(lambda: time_here(context, plan.micro_batch_size)), plan.accumulate)
+
+
+def time_to_come(time: Callable[[], TaskTiming]) -> TaskTiming:
+    """What `time` measures on a node that comes to a run. Raises NotNeeded: it cannot hold the model and one sample."""
+    try:
+        return time()
+    except DoesNotFit as error:
+        raise NotNeeded(str(error)) from error
+
+
+def place_here(context: RankContext, plan: Plan, config: RunConfig) -> Assignment | None:
+    """The place in a divided model that this rank's node comes in, with what samples cost it; None: `plan` knows it.
+
+    Raises:
+        NotNeeded: no node of the plan is missing.
+    """
+    place = place_for(context.env, plan)
+    if place is None:
+        return None
+    node, reason = context.env.node, f"came in the place of {place.node}"
+    own = msgspec.structs.replace(place, node=node.name, device=node.device, samples=0, reason=reason)
+    if config.shares != "measured" or not all(one.sample_seconds for one in plan.assignments):
+        return own
+    cost = worker_of(time_to_come(lambda: time_here(context, plan.micro_batch_size)), plan.accumulate)
+    return msgspec.structs.replace(own, fixed_seconds=cost.fixed_seconds, sample_seconds=cost.unit_seconds)
+
+
+def late_context(env: RankEnvironment, config: RunConfig, task: Task | None) -> tuple[RankContext, Plan]:
+    """The context of a rank that comes when the run has begun, and the plan with which that was.
+
+    Args:
+        env: of the rank.
+        config: of the run.
+        task: of the run, if it is known; None: the one that `config` names.
+    """
+    group, left = late_group(env)
+    return replace(make_context(env, group, config, task), uses_all=left.uses_all), left.plan

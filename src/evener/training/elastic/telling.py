@@ -1,0 +1,64 @@
+"""What an elastic run's record says: of nodes that went or came, what that cost, and steps that nobody reported."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from evener.comm.group import Group
+from evener.data.sampler import Sampler
+from evener.membership.elastic_group import ElasticGroup
+from evener.membership.generation import Generation
+from evener.records.history import Entry, History
+from evener.records.record import Event
+from evener.training.monitor import Monitor
+
+
+def tell_generation(
+    generation: Generation,
+    ranks: ElasticGroup,
+    monitor: Monitor,
+    group: Group,
+    mark: float,
+    num_nodes: int,
+    last: int,
+    repeated: int = 0,
+) -> float:
+    """Have the record say why `generation` began and what that cost; all ranks call this. When it ended, on this one.
+
+    Args:
+        generation: with the reasons of those before it that nobody has told of.
+        ranks: know when this process learnt of a loss.
+        monitor: keeps the history.
+        group: the ranks of the generation.
+        mark: when the last step ended here, by `time.perf_counter`.
+        num_nodes: of the whole run.
+        last: step that is contained in the weights.
+        repeated: steps that were done and will be done again.
+    """
+    now = time.perf_counter()
+    own = (now - mark, now - ranks.known_at if ranks.known_at else 0.0)
+    rows = group.all_gather_bytes(msgspec.json.encode(own))
+    lost, since = map(max, zip(*(msgspec.json.decode(row) for row in rows), strict=True))
+    ranks.known_at, history = 0.0, monitor.history
+    if generation.number == 1:
+        return now
+    lost += repeated * history.seconds / max(1, history.last_step)
+    history.lost_seconds += lost
+    count = len(generation.participants)
+    words = f"{generation.reason}; {count} node{'' if count == 1 else 's'} of {num_nodes} go on"
+    if generation.lost:
+        words += f" with step {last + 1}, {since:.3f} s after that was known; {lost:.3f} s lost"
+    if repeated:
+        words += f"; {repeated} step{'' if repeated == 1 else 's'} to be done again"
+    kind, nodes = ("node lost", generation.lost) if generation.lost else ("joined", generation.joined)
+    monitor.emit(Event(step=last, kind=kind, message=words, nodes=nodes))
+    return now
+
+
+def add_untold(history: History, sampler: Sampler, first: int, last: int) -> None:
+    """Count steps up to `last` whose reports were lost with a node; the run's first one here was `first`."""
+    for step in range(max(history.last_step, first - 1) + 1, last + 1):
+        part = sampler.step(step)[0]
+        history.add(Entry(step=step, epoch=part.epoch, samples=part.total, untold=part.total, steps=1))

@@ -1,0 +1,61 @@
+"""Refuses a batch of one sample, of which BatchNorm cannot take statistics, before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from evener.data.loader import random_state_kept
+from evener.parallel.gradient_hooks import copied
+from evener.records.errors import InvalidInput
+
+_PYTORCHS_WORDS = "Expected more than 1 value per channel"
+
+
+def refuse_lone_sample(
+    model: nn.Module, forward: Callable[[nn.Module], object], *, samples: int, batch_size: int, parts: int = 1
+) -> None:
+    """Raise InvalidInput if a batch of the run has one sample, and the model's BatchNorm cannot take it.
+
+    Args:
+        model: to be trained; it stays as it is.
+        forward: computes one sample of the training data by the copy of the model that it is given.
+        samples: of an epoch.
+        batch_size: of a step; the last one of an epoch has what is left.
+        parts: micro-batches of a step.
+    """
+    sizes = {size for size in (min(batch_size, samples), samples % batch_size) if size}
+    lone = [size for size in sorted(sizes) if size <= parts or size // parts == 1]
+    if not lone or not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return
+    trial = copied(model)
+    trial.train()
+    try:
+        with random_state_kept(), torch.no_grad():
+            forward(trial)
+    except ValueError as error:
+        if _PYTORCHS_WORDS not in str(error):
+            raise
+        which = "the last batch of every epoch" if lone[0] == samples % batch_size else "a batch"
+        micro_batches = f" in {parts} micro-batches" if parts > 1 else ""
+        raise InvalidInput(
+            f"{which} has {lone[0]} of the {samples} samples{micro_batches}, and BatchNorm cannot take statistics of "
+            f"one sample: take another --batch-size than {batch_size}{_better(samples, batch_size, parts)}"
+        ) from error
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the weights of a model are."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _better(samples: int, batch_size: int, parts: int) -> str:
+    """A batch size near to `batch_size` that leaves no lone sample, in words; empty if there is none."""
+    near = sorted(range(2, min(samples, 2 * batch_size) + 1), key=lambda size: abs(size - batch_size))
+    for size in near:
+        if all(left // parts > 1 for left in (size, samples % size) if left):
+            return f", such as {size}"
+    return ""

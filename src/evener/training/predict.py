@@ -1,0 +1,174 @@
+"""Predicts what a plan's step takes: every rank rehearses its part alone, exchanges are measured, the oracle combines.
+
+    rehearse     each rank performs its part in silence              what it computes between which exchanges
+    measure      exchanges of those kinds and sizes, nothing else    what the links take
+    replay       by the oracle, nothing is run                       what all take together
+
+No step of the plan is performed: who waits for whom, and for how long, is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median_low
+
+import msgspec
+
+from evener.benchmark.dry_run import random_numbers_kept
+from evener.benchmark.exchanges import distinct_sizes, measure_exchanges
+from evener.benchmark.fake_group import EventTrace, FakeGroup, fake_group, known_to_torch
+from evener.benchmark.links import measure_message
+from evener.benchmark.rehearsal import WARM_UP, rehearse
+from evener.comm.group import Group
+from evener.comm.step_timing import StepTimer
+from evener.data.loader import to_device
+from evener.oracle.data_parallel import fitted_to_rehearsal
+from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, RankStep, TraceEvent, replay
+from evener.parallel.optimizer import ModelOptimizer
+from evener.parallel.parallel_model import ParallelModel
+from evener.parallel.process_mesh import ProcessMesh
+from evener.records.plan import Plan, Prediction
+from evener.training.context import RankContext
+
+_SECONDS = 1.2
+"""For the rehearsal, about."""
+_PART = 1 / 20
+"""Of the steps of a run that are rehearsed at most, so that a short one begins soon."""
+
+_Ranks = tuple[int, ...]
+_Round = tuple[TraceEvent, ...]
+_Timings = dict[_Ranks, list[ExchangeTiming]]
+
+
+def predict(context: RankContext, plan: Plan, build: Callable[[FakeGroup], ParallelModel], *others: Group) -> Plan:
+    """`plan` with what its step will take; the same on all ranks of `context`, who are those of the plan.
+
+    Without a prediction of its own if there is no memory for a second copy of this rank's part.
+
+    Args:
+        context: of this rank.
+        plan: with its stages, if it is of a pipeline.
+        build: makes a twin of this rank's part, among others who stay silent.
+        others: groups in which the part exchanges something, besides that of all ranks and those that it makes itself.
+    """
+    group, device = context.group, context.env.device
+    trace, timer = EventTrace(device), StepTimer(device, group.timer.pace.speed)
+    timer.pace.reference = group.timer.pace.reference
+    silent = fake_group(group, range(group.size), timer, trace)
+    num_steps = context.epochs * -(-context.num_samples // context.batch_size)
+    with random_numbers_kept(device), known_to_torch(silent):
+        own = rehearse(group, trace, lambda: _step(context, plan, build(silent)), _SECONDS, round(_PART * num_steps))
+    if not own:
+        return plan
+    sent = silent.traffic.sent_bytes / (len(own) + WARM_UP)
+    rows = group.all_gather_bytes(msgspec.json.encode((sent, own)))
+    found = [msgspec.json.decode(row, type=tuple[float, list[_Round]]) for row in rows]
+    rounds = list(zip(*(events for _, events in found), strict=True))
+    timings = _measure([group, *others, *silent.made], group, rounds[0])
+    played = [_play(parts, timings) for parts in rounds]
+    seconds = [max(rank.seconds for rank in ranks) for ranks in played]
+    typical = played[seconds.index(median_low(seconds))]
+    prediction = _prediction(typical, max(sent for sent, _ in found))
+    plan = msgspec.structs.replace(plan, prediction=prediction)
+    return fitted_to_rehearsal(plan, [rank.computing for rank in typical]) if plan.strategy == "data" else plan
+
+
+def silent_mesh(mesh: ProcessMesh, silent: FakeGroup) -> ProcessMesh:
+    """The same mesh among silent others."""
+    if mesh.group is mesh.world:
+        return replace(mesh, world=silent, group=silent)
+    own = fake_group(mesh.group, mesh.arrangement.ranks_of(mesh.index), silent.timer, silent.trace)
+    own.traffic = silent.traffic
+    return replace(mesh, world=silent, group=own)
+
+
+def _step(context: RankContext, plan: Plan, model: ParallelModel) -> Callable[[], None]:
+    """Performs this rank's part of a step."""
+    optimizer, timer = ModelOptimizer(context.make_optimizer, model.held()), model.group.timer
+    calls = plan.loaded_micro_batches
+    samples, total = plan.replica_samples[model.replica], plan.micro_batch_size * calls
+    if calls < plan.accumulate:  # a pipeline cuts a batch, whose parts need not be equal
+        samples, total = round(plan.batch_size * samples / sum(plan.replica_samples)), plan.batch_size
+    model.train()
+
+    def micro_batch(is_last: bool) -> None:
+        timer.resume("io")
+        inputs, targets = to_device(context.samples(max(1, samples)), context.env.device)
+        timer.pause()
+        timer.pace.expect(samples)
+        timer.resume("fb")
+        model.add_gradients(inputs, targets, samples=samples, total=total, is_last=is_last)
+        timer.pause()
+
+    def step() -> None:
+        for number in range(calls):
+            micro_batch(is_last=number == calls - 1)
+        timer.resume("wu")
+        optimizer.step()
+        optimizer.clear_gradients()
+        timer.close_step(samples * calls)
+
+    return step
+
+
+def _measure(groups: Sequence[Group], world: Group, parts: Sequence[_Round]) -> _Timings:
+    """What exchanges such as those of `parts` cost, by the ranks that take part.
+
+    Small groups come first, so that replicas exchange at the same time, as they do in a step; in one order everywhere.
+    """
+    named = {tuple(world.nodes.index(node) for node in group.nodes): group for group in groups if group.size > 1}
+    ordered = sorted(named.items(), key=lambda one: (len(one[0]), one[0]))
+    own = [(ranks, measure_exchanges(group, _sizes(parts, ranks))) for ranks, group in ordered]
+    timings: _Timings = {}
+    for row in world.all_gather_bytes(msgspec.json.encode(own)):
+        timings |= dict(msgspec.json.decode(row, type=list[tuple[_Ranks, list[ExchangeTiming]]]))
+    messages = [event for part in parts for event in part if event.act == "begin" and event.kind == "message"]
+    for hop in sorted({event.ranks for event in messages}):
+        sizes = distinct_sizes(event.nbytes for event in messages if event.ranks == hop)
+        timings.setdefault(hop, []).append(_passing(world, hop, sizes))
+    return timings
+
+
+def _passing(world: Group, hop: _Ranks, sizes: Sequence[int]) -> ExchangeTiming:
+    """What messages from one rank to another take; they are taken to hide behind computing."""
+    points = (
+        ExchangePoint(nbytes=size, seconds=measure_message(world, hop[0], hop[1], size), beside=0.0) for size in sizes
+    )
+    return ExchangeTiming(kind="message", ranks=2, points=tuple(points))
+
+
+def _sizes(parts: Sequence[_Round], ranks: _Ranks) -> dict[ExchangeKind, set[int]]:
+    """Bytes of the exchanges among `ranks` by kind; any may turn out to be one of neighbours where some are."""
+    sizes: dict[ExchangeKind, set[int]] = {}
+    for event in (event for part in parts for event in part):
+        if event.act == "begin" and event.ranks == ranks and event.kind != "message":
+            sizes.setdefault(event.kind, set()).add(event.nbytes)
+    if "neighbours" in sizes:
+        sizes["neighbours"] |= sizes.get("exchange", set())
+    return sizes
+
+
+def _play(parts: Sequence[_Round], timings: _Timings) -> list[RankStep]:
+    def cost(kind: ExchangeKind, ranks: _Ranks, nbytes: int, meanwhile: float) -> float:
+        return next(timing for timing in timings[ranks] if timing.kind == kind).seconds(nbytes, meanwhile)
+
+    return replay(parts, cost)
+
+
+def _prediction(played: Sequence[RankStep], sent: float) -> Prediction:
+    seconds = max(rank.seconds for rank in played)
+    slowest = max(played, key=lambda rank: rank.computing)
+    words = {
+        "computing of the slowest rank": slowest.computing,
+        "exchanges": slowest.exchanging,
+        "waiting for the slowest rank of every exchange": seconds - slowest.computing - slowest.exchanging,
+    }
+    return Prediction(
+        step_seconds=seconds,
+        compute_seconds=slowest.computing,
+        communication_seconds=slowest.exchanging,
+        waiting_seconds=max(0.0, seconds - slowest.computing - slowest.exchanging),
+        sent_bytes=round(sent),
+        bottleneck=max(words, key=lambda word: words[word]),
+    )

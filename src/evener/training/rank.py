@@ -1,0 +1,309 @@
+"""The whole way of a run on one page: join -> plan -> build -> check -> train -> record.
+
+`train_rank` is what every rank runs, whoever started it. All decisions are made on every rank from the same numbers, so
+that no rank has to be sent the plan. What was asked for is read by the steps that are given `config`, by no others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from evener.benchmark.device import environment
+from evener.comm.group import Group
+from evener.comm.joining import leave_group
+from evener.config.run_config import RunConfig
+from evener.data.loader import to_device
+from evener.launch.rank_environment import RankEnvironment
+from evener.membership.elastic_group import ElasticGroup
+from evener.membership.line import Line
+from evener.oracle.data_parallel import without_slow_nodes
+from evener.parallel.gradient_hooks import copied
+from evener.parallel.pipeline.staged import StagedModel
+from evener.parallel.replicated import ReplicatedModel
+from evener.records.atomic import atomic_write
+from evener.records.errors import DoesNotFit, InvalidInput, NodeLost, NotExact
+from evener.records.history import History
+from evener.records.plan import WHOLE_MODEL, Plan, Rejected, is_pipeline
+from evener.records.record import Event, NodeSummary, TrainRecord
+from evener.records.task import Task
+from evener.report.canvas import can_draw, png
+from evener.report.figures import timeline_figure
+from evener.system.memory import peak_memory
+from evener.tracer.nested import call
+from evener.training.checkpoint import require_writable, write_weights
+from evener.training.context import RankContext, join_run, make_context, require_same_material
+from evener.training.elastic.divided import DividedElasticLoop
+from evener.training.elastic.replicated import ReplicatedElasticLoop
+from evener.training.elastic.start import cost_here, late_context, leave_word, place_here, why_fixed, with_copies
+from evener.training.lone_sample import device_of, refuse_lone_sample
+from evener.training.loop import Loop
+from evener.training.needed import require_needed, slowest_line
+from evener.training.planning import candidate_strategies, make_plan, plan_without_smallest, why_all_take_part
+from evener.training.self_check import self_check
+from evener.training.task_faults import refuse_outputs, task_fault_of
+from evener.training.training import Training, is_divided_by_costs, make_training
+
+
+def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None) -> None:
+    """One rank's whole way; the leader emits plan, steps and record through the env.
+
+    Args:
+        env: of the rank.
+        config: what is asked for.
+        task: to be trained; None: the one that `config` names.
+    """
+    if env.line is not None and env.line.is_late:
+        run_late(*late_context(env, config, task), config, env.line)
+        return
+    group, config = join_run(env, config)
+    context = make_context(env, group, config, task)
+    try:
+        require_same_material(context)
+        require_writable(context.model)
+        refuse_outputs(context)
+        training = prepare(context, config)
+    except Exception as error:
+        if (meaning := task_fault_of(context, error)) is error:
+            raise
+        raise meaning from error
+    if training is None:
+        return
+    why = why_fixed(training, config)
+    if env.line is not None and not why:
+        training = with_copies(training, config)
+    if training.group.is_leader:
+        env.notify(training.plan)
+    if env.line is not None and not why:
+        uses_all = isinstance(training.model, ReplicatedModel) and training.model.uses_all
+        leave_word(env, training.group, training.plan, uses_all=uses_all)
+        run_elastic(context, training, config, env.line)
+        return
+    if config.elastic and training.group.is_leader:
+        env.notify(Event(step=0, kind="not elastic", message=f"a lost node ends this run: {why}"))
+    startup = time.time() - config.started
+    history = Loop(training, config).run()
+    write_results(training, history, config.folder, startup)
+    training.group.barrier()
+    leave_group()
+
+
+def run_elastic(context: RankContext, training: Training, config: RunConfig, line: Line) -> None:
+    """From the first step to the record, in a run whose ranks may change; the model of `context` is whole."""
+    ranks = ElasticGroup(line, training.group, context.env.address, context.env.stop_heartbeat)
+    if training.plan.strategy in WHOLE_MODEL:
+        slowest = slowest_line(training, config)
+        ReplicatedElasticLoop(training, config, ranks, is_late=False, line=slowest).run(partial(finish_elastic, config))
+    else:
+        among = replace(context, group=training.group)
+        DividedElasticLoop(among, training.plan, config, ranks, training).run(partial(finish_elastic, config))
+
+
+def run_late(context: RankContext, plan: Plan, config: RunConfig, line: Line) -> None:
+    """The same, of a rank that comes when a run by this plan has begun. Raises NotNeeded: that goes on without it."""
+    ranks = ElasticGroup(line, context.group, context.env.address)
+    if plan.strategy in WHOLE_MODEL:
+        training = make_training(context, plan, config)
+        cost = cost_here(context, plan, config)
+        slowest = require_needed(context, plan, config, cost)
+        loop = ReplicatedElasticLoop(training, config, ranks, is_late=True, own_cost=cost, line=slowest)
+        loop.run(partial(finish_elastic, config))
+    else:
+        place = place_here(context, plan, config)
+        DividedElasticLoop(context, plan, config, ranks, None, place).run(partial(finish_elastic, config))
+
+
+def finish_elastic(config: RunConfig, ended: Training, history: History) -> None:
+    """The results of a run whose ranks may have changed."""
+    startup = time.time() - config.started - history.wall_seconds
+    write_results(ended, history, config.folder, max(0.0, startup))
+
+
+def prepare(context: RankContext, config: RunConfig) -> Training | None:
+    """All that the loop needs; None for a rank that the plan leaves out. Every rank of the context calls this.
+
+    Of a strategy that would train something else than one process does, `auto` takes the next.
+
+    Raises:
+        NotExact: the strategy that was asked for, or every one, would.
+        DoesNotFit: no nodes hold the model together.
+    """
+    refused: list[Rejected] = []
+    fewer: Plan | None = None
+    while True:
+        plan = fewer or make_plan(context, config, refused)
+        _refuse_lone_sample(context, plan)
+        among = context.of_plan(plan)
+        misfit = ""
+        try:
+            training, sentence = (None, "") if among is None else checked(among, plan, config)
+        except DoesNotFit as error:  # of a pipeline, in which all of its ranks find the same
+            if not is_pipeline(plan.strategy):
+                raise
+            training, sentence, misfit = None, str(error), str(error)
+        found = refusals(context, sentence)
+        if not found:
+            fewer = plan_of_fewer(context, training, config)
+            if fewer is None:
+                return training and explained(training, config)
+            continue
+        if is_pipeline(plan.strategy) and any(context.group.all_gather_bytes(misfit.encode())):
+            fewer = plan_without_smallest(context, config, plan, found[0])
+            if fewer is None:
+                raise DoesNotFit(found[0])
+            continue
+        fewer = None
+        refused.append(Rejected(what=plan.strategy, reason=found[0]))
+        if context.given or len(refused) == len(candidate_strategies(config, len(context.env.nodes))):
+            raise NotExact(found[0])
+
+
+def explained(training: Training, config: RunConfig) -> Training:
+    """`training` whose plan says why nodes take part that make steps longer, if some do."""
+    reasons = {
+        "--plan says so": training.context.given is not None,
+        f"--shares {config.shares} gives each its part": config.shares != "measured",
+        "--stationary leaves data on each": config.stationary,
+    }
+    return replace(training, plan=why_all_take_part(training.plan, reasons))
+
+
+def plan_of_fewer(context: RankContext, training: Training | None, config: RunConfig) -> Plan | None:
+    """The plan without nodes that make its steps longer, as a rehearsal showed; None if the run needs all of its nodes.
+
+    Every rank of the context calls this; `training` is None on ranks that are left out already.
+    """
+    fewer = None
+    if training is not None and context.given is None and is_divided_by_costs(training.plan, config):
+        fewer = without_slow_nodes(training.plan)
+    rows = context.group.all_gather_bytes(b"" if fewer is None else msgspec.json.encode(fewer))
+    return next((msgspec.json.decode(row, type=Plan) for row in rows if row), None)
+
+
+def _refuse_lone_sample(context: RankContext, plan: Plan) -> None:
+    """Raise InvalidInput if a step of `plan` has one sample that the model's BatchNorm cannot take."""
+    refuse_lone_sample(
+        context.model,
+        lambda model: call(model, to_device(context.samples(1)[0], device_of(model))),
+        samples=context.num_samples,
+        batch_size=context.batch_size,
+        parts=plan.accumulate,
+    )
+
+
+def refusals(context: RankContext, own: str) -> list[str]:
+    """Why ranks would train something else, if any would; `own` is what this one says.
+
+    Raises:
+        NotExact: this rank alone cannot train its part; the others are in the middle of the step, waiting for it.
+    """
+    mesh = context.group.reports
+    if mesh is None:
+        return [own] if own else []
+    if not own:
+        return [row.decode() for row in mesh.all_gather(b"") if row]
+    try:
+        with mesh.within(context.env.patience):
+            return [row.decode() for row in mesh.all_gather(own.encode()) if row]
+    except NodeLost as error:
+        raise NotExact(own) from error
+
+
+def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Training | None, str]:
+    """What the loop needs for `plan`, or why it would train something else."""
+    model = copied(context.model)  # parts of the other one are taken over
+    try:
+        training = make_training(replace(context, model=model), plan, config)
+    except InvalidInput as error:
+        if config.strategy != "auto" or context.given is not None:
+            raise
+        return None, str(error)
+    if not config.check or context.group.size == 1:
+        return training, ""
+    context.begins("checking", "that the nodes learn what one process learns")
+    try:
+        check = self_check(context, training.plan, config)
+    except NotExact as error:
+        return None, str(error)
+    return replace(training, plan=msgspec.structs.replace(training.plan, check=check)), ""
+
+
+def write_results(training: Training, history: History, folder: Path, startup: float) -> None:
+    """Write weights and timeline into the run's folder, and emit the record; every rank calls this.
+
+    Args:
+        training: that has ended.
+        history: of it.
+        folder: of the run.
+        startup: seconds before its first step.
+
+    Raises:
+        CannotWrite: the disk is full or gone; the record is emitted all the same.
+    """
+    record = build_record(training, history, startup)
+    if isinstance(training.model, StagedModel):
+        write_timeline(training.model, folder)
+    weights = training.model.gather_weights()
+    if training.group.is_leader:
+        try:
+            write_weights(weights, folder)
+        finally:
+            training.context.env.notify(record)
+
+
+def left_out(plan: Plan) -> list[Event]:
+    """What the record says of nodes that the plan does without, and of strategies."""
+    return [Event(step=0, kind="left out", message=f"{r.what}: {r.reason}") for r in plan.rejected]
+
+
+def build_record(training: Training, history: History, startup: float) -> TrainRecord:
+    """The record of a run; its nodes' figures are gathered from all ranks."""
+    context, plan = training.context, training.plan
+    history.events[:0] = left_out(plan)
+    return history.record(
+        list(node_summaries(training.group, plan, history)),
+        task=context.task.name,
+        plan=plan,
+        seed=context.seed,
+        epochs=context.epochs,
+        precision=context.arithmetic.precision,
+        seconds=history.wall_seconds,
+        startup_seconds=startup,
+        environment=environment(),
+    )
+
+
+def node_summaries(group: Group, plan: Plan, history: History) -> Iterator[NodeSummary]:
+    """What every node did, from the steps that all know and from each rank's own counts; all ranks call this."""
+    works = list(history.totals.values())
+    samples = sum(entry.samples for entry in history.steps())
+    own = [group.traffic.sent_bytes, group.traffic.received_bytes, peak_memory(str(group.device))]
+    told = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(own))]
+    rows = dict(zip(group.nodes, told, strict=True))
+    for work, assignment in zip(works, plan.assignments, strict=True):
+        sent, received, peak = rows.get(assignment.node, (0, 0, 0))  # of a node that is gone, nobody knows
+        yield NodeSummary(
+            name=assignment.node,
+            device=assignment.device,
+            share=assignment.share * work.samples / samples if samples else 0.0,
+            seconds_computing=work.busy_seconds,
+            seconds_waiting=work.wait_seconds or 0.0,
+            bytes_sent=sent,
+            bytes_received=received,
+            peak_memory_bytes=peak,
+        )
+
+
+def write_timeline(model: StagedModel, folder: Path) -> None:
+    """Write the last step as `timeline.json` (for ui.perfetto.dev) and, with Matplotlib, `timeline.png`."""
+    timeline = model.pipeline.timeline()
+    if not model.group.is_leader:
+        return
+    atomic_write(folder / "timeline.json", timeline.chrome_trace())
+    if can_draw():  # the trace shows the same
+        atomic_write(folder / "timeline.png", png(timeline_figure(timeline)))

@@ -1,0 +1,167 @@
+"""The checkpoints of a rank's run: which one it goes on from, when another one is due, and what becomes of it.
+
+step = saving.resume()                  # 0, or that of the last checkpoint, whose state everything is in now
+with saving.writing():
+    ...
+    if saving.is_due(step):
+        saving.save(step)               # the leader copies and has it written, all go on
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from msgspec.structs import replace
+from torch.optim.lr_scheduler import LRScheduler
+
+from evener.comm.group import Group
+from evener.config.run_config import RunConfig
+from evener.records.errors import Interrupted, InvalidInput
+from evener.records.record import Event
+from evener.training.checkpoint import (
+    Checkpoint,
+    Checkpoints,
+    CheckpointState,
+    WholeModel,
+    WholeOptimizer,
+    refuse_other_run,
+    write_weights,
+)
+from evener.training.checkpoint_writer import CheckpointWriter
+
+
+class Saving:
+    """Saves one rank's training, and brings it to what was saved. Methods are called by all ranks alike.
+
+    Args:
+        config: says where and when, and whether to go on from a checkpoint.
+        group: the ranks.
+        model: of which the weights are.
+        optimizer: likewise its state.
+        scheduler: of the learning rate.
+        scaler: of the loss.
+        state: (step) -> what of a checkpoint after it is no tensor.
+        emit: takes what is to be told.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        group: Group,
+        *,
+        model: WholeModel,
+        optimizer: WholeOptimizer,
+        scheduler: LRScheduler | None,
+        scaler: torch.amp.GradScaler,
+        state: Callable[[int], CheckpointState],
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._config, self._group, self._state, self._emit = config, group, state, emit
+        self._model, self._optimizer, self._scheduler, self._scaler = model, optimizer, scheduler, scaler
+        self._checkpoints = Checkpoints(config.checkpoint_folder)
+        self._writer = CheckpointWriter(self._checkpoints)
+        self._saved_at = time.monotonic()
+
+    def rebuild(self, model: WholeModel, optimizer: WholeOptimizer, scheduler: LRScheduler | None) -> None:
+        """From now on the training is in these."""
+        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+
+    def resume(self) -> int:
+        """The last step that is done: 0, or that of the checkpoint to go on from, whose state is loaded.
+
+        Raises:
+            InvalidInput: the folder holds checkpoints of another run, or the ranks see different ones.
+            MissingFile: there is none to go on from.
+            InvalidFile: it is damaged, or of another model.
+        """
+        if not self._config.resume:
+            if not self._checkpoints.is_empty:
+                raise InvalidInput(
+                    f"{self._checkpoints.folder} holds checkpoints of an earlier run; "
+                    "add --resume to go on with it, or name another folder with --checkpoint"
+                )
+            return 0
+        self._set_aside_damaged()
+        folder, state = self._checkpoints.latest()
+        self._refuse_different_checkpoints(state.step)
+        refuse_other_run(state, self._state(state.step), folder)
+        self._checkpoints.load(folder, state, self._model, self._optimizer, self._scheduler, self._scaler)
+        self._emit(Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}"))
+        return state.step
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Inside, checkpoints are written; afterwards all of them are."""
+        with self._writer:
+            yield
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until all checkpoints are written, and tell of them."""
+        self._emit_all(self._writer.wait())
+
+    def tell(self) -> None:
+        """Tell of those that have been written meanwhile."""
+        self._emit_all(self._writer.finished())
+
+    def is_due(self, step: int) -> bool:
+        """Whether `step` is one of those after which a checkpoint was asked for."""
+        every = self._config.checkpoint_steps
+        return every is not None and step % every == 0
+
+    def is_time(self) -> bool:
+        """Whether it is, by the clock of the first rank of all."""
+        seconds = self._config.checkpoint_seconds
+        return self._group.is_leader and seconds is not None and time.monotonic() - self._saved_at >= seconds
+
+    def save(self, step: int) -> None:
+        """The leader copies, and has it written; the others go on and meet it again in the next collective."""
+        weights, optimizer = self._model.gather_weights(), self._optimizer.gather()
+        if self._group.is_leader:
+            state = self._state(step)
+            self._writer.submit(Checkpoint.of(state, weights, optimizer, self._scheduler, self._scaler))
+        self._saved_at = time.monotonic()
+
+    def stop(self, step: int) -> None:
+        """Save after `step`, and end the run, as a rank was asked to. Raises Interrupted."""
+        if self._config.keeps_checkpoints:
+            self.save(step)
+            self.settle()
+            advice = f"; go on with --resume --checkpoint {self._config.checkpoint_folder}"
+        else:
+            advice, weights = "", self._model.gather_weights()
+            if self._group.is_leader:
+                write_weights(weights, self._config.folder)
+        self._emit(Event(step=step, kind="interrupted", message=f"asked to stop after step {step}"))
+        self._group.barrier()
+        raise Interrupted(f"stopped after step {step} as asked{advice}")
+
+    def last_good(self) -> str:
+        """Where to go on from, in words."""
+        self.settle()
+        is_nothing = self._checkpoints.is_empty or not self._config.keeps_checkpoints
+        return "" if is_nothing else f"; the last good checkpoint is {self._checkpoints.latest()[0]}"
+
+    def _set_aside_damaged(self) -> None:
+        """The first rank of all renames damaged checkpoints, before anybody reads one."""
+        for folder in self._checkpoints.set_aside_damaged() if self._group.is_leader else ():
+            self._emit(Event(step=0, kind="damaged checkpoint", message=f"it is called {folder} now"))
+        self._group.barrier()
+
+    def _refuse_different_checkpoints(self, step: int) -> None:
+        """Raises InvalidInput on every rank if the ranks do not see the same checkpoint."""
+        group = self._group
+        steps = [int(row) for row in group.all_gather_bytes(str(step).encode())]
+        if len(set(steps)) > 1:
+            seen = ", ".join(f"{node} step {s}" for node, s in zip(group.nodes, steps, strict=True))
+            raise InvalidInput(
+                f"the nodes see different checkpoints ({seen}): {self._checkpoints.folder} must be shared"
+            )
+
+    def _emit_all(self, events: Sequence[Event]) -> None:
+        for event in events:
+            is_elsewhere = event.kind == "checkpoint" and not self._config.keeps_checkpoints
+            self._emit(replace(event, message="its node offers it to the master") if is_elsewhere else event)

@@ -1,0 +1,258 @@
+"""Holds what the ranks will train against one process, on a few samples, before the first step.
+
+    both     an evaluation, then training steps, of the same samples from the same weights
+    equal?   outputs, loss, gradients, buffers, weights after the optimiser
+
+The ranks do what the plan says: each its uneven share, none where the plan gives none. One of them does the whole by
+itself, too. What is random is drawn alike: by the same seed where the division promises the draws of one process, else
+the same for every sample.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from evener.config.run_config import RunConfig
+from evener.launch.rank_environment import is_broken_connection
+from evener.parallel.norms import has_batch_norm
+from evener.records.errors import EvenerError, NotExact, TrainingFailed, first_line, is_noted, place_of, words_of
+from evener.records.plan import Check, Plan, is_pipeline
+from evener.records.profile import Precision
+from evener.training.context import RankContext
+from evener.training.differences import Difference, largest, off_by, statistic_size
+from evener.training.joined_model import is_cut_alike
+from evener.training.trial import Results, StepValues, Trial, Values
+
+_EXACT: Precision = "fp64"
+_MOST = 4
+"""Samples of the largest replica."""
+_TOLERANCES = {"fp64": 1e-8, "fp32": 0.05, "bf16": 0.5, "fp16": 0.5}
+"""By precision, relative: sums in another order differ in the last digits, and normalisation magnifies that.
+
+In double precision, what a model casts down is held to the rounding of the narrower type.
+"""
+_ROUNDING = 1e3 * 2.0**-52
+"""Of the largest value: what is smaller in float64 may be a rounding error."""
+_LEAST = 1e-3
+"""Of the largest gradient: a smaller one is judged as if it had this size, as it may be a sum that cancels out."""
+_SECONDS, _PART = 5.0, 0.03
+"""Seconds of the check, or part of the run, whichever is more."""
+_SMALL_MODEL = 10_000_000
+"""Weights of a model that is compared in double precision, too, however slow the machine is."""
+_DOUBLE = 2.0
+"""Times as long as in single precision."""
+_WAIT, _BUDGETS, _WHOLES = 60.0, 10.0, 20.0
+"""After so many seconds, or times what the check may take, or the whole took, ranks that are not done never will be."""
+
+
+def self_check(context: RankContext, plan: Plan, config: RunConfig) -> Check:
+    """What was compared, and how far off it was; every rank of `plan`, and no other, calls this.
+
+    Args:
+        context: of this rank; its model stays as it is.
+        plan: to be performed, with its stages if it is of a pipeline.
+        config: of the run.
+
+    Raises:
+        NotExact: the ranks would train something else than one process; says what, and how far off.
+    """
+    begin = time.perf_counter()
+    small = small_plan(plan, context.model)
+    budget = max(_SECONDS, _PART * _run_seconds(context, plan))
+    precisions: list[Precision] = []
+    size = sum(weight.numel() for weight in context.model.parameters())
+    for precision in dict.fromkeys((config.precision, _EXACT)):
+        [spent] = context.group.all_reduce_max([time.perf_counter() - begin])
+        if precisions and size > _SMALL_MODEL and (1 + _DOUBLE) * spent > budget:
+            break
+        found = _hold(context, small, config, precision, budget, divides_samples(plan))
+        if found is not None:
+            precisions.append(precision)
+            worst = found
+    return Check(
+        samples=small.replica_samples,
+        precisions=tuple(precisions),
+        where=worst.what,
+        off=worst.off,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def small_plan(plan: Plan, model: nn.Module) -> Plan:
+    """`plan` for as few samples as show its division: uneven, and none where it has none."""
+    samples = plan.replica_samples
+    scale = min(1.0, _MOST / max(samples))
+    sizes = [0 if n == 0 else max(min(n, 2), round(n * scale)) for n in samples]
+    if len(set(sizes)) == 1 < len(sizes):
+        sizes[0] += 1
+    number = 2 if is_pipeline(plan.strategy) and plan.accumulate > 1 and not has_batch_norm(model) else 1
+    assignments = list(plan.assignments)
+    for ranks, size in zip(plan.replica_ranks, sizes, strict=True):
+        for rank in ranks:
+            begin = assignments[rank].first_layer if is_cut_alike(plan) else ""
+            assignments[rank] = msgspec.structs.replace(
+                assignments[rank], samples=size, max_samples=None, first_layer=begin
+            )
+    return msgspec.structs.replace(
+        plan, batch_size=sum(sizes) * number, accumulate=number, assignments=tuple(assignments)
+    )
+
+
+def divides_samples(plan: Plan) -> bool:
+    """Whether the loss of a step is computed part by part, on replicas or in micro-batches of pipelines."""
+    return len(plan.replica_ranks) > 1 or (is_pipeline(plan.strategy) and plan.accumulate > 1)
+
+
+def _run_seconds(context: RankContext, plan: Plan) -> float:
+    steps = context.epochs * -(-context.num_samples // context.batch_size)
+    return steps * plan.prediction.step_seconds if plan.prediction else 0.0
+
+
+def _hold(
+    context: RankContext, plan: Plan, config: RunConfig, precision: Precision, budget: float, in_parts: bool
+) -> Difference | None:
+    """The largest difference in `precision`; None if the model does not compute in fp64, which nobody asked for.
+
+    Raises:
+        NotExact: it is too large.
+    """
+    group, is_asked = context.group, precision == config.precision
+    trial = Trial(context, plan, config, precision)
+    begin = time.perf_counter()
+    error: Exception | None = None
+    try:
+        expected = trial.whole()
+    except Exception as raised:
+        error = raised
+    failures = [row.decode() for row in group.all_gather_bytes(first_line(error).encode() if error else b"") if row]
+    if failures and is_asked:
+        raise error or TrainingFailed(failures[0])
+    if failures:
+        return None
+    own = trial.narrowing.tolerance if precision == _EXACT else 0.0
+    spent, narrow = group.all_reduce_max([time.perf_counter() - begin, own])
+    tolerance = max(_TOLERANCES[precision], narrow)
+    with _within(context, plan, max(_WAIT, _BUDGETS * budget, _WHOLES * spent)):
+        found = [Difference("the loss of a batch in parts", trial.off_in_parts())] if in_parts else []
+        found += _differences(_divided(trial, plan), expected, trial.initial, precision)
+        rows = group.all_gather_bytes(msgspec.msgpack.encode(found))  # JSON has no infinity
+    ordered = [one for row in rows for one in msgspec.msgpack.decode(row, type=list[Difference])]
+    for one in ordered:
+        if not one.off <= tolerance:
+            raise NotExact(_sentence(plan, precision, one))
+    return max(ordered, key=lambda one: one.off)
+
+
+@contextmanager
+def _within(context: RankContext, plan: Plan, seconds: float) -> Iterator[None]:
+    """Inside, this process ends if it is not done after `seconds`: nobody knows what the ranks are waiting for."""
+    error = NotExact(
+        f"--strategy {plan.strategy} cannot train this model: in the check before the first step node "
+        f"{context.env.node.name} waited {seconds:.0f} s for the others; take another strategy, or --no-check"
+    )
+    timer = threading.Timer(seconds, context.env.end, [error])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _divided(trial: Trial, plan: Plan) -> Results:
+    try:
+        return trial.divided()
+    except Exception as error:
+        if isinstance(error, EvenerError) and not is_noted(error):
+            raise
+        if isinstance(error, RuntimeError) and is_broken_connection(error):
+            raise  # another rank has ended, which says why
+        raise NotExact(
+            f"--strategy {plan.strategy} cannot train this model{place_of(error)}: {words_of(error)}"
+        ) from error
+
+
+def _differences(divided: Results, whole: Results, initial: Values, precision: Precision) -> Iterator[Difference]:
+    """Of all that both have, as it was computed: the first one that is large shows where it began."""
+    if divided.outputs is not None:
+        assert whole.outputs is not None
+        yield Difference("the number of tensors in the outputs", abs(len(divided.outputs) - len(whole.outputs)))
+        for value, expected in zip(divided.outputs, whole.outputs, strict=False):
+            yield Difference("the output in evaluation mode", off_by(value, expected, largest(expected)))
+    noise: Values = {}
+    for number, (step, right) in enumerate(zip(divided.steps, whole.steps, strict=False), 1):
+        yield Difference(f"the loss of step {number}", abs(step.loss - right.loss) / max(abs(right.loss), 1e-6))
+        if precision != _EXACT:
+            yield _of_whole_gradient(step, right)
+            continue
+        yield from _of_gradients(step, right, number)
+        noise = {name: noise.get(name, False) | one for name, one in _uncertain(step, right).items()}
+        yield from _of_state(step, right, initial, number, noise)
+
+
+def _of_whole_gradient(step: StepValues, expected: StepValues) -> Difference:
+    """Of all parameters together: single ones may be rounding errors alone."""
+    both = list(_gradients(step, expected))
+    missing = [name for name, value, right in both if value.shape != right.shape]
+    if missing:
+        return Difference(f"the gradient of {missing[0]} in step 1", float("inf"))
+    pairs = [(value.double(), right.double()) for _, value, right in both]
+    off, size = sum(float((a - b).square().sum()) for a, b in pairs), sum(float(b.square().sum()) for _, b in pairs)
+    return Difference("the gradient of step 1", (off / max(size, 1e-30)) ** 0.5)
+
+
+def _of_gradients(step: StepValues, expected: StepValues, number: int) -> Iterator[Difference]:
+    most = max(map(largest, expected.gradients.values()), default=0.0)
+    for name, value, right in _gradients(step, expected):
+        off = off_by(value, right, max(largest(right), _LEAST * most))
+        yield Difference(f"the gradient of {name} in step {number}", off)
+
+
+def _gradients(step: StepValues, expected: StepValues) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """(name, that of `step`, that expected); a missing one counts as zeros: if that matters, weights will differ."""
+    for name, one in reversed({**step.gradients, **expected.gradients}.items()):
+        none = torch.zeros_like(one)
+        yield name, step.gradients.get(name, none), expected.gradients.get(name, none)
+
+
+def _uncertain(step: StepValues, expected: StepValues) -> Values:
+    """By parameter, where its gradient is so small that rounding errors decide it, which some optimisers magnify."""
+    found: Values = {}
+    for name, right in expected.gradients.items():
+        value = step.gradients.get(name)
+        if value is not None and value.shape == right.shape:
+            found[name] = right.abs() <= 10 * largest(value - right) / _TOLERANCES[_EXACT]
+    return found
+
+
+def _of_state(
+    step: StepValues, expected: StepValues, initial: Values, number: int, noise: Values
+) -> Iterator[Difference]:
+    """Of the changes since the first step."""
+    for name, right in expected.state.items():
+        value = _at(step.state, name)
+        rounding = _ROUNDING * max(largest(right), largest(initial[name]))
+        if name in noise and value.shape == right.shape:
+            value = torch.where(noise[name], right, value)
+        size = max(largest(right - initial[name]) + rounding, statistic_size(name, expected.state))
+        yield Difference(f"{name} after step {number}", off_by(value, right, size))
+
+
+def _at(values: Values, name: str) -> Tensor:
+    """The value called `name`, or one that is equal to none."""
+    return values.get(name, torch.empty(0, 0))
+
+
+def _sentence(plan: Plan, precision: Precision, found: Difference) -> str:
+    samples = "+".join(map(str, plan.replica_samples))
+    return (
+        f"--strategy {plan.strategy} would train something else than one process does: of {samples} samples in "
+        f"{precision}, {found.what} is {found.off:.2g} times its size off; take another strategy, or --no-check"
+    )

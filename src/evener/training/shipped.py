@@ -1,0 +1,39 @@
+"""A task that lies in no file, such as one of a notebook, on its way to the processes of this machine's nodes.
+
+It goes through pipes between processes of one user, by value where it was defined in the program itself; never through
+the wire between machines, which knows no pickle.
+"""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+from typing import Any
+
+from evener.config.run_config import RunConfig
+from evener.data.tasks.load import needing_extras
+from evener.launch.rank_environment import Program, RankEnvironment
+from evener.records.errors import InvalidInput, first_line
+
+
+def shipped(program: Any, task: Any) -> Program:
+    """`program` of a rank's environment, a config and a task, as a process can be started with it.
+
+    Raises:
+        MissingExtra: cloudpickle is not installed.
+        InvalidInput: the task holds something that belongs to this process.
+    """
+    with needing_extras():
+        import cloudpickle
+    try:
+        packed = cloudpickle.dumps(task)
+    except (TypeError, pickle.PicklingError, AttributeError, ValueError) as error:
+        raise InvalidInput(
+            f"the task cannot be sent to the nodes' processes ({first_line(error)}): let its functions make what they "
+            "need, or put it into a file and give the file's name"
+        ) from error
+    return partial(_perform, program, packed)
+
+
+def _perform(program: Any, packed: bytes, env: RankEnvironment, config: RunConfig) -> None:
+    program(env, config, pickle.loads(packed))

@@ -1,0 +1,292 @@
+"""What one rank does in a step: load, forward, backward, update; its share of a validation; its report to the others.
+
+Reports travel while the next step computes, so they cost no waiting. All see the same reports, and decide alike.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evener.comm.group import Group
+from evener.data.loader import Loader, collect, split_batch, to_device
+from evener.records.errors import InvalidInput, noting
+from evener.records.history import Entry, NodeWork
+from evener.records.task import Task
+from evener.training.training import Training, seed_update
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one step gave on this rank.
+
+    Attributes:
+        epoch: from 0.
+        samples: of its replica; `total` of all ranks.
+        loss: its part of the mean loss, a scalar; None if nobody knows it.
+        rate: learning rate, which has to be the same on all ranks; 0 where that needs no proof.
+        weight: one of the weights, likewise.
+    """
+
+    epoch: int
+    samples: int
+    total: int
+    loss: Tensor | float | None
+    rate: float = 0.0
+    weight: float = 0.0
+
+
+class TrainStep:
+    """Performs steps of a training on this rank; gradients are summed over the ranks.
+
+    Args:
+        training: of this rank.
+        fence: called before the weights are changed.
+        keep: (step) -> whether somebody keeps its gradients, so that the weights are not changed by them now.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        fence: Callable[[], None] | None = None,
+        keep: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self._fence, self._keep = fence, keep
+        self._model, self._optimizer, self._scheduler = training.model, training.optimizer, training.scheduler
+        self._context, self._clip_norm = training.context, training.context.task.clip_norm
+        self._arithmetic = training.context.arithmetic
+
+    def __call__(self, loader: Loader) -> StepResult:
+        """Perform the loader's next step."""
+        timer = self._model.group.timer
+        parts, losses = [], []
+        timer.resume("io")
+        for part, inputs, targets in loader.next_step():
+            timer.pause()
+            timer.pace.expect(len(part.indices))
+            timer.resume("fb")
+            losses.append(
+                self._model.add_gradients(
+                    self._arithmetic.prepare(inputs),
+                    self._arithmetic.prepare(targets),
+                    samples=len(part.indices),
+                    total=part.total,
+                    is_last=part.is_last,
+                )
+            )
+            parts.append(part)
+            timer.pause()
+            timer.resume("io")
+        timer.pause()
+        timer.resume("wu")
+        self._update(parts[-1].step)
+        timer.pause()
+        return StepResult(
+            epoch=parts[-1].epoch,
+            samples=sum(len(part.indices) for part in parts),
+            total=parts[-1].total,
+            loss=torch.stack(losses).sum(),
+        )
+
+    def _update(self, step: int) -> None:
+        scaler = self._arithmetic.scaler
+        if self._clip_norm is not None:
+            scaler.unscale_(self._optimizer.inner)
+            self._model.clip(self._clip_norm)
+        if self._fence is not None:
+            self._fence()
+        if self._keep(step):
+            self._optimizer.clear_gradients()
+        else:
+            self.change(step)
+
+    def change(self, step: int) -> None:
+        """Change the weights by the gradients of `step`, which are complete; no other rank is waited for."""
+        scaler = self._arithmetic.scaler
+        seed_update(self._context, step)
+        self._optimizer.step(scaler)
+        scaler.update()
+        if self._scheduler is not None:
+            with noting("scheduler, at its step"):
+                self._scheduler.step()
+        self._optimizer.clear_gradients()
+
+
+@torch.no_grad()
+def evaluate(training: Training, sizes: Sequence[int], batch: int) -> tuple[float, float | None]:
+    """Mean loss over all validation samples, and the fraction that is right (None if the task does not say).
+
+    Args:
+        training: gives task, data and this rank's part of the model.
+        sizes: samples for every replica, in order.
+        batch: samples to compute at once.
+    """
+    model, task = training.model, training.context.task
+    start = sum(sizes[: model.replica])
+    own = np.arange(start, start + sizes[model.replica], dtype=np.int64)
+    sums = torch.zeros(2, dtype=torch.float64)
+    model.train(False)
+    model.group.timer.resume("fb")
+    for i in range(0, len(own), batch):
+        sums += _validation_sums(training, own[i : i + batch])
+    model.group.timer.discard()
+    model.train()
+    loss, correct = _total(sums, model.group)
+    count = sum(sizes)
+    return loss / count, None if task.correct is None else correct / count
+
+
+def _validation_sums(training: Training, indices: Any) -> Tensor:
+    """Sum of losses and number of right answers of the samples `indices`, shape (2,), on the reporting rank."""
+    context, model = training.context, training.model
+    assert context.validation_data is not None
+    batch = to_device(split_batch(collect(context.validation_data, indices, seed=0, epoch=0)), model.group.device)
+    inputs, targets = context.arithmetic.prepare(batch)
+    outputs = model.predict(inputs)
+    if not model.is_reporter:
+        return torch.zeros(2, dtype=torch.float64)
+    with context.arithmetic.autocast():
+        loss = context.task.loss(outputs, targets)
+    correct = _correct(context.task, outputs, targets)
+    return torch.stack((loss.double() * len(indices), correct.double().to(loss.device))).cpu()
+
+
+def _correct(task: Task, outputs: Any, targets: Any) -> Tensor:
+    if task.correct is None:
+        return torch.zeros(())
+    if callable(task.correct):
+        return _one_number(task.correct(outputs, targets))
+    right: Tensor = (outputs.argmax(1) == targets).sum()
+    return right
+
+
+def _one_number(correct: Any) -> Tensor:
+    """What a task's `correct` returned. Raises InvalidInput: it is not one number."""
+    found = torch.as_tensor(correct).detach()
+    if found.numel() != 1:
+        shape = tuple(found.shape)
+        raise InvalidInput(
+            f"the task's correct returns a tensor of shape {shape}, not one number: add up what is right"
+        )
+    return found.reshape(())
+
+
+def _total(sums: Tensor, group: Group) -> tuple[float, float]:
+    rows = [np.frombuffer(row, dtype=np.float64) for row in group.all_gather_bytes(sums.numpy().tobytes())]
+    loss, correct = np.sum(rows, axis=0)
+    return float(loss), float(correct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """How a step went on one rank.
+
+    Attributes:
+        step: from 1.
+        samples: of this rank's replica; `total` of all.
+        epoch: from 0.
+        loss: this rank's part of the mean loss of the step.
+        wall: seconds of the step on this rank.
+        timed_samples: samples that the seconds of IO, FB and WU belong to (on a GPU those of a step before).
+        sent: bytes handed to collectives.
+        stop: 1 if this rank was asked to stop.
+        save: 1 if it is time for a checkpoint.
+        leave: 1 if other ranks are to take part after this step.
+        behind: 1 if this rank has not the state of the training yet.
+        told: 1 if the loss is known.
+        rate: as that of a StepResult.
+        weight: likewise.
+        cpu: seconds of CPU time of this rank's process.
+        memory: bytes that it held at its peak until now.
+    """
+
+    step: int
+    samples: int
+    total: int
+    epoch: int
+    loss: float
+    wall: float
+    timed_samples: int
+    io: float
+    fb: float
+    wu: float
+    sent: int
+    stop: int
+    save: int
+    leave: int
+    told: int
+    rate: float
+    weight: float
+    behind: int = 0
+    cpu: float = 0.0
+    memory: int = 0
+
+    @property
+    def computing(self) -> float:
+        """Seconds of all phases."""
+        return self.io + self.fb + self.wu
+
+
+_TYPES: tuple[type, ...] = tuple({"int": int, "float": float}[str(f.type)] for f in fields(StepReport))
+
+
+class Reports:
+    """Reports of this rank, sent and not yet read, oldest first: a row of numbers each."""
+
+    def __init__(self, group: Group) -> None:
+        self._mesh = group.reports
+        self._own: deque[bytes] = deque()
+
+    def __len__(self) -> int:
+        """Number of steps whose reports were sent and not read."""
+        return len(self._own)
+
+    def send(self, report: StepReport) -> None:
+        """Send a report to the others; returns at once."""
+        row = np.asarray(astuple(report), dtype=np.float64).tobytes()
+        self._own.append(row)
+        if self._mesh is not None:
+            self._mesh.send(row)
+
+    def receive(self) -> list[StepReport]:
+        """All ranks' reports of the oldest step, in order of ranks; waits for the last of them."""
+        own = self._own.popleft()
+        rows = [own] if self._mesh is None else self._mesh.receive()
+        return [_report(np.frombuffer(row).tolist()) for row in rows]
+
+
+def entry_of(reports: Sequence[StepReport], columns: Sequence[str]) -> Entry:
+    """One step of the history from every rank's report of it; `columns` names those of the ranks, in order."""
+    first = reports[0]
+    return Entry(
+        step=first.step,
+        epoch=first.epoch,
+        samples=first.total,
+        loss=sum(report.loss for report in reports) * first.total,
+        untold=0 if first.told else first.total,
+        seconds=max(report.wall for report in reports),
+        steps=1,
+        nodes={
+            column: NodeWork(
+                samples=report.samples,
+                compute_seconds=report.fb,
+                sent=report.sent,
+                io_seconds=report.io,
+                update_seconds=report.wu,
+                wait_seconds=max(0.0, report.wall - report.computing) if len(reports) > 1 else 0.0,
+                cpu_seconds=report.cpu,
+                memory=report.memory,
+            )
+            for column, report in zip(columns, reports, strict=True)
+        },
+    )
+
+
+def _report(row: list[float]) -> StepReport:
+    return StepReport(**{f.name: t(v) for f, t, v in zip(fields(StepReport), _TYPES, row, strict=True)})

@@ -1,0 +1,161 @@
+"""The training of a thin task on one node, from its first step to its weights, without PyTorch.
+
+    for epoch: for step: forward, backward, step         paced, as local nodes are
+               validate; checkpoint; does it end here?
+
+Samples, their order, seeds and learning rates are those of the nodes of a master that agree at every step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from evener.config.run_config import RunConfig, require_samples
+from evener.data.sampler import permutation
+from evener.data.tasks.load import load_thin_task
+from evener.launch.nodes import LocalNode
+from evener.ps.node.engine import enough_samples
+from evener.ps.node.thin_backend import ThinBackend
+from evener.ps.protocol.run_result import weights_of
+from evener.records.atomic import atomic_write
+from evener.records.errors import Interrupted, InvalidFile, MissingFile, NonFiniteLoss, first_line
+from evener.records.events import RunEvent
+from evener.records.record import Epoch, Validation
+from evener.system.pace import Pace
+
+_STEP = "step"
+_KEPT = 2
+"""Checkpoints, as of runs of PyTorch."""
+
+
+@dataclass(frozen=True)
+class ThinSeat:
+    """Where a thin task is trained, and who hears of it.
+
+    Attributes:
+        node: that computes.
+        notify: shows an event to the user.
+        is_over: notifies of the end of an epoch; whether the run ends there.
+        is_stopping: whether the process was asked to stop.
+    """
+
+    node: LocalNode
+    notify: Callable[[RunEvent], object]
+    is_over: Callable[[Epoch], bool]
+    is_stopping: Callable[[], bool]
+
+
+def train_thin(seat: ThinSeat, config: RunConfig) -> None:
+    """Train the thin task that `config` names; the weights are then in its folder.
+
+    Raises:
+        NonFiniteLoss: a loss is NaN or infinite; the checkpoint stays as it was.
+        Interrupted: the process was asked to stop; a checkpoint is written.
+        EvenerError: task, data or checkpoint are not what they should be.
+    """
+    task = load_thin_task(config.task, config.data, config.option)
+    training = _ThinTraining(seat, config, ThinBackend(task, config.seed, config.precision), *config.sizes_of(task))
+    training.run()
+
+
+class _ThinTraining:
+    def __init__(self, seat: ThinSeat, config: RunConfig, backend: ThinBackend, batch_size: int, epochs: int) -> None:
+        require_samples(batch_size, backend.num_samples)
+        self._seat, self._config, self._backend = seat, config, backend
+        self._batch, self._epochs = batch_size, epochs
+        self._steps_per_epoch = -(-backend.num_samples // batch_size)
+        self._pace = Pace(seat.node.speed_at(0))
+        backend.prepare(epochs * self._steps_per_epoch)
+        self._done = self._restored() if config.resume else 0
+
+    def run(self) -> None:
+        """All epochs, from the first or the checkpoint, to the last or the one where it is to end."""
+        for epoch in range(self._done // self._steps_per_epoch, self._epochs):
+            loss = self._train(epoch)
+            validation = self._validate(epoch) if self._backend.num_validation else None
+            self._save()
+            if self._seat.is_over(Epoch(step=self._done, epoch=epoch, loss=loss, validation=validation)):
+                break
+        state = self._backend.initial_weights()
+        atomic_write(self._config.folder / "model.safetensors", weights_of(state))
+
+    def _train(self, epoch: int) -> float:
+        """The rest of an epoch; the mean loss over the samples of it."""
+        self._backend.set_training(True)
+        total, count = 0.0, 0
+        for indices in self._batches(epoch):
+            enough = enough_samples(indices, normalises=self._backend.normalises)
+            with self._pace.computing():
+                loss = self._backward(enough, epoch)
+            total, count = total + loss * len(indices), count + len(indices)
+            self._done += 1
+            if self._seat.is_stopping():
+                self._save()
+                raise Interrupted(f"stopped after step {self._done} as asked")
+        return total / count if count else 0.0
+
+    def _batches(self, epoch: int) -> Iterator[NDArray[np.int64]]:
+        order = permutation(self._backend.num_samples, self._config.seed, epoch)
+        first = self._done - epoch * self._steps_per_epoch
+        for step in range(first, self._steps_per_epoch):
+            yield order[step * self._batch : (step + 1) * self._batch]
+
+    def _backward(self, indices: NDArray[np.int64], epoch: int) -> float:
+        """The loss of a step that is then made."""
+        loss = self._backend.backward(indices, epoch, (self._config.seed, self._done))
+        if not np.isfinite(loss):
+            raise NonFiniteLoss(self._seat.node.name, self._done + 1, loss)
+        self._backend.step(self._done)
+        return loss
+
+    def _validate(self, epoch: int) -> Validation:
+        begun, loss, correct = time.perf_counter(), 0.0, 0.0
+        backend, total = self._backend, self._backend.num_validation
+        backend.set_training(False)
+        for first in range(0, total, self._batch):
+            with self._pace.computing():
+                sums = backend.evaluate(first, min(first + self._batch, total))
+            loss, correct = loss + sums[0], correct + sums[1]
+        if not np.isfinite(loss):
+            raise NonFiniteLoss(self._seat.node.name, self._done, loss)
+        return Validation(
+            step=self._done,
+            epoch=epoch,
+            loss=loss / total,
+            accuracy=correct / total if backend.has_accuracy else None,
+            seconds=time.perf_counter() - begun,
+        )
+
+    def _save(self) -> None:
+        folder = self._config.checkpoint_folder
+        arrays: dict[str, NDArray[Any]] = {**self._backend.checkpoint(), _STEP: np.array([self._done])}
+        atomic_write(folder / f"step-{self._done:08d}.safetensors", save(arrays))
+        for old in _checkpoints(folder)[:-_KEPT]:
+            old.unlink()
+
+    def _restored(self) -> int:
+        """The step after which the last checkpoint was written; model and optimiser are as they were then."""
+        folder = self._config.checkpoint_folder
+        found = _checkpoints(folder)
+        if not found:
+            raise MissingFile(f"no checkpoint to resume from in {folder}; start without --resume")
+        try:
+            arrays = load_file(found[-1])
+            self._backend.restore(arrays)
+            return int(arrays[_STEP][0])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise InvalidFile(f"checkpoint {found[-1]} does not fit this task: {first_line(error)}") from error
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted(folder.glob("step-*"))

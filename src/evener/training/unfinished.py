@@ -1,0 +1,82 @@
+"""The record of a run that ended before it was complete: of what was shown of it, as its nodes may be gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from evener.config.run_config import RunConfig
+from evener.records.history import History
+from evener.records.plan import Plan
+from evener.records.record import Event, NodeSummary, TrainRecord, Validation
+from evener.report.live.live_run import LiveRun
+from evener.system.host import environment
+
+
+class Asked(NamedTuple):
+    """What a record says of what was asked for; see `TrainRecord`."""
+
+    task: str
+    seed: int = 0
+    precision: str = "fp32"
+    usual: str = ""
+    options: dict[str, str] = {}
+
+
+def asked_of(config: RunConfig) -> Asked:
+    """What the record of a run says that ends before it is complete."""
+    return Asked(Path(config.task).stem, config.seed, config.precision, config.usual, config.dividing_options)
+
+
+def unfinished_record(
+    live: LiveRun, plan: Plan, asked: Asked, *, ending: str, startup: float, seconds: float
+) -> TrainRecord:
+    """What happened in a run that ended with the sentence `ending`, as far as it was shown.
+
+    Bytes received and peak memory are not known of nodes that cannot be asked any more: 0.
+
+    Args:
+        live: all that was shown.
+        plan: that was performed last.
+        asked: of the run.
+        ending: how it ended.
+        startup: seconds before its first step.
+        seconds: since then.
+    """
+    told = [one for _, one in live.told]
+    history = msgspec.structs.replace(
+        live.history,
+        events=[one for one in told if isinstance(one, Event)],
+        validations=[one for one in told if isinstance(one, Validation)],
+    )
+    return history.record(
+        list(_nodes(history, plan)),
+        task=asked.task,
+        plan=plan,
+        seed=asked.seed,
+        epochs=live.epochs,
+        precision=asked.precision,
+        seconds=seconds,
+        startup_seconds=startup,
+        environment=environment(),
+        ending=ending,
+    )
+
+
+def _nodes(history: History, plan: Plan) -> Iterator[NodeSummary]:
+    devices = {one.node: one.device for one in plan.assignments}
+    samples = sum(work.samples for work in history.totals.values())
+    for name, work in history.totals.items():
+        yield NodeSummary(
+            name=name,
+            device=devices.get(name, ""),
+            share=work.samples / samples if samples else 0.0,
+            seconds_computing=work.busy_seconds,
+            seconds_waiting=work.wait_seconds or 0.0,
+            bytes_sent=work.sent,
+            bytes_received=0,
+            peak_memory_bytes=0,
+        )

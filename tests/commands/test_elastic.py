@@ -1,0 +1,191 @@
+"""A run goes on when a process of it is killed, with another in its place, and trains what one process trains."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
+from support.commands import TINY, command, evener_here
+
+pytestmark = pytest.mark.alone
+WORDS = ("train", TINY, "--precision", "fp64", "--option", "samples=200", "--option", "schedule=true", "--epochs", "6")
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """The processes that stand for the nodes of a run, in the order in which they were started."""
+    servers = [child for child in psutil.Process(pid).children() if "forkserver" in " ".join(child.cmdline())]
+    return sorted((rank for server in servers for rank in server.children()), key=lambda rank: rank.pid)
+
+
+def off(one: Path, other: Path) -> float:
+    """The largest difference between two runs' weights and running statistics."""
+    first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    assert first.keys() == second.keys()
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
+
+
+def wait_for_first_epoch(tmp_path: Path, process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Return when the run has written its first checkpoint."""
+    deadline = time.monotonic() + seconds
+    while not (tmp_path / "struck" / "checkpoints").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def run_with(
+    tmp_path: Path,
+    strike: signal.Signals,
+    nodes: str,
+    pause: float,
+    *more: str,
+    victims: int = 1,
+    wakes_after: float | None = None,
+    start_seconds: float = 60.0,
+) -> TrainRecord:
+    """The record of a run whose first ranks are struck after the first epoch. Raises AssertionError: what it said."""
+    words = ("--local-nodes", nodes, "--option", f"pause={pause}", *more, "--output", "struck")
+    shares = () if "--strategy" in more else ("--shares", nodes)
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            command(*WORDS, *words, *shares), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=errors
+        )
+    wait_for_first_epoch(tmp_path, process, start_seconds)
+    struck = ranks_of(process.pid)[:victims]
+    for rank in struck:
+        os.kill(rank.pid, strike)
+    if wakes_after is not None:
+        time.sleep(wakes_after)
+        os.kill(struck[0].pid, signal.SIGCONT)
+    assert process.wait(timeout=90) == 0, (tmp_path / "errors").read_text()
+    return read_noun(tmp_path / "struck" / "record.json", TrainRecord)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Path:
+    """What one process trains."""
+    result = evener_here(*WORDS, "--output", "alone", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    return tmp_path / "alone"
+
+
+def test_the_first_rank_is_killed_and_the_model_is_that_of_one_process(tmp_path: Path, alone: Path) -> None:
+    record = run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.03, "--patience", "20")
+    assert off(alone, tmp_path / "struck") < 1e-10
+    lost = [event for event in record.events if event.kind == "node lost"]
+    assert len(lost) == 1
+    assert lost[0].message.startswith("node-0 was killed by signal 9 (SIGKILL); 1 node of 2 go on with step ")
+    assert 0 < record.goodput < 1
+    assert sum(step.samples for step in record.steps) == 6 * 200
+    assert len(record.validations) == 6
+
+
+def test_a_run_that_cannot_go_on_without_a_node_says_so(tmp_path: Path) -> None:
+    result = evener_here("train", TINY, "--epochs", "1", "--elastic", "--output", "run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    said = " ".join(result.stdout.split())
+    assert "not elastic: a lost node ends this run: nodes are replaced only where this command starts several" in said
+
+
+@pytest.mark.slow  # a frozen rank is given up after the patience
+def test_the_first_rank_is_frozen_and_wakes_up_when_others_have_gone_on(tmp_path: Path, alone: Path) -> None:
+    record = run_with(tmp_path, signal.SIGSTOP, "1,0.5,0.5", 0.05, "--patience", "5", wakes_after=8.0)
+    assert off(alone, tmp_path / "struck") < 1e-10
+    kinds = [event.kind for event in record.events if event.kind in ("node lost", "joined")]
+    assert kinds[0] == "node lost"
+    silent = next(event for event in record.events if event.kind == "node lost")
+    assert silent.message.startswith("node-0 has been silent for 5 s, at step ")
+    assert sum(step.samples for step in record.steps) == 6 * 200
+
+
+@pytest.mark.slow  # it is frozen for longer than the patience
+@pytest.mark.timeout(300)
+def test_the_last_rank_that_holds_the_state_is_waited_for_when_it_is_frozen(tmp_path: Path, alone: Path) -> None:
+    words = (*WORDS, "--local-nodes", "1,0.5", "--shares", "1,0.5", "--patience", "5", "--output", "struck")
+    process = subprocess.Popen(
+        command(*words, "--option", "pause=0.05"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    wait_for_first_epoch(tmp_path, process, 150)
+    last, other = ranks_of(process.pid)
+    last.suspend()
+    other.kill()
+    time.sleep(9.0)
+    assert process.poll() is None
+    last.resume()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert off(alone, tmp_path / "struck") < 1e-10
+    record = read_noun(tmp_path / "struck" / "record.json", TrainRecord)
+    assert sum(step.samples for step in record.steps) == 6 * 200
+    told = (tmp_path / "struck" / "events.jsonl").read_text()
+    assert '"kind":"waiting"' in told
+    assert '"kind":"heard again"' in told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_when_the_process_that_was_typed_is_killed_its_ranks_end_and_the_run_can_be_resumed(
+    tmp_path: Path, alone: Path
+) -> None:
+    words = (*WORDS, "--local-nodes", "1,0.5", "--shares", "1,0.5", "--patience", "20", "--output", "struck")
+    process = subprocess.Popen(
+        command(*words, "--option", "pause=0.05"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    wait_for_first_epoch(tmp_path, process, 150)
+    ranks = ranks_of(process.pid)
+    process.kill()
+    process.wait()
+    assert len(ranks) == 2
+    assert psutil.wait_procs(ranks, timeout=20)[1] == []
+    result = evener_here(*words, "--resume", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert off(alone, tmp_path / "struck") < 1e-10
+
+
+@pytest.mark.slow
+def test_a_run_of_which_nobody_is_left_says_how_to_go_on(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="nobody is left who holds the state of the training"):
+        run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.05, "--patience", "20", victims=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "words", [("data+filter", "--replicas", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
+)
+def test_a_divided_model_goes_on_if_that_is_asked_for(tmp_path: Path, alone: Path, words: tuple[str, ...]) -> None:
+    more = ("--patience", "20", "--elastic", "--strategy", *words)
+    record = run_with(tmp_path, signal.SIGKILL, "1,0.5,0.5", 0.05, *more, start_seconds=150)  # it is rehearsed, too
+    assert off(alone, tmp_path / "struck") < 1e-10
+    lost = [event.message for event in record.events if event.kind == "node lost"]
+    assert len(lost) == 1
+    assert lost[0].startswith("node-0 was killed by signal 9 (SIGKILL); 2 nodes of 3 go on with step ")
+    assert lost[0].endswith("again") == (record.plan.copy_steps > 0)
+    assert sum(step.samples for step in record.steps) == 6 * 200
+
+
+@pytest.mark.slow
+def test_a_slowed_node_is_as_slow_when_another_process_stands_for_it(tmp_path: Path) -> None:
+    more = ("--epochs", "20", "--shares", "1,1")
+    record = run_with(tmp_path, signal.SIGKILL, "0.25,1", 0.02, *more, "--strategy", "data")  # a pause is no work
+    came = next(event.step for event in record.events if event.kind == "caught up")
+    lost = next(event.step for event in record.events if event.kind == "node lost")
+    own = [(step.step, step.nodes[0].compute_seconds) for step in record.steps if step.nodes[0].samples]
+    before = sorted(seconds for number, seconds in own if 2 < number < lost)
+    after = sorted(seconds for number, seconds in own if number > came + 4)
+    assert after[len(after) // 2] > 0.7 * before[len(before) // 2] > 0.05
+
+
+@pytest.mark.slow
+def test_a_strategy_that_divides_the_model_ends_with_a_lost_node_as_before(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"evener: node node-\d \(rank \d\) was killed by signal 9"):
+        run_with(tmp_path, signal.SIGKILL, "1,1", 0.05, "--patience", "20", "--strategy", "filter")

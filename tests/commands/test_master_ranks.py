@@ -1,0 +1,295 @@
+"""`up`, `join`, `train` without an agreement: ranks on the nodes of a master, some of which go and come meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from evener.records.plan import Plan
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
+from support.command_cluster import Cluster, cluster, wait_until
+from support.commands import TINY
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PATIENCE = 6.0
+WORDS = (TINY, "--precision", "fp64", "--option", "samples=200", "--option", "schedule=true")
+
+IDLE = """
+import os
+import time
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from evener import Task
+
+def loss(outputs, targets):
+    time.sleep(len(outputs) * float(os.environ.get("PAUSE", "0.005")))
+    return nn.functional.mse_loss(outputs, targets)
+
+def task():
+    return Task(
+        name="idle",
+        model=lambda: nn.Linear(4, 1),
+        loss=loss,
+        train_data=lambda: TensorDataset(torch.zeros(80, 4), torch.zeros(80, 1)),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        batch_size=8,
+        epochs=4000,
+    )
+"""
+"""A task that takes longer on nodes that were told so."""
+
+
+@pytest.fixture
+def ps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with cluster("--patience", str(PATIENCE)) as one:
+        for name in ("one", "two"):
+            one.join(name)
+        one.wait_for_nodes()
+        yield one
+        one.down()
+
+
+def begin(ps: Cluster, epochs: int, *more: str) -> subprocess.Popen[bytes]:
+    """A run that has made some steps, of data parallelism if `more` does not name another strategy."""
+    more = more if "--strategy" in more else ("--strategy", "data", "--shares", "2,1", *more)
+    words = (*WORDS, "--epochs", str(epochs), "--option", "pause=0.03", *more)
+    training = ps.start_training(*words, "--output", "struck")
+    wait_until(lambda: ps.version() > 20 or training.poll() is not None, "that steps are made")
+    return training
+
+
+def process_on(ps: Cluster, name: str) -> int:
+    """Of the rank there."""
+    servers = [one for one in psutil.Process(ps.nodes[name].pid).children() if "forkserver" in " ".join(one.cmdline())]
+    return int(next(rank.pid for server in servers for rank in server.children()))
+
+
+def record_of(ps: Cluster, training: subprocess.Popen[bytes], epochs: int, *, resumed: bool = False) -> TrainRecord:
+    """Of a run that is complete, and has trained what one process trains; from a checkpoint on, if it was `resumed`."""
+    assert training.wait(120) == 0, ps.said("train") + (ps.folder / "train.out").read_text()[-2500:]
+    alone = ps.evener("train", *WORDS, "--epochs", str(epochs), "--local-nodes", "1", "--output", "alone", timeout=120)
+    assert alone.returncode == 0, alone.stderr
+    assert off(ps.folder / "alone", ps.folder / "struck") < 1e-10
+    record = read_noun(ps.folder / "struck" / "record.json", TrainRecord)
+    counted = sum(step.samples for step in record.steps)
+    assert 0 < counted < epochs * 200 if resumed else counted == epochs * 200
+    return record
+
+
+def num_blobs(ps: Cluster) -> int:
+    """That are whole, at the master."""
+    return sum(path.is_file() for path in (ps.home / "blobs").iterdir())
+
+
+def off(one: Path, other: Path) -> float:
+    first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    assert first.keys() == second.keys()
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
+
+
+def test_a_process_is_killed_and_a_node_and_a_new_one_comes_and_no_step_is_lost(ps: Cluster) -> None:
+    training = begin(ps, 40)
+    os.kill(process_on(ps, "one"), signal.SIGKILL)
+    ps.join("three")
+    wait_until(lambda: "three came" in (ps.folder / "train.out").read_text(), "that the new node takes part")
+    ps.nodes.pop("one").kill()
+    record = record_of(ps, training, 40)
+    told = [event.message for event in record.events if event.kind in ("node lost", "joined")]
+    assert told[0].startswith("one was killed by signal 9 (SIGKILL); 1 node of 2 go on with step ")
+    assert told[1].startswith("one came; 2 nodes of 2 go on")
+    assert told[2].startswith("three came; 3 nodes of 3 go on")
+    assert told[3].startswith("one closed its connection to the master, and has not come back; 2 nodes of 3 go on")
+    assert [node.name for node in record.nodes] == ["one", "two", "three"]
+    assert record.nodes[2].share > 0
+
+
+@pytest.mark.parametrize(
+    "words", [("data+sharded", "--replicas", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
+)
+def test_a_divided_model_outlives_a_process_and_a_node_and_has_a_new_one_in_its_place(
+    ps: Cluster, words: tuple[str, ...]
+) -> None:
+    ps.join("three")
+    ps.wait_for_nodes()
+    training = begin(ps, 80, "--strategy", *words)
+    shown = ps.folder / "train.out"
+    os.kill(process_on(ps, "one"), signal.SIGKILL)
+    wait_until(lambda: "one came; 3 nodes" in shown.read_text(), "that the process is replaced")
+    ps.join("four")
+    told = "node four cannot take part: the model is divided among 3 nodes, and as many are there"
+    wait_until(lambda: told in shown.read_text(), "that a newcomer is declined")
+    ps.nodes.pop("three").kill()
+    wait_until(lambda: "four came; 3 nodes of 4" in shown.read_text(), "that the newcomer has its place")
+    record = record_of(ps, training, 80)
+    messages = [event.message for event in record.events if event.kind in ("node lost", "joined")]
+    whos = ["one was killed", "one came", "three closed its connection", "four came"]
+    assert all(message.startswith(who) for message, who in zip(messages, whos, strict=True)), messages
+    assert {node.name for node in record.nodes[:3]} == {"one", "two", "three"}
+    assert record.nodes[3].name == "four"
+    assert record.plan.assignments[3].reason == "came in the place of three"
+    assert all(node.share > 0 for node in record.nodes)
+    plan = read_noun(ps.folder / "struck" / "plan.json", Plan)
+    assert plan.strategy == words[0]
+    assert (plan.copy_steps > 0) == (words[0] == "pipeline")
+
+
+@pytest.mark.parametrize(
+    "words", [("data", "--shares", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
+)
+def test_all_nodes_and_the_master_are_gone_and_the_run_goes_on_from_the_last_checkpoint(
+    ps: Cluster, words: tuple[str, ...]
+) -> None:
+    training = begin(ps, 60, "--strategy", *words)
+    shown = ps.folder / "train.out"
+    wait_until(lambda: num_blobs(ps) == 2, "that a checkpoint comes beside the code")
+    for name in ("one", "two"):
+        ps.nodes.pop(name).kill()
+    ps.master.kill()
+    ps.up()
+    wait_until(lambda: "begins again: from the checkpoint of step " in shown.read_text(), "that nobody is left")
+    for name in ("one", "two"):
+        ps.join(name)
+    record = record_of(ps, training, 60, resumed=True)
+    assert [event.kind for event in record.events][:1] == ["resumed"]
+    assert num_blobs(ps) == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("spatial", "--columns", "2"), ("pipeline+filter", "--micro-batches", "1")], ids=lambda words: words[0]
+)
+def test_a_division_that_no_rank_may_leave_goes_on_from_the_last_checkpoint_when_a_node_is_lost(
+    ps: Cluster, words: tuple[str, ...]
+) -> None:
+    for name in ("three", "four") if words[0] == "pipeline+filter" else ():
+        ps.join(name)
+    ps.wait_for_nodes()
+    training = begin(ps, 60, "--strategy", *words)
+    shown = ps.folder / "train.out"
+    wait_until(lambda: num_blobs(ps) == 2, "that a checkpoint comes beside the code")
+    ps.nodes.pop("two").kill()
+    wait_until(lambda: "begins again: from the checkpoint of step " in shown.read_text(), "that all begin again")
+    ps.join("two")
+    record = record_of(ps, training, 60, resumed=True)
+    assert record.plan.strategy == words[0]
+    assert [event.kind for event in record.events][:1] == ["resumed"]
+
+
+def test_a_run_that_is_stopped_while_nobody_is_there_brings_back_the_weights_of_its_checkpoint(ps: Cluster) -> None:
+    training = begin(ps, 60)
+    wait_until(lambda: num_blobs(ps) == 2, "that a checkpoint comes beside the code")
+    for name in ("one", "two"):
+        ps.nodes.pop(name).kill()
+    wait_until(lambda: "begins again" in (ps.folder / "train.out").read_text(), "that nobody is left")
+    assert ps.evener("stop", "--home", str(ps.home)).returncode == 0
+    assert training.wait(60) == 130
+    assert "the weights after step" in ps.said("train")
+    assert "0.weight" in load_file(ps.folder / "struck" / "model.safetensors")
+
+
+def test_a_node_that_would_make_steps_longer_is_not_taken_and_that_is_told(
+    ps: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ps.folder / "idle.py").write_text(IDLE)
+    training = ps.start_training("idle.py", "--strategy", "data", "--no-check", "--output", "struck")
+    wait_until(lambda: ps.version() > 20 or training.poll() is not None, "that steps are made")
+    monkeypatch.setenv("PAUSE", "1.0")
+    ps.join("slow")
+    wait_until(lambda: "left out" in (ps.folder / "train.out").read_text(), "that the new node is not taken")
+    said = " ".join((ps.folder / "train.out").read_text().split())
+    assert "node slow cannot take part: a step would not be shorter: " in said
+    assert "slow came" not in said
+    assert ps.evener("stop", "--home", str(ps.home)).returncode == 0
+    assert training.wait(60) == 130
+
+
+def test_a_rank_that_is_frozen_is_given_up_within_the_patience_and_changes_nothing_when_it_wakes(ps: Cluster) -> None:
+    training = begin(ps, 20)
+    frozen = process_on(ps, "two")
+    os.kill(frozen, signal.SIGSTOP)
+    wait_until(lambda: "node lost" in (ps.folder / "train.out").read_text(), "that it is given up")
+    with suppress(ProcessLookupError):  # its node may have ended it by now
+        os.kill(frozen, signal.SIGCONT)
+    record = record_of(ps, training, 20)
+    lost = next(event for event in record.events if event.kind == "node lost")
+    assert lost.message.startswith("two has been silent for 6 s, at step ")
+
+
+def test_a_run_is_stopped_with_the_weights_that_it_has_reached(ps: Cluster) -> None:
+    training = begin(ps, 40)
+    stopped = ps.evener("stop", "--home", str(ps.home))
+    assert stopped.returncode == 0, stopped.stderr
+    assert training.wait(60) == 130
+    assert "stopped as asked" in ps.said("train")
+    assert (ps.folder / "struck" / "model.safetensors").exists()
+    assert wait_until(lambda: ps.ask().run is None, "that the master is free")
+
+
+def test_a_node_may_refuse_code_that_travels_and_a_thin_one_has_no_ranks(ps: Cluster) -> None:
+    ps.join("thin", "--thin")
+    ps.join("careful", "--built-in-only")
+    ps.wait_for_nodes()
+    training = ps.start_training(*WORDS, "--epochs", "2", "--output", "struck")
+    record = record_of(ps, training, 2)
+    assert {node.name for node in record.nodes} <= {"one", "two"}
+    said = (ps.folder / "train.out").read_text()
+    assert "its ranks need PyTorch" in said
+    assert "(--built-in-only)" in said
+
+
+def test_a_tasks_own_error_is_told_in_a_sentence_where_the_run_was_typed(ps: Cluster) -> None:
+    (ps.folder / "broken.py").write_text("def task():\n    raise ValueError('no such data')\n")
+    training = ps.start_training("broken.py", "--output", "struck")
+    assert training.wait(60) not in (0, 1)
+    assert "no such data" in ps.said("train")
+    assert "Traceback" not in ps.said("train")
+
+
+def await_beyond(ps: Cluster, step: int) -> None:
+    wait_until(lambda: ps.version() > step, "that the run goes on")
+
+
+def test_a_master_that_is_killed_five_times_goes_on_with_the_run_that_its_ranks_went_on_with(ps: Cluster) -> None:
+    training = begin(ps, 60)
+    for _ in range(5):
+        step = ps.version()
+        ps.master.kill()
+        ps.master.wait()
+        ps.up("--patience", str(PATIENCE))
+        await_beyond(ps, step)
+    record = record_of(ps, training, 60)
+    assert [event.kind for event in record.events if event.kind == "node lost"] == []
+    assert "going on with run" in ps.said("up")
+
+
+def test_a_node_that_dies_before_the_first_step_and_comes_back_takes_part(ps: Cluster) -> None:
+    words = (*WORDS, "--epochs", "10", "--strategy", "data", "--shares", "2,1", "--option", "pause=0.03")
+    training = ps.start_training(*words, "--output", "struck")
+    wait_until(lambda: "measuring" in (ps.folder / "train.out").read_text(), "that the nodes are measured")
+    ps.nodes["two"].kill()
+    ps.nodes["two"].wait()
+    ps.join("two")
+    record = record_of(ps, training, 10)
+    assert [node.name for node in record.nodes] == ["one", "two"]
+    assert all(node.share > 0 for node in record.nodes)
+
+
+def test_a_node_that_comes_to_a_run_on_one_node_takes_part_from_a_checkpoint_on(ps: Cluster) -> None:
+    ps.nodes.pop("two").kill()
+    wait_until(lambda: ps.state("two") not in ("present", "away"), "that one node is left")
+    training = begin(ps, 60, "--shares", "equal")
+    ps.join("two")
+    record = record_of(ps, training, 60, resumed=True)
+    assert "resumed" in [event.kind for event in record.events]
+    assert "begins again: from the checkpoint of step " in (ps.folder / "train.out").read_text()
+    assert [node.name for node in record.nodes] == ["one", "two"]

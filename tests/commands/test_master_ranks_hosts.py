@@ -1,0 +1,155 @@
+"""Ranks on hosts of their own: a link that is cut and joined again, and a node that comes over a line of 1 Gbit/s."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
+from hosts import Hosts, Process, fixture
+from hosts.fixture import Build
+from hosts.machines import Host
+from support.commands import TINY, evener
+
+build_hosts = fixture.build_hosts
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+EVENER = [sys.executable, "-m", "evener"]
+PATIENCE = 6.0
+PLACE = {**dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"), "COLUMNS": "160", "PYTHONUNBUFFERED": "1"}
+LARGE = """
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from evener import Task
+
+class Slow(nn.Linear):
+    pause = 0.0
+
+    def forward(self, x):
+        time.sleep(self.pause * len(x))
+        return super().forward(x)
+
+def task(pause: float = 0.0):
+    Slow.pause = pause
+    draw = torch.Generator().manual_seed(0)
+    return Task(
+        name="large",
+        model=lambda: Slow(5000, 5000, bias=False),
+        loss=nn.functional.mse_loss,
+        train_data=lambda: TensorDataset(torch.randn(480, 5000, generator=draw), torch.zeros(480, 5000)),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        batch_size=12,
+        epochs=1,
+    )
+"""
+"""100 MB of weights; `pause` is the seconds that a sample takes besides, without a core."""
+RING_SECONDS = 2 * 2 / 3 * 100e6 * 8 / 1e9
+"""That the sum of 100 MB of gradients takes three nodes at 1 Gbit/s: each sends two thirds of it twice."""
+
+
+class Site:
+    """A master and nodes on hosts of their own."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.hosts, self.folder = hosts, folder
+        words = ["up", "--home", str(folder / "home"), "--listen", ":7117", "--json", "--patience", str(PATIENCE)]
+        up = hosts["master"].start([*EVENER, *words], environment=PLACE)
+        self._token = json.loads(up.wait_for(r"\{.*\}", 90)[0])["token"]
+
+    def join(self, name: str) -> Process:
+        words = ["join", f"{self.hosts['master'].address}:7117", "--name", name]
+        words += ["--cache", str(self.folder / f"cache-{name}")]
+        return self.hosts[name].start([*EVENER, *words], environment={**PLACE, "EVENER_TOKEN": self._token})
+
+    def await_nodes(self, *names: str) -> None:
+        wait_for(lambda: all(re.search(rf"\b{name} .*present", nodes) for nodes in [self._nodes()] for name in names))
+
+    def _nodes(self) -> str:
+        words = ["nodes", "--home", str(self.folder / "home")]
+        asked = self.hosts["master"].start([*EVENER, *words], environment=PLACE)
+        assert asked.wait(60) == 0, asked.transcript()
+        return asked.text
+
+    def train(self, *words: str) -> Process:
+        options = ["--home", str(self.folder / "home"), "--output", str(self.folder / "run"), "--no-preflight"]
+        return self.hosts["master"].start([*EVENER, "train", *words, *options], cwd=self.folder, environment=PLACE)
+
+    def record(self) -> TrainRecord:
+        return read_noun(self.folder / "run" / "record.json", TrainRecord)
+
+
+@contextmanager
+def site(build_hosts: Build, folder: Path, *names: str, mbit: float | None = None) -> Iterator[Site]:
+    with build_hosts(*(Host(name=name, mbit=mbit) for name in ("master", *names))) as hosts:
+        yield Site(hosts, folder)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 90) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "what was awaited did not happen"
+        time.sleep(0.3)
+
+
+def test_a_link_is_cut_and_the_others_go_on_and_the_node_comes_back_when_it_is_joined(
+    build_hosts: Build, tmp_path: Path
+) -> None:
+    words = [TINY, "--precision", "fp64", "--option", "samples=200", "--option", "schedule=true", "--epochs", "50"]
+    with site(build_hosts, tmp_path, "one", "two") as place:
+        for name in ("one", "two"):
+            place.join(name)
+        place.await_nodes("one", "two")
+        training = place.train(*words, "--option", "pause=0.03", "--strategy", "data", "--shares", "2,1")
+        training.wait_for("epoch 2 ", 90)
+        place.hosts["one"].cut()
+        training.wait_for("node lost: one has been silent for 6 s", 60)
+        place.hosts["one"].join()
+        training.wait_for("joined: one came; 2 nodes of 2 go on", 90)
+        assert training.wait(120) == 0, training.transcript()
+        assert sum(step.samples for step in place.record().steps) == 50 * 200
+    alone = evener("train", *words, "--local-nodes", "1", "--output", "alone", cwd=tmp_path, timeout=120)
+    assert alone.returncode == 0, alone.stderr
+    first, second = load_file(tmp_path / "alone/model.safetensors"), load_file(tmp_path / "run/model.safetensors")
+    assert max(float((first[name].double() - second[name].double()).abs().max()) for name in first) < 1e-10
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.25])
+def test_a_node_joins_a_run_of_100_mb_over_a_gigabit(
+    build_hosts: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str], pause: float
+) -> None:
+    (tmp_path / "large.py").write_text(LARGE)
+    words = ("--strategy", "data", "--shares", "1,1", "--no-check")
+    with site(build_hosts, tmp_path, "one", "two", "three", mbit=1000) as place:
+        for name in ("one", "two"):
+            place.join(name)
+        place.await_nodes("one", "two")
+        training = place.train("large.py", *words, "--option", f"pause={pause}")
+        training.wait_for("step [0-9]", 180)
+        place.join("three")
+        assert training.wait(300) == 0, training.transcript()
+    record = place.record()
+    came = next(event.step for event in record.events if event.kind == "joined")
+    whole = next((event.step for event in record.events if event.kind == "caught up"), came)
+    seconds = statistics.median(step.seconds for step in record.steps if step.step <= came)
+    usual = statistics.median(step.seconds for step in record.steps if step.step > whole + 3)
+    waited = (1 - record.goodput) * record.seconds
+    slowed = [step.seconds - max(seconds, usual) for step in record.steps if came < step.step <= whole]
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\nthree came after step {came}: the others waited for {waited:.2f} s, and steps up to {whole} took "
+            f"{sum(slowed):.2f} s longer; a step took {seconds:.2f} s before, {usual:.2f} s after; the pauses of four "
+            f"samples and the sum of gradients take {4 * pause + RING_SECONDS:.2f} s\n"
+        )
+    assert waited + sum(slowed) < 5 * seconds

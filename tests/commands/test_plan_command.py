@@ -1,0 +1,86 @@
+"""`evener plan` and `evener experiment oracle-abci`: tables, advice, files; wrong words get a sentence."""
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from evener.oracle.catalogue import CARDS
+from evener.oracle.imagined import NETWORKS, NODES
+from evener.oracle.zoo.networks import ZOO, default_options, draw
+from evener.records.plan import Plan
+from evener.records.schema import read_noun
+from support.commands import evener, evener_here
+
+
+def test_a_plan_for_imagined_machines_is_ranked_saved_and_printed(tmp_path: Path) -> None:
+    ran = evener("plan", "resnet50", "--machines", "2xh200", "--save", "plan.json", "--json", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    plan = json.loads(ran.stdout.splitlines()[-1])
+    assert plan["strategy"] == "serial"  # 10 Gbit/s between two H200 do not pay
+    assert "alone" in plan["advice"]
+    saved = read_noun(tmp_path / "plan.json", Plan)
+    assert [a.samples for a in saved.assignments] == [plan["batch_size"]]
+
+
+def test_fast_links_make_data_parallelism_pay(tmp_path: Path) -> None:
+    ran = evener("plan", "resnet50", "--machines", "h200-node", "--batch-size", "512", "--json", cwd=tmp_path)
+    plan = json.loads(ran.stdout.splitlines()[-1])
+    assert plan["strategy"] == "data"
+    assert sum(a["samples"] for a in plan["assignments"]) == 512
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("resnet50",), "there is no cluster.json here"),
+        (
+            ("resnet50", "--machines", "h201"),
+            "a machine of --machines must be one of those that `evener catalogue` prints, such as h200,",
+        ),
+        (("resnet50", "--machines", "h200", "--strategy", "foo"), "--strategy must be one of serial, data"),
+        (("resnet50", "--machines", "h200", "--precision", "foo"), "--precision must be one of"),
+        (("resnet50", "--machines", "h200", "--scale", "abc"), "--scale must be numbers of devices such as 1..1024"),
+        (("resnet5", "--machines", "h200"), "there is no task 'resnet5'"),
+    ],
+)
+def test_wrong_words_get_a_sentence(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    ran = evener_here("plan", *words, cwd=tmp_path)
+    assert ran.returncode == 2
+    assert sentence in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_the_catalogue_has_every_name_that_a_plan_takes(tmp_path: Path) -> None:
+    ran = evener_here("catalogue", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    names = [line.split()[0] for line in ran.stdout.splitlines() if line.strip()]
+    for name in (*ZOO, *NODES, *CARDS, *NETWORKS):
+        assert name in names
+    assert "layers=24 width=1024 heads=16 feed=4096 tokens=512 words=32000" in ran.stdout
+
+
+def test_the_options_of_the_catalogue_are_what_is_drawn_without_them() -> None:
+    for name in ZOO:
+        assert draw(name, default_options(name)) == draw(name)
+
+
+def test_the_published_settings_are_all_predicted(tmp_path: Path) -> None:
+    ran = evener("experiment", "oracle-abci", "--csv", "abci.csv", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    with (tmp_path / "abci.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert Counter((row["strategy"], row["model"]) for row in rows) == {
+        (strategy, model): count
+        for strategy, count in (("data", 11), ("data+filter", 7), ("data+spatial", 7), ("filter", 5), ("channel", 5))
+        for model in ("resnet50", "vgg16")
+    }
+    given = {(row["strategy"], row["model"], row["gpus"]): float(row["total_seconds"]) for row in rows}
+    assert given["data", "resnet50", "1"] == pytest.approx(0.1834, rel=1e-3)
+    assert given["data", "vgg16", "1"] == pytest.approx(0.2619, rel=1e-3)
+    assert given["data", "vgg16", "8"] == pytest.approx(0.4547, rel=1e-3)
+    for row in rows:
+        parts = float(row["compute_seconds"]) + float(row["communication_seconds"])
+        assert float(row["total_seconds"]) == pytest.approx(parts, abs=2e-6)

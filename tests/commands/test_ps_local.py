@@ -1,0 +1,20 @@
+"""A private master and its nodes, on this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from evener.commands.private_master import local_cluster
+from evener.launch.nodes import LocalNode
+from evener.ps.client import MasterClient
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_it_speaks_tls_when_asked_to_and_serves_alike(encrypted: bool) -> None:
+    with (
+        local_cluster([LocalNode(name="a", threads=1)], 10.0, thin=True, encrypted=encrypted) as cluster,
+        MasterClient(cluster.address, cluster.token, 10.0) as client,
+    ):
+        cluster.wait_for_nodes(client)
+        assert cluster.token.insecure is not encrypted
+        assert [(node.name, node.state) for node in client.ask().nodes] == [("a", "present")]

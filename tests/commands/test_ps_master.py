@@ -1,0 +1,76 @@
+"""`evener stop`: who may end a run, and what he is told."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from msgspec.structs import replace
+
+from evener.commands.train_agreement import any_node
+from evener.commands.up import run_line, stop
+from evener.config.options import StopAccess
+from evener.ps.client import MasterClient
+from evener.ps.protocol.invitation_messages import Invite
+from evener.records.errors import EvenerError, InvalidInput
+from evener.sync.protocol import Sgd, synchronous
+from evener.wire.identity import Token
+from support.linear_engine import Mood, job, weights
+from support.master_in_threads import Plane, plane, wait_until
+
+ENDLESS = job(synchronous(batch=6, outer=Sgd(learning_rate=0.1)), epochs=100_000)
+
+
+def access(ps: Plane, token: Token, run: str | None = None) -> StopAccess:
+    return StopAccess(master=str(ps.address), token=token.text, run=run)
+
+
+def test_a_run_is_stopped_from_anywhere_by_whoever_submitted_it_and_by_no_other_submitter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with plane() as ps:
+        ps.join("a", Mood(seconds=0.01))
+        with ps.control() as admin:
+            tokens = [
+                Token.parse(admin.invite(Invite(submitter=name, seconds=60.0)).token) for name in ("alice", "bob")
+            ]
+            with MasterClient(ps.address, tokens[0], 5.0) as alice:
+                alice.submit(ENDLESS, weights(), [])
+        wait_until(lambda: ps.version() > 2)
+        run = ps.ask().run
+        assert run is not None
+        assert ", by alice): epoch" in run_line(run)
+        assert f" updates, loss {run.loss:.4f};" in run_line(run)
+        assert " 0 updates; " in run_line(replace(run, version=0))
+        assert "; the checkpoint of step 7 is here; results" in run_line(replace(run, checkpoint=7))
+        assert "joined as a; measuring this machine" in ps.nodes[0].said
+        with pytest.raises(EvenerError, match="run linear-1 was submitted by alice, who can stop it, as the admin can"):
+            stop(access(ps, tokens[1]))
+        assert ps.ask().run is not None
+        with pytest.raises(InvalidInput, match=r"run other does not go on at .*: run linear-1 does"):
+            stop(access(ps, tokens[0], "other"))
+        stop(access(ps, tokens[0]))
+        assert (
+            f"run linear-1 has ended with what it had reached; results are in {run.folder}" in capsys.readouterr().out
+        )
+        assert ps.ask().run is None
+        assert (ps.home.runs / "linear-1" / "record.json").exists()
+        with pytest.raises(InvalidInput, match=rf"^no run goes on at {re.escape(ps.ask().address)}$"):
+            stop(access(ps, ps.identity.token))
+
+
+def test_the_admin_stops_any_run() -> None:
+    with plane() as ps:
+        ps.join("a", Mood(seconds=0.01))
+        with MasterClient(ps.address, ps.identity.token_of("submitter"), 5.0) as somebody:
+            somebody.submit(ENDLESS, weights(), [])
+        wait_until(lambda: ps.version() > 2)
+        stop(access(ps, ps.identity.token, "linear-1"))
+        assert ps.ask().run is None
+
+
+def test_a_run_waits_for_a_node_until_one_is_here() -> None:
+    with plane() as ps, ps.control() as admin:
+        assert not any_node(admin)
+        ps.join("a", Mood(seconds=0.01))
+        wait_until(lambda: any_node(admin))

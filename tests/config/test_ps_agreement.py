@@ -1,0 +1,30 @@
+"""How the nodes agree, from the words of the command line and what the task's own optimiser is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evener.commands.train_agreement import agreement_of
+from evener.config.run_config import RunConfig
+from evener.records.errors import InvalidInput
+from evener.sync.protocol import Sgd
+
+
+def test_a_bound_on_the_gradient_s_norm_is_the_server_s_where_it_makes_the_steps() -> None:
+    outer = Sgd(learning_rate=0.1)
+    for agreement, bound in (("sync", 0.5), ("async", 0.5), ("bounded", 0.5), ("average", None), ("diloco", None)):
+        words: Any = {"agreement": agreement}
+        asked = RunConfig(task="t", **words)
+        assert agreement_of(asked, lambda: outer, clip_norm=0.5, batch=4).clip_norm == bound
+
+
+def test_an_optimiser_that_the_server_does_not_know_may_make_local_steps() -> None:
+    def unknown() -> Sgd:
+        raise InvalidInput("the server does not know it")
+
+    found = agreement_of(RunConfig(task="t", agreement="average", local_steps="7"), unknown, clip_norm=1.0, batch=4)
+    assert (found.local_steps, found.contribution) == (7, "delta")
+    with pytest.raises(InvalidInput, match="does not know"):
+        agreement_of(RunConfig(task="t", agreement="sync"), unknown, clip_norm=None, batch=4)

@@ -1,0 +1,243 @@
+"""Finding a task by name or in a file; everything that can be wrong with a user's file is told with its place."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+
+from evener.data.tasks.load import BUILT_IN_TASKS, load_task, require_task
+from evener.records.errors import EvenerError, InvalidInput, InvalidValue, MissingExtra, MissingFile, TrainingFailed
+from evener.records.task import Task
+from evener.version import pip_install
+
+MAKE = """
+    from torch import nn
+    from evener import Task
+
+    def make(name):
+        return Task(name=name, model=lambda: nn.Linear(1, 1), loss=nn.MSELoss(), train_data=lambda: [])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _modules_kept() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith(("evener_task_", "beside_")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "my_task.py"
+
+
+def write(file: Path, text: str) -> str:
+    file.write_text(dedent(MAKE) + dedent(text))
+    return str(file)
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "synthetic"])
+def test_every_built_in_name_loads(name: str) -> None:
+    assert name in BUILT_IN_TASKS
+    task = load_task(name)
+    assert task.name.startswith(name)
+    assert isinstance(task.model(), torch.nn.Module)
+
+
+def test_the_names_that_are_listed_are_those_that_exist() -> None:
+    assert BUILT_IN_TASKS == ("digits", "mnist", "nfnn", "synthetic", "tiny-imagenet")
+
+
+def test_options_reach_a_built_in_task() -> None:
+    model = load_task("synthetic", options={"kind": "mlp", "image": "1x2x3", "width": "5", "depth": "1"}).model()
+    assert next(tuple(p.shape) for p in model.parameters()) == (5, 6)
+
+
+def test_a_task_in_a_file_loads(file: Path) -> None:
+    assert load_task(write(file, "task = make('mine')")).name == "mine"
+
+
+def test_a_file_is_a_path_with_a_separator_or_the_ending_py(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(file, "task = make('mine')")
+    monkeypatch.chdir(file.parent)
+    for reference in ("my_task.py", f".{os.sep}my_task.py", f"..{os.sep}{file.parent.name}{os.sep}my_task.py"):
+        assert load_task(reference).name == "mine"
+
+
+def test_a_function_is_called_with_the_data_folder_and_the_options(file: Path) -> None:
+    reference = write(file, "def task(data_dir=None, depth: int = 3): return make(f'{data_dir} {depth + 1}')")
+    assert load_task(reference).name == "None 4"
+    assert load_task(reference, Path("there"), {"depth": "6"}).name == "there 7"
+
+
+def test_a_function_without_a_data_folder_is_called_without(file: Path) -> None:
+    assert load_task(write(file, "def task(): return make('plain')")).name == "plain"
+
+
+def test_a_file_is_read_afresh_each_time(file: Path) -> None:
+    assert load_task(write(file, "task = make('first')")).name == "first"
+    assert load_task(write(file, "task = make('the second')")).name == "the second"
+
+
+def test_two_files_of_one_name_do_not_mix(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "my_task.py", f"task = make('{folder}')\nclass Mark: pass")
+    first, second = (load_task(str(tmp_path / folder / "my_task.py")) for folder in ("a", "b"))
+    assert (first.name, second.name) == ("a", "b")
+    assert len([name for name in sys.modules if name.startswith("evener_task_my_task_")]) == 2
+
+
+def test_a_task_file_may_import_the_files_beside_it(file: Path) -> None:
+    (file.parent / "beside_model.py").write_text("NAME = 'from beside'")
+    assert load_task(write(file, "from beside_model import NAME\ntask = make(NAME)")).name == "from beside"
+
+
+def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
+    sentence = (
+        "there is no task 'mnits', did you mean 'mnist'?; Evener has digits, mnist, nfnn, synthetic, tiny-imagenet; "
+        "for one of your own give the path of its Python file"
+    )
+    with pytest.raises(InvalidInput, match=re.escape(sentence)):
+        load_task("mnits")
+    with pytest.raises(InvalidInput, match=r"^there is no task 'xyz'; Evener has digits"):
+        load_task("xyz")
+
+
+def test_a_file_that_is_not_there_is_named(file: Path) -> None:
+    with pytest.raises(MissingFile, match=re.escape(f"there is no task file {file}")):
+        load_task(str(file))
+
+
+def test_a_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text("a: 1")
+    with pytest.raises(MissingFile, match=re.escape(f"{file} is not a Python file: a task file ends in .py")):
+        load_task(str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "sentence"),
+    [
+        ("other = 1", InvalidInput, " must define task, a Task or a function that returns one; there is none"),
+        ("task = 5", InvalidInput, " must define task, a Task or a function that returns one; it is of type int"),
+        ("def task(): return 5", InvalidInput, ": the function task must return a Task, it returned type int"),
+        ("\ntask = 1 / 0", TrainingFailed, " line 8: ZeroDivisionError: division by zero"),
+        (
+            "def task():\n    x = 1\n    return undefined",
+            TrainingFailed,
+            " line 9: NameError: name 'undefined' is not defined",
+        ),
+        (
+            "def f():\n    return undefined\ndef task():\n    return f()",
+            TrainingFailed,
+            " line 8: NameError: name 'und",
+        ),
+        ("def task(:", TrainingFailed, " line 7: SyntaxError: "),
+        ("import no_such_module", TrainingFailed, " line 7: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise ValueError('one\\ntwo')", TrainingFailed, " line 7: ValueError: one"),
+        ("import beside_broken", TrainingFailed, " line 7: RuntimeError: elsewhere"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_with_file_and_line(
+    text: str, kind: type[EvenerError], sentence: str, file: Path
+) -> None:
+    (file.parent / "beside_broken.py").write_text("\n\n\nraise RuntimeError('elsewhere')")
+    with pytest.raises(kind, match="^" + re.escape(f"{write(file, text)}{sentence}")) as caught:
+        load_task(str(file))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_fails_leaves_no_module_behind(file: Path) -> None:
+    with pytest.raises(TrainingFailed):
+        load_task(write(file, "1 / 0"))
+    assert not [name for name in sys.modules if name.startswith("evener_task_my_task_")]
+
+
+def test_errors_of_evener_pass_through_a_file_as_they_are(file: Path) -> None:
+    text = "from evener.records.errors import InvalidValue\ndef task(): raise InvalidValue('depth', 0, 'positive')"
+    with pytest.raises(InvalidValue, match=r"^depth must be positive, got 0$"):
+        load_task(write(file, text))
+
+
+@pytest.mark.parametrize(("data_dir", "options"), [(Path("d"), {}), (None, {"depth": "1"})])
+def test_a_task_that_is_not_a_function_takes_nothing(
+    data_dir: Path | None, options: dict[str, str], file: Path
+) -> None:
+    reference = write(file, "task = make('mine')")
+    sentence = f"{file}: task is not a function, so it takes no data folder and no options"
+    with pytest.raises(InvalidInput, match=re.escape(sentence)):
+        load_task(reference, data_dir, options)
+
+
+def test_a_wrong_option_names_the_task() -> None:
+    with pytest.raises(
+        InvalidInput, match=r"^task synthetic has no option 'dept', did you mean 'depth'\?; its options"
+    ):
+        load_task("synthetic", options={"dept": "2"})
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("BUILT_IN_TASKS[0]", "digits"),
+        ("load_task('digits')", f"MissingExtra: PyTorch is not installed: {pip_install('torch')}"),
+        ("load_task('./my_task.py')", f"MissingExtra: PyTorch is not installed: {pip_install('torch')}"),
+    ],
+)
+def test_without_torch_names_are_known_and_loading_says_what_to_install(code: str, expected: str, file: Path) -> None:
+    write(file, "task = make('mine')")
+    script = dedent(f"""
+        import sys
+        sys.modules["torch"] = None
+        from evener.records.errors import EvenerError
+        from evener.data.tasks.load import BUILT_IN_TASKS, load_task
+        try:
+            print({code})
+        except EvenerError as error:
+            print(f"{{type(error).__name__}}: {{error}}")
+    """)
+    result = subprocess.run([sys.executable, "-c", script], cwd=file.parent, capture_output=True, text=True)
+    assert (result.stdout.strip(), result.stderr) == (expected, "")
+
+
+def test_torchvision_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    sentence = re.escape(f"torchvision is not installed: {pip_install('vision')}")
+    with pytest.raises(MissingExtra, match=sentence):
+        load_task("tiny-imagenet")
+
+
+def test_torchvision_that_does_not_load_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    sentence = (
+        "torchvision is installed but does not load (operator torchvision::nms does not exist): install a torchvision "
+        "that was built for this PyTorch, see https://pytorch.org/get-started/locally"
+    )
+    with pytest.raises(MissingExtra, match=re.escape(sentence)):
+        load_task("tiny-imagenet")
+
+
+def test_a_loaded_task_is_a_task() -> None:
+    assert isinstance(load_task("digits"), Task)
+
+
+def test_what_is_no_file_for_every_node_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for nowhere in ("pipe", "."):
+        with pytest.raises(InvalidInput, match="is no file that every node can read: save the task in one, such as"):
+            require_task(f"{tmp_path}/{nowhere}")

@@ -1,0 +1,77 @@
+"""Every thin task is its PyTorch twin: the same state, the same samples, the same losses, gradients and steps."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evener.data.tasks.load import BUILT_IN_THIN_TASKS, has_thin_task, load_task, load_thin_task
+from evener.ps.node.parity import check_parity
+from evener.records.errors import InvalidInput, MissingExtra
+
+OPTIONS = {"digits": {"channels": "4", "blocks": "2"}}
+
+
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of MNIST's files with a few random images."""
+    folder, random = tmp_path_factory.mktemp("mnist"), np.random.default_rng(3)
+    for split, count in (("train", 50), ("t10k", 20)):
+        for name, shape, top in (("images-idx3", (count, 28, 28), 256), ("labels-idx1", (count,), 10)):
+            head = bytes([0, 0, 8, len(shape)]) + np.asarray(shape, ">u4").tobytes()
+            values = random.integers(0, top, shape, np.uint8)
+            (folder / f"{split}-{name}-ubyte").write_bytes(head + values.tobytes())
+    return folder
+
+
+@pytest.mark.parametrize("name", BUILT_IN_THIN_TASKS)
+def test_a_built_in_task_and_its_twin_are_the_same(name: str, mnist: Path) -> None:
+    data, options = (None if name == "digits" else mnist), OPTIONS.get(name, {})
+    check_parity(load_task(name, data, options), load_thin_task(name, data, options))
+
+
+def test_a_file_has_its_thin_twin_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "row.py").write_text("import nothing_that_exists\n")
+    (tmp_path / "row_thin.py").write_text(_THIN_FILE)
+    assert has_thin_task(str(tmp_path / "row.py"))
+    assert load_thin_task(str(tmp_path / "row.py")).name == "line"
+
+
+def test_a_file_of_its_own_may_be_thin_only(tmp_path: Path) -> None:
+    (tmp_path / "line.py").write_text(_THIN_FILE)
+    assert load_thin_task(str(tmp_path / "line.py")).name == "line"
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(InvalidInput, match=r"must define thin_task, a ThinTask or a function .*; there is none"):
+        load_thin_task(str(tmp_path / "empty.py"))
+    with pytest.raises(InvalidInput, match=r"no thin task 'mnits', did you mean 'mnist'\?"):
+        load_thin_task("mnits")
+    assert not has_thin_task(str(tmp_path / "empty.py"))
+    assert not has_thin_task("tiny-imagenet")
+
+
+def test_a_thin_task_that_imports_pytorch_says_so_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "line.py").write_text("import torch\n" + _THIN_FILE)
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    with pytest.raises(MissingExtra, match="PyTorch is not installed"):
+        load_thin_task(str(tmp_path / "line.py"))
+
+
+_THIN_FILE = """
+import numpy as np
+from evener.autodiff import functional as F, nn, optim
+from evener.records.task import ThinTask
+
+thin_task = ThinTask(
+    name="line",
+    model=lambda: nn.Linear(1, 1),
+    loss=F.mse_loss,
+    train_data=lambda: (np.ones((4, 1), np.float32), np.ones((4, 1), np.float32)),
+    optimizer=lambda parameters: optim.SGD(parameters, lr=0.1),
+    has_accuracy=False,
+)
+"""

@@ -1,0 +1,106 @@
+"""Draws that are of no samples are alike on nodes that draw different numbers for different numbers of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, overrides
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from evener.frontends.programs.alike_draws import AlikeDraws
+from evener.records.errors import InvalidInput
+
+
+@contextmanager
+def active(draws: AlikeDraws) -> Iterator[None]:
+    draws.begin()
+    try:
+        yield
+    finally:
+        draws.end()
+
+
+class Noisy(nn.Module):
+    """Draws for samples by what nobody looks into, and a coin for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(4, 1, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What was drawn for samples, and for none."""
+        return self.inner(x, x, x)[0], torch.rand(1)
+
+
+def a_node(samples: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    """What a node draws for no samples, and for its own."""
+    model = Noisy()
+    draws, shared, own = AlikeDraws(seed, [(3, 4)], [model]), list[Tensor](), list[Tensor]()
+    torch.manual_seed(3)
+    with active(draws):
+        for _ in range(3):
+            own.append(torch.rand(samples, 8))
+            shared += [torch.rand(1), torch.randn(3, 4), torch.zeros(3, 4).normal_()]
+            own.append(F.dropout(torch.ones(samples, 8)))
+            shared += [F.dropout(torch.ones(3, 4)), torch.distributions.Beta(1.0, 1.0).sample(), torch.randint(9, ())]
+            made, coin = model(torch.ones(samples, 5, 4))
+            own.append(made)
+            shared.append(coin)
+    return shared, own
+
+
+def test_coins_and_noise_for_weights_are_alike_on_all_nodes() -> None:
+    (shared, own), (other, others_own) = a_node(2, 0), a_node(5, 1)
+    assert all(torch.equal(a, b) for a, b in zip(shared, other, strict=True))
+    assert len({float(one.sum()) for one in shared}) > 15  # other ones each time
+    assert not torch.equal(own[0], others_own[0][:2])
+
+
+def test_what_is_drawn_for_no_samples_is_what_one_process_draws() -> None:
+    shared = a_node(2, 0)[0]
+    torch.manual_seed(3)
+    for i in range(0, 21, 7):
+        assert torch.equal(shared[i], torch.rand(1))
+        assert torch.equal(shared[i + 1], torch.randn(3, 4))
+        assert torch.equal(shared[i + 2], torch.zeros(3, 4).normal_())
+        assert torch.equal(shared[i + 3], F.dropout(torch.ones(3, 4)))
+        assert torch.equal(shared[i + 4], torch.distributions.Beta(1.0, 1.0).sample())
+        assert torch.equal(shared[i + 5], torch.randint(9, ()))
+        assert torch.equal(shared[i + 6], torch.rand(1))
+
+
+def test_a_coin_that_a_backward_pass_would_draw_again_is_refused() -> None:
+    class Block(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(lambda y: y * torch.rand(1), x, use_reentrant=False)
+
+    model = Block()
+    with active(AlikeDraws(5, [], [model])), pytest.raises(InvalidInput, match=r"torch\.utils\.checkpoint"):
+        model(torch.ones(1, 2))
+
+
+def test_a_generator_of_the_programs_own_is_left_alone() -> None:
+    with active(AlikeDraws(5, [])):
+        own = torch.rand(1, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(own, torch.rand(1, generator=torch.Generator().manual_seed(3)))
+
+
+def _modes() -> Any:
+    stack: Any = overrides
+    return stack._get_current_function_mode_stack()
+
+
+def test_modes_of_the_program_are_left_in_their_order() -> None:
+    draws = AlikeDraws(5, [])
+    with torch.device("meta"):
+        draws.begin()
+        assert torch.zeros(2).is_meta
+    assert not torch.zeros(2).is_meta
+    assert _modes() == [draws]
+    draws.end()
+    assert not _modes()

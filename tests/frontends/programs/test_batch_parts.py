@@ -1,0 +1,128 @@
+"""Parts of batches: who has which rows, and how often they count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evener.comm.group import Group
+from evener.comm.step_timing import StepTimer
+from evener.frontends.programs.batch_parts import (
+    BatchPart,
+    Count,
+    OpenParts,
+    cut_rows,
+    part_of,
+    require_count,
+    rows_of,
+    weight_of,
+)
+from evener.records.errors import InvalidInput
+
+
+def alone(size: int = 1) -> Group:
+    cpu = torch.device("cpu")
+    return Group(rank=0, size=size, device=cpu, nodes=["n"] * size, timer=StepTimer(cpu))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "samples"),
+    [
+        ([5, 2, 1], [(0, 5), (5, 7), (7, 8)], [5, 2, 1]),
+        ([3, 0], [(0, 3), (1, 3)], [3, 0]),  # two samples stand in, which count for nothing
+        ([0, 1], [(0, 1), (0, 1)], [0, 1]),
+    ],
+)
+def test_parts_follow_each_other_and_a_rank_without_samples_computes_some(
+    sizes: list[int], rows: list[tuple[int, int]], samples: list[int]
+) -> None:
+    parts = [part_of(rank, sizes) for rank in range(len(sizes))]
+    assert [(part.rows.start, part.rows.stop) for part in parts] == rows
+    assert [part.samples for part in parts] == samples
+    assert {part.total for part in parts} == {sum(sizes)}
+
+
+@pytest.mark.parametrize(("count", "weight"), [("samples", 2 * 3 / 4), ("sum", 2.0)])
+def test_a_mean_counts_by_samples_and_a_sum_as_it_is(count: Count, weight: float) -> None:
+    assert weight_of(part_of(0, [3, 1]), None, count, alone(2)) == weight
+    assert weight_of(part_of(1, [4, 0]), None, count, alone(2)) == 0
+
+
+def test_what_is_counted_by_a_function_is_a_number_of_zero_or_more() -> None:
+    assert weight_of(part_of(0, [3]), torch.ones(3), lambda batch: batch.sum(), alone()) == 1
+    with pytest.raises(InvalidInput, match="count= must give a number"):
+        weight_of(part_of(0, [3]), None, lambda batch: batch, alone())
+    with pytest.raises(InvalidInput, match="zero or more"):
+        weight_of(part_of(0, [3]), None, lambda _: -1, alone())
+    with pytest.raises(InvalidInput, match="count must be 'samples', 'sum' or a function"):
+        require_count("tokens")
+
+
+def test_batches_of_two_loaders_have_to_count_alike() -> None:
+    parts = OpenParts()
+    assert parts.weight() == 1.0
+    parts.open("a", 0.5)
+    parts.open("b", 0.5)
+    assert parts.weight() == 0.5
+    parts.open("b", 0.25)
+    with pytest.raises(InvalidInput, match="give both loaders the same batch_size"):
+        parts.weight()
+    parts.close("a", is_over=True)
+    assert parts.weight() == 0.25
+
+
+def test_a_batch_made_by_hand_is_cut_in_the_dimension_of_its_samples() -> None:
+    batch = {"x": torch.arange(12).view(2, 6), "name": "text"}
+    assert rows_of(batch, 1) == 6
+    cut = cut_rows(batch, BatchPart(first=4, samples=2, total=6, loaded=2), 1)
+    assert cut["x"].tolist() == [[4, 5], [10, 11]]
+    assert cut["name"] == "text"
+    with pytest.raises(InvalidInput, match="as many samples each"):
+        rows_of((torch.ones(3), torch.ones(4)), 0)
+
+
+def test_an_evaluation_amid_the_training_has_weights_of_its_own() -> None:
+    parts = OpenParts()
+    parts.open("train", 1.5)
+    parts.open("others", 1.2, is_training=False)
+    assert parts.weight() == 1.2
+    parts.close("others", is_over=True)
+    assert parts.weight() == 1.5
+    parts.open("others", 1.2, is_training=False)
+    parts.open("train", 0.5)  # though the evaluation was never left
+    parts.reweigh(0.7)
+    assert parts.weight() == 0.7
+    parts.close("train", is_over=True)
+    assert parts.weight() == 1.2
+    parts.close("others", is_over=True)
+    assert not parts.are_any
+    assert parts.weight() == 1.0
+
+
+def test_a_batch_counts_after_its_loader_was_left_until_another_one_is_loaded() -> None:
+    parts = OpenParts()
+    parts.open("train", 1.5)
+    parts.close("train", is_over=False)
+    assert parts.is_open("train")
+    assert parts.weight() == 1.5
+    assert parts.open("train", 0.5) == set()
+    parts.close("train", is_over=False)
+    assert parts.open("next", 0.7) == {"train"}
+    assert parts.weight() == 0.7
+
+
+def test_what_models_are_called_with_counts_and_not_what_was_loaded_last() -> None:
+    parts = OpenParts()
+    parts.open("train", 1.5)
+    parts.open("train", 0.5)  # loaded ahead
+    parts.use(1, 1.5, trains=True)
+    assert parts.weight_of_gradients() == 1.5
+    parts.close("train", is_over=True)
+    assert parts.weight() == 1.5  # such as of its mean loss
+    parts.use(2, 0.5, trains=True)
+    assert parts.weight() == 0.5
+    parts.use(1, 1.5, trains=True)  # beside the other one: there was no backward pass between
+    with pytest.raises(InvalidInput, match="trained on at once"):
+        parts.weight_of_gradients()
+    parts.use(2, 0.5, trains=False)
+    assert parts.weight() == 0.5

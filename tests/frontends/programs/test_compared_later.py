@@ -1,0 +1,101 @@
+"""What a program does differently from one process only later is found while it trains."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from evener.frontends.programs.joining import finish
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
+from evener.records.errors import EvenerError, NotExact
+from programs.suite import perform, run_of
+
+HEAD = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import evener
+
+run = evener.join()
+X = torch.randn(64, 4)
+Y = X.sum(1, keepdim=True)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+"""
+RARE = """
+labels = (torch.arange(64) == 5).long()
+loader = DataLoader(TensorDataset(X, labels), batch_size=16, shuffle=True, num_workers={workers})
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for epoch in run.epochs(6):
+    for x, y in loader:
+        optimizer.zero_grad()
+        weight = torch.tensor([1.0, 8.0])
+        F.cross_entropy(model(x), y, {weights}).backward()
+        optimizer.step()
+results = model.state_dict()
+"""
+FOLLOWING = """
+loader = DataLoader(TensorDataset(X, torch.cat([Y, 3 * Y], 1)), batch_size=16, shuffle=True)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+weights = torch.ones(2)
+for epoch in run.epochs(4):
+    sums = torch.zeros(2)
+    for x, y in loader:
+        optimizer.zero_grad()
+        errors = (model(x) - y).square().mean(0)
+        (errors * weights).sum().backward()
+        optimizer.step()
+        sums += {seen}
+    weights = 2 * sums / sums.sum()
+results = model.state_dict()
+"""
+
+
+def rank_of_program(env: RankEnvironment, work: tuple[str, str]) -> None:
+    """A rank that writes how it was refused."""
+    text, folder = work
+    run = run_of(env, "3,1")
+    try:
+        perform(text, "program")
+        finish(run, env)
+    except NotExact as error:
+        (Path(folder) / f"{env.rank}.txt").write_text(str(error))
+        raise
+
+
+def refusals(text: str, folder: Path) -> list[str]:
+    """The sentences with which every rank refused a program; none if it was trained."""
+    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    with contextlib.suppress(EvenerError):
+        run_local(rank_of_program, nodes, (HEAD + text, str(folder)), patience=10, on_event=lambda _: None)
+    return [path.read_text() for path in sorted(folder.glob("*.txt"))]
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_class_weights_of_a_class_that_the_first_batch_has_not_are_found(workers: int, tmp_path: Path) -> None:
+    found = refusals(RARE.format(weights="weight", workers=workers), tmp_path)
+    assert found
+    assert all(sentence.startswith("after step ") for sentence in found)
+
+
+@pytest.mark.timeout(100)
+def test_weights_that_follow_a_nodes_own_losses_are_found_and_named(tmp_path: Path) -> None:
+    found = refusals(FOLLOWING.format(seen="errors.detach()"), tmp_path)
+    assert found
+    assert all("`weights`" in sentence for sentence in found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    "text", [RARE.format(weights="None", workers=2), FOLLOWING.format(seen="run.mean(errors.detach())")]
+)
+def test_programs_that_equal_one_process_are_trained(text: str, tmp_path: Path) -> None:
+    assert refusals(text, tmp_path) == []

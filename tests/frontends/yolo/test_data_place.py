@@ -1,0 +1,38 @@
+"""Where images are of a description that came from another machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evener.frontends.yolo.data_place import described_here
+from evener.records.errors import InvalidInput
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "sent" / "images").mkdir(parents=True)
+    (folder / "sent" / "data.yaml").write_text(text)
+    return folder / "sent"
+
+
+@pytest.mark.parametrize("said", [None, "/"])
+def test_what_holds_here_is_left_as_it_is(tmp_path: Path, said: str | None) -> None:
+    folder = written(tmp_path, "train: images\n" + (f"path: {said}\n" if said else ""))
+    assert described_here(folder, "data.yaml", tmp_path) == folder / "data.yaml"
+
+
+@pytest.mark.parametrize(
+    ("said", "place"), [(".", "sent"), ("images", "sent/images"), ("/home/somebody/data", "sent"), ("else", "sent")]
+)
+def test_a_place_that_is_not_here_is_that_of_the_description(tmp_path: Path, said: str, place: str) -> None:
+    folder = written(tmp_path, f"path: {said}\ntrain: images\nnames: {{0: cat}}\n")
+    found = yaml.safe_load(described_here(folder, "data.yaml", tmp_path / "own").read_text())
+    assert (Path(found["path"]).resolve(), found["train"], found["names"]) == (tmp_path / place, "images", {0: "cat"})
+
+
+def test_what_is_no_description_is_told_in_a_sentence(tmp_path: Path) -> None:
+    folder = written(tmp_path, "path: [")
+    with pytest.raises(InvalidInput, match="cannot be read as a description of data"):
+        described_here(folder, "data.yaml", tmp_path)

@@ -1,0 +1,58 @@
+"""What is asked of the nodes that are left when others of a training of YOLO are lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from evener.frontends.yolo.going_on import is_complete, shares_of, without
+from evener.frontends.yolo.words import YoloConfig
+from evener.records.record import Event
+
+LOST = Event(step=3, kind="node lost", message="node b was killed; the others go on", nodes=("b",))
+
+
+def asked(folder: Path, **options: object) -> YoloConfig:
+    config = YoloConfig(words=("train", "model=yolov8n.yaml", f"save_dir={folder}"))
+    return msgspec.structs.replace(config, **options)
+
+
+def saved(folder: Path, epoch: int) -> Path:
+    """A checkpoint as Ultralytics leaves it, as far as it is looked at."""
+    path = folder / "weights" / "last.pt"
+    path.parent.mkdir()
+    torch.save({"epoch": epoch}, path)
+    return path
+
+
+def test_before_the_first_checkpoint_they_begin_again(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    assert without(config, [0], LOST) == msgspec.structs.replace(config, lost=(LOST,))
+
+
+def test_they_go_on_from_the_last_checkpoint_and_remember_who_was_lost_before(tmp_path: Path) -> None:
+    last, earlier = saved(tmp_path, epoch=2), msgspec.structs.replace(LOST, step=1, nodes=("c",))
+    again = without(asked(tmp_path, lost=(earlier,), shares="3,2,1"), [0, 2], LOST)
+    assert again is not None
+    assert again.words == ("train", f"resume={last}")
+    assert (again.shares, again.lost) == ("3,1", (earlier, LOST))
+
+
+def test_what_was_complete_is_not_begun_again(tmp_path: Path) -> None:
+    assert is_complete(saved(tmp_path, epoch=-1))
+    assert without(asked(tmp_path), [0], LOST) is None
+
+
+@pytest.mark.parametrize("options", [{"elastic": False}, {"stationary": True}, {"shares": "0,1"}])
+def test_a_loss_ends_the_run_where_the_rest_is_not_to_go_on_or_cannot(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
+    assert without(asked(tmp_path, **options), [0], LOST) is None
+
+
+@pytest.mark.parametrize(("shares", "left"), [("measured", "measured"), ("equal", "equal"), ("7,2,1", "7,1")])
+def test_shares_are_those_of_the_nodes_that_are_left(shares: str, left: str) -> None:
+    assert shares_of(shares, [0, 2]) == left

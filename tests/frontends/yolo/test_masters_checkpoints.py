@@ -1,0 +1,104 @@
+"""When a checkpoint of a YOLO is due that its master keeps, and what becomes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from evener.frontends.yolo import masters_checkpoints
+from evener.frontends.yolo.masters_checkpoints import MastersCheckpoints
+from evener.frontends.yolo.plain_results import restore_results, write_results
+from evener.frontends.yolo.run_folder import write_checkpoint
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(masters_checkpoints, "time", found)
+    return found
+
+
+def trained(folder: Path, rows: str = "epoch,loss\n1,0.5\n") -> Any:
+    """What has come to two models and a table."""
+    for name, seed in (("best", 1), ("last", 2)):
+        torch.manual_seed(seed)
+        write_checkpoint(nn.Linear(2, 3), {"imgsz": 64}, folder / "weights" / f"{name}.pt")
+    (folder / "results.csv").write_text(rows)
+    return SimpleNamespace(best=folder / "weights/best.pt", last=folder / "weights/last.pt", csv=folder / "results.csv")
+
+
+def test_one_is_due_at_the_end_of_an_epoch_or_when_one_lasts_long(tmp_path: Path, clock: Clock) -> None:
+    checkpoints = MastersCheckpoints(tmp_path, resumes=False)
+    for now, at_end, inside in ((9.0, False, False), (10.0, True, False), (599.0, True, False), (600.0, True, True)):
+        clock.now = now
+        assert checkpoints.is_due(ends_epoch=True) is at_end, now
+        assert checkpoints.is_due(ends_epoch=False) is inside, now
+
+
+def test_writing_takes_no_more_than_a_fiftieth_of_the_time(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_slowly(trainer: Any, file: Path) -> None:
+        write_results(trainer, file)
+        clock.now += 2
+
+    monkeypatch.setattr(masters_checkpoints, "write_results", write_slowly)
+    checkpoints = MastersCheckpoints(tmp_path, resumes=False)
+    assert checkpoints.write(trained(tmp_path / "run"), b"state", 6).kind == "checkpoint"
+    clock.now += 99
+    assert not checkpoints.is_due(ends_epoch=True)
+    clock.now += 1
+    assert checkpoints.is_due(ends_epoch=True)
+
+
+def test_the_newest_two_are_kept_and_the_newest_is_gone_on_from(tmp_path: Path) -> None:
+    checkpoints = MastersCheckpoints(tmp_path, resumes=True)
+    for batch in (6, 9, 12):
+        assert checkpoints.write(trained(tmp_path / "run"), f"state {batch}".encode(), batch).step == batch
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000009", "step-00000012"]
+    assert checkpoints.state() == b"state 12"
+
+
+def test_a_disk_that_takes_none_does_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file where the folder would be")
+    told = MastersCheckpoints(tmp_path, resumes=False).write(trained(tmp_path / "run"), b"state", 6)
+    assert (told.step, told.kind) == (6, "no checkpoint")
+    assert told.message.startswith(f"cannot write the checkpoint of step 6 in {tmp_path / 'checkpoints'}: ")
+
+
+def test_results_travel_as_numbers_and_words_and_come_back_as_files_of_ultralytics(tmp_path: Path) -> None:
+    trainer, file, model = trained(tmp_path / "there"), tmp_path / "results.safetensors", nn.Linear(2, 3)
+    write_results(trainer, file)
+    with safe_open(file, framework="pt") as sent:
+        assert sorted(sent.keys()) == ["best.bias", "best.weight", "last.bias", "last.weight"]
+    restore_results(model, {"imgsz": 64}, file, tmp_path / "here")
+    for name in ("best", "last"):
+        here, there = (
+            torch.load(tmp_path / place / "weights" / f"{name}.pt", weights_only=False) for place in ("here", "there")
+        )
+        assert torch.equal(here["model"].weight, there["model"].weight.half())
+        assert here["train_args"] == {"imgsz": 64}
+    assert (tmp_path / "here" / "results.csv").read_text() == trainer.csv.read_text()
+
+
+def test_a_training_that_was_ended_before_its_first_epoch_brings_nothing_back(tmp_path: Path) -> None:
+    nothing = SimpleNamespace(best=tmp_path / "best.pt", last=tmp_path / "last.pt", csv=tmp_path / "results.csv")
+    write_results(nothing, tmp_path / "results.safetensors")
+    restore_results(nn.Linear(2, 3), {}, tmp_path / "results.safetensors", tmp_path / "here")
+    assert not (tmp_path / "here").exists()

@@ -1,0 +1,129 @@
+"""What runs as a program because a file says so is told once, and refused by --trusted-only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evener.frontends.yolo import command
+from evener.frontends.yolo.trusted import SAFE_LOAD, refuse_programs, warning_of, what_runs
+from evener.frontends.yolo.words import YoloConfig, run_config
+from evener.records.errors import EvenerError, InvalidInput
+
+PYTHON = "import os; os.system('touch ran')"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(SAFE_LOAD, raising=False)
+    (tmp_path / "x.pt").write_bytes(b"")
+    (tmp_path / "code.yaml").write_text(f"names: [a]\ndownload: |\n  {PYTHON}\n")
+    (tmp_path / "shell.yaml").write_text("names: [a]\ndownload: bash get.sh\n")
+    (tmp_path / "archive.yaml").write_text("names: [a]\ndownload: https://example.org/a.zip\n")
+    (tmp_path / "plain.yaml").write_text("names: [a]\n")
+    (tmp_path / "evaluated.yaml").write_text("nc: 1\nactivation: __import__('os').system('touch ran')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ({"model": "x.pt"}, ["model=x.pt"]),
+        ({"model": "yolov8n.yaml", "pretrained": "x.pt"}, ["pretrained=x.pt"]),
+        ({"resume": "x.pt"}, ["resume=x.pt"]),
+        ({"model": "https://example.org/x.pt"}, ["model=https://example.org/x.pt"]),
+        ({"model": "yolov8n.yaml", "data": "code.yaml"}, ["data=code.yaml"]),
+        ({"model": "yolov8n.yaml", "data": "shell.yaml"}, ["data=shell.yaml"]),
+        ({"model": "evaluated.yaml"}, ["model=evaluated.yaml"]),
+        ({"model": "yolov8n.yaml", "cfg": "mine.yaml"}, ["cfg=mine.yaml"]),
+        ({"model": "x.pt", "data": "code.yaml"}, ["model=x.pt", "data=code.yaml"]),
+        ({"model": "yolov8n.yaml", "data": "archive.yaml"}, []),
+        ({"model": "yolov8n.yaml", "data": "plain.yaml"}, []),
+        ({"model": "yolov8n.pt", "data": "coco8.yaml"}, []),
+    ],
+)
+def test_what_runs_as_a_program_is_named(words: dict[str, str], names: list[str], folder: Path) -> None:
+    found = what_runs(words)
+    assert len(found) == len(names)
+    assert all(any(name in one for one in found) for name in names)
+    assert bool(warning_of(words)) == bool(names)
+
+
+@pytest.mark.parametrize("model", ["evaluated.yaml", "yolov8n.yaml"])
+def test_it_is_refused_before_anything_is_loaded(model: str, folder: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"download|activation"):
+        refuse_programs({"model": model, "data": "code.yaml"})
+
+
+@pytest.mark.parametrize("home", [None, Path("home")])
+def test_a_checkpoint_is_refused_where_ultralytics_cannot_load_known_classes_alone(
+    home: Path | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evener.frontends.yolo.trusted._loads_safely", lambda: False)
+    monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
+    config = YoloConfig(words=("train", "model=x.pt", "data=plain.yaml"), home=home, trusted_only=True)
+    with pytest.raises(InvalidInput, match=r"model=x\.pt"):
+        command.run(config, as_json=False)
+
+
+def test_what_is_plain_is_not_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SAFE_LOAD, "")
+    refuse_programs({"model": "yolov8n.yaml", "data": "archive.yaml"})
+    assert os.environ[SAFE_LOAD] == "1"
+
+
+@pytest.mark.parametrize("way", ["local", "master"])
+def test_it_is_told_once_on_every_way(
+    way: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Begun(EvenerError):
+        pass
+
+    def begin(*_: Any, **__: Any) -> Any:
+        raise Begun("it begins")
+
+    monkeypatch.setattr(command, "_on_local_nodes", begin)
+    monkeypatch.setitem(sys.modules, "evener.frontends.yolo.master_run", SimpleNamespace(train_together=begin))
+    monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
+    config = YoloConfig(words=("train", "model=x.pt", "data=code.yaml"), home=folder if way == "master" else None)
+    with pytest.raises(Begun):
+        command.run(config, as_json=False)
+    assert capsys.readouterr().err.count("--trusted-only") == 1
+    assert run_config(config).task == "x.pt"
+
+
+MALICE = """
+import os, sys, torch
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+torch.save({"model": Evil()}, "evil.pt")
+from evener.frontends.yolo.trusted import refuse_programs
+refuse_programs({"model": "evil.pt"})
+import torchvision_operators
+from ultralytics import YOLO
+try:
+    YOLO("evil.pt")
+except Exception as error:
+    print("refused", type(error).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_a_pickle_with_a_program_in_it_is_not_run(tmp_path: Path) -> None:
+    tests = Path(__file__).parents[2]
+    path = os.pathsep.join([str(tests), str(tests.parent / "src")])
+    words = [sys.executable, "-c", MALICE]
+    environment = {**os.environ, "PYTHONPATH": path}
+    result = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+    assert "refused" in result.stdout + result.stderr
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,182 @@
+"""`up`, `join`, `train yolov8n.yaml` without an agreement: a YOLO on the nodes of a master, which go and come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import Popen
+
+import psutil
+import pytest
+
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
+from support.command_cluster import Cluster, cluster, wait_until
+from support.yolo_cases import draw_detection, needs_ultralytics
+from support.yolo_commands import ENVIRONMENT, read_by_plain_yolo
+
+pytestmark = [needs_ultralytics, pytest.mark.slow, pytest.mark.timeout(300)]
+EPOCHS, IMAGES = 60, 12
+OPTIONS = ("imgsz=64", "plots=False", "val=False", "optimizer=SGD", "name=run")
+
+
+@pytest.fixture
+def ps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with cluster("--patience", "6") as one:
+        monkeypatch.setenv("YOLO_CONFIG_DIR", str(one.folder))
+        yield one
+        one.down()
+
+
+def join(ps: Cluster, *names: str) -> None:
+    for name in names:
+        ps.join(name)
+    ps.wait_for_nodes()
+
+
+def start(ps: Cluster, model: str, data: Path, *words: str, epochs: int = EPOCHS) -> Popen[bytes]:
+    """A training, once its batches are computed."""
+    training = ps.start_training(
+        model, "--data", str(data), "--epochs", str(epochs), "--batch-size", "4", *words,
+        *(word for one in OPTIONS for word in ("--option", one)), "--option", f"project={ps.folder}",
+    )  # fmt: skip
+    wait_until(lambda: ps.version() > 4 or training.poll() is not None, "that batches are computed")
+    assert training.poll() is None, ended(ps)
+    return training
+
+
+def run_plain(ps: Cluster, script: str, *words: str) -> str:
+    """What a program says that uses plain YOLO."""
+    typed = [sys.executable, "-c", script, *words]
+    found = subprocess.run(typed, cwd=ps.folder, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-2000:]
+    return found.stdout.splitlines()[-1]
+
+
+def make_first(ps: Cluster) -> Path:
+    """A model to begin with, in a folder that nodes are not told of."""
+    script = "import sys; from ultralytics import YOLO; YOLO('yolov8n.yaml').save(sys.argv[1]); print()"
+    run_plain(ps, script, "first.pt")
+    return ps.folder / "first.pt"
+
+
+def weights_of(ps: Cluster, run: str, name: str) -> str:
+    """Of a checkpoint, in short."""
+    script = (
+        "import hashlib, sys; from ultralytics import YOLO; tensors = YOLO(sys.argv[1]).model.state_dict().values();"
+        "print(hashlib.sha256(b''.join(one.numpy().tobytes() for one in tensors)).hexdigest())"
+    )
+    return run_plain(ps, script, f"{run}/weights/{name}")
+
+
+def shown(ps: Cluster) -> str:
+    return (ps.folder / "train.out").read_text()
+
+
+def ended(ps: Cluster) -> str:
+    """What there is to read when a training has ended that should not have."""
+    return ps.said("train") + shown(ps)[-2500:]
+
+
+def wait_until_shown(ps: Cluster, training: Popen[bytes], words: str) -> None:
+    wait_until(lambda: words in shown(ps) or training.poll() is not None, f"that {words!r} is shown")
+    assert words in shown(ps), ended(ps)
+
+
+def process_on(ps: Cluster, name: str) -> int:
+    """Of the rank there."""
+    servers = [one for one in psutil.Process(ps.nodes[name].pid).children() if "forkserver" in " ".join(one.cmdline())]
+    return int(next(rank.pid for server in servers for rank in server.children()))
+
+
+@pytest.mark.parametrize("words", [(), ("--ship-data",)], ids=["data on every node", "data sent"])
+def test_nodes_of_a_master_train_together_and_outlive_each_other(ps: Cluster, words: tuple[str, ...]) -> None:
+    join(ps, "one", "two")
+    data = draw_detection(ps.folder / "data", count=IMAGES)
+    if words:  # as data lie that are to be sent: beside their description
+        data.write_text(data.read_text().replace(str(data.parent), "."))
+    training = start(ps, "yolov8n.yaml", data, "--shares", "2,1", *words)
+    os.kill(process_on(ps, "one"), signal.SIGKILL)
+    ps.join("three")
+    wait_until_shown(ps, training, "three came")
+    assert training.wait(200) == 0, ended(ps)
+    record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
+    assert sum(step.samples for step in record.steps) == EPOCHS * IMAGES
+    told = [event.message for event in record.events if event.kind in ("node lost", "joined")]
+    assert told[0].startswith("one was killed by signal 9 (SIGKILL); 1 node of 2 go on with step ")
+    assert [node.name for node in record.nodes] == ["one", "two", "three"]
+    assert record.nodes[2].share > 0
+    assert epochs_of(ps.folder / "run") == list(range(1, EPOCHS + 1))
+    (ps.folder / "home").mkdir(exist_ok=True)
+    for name in ("best.pt", "last.pt"):
+        read_by_plain_yolo(ps.folder / "run" / "weights" / name, ps.folder)
+
+
+def epochs_of(folder: Path) -> list[int]:
+    return [int(line.split(",")[0]) for line in (folder / "results.csv").read_text().splitlines()[1:]]
+
+
+def test_a_node_with_other_images_does_not_take_part(ps: Cluster) -> None:
+    join(ps, "one", "two")
+    data = draw_detection(ps.folder / "data", count=IMAGES)
+    other = draw_detection(ps.folder / "other", count=IMAGES - 1)
+    other.write_text(other.read_text().replace(str(other.parent), "nowhere"))
+    training = start(ps, "yolov8n.yaml", data, "--shares", "2,1")
+    ps.join("three", "--data", str(other.parent))
+    told = "node three cannot take part: node three has 11 images to train with, node one has 12 images"
+    wait_until_shown(ps, training, told)
+    assert training.wait(200) == 0, ended(ps)
+
+
+def test_a_run_that_has_one_node_takes_in_another(ps: Cluster) -> None:
+    join(ps, "one")
+    training = start(ps, "yolov8n.yaml", draw_detection(ps.folder / "data", count=IMAGES))
+    ps.join("two")
+    wait_until_shown(ps, training, "two came")
+    assert training.wait(200) == 0, ended(ps)
+    record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
+    assert sum(step.samples for step in record.steps) == EPOCHS * IMAGES
+    assert sorted(node.samples for node in record.steps[-1].nodes) in ([1, 3], [2, 2])
+
+
+def test_a_training_that_is_stopped_brings_back_what_it_has_come_to(ps: Cluster) -> None:
+    join(ps, "one", "two")
+    training = start(ps, "yolov8n.yaml", draw_detection(ps.folder / "data", count=IMAGES), epochs=20 * EPOCHS)
+    wait_until(lambda: len(list((ps.home / "blobs").glob("[0-9a-f]*"))) == 2, "that a checkpoint comes")
+    assert ps.evener("stop", "--home", str(ps.home)).returncode == 0
+    assert training.wait(60) == 130, ended(ps)
+    epochs = epochs_of(ps.folder / "run")
+    assert 0 < len(epochs) < 20 * EPOCHS
+    assert epochs == list(range(1, len(epochs) + 1))
+    (ps.folder / "home").mkdir(exist_ok=True)
+    for name in ("best.pt", "last.pt"):
+        read_by_plain_yolo(ps.folder / "run" / "weights" / name, ps.folder)
+
+
+def test_a_training_whose_nodes_are_all_gone_goes_on_from_the_masters_checkpoint(ps: Cluster) -> None:
+    """To the last bit, on one node: nothing is rounded otherwise there when it begins again."""
+    join(ps, "one")
+    data, epochs = draw_detection(ps.folder / "data", count=IMAGES), 2 * EPOCHS
+    first = make_first(ps)
+    training = start(ps, str(first), data, epochs=epochs)
+    wait_until(lambda: len(list((ps.home / "blobs").glob("[0-9a-f]*"))) == 2, "that it lies there beside the program")
+    before = ps.version()
+    wait_until(lambda: ps.version() > before + 3, "that the disk has it")
+    os.kill(process_on(ps, "one"), signal.SIGKILL)
+    wait_until_shown(ps, training, "begins again")
+    assert training.wait(200) == 0, ended(ps)
+    record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
+    assert [event.kind for event in record.events if event.kind == "resumed"] == ["resumed"]
+    assert [step.step for step in record.steps] == list(range(1, epochs * IMAGES // 4 + 1))
+    assert epochs_of(ps.folder / "run") == list(range(1, epochs + 1))
+    (ps.folder / "run").rename(ps.folder / "struck")
+    assert start(ps, str(first), data, epochs=epochs).wait(200) == 0, ended(ps)
+    for name in ("best.pt", "last.pt"):
+        assert weights_of(ps, "struck", name) == weights_of(ps, "run", name), name

@@ -1,0 +1,74 @@
+"""What two ranks do besides what all do: over a connection of their own, which ends with its generation."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+
+from evener.comm.mesh import Mesh
+from evener.comm.mesh_joining import join_mesh
+from evener.membership.aside import Aside, Inbox
+from evener.records.errors import NodeLost
+from support.stores import memory_store
+
+
+def pair() -> list[partial[Mesh]]:
+    """How either of two ranks joins the other."""
+    store = memory_store()
+    return [
+        partial(
+            join_mesh, rank=rank, nodes=["a", "b"], store=store, address="127.0.0.1", patience=10.0, longest_wait=10.0
+        )
+        for rank in range(2)
+    ]
+
+
+def give(mesh: Mesh, inbox: Inbox) -> None:
+    """Send what the main thread says."""
+    while (message := inbox.get()) is not None:
+        mesh.send_to(1, message)
+
+
+def test_what_one_main_thread_says_the_other_one_hears() -> None:
+    joins, heard = pair(), list[bytes]()
+
+    def take(mesh: Mesh, _: Inbox) -> None:
+        while True:
+            message = mesh.receive_from(0)
+            with taker.changed:
+                heard.append(message)
+                taker.changed.notify_all()
+
+    giver, taker = Aside(joins[0], give), Aside(joins[1], take)
+    for message in (b"one", b"two"):
+        giver.inbox.put(message)
+    taker.wait_for(lambda: len(heard) == 2)
+    assert heard == [b"one", b"two"]
+    giver.inbox.put(None)
+    with pytest.raises(NodeLost, match="node b lost node a"):
+        taker.wait_for(lambda: len(heard) == 3)
+    assert giver.error is None
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_by_whoever_waits_for_it() -> None:
+    joins = pair()
+
+    def fail(_mesh: Mesh, _inbox: Inbox) -> None:
+        raise ValueError("of no kind that anybody knows")
+
+    giver, taker = Aside(joins[0], give), Aside(joins[1], fail)
+    with pytest.raises(ValueError, match="of no kind that anybody knows"):
+        taker.wait_for(lambda: False)
+    giver.abort(NodeLost("the generation is over"))
+
+
+def test_whoever_waits_is_woken_when_it_is_aborted_even_before_the_two_have_met() -> None:
+    joins = pair()
+    alone = Aside(joins[1], give)
+    threading.Timer(0.1, partial(alone.abort, NodeLost("a is gone"))).start()
+    with pytest.raises(NodeLost, match="a is gone"):
+        alone.wait_for(lambda: False)
+    met = Aside(joins[0], give)  # the thread that was left ends with it
+    met.abort(NodeLost("a is gone"))

@@ -1,0 +1,58 @@
+"""Which parts of a state are left, and what is made of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from evener.membership.holdings import Holding, Holdings, Recovery, choose
+from evener.oracle.division.pieces import Piece, whole_piece
+from evener.records.errors import NodeLost
+
+SHAPES: dict[str, tuple[int, ...]] = {"a": (4,), "b": (2,)}
+
+
+def stage(step: int, *names: str) -> Holding:
+    """Whole tensors, as a pipeline's stage has them."""
+    return Holding(step=step, pieces={name: whole_piece(SHAPES[name]) for name in names})
+
+
+def half(step: int, start: int, end: int) -> Holding:
+    """A part of `a`, and all of `b`."""
+    return Holding(step=step, pieces={"a": Piece(shape=(4,), region=(((start, end),),)), "b": whole_piece((2,))})
+
+
+def rows(*held: tuple[Holding, ...]) -> list[Holdings]:
+    """Of ranks, the last of which has come just now."""
+    return [*(Holdings(held=one, shapes=SHAPES) for one in held), Holdings(held=())]
+
+
+def test_with_another_replica_the_last_step_is_whole() -> None:
+    left = rows((stage(7, "b"),), (stage(7, "a"),), (stage(7, "b"),))  # who had the other `a` is gone
+    assert choose(left) == Recovery(step=7, givers=((1, 0), (0, 0)))
+
+
+def test_stages_of_two_replicas_that_lost_different_ones_make_a_whole() -> None:
+    assert choose(rows((stage(7, "a"),), (stage(7, "b"),))).step == 7
+
+
+def test_replicas_that_are_cut_differently_complete_each_other() -> None:
+    left = rows((half(3, 0, 3),), (half(3, 2, 4),))
+    assert choose(left) == Recovery(step=3, givers=((0, 0), (1, 0)))
+    with pytest.raises(NodeLost):
+        choose(rows((half(3, 0, 2),), (half(3, 3, 4),)))
+
+
+def test_of_one_replica_the_copies_of_an_earlier_step_are_whole() -> None:
+    left = rows((stage(4, "a"), stage(4, "b"), stage(9, "a")))
+    assert choose(left) == Recovery(step=4, givers=((0, 0), (0, 1)))
+
+
+def test_whoever_has_the_whole_is_asked_alone() -> None:
+    assert choose(rows((stage(5, "a"),), (stage(5, "a", "b"),))) == Recovery(step=5, givers=((1, 0),))
+
+
+def test_parts_that_are_gone_end_the_run_with_a_way_out() -> None:
+    with pytest.raises(NodeLost, match="do not hold all parts of the model; go on from the last checkpoint"):
+        choose(rows((stage(4, "a"),), (stage(9, "a"),)))
+    with pytest.raises(NodeLost):
+        choose([Holdings(held=())])

@@ -1,0 +1,42 @@
+"""Values that processes leave for each other with the authority: who waits is answered when all of them are there."""
+
+from __future__ import annotations
+
+import pytest
+
+from evener.membership import shared_values
+from evener.membership.shared_values import AskValues, SetValue, SharedValues, Values
+from evener.records.errors import InvalidInput
+
+
+def test_who_waits_is_answered_when_the_last_value_comes() -> None:
+    values = SharedValues()
+    assert list(values.answers(1, AskValues(number=7, keys=("a", "b"), waits=True))) == []
+    assert list(values.answers(2, SetValue(number=1, key="a", value=b"x"))) == [(2, Values(number=1, values=()))]
+    assert list(values.answers(2, SetValue(number=2, key="b", value=b"y"))) == [
+        (2, Values(number=2, values=())),
+        (1, Values(number=7, values=(b"x", b"y"))),
+    ]
+
+
+def test_who_does_not_wait_is_answered_now() -> None:
+    values = SharedValues()
+    assert list(values.answers(1, AskValues(number=1, keys=("a",), waits=False))) == [
+        (1, Values(number=1, values=None))
+    ]
+
+
+def test_who_is_gone_is_not_answered() -> None:
+    values = SharedValues()
+    assert list(values.answers(1, AskValues(number=1, keys=("a",), waits=True))) == []
+    values.forget(1)
+    assert len(list(values.answers(2, SetValue(number=1, key="a", value=b"")))) == 1
+
+
+def test_a_value_that_is_set_again_counts_once_and_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_values, "MOST_BYTES", 300)
+    values = SharedValues()
+    for _ in range(20):
+        list(values.answers(1, SetValue(number=1, key="beat", value=b"1")))
+    with pytest.raises(InvalidInput, match="more than 300 bytes"):
+        list(values.answers(1, SetValue(number=1, key="other", value=b"2")))

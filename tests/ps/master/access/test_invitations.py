@@ -1,0 +1,179 @@
+"""A token for one node, for several, or for a submitter: with an end, and revocable; who came stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from evener.ps.master.access.invitations import MOST_INVITATIONS, Invitations
+from evener.ps.master.access.members import Members
+from evener.ps.master.scheduler import Scheduler
+from evener.ps.protocol import messages as m
+from evener.ps.protocol.config import StateDir
+from evener.ps.protocol.directions import ToNode
+from evener.ps.protocol.invitation_messages import Invite, RevokeInvitation
+from evener.records.errors import InvalidInput, InvalidValue
+from evener.wire.connect import open_connection
+from evener.wire.connection import Connection
+from evener.wire.errors import WrongSecret
+from evener.wire.identity import Grant, Token, make_identity
+from evener.wire.limits import Limits
+from support.agreements import SYNC
+from support.linear_engine import job, weights
+from support.master_in_threads import Plane, plane, wait_until
+from support.strangers import introduction, log_of, told_until_closed
+
+KEYS = [f"{number:x}" * 64 for number in range(1, 6)]
+
+
+class World:
+    """Invitations without a master, by a clock that is told what it shows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now, self.folder = 1e9, folder
+        self.members, self.identity = Members(folder / "members.json"), make_identity(insecure=True)
+        self.start()
+
+    def start(self) -> None:
+        self.tokens: dict[Grant, Token] = {}
+        self.all = Invitations(
+            self.folder / "invitations.json", self.identity, self.members, self.tokens, lambda: self.now
+        )
+        self.all.load()
+
+
+def test_an_invitation_is_for_so_many_keys_until_its_end_and_survives_the_master(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    name, token = world.all.invite("", 2, 60.0)
+    assert world.tokens == {Grant("node", name): token}
+    assert (tmp_path / "invitations.json").stat().st_mode & 0o777 == 0o600
+    assert token.secret not in (tmp_path / "invitations.json").read_bytes()
+    world.members.bind("a", KEYS[0], name)
+    world.members.bind("a-2", KEYS[0], name)
+    assert world.all.why_not(name) == ""
+    world.members.bind("b", KEYS[1], name)
+    assert world.all.why_not(name) == "the invitation was for 2 nodes, which came"
+    world.now += 61
+    assert world.all.why_not(name) == "the invitation has expired"
+    world.start()
+    assert world.tokens == {Grant("node", name): token}
+    assert [(one.joined, one.seconds) for one in world.all.status()] == [(2, 0.0)]
+
+
+def test_one_that_nobody_can_come_with_any_more_is_forgotten_and_its_token_with_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    used, _ = world.all.invite("", 1, 60.0)
+    unused, _ = world.all.invite("", 1, 60.0)
+    submitter, _ = world.all.invite("alice", 1, 60.0)
+    world.members.bind("a", KEYS[0], used)
+    assert world.all.submitter_of(Grant("submitter", submitter)) == "alice"
+    assert world.all.submitter_of(Grant("admin")) == "admin"
+    for name in (used, unused, submitter):
+        assert world.all.revoke(name)
+    assert not world.all.revoke("0000")
+    assert [one.name for one in world.all.status()] == [used]
+    assert list(world.tokens) == [Grant("node", used)]
+    assert world.all.why_not(used) == "the invitation was revoked"
+
+
+def test_invitations_are_bounded(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for _ in range(MOST_INVITATIONS):
+        world.all.invite("", 1, 60.0)
+    with pytest.raises(InvalidValue, match="at most 256; revoke some"):
+        world.all.invite("", 1, 60.0)
+    world.now += 61
+    world.all.invite("", 1, 60.0)
+    assert len(world.all.status()) == 1
+    with pytest.raises(InvalidValue, match="one or more"):
+        world.all.invite("", 0, 60.0)
+
+
+def invited(ps: Plane, token: str) -> Connection[m.Header]:
+    return open_connection(ps.address, Token.parse(token), ToNode, Limits(patience=5))
+
+
+def answer_to(connection: Connection[m.Header], name: str, key: str) -> m.Header:
+    connection.send(replace(introduction(name), key=key))
+    while not isinstance(header := connection.receive().header, m.Welcome | m.Dismiss):
+        pass
+    return header
+
+
+def test_a_node_comes_by_invitation_comes_back_after_it_was_revoked_and_nobody_else_does() -> None:
+    with plane() as ps, ps.control() as admin:
+        invitation = admin.invite(Invite(nodes=1, seconds=60.0))
+        with invited(ps, invitation.token) as connection:
+            assert isinstance(answer_to(connection, "a", KEYS[0]), m.Welcome)
+        with invited(ps, invitation.token) as connection:
+            refused = answer_to(connection, "b", KEYS[1])
+            assert isinstance(refused, m.Dismiss)
+            assert "the invitation was for 1 node, which came: ask for another one" in refused.reason
+        status = admin.change(RevokeInvitation(invitation=invitation.invitation))
+        assert [(one.joined, one.seconds) for one in status.invitations] == [(1, 0.0)]
+        with invited(ps, invitation.token) as connection:
+            assert isinstance(answer_to(connection, "a", KEYS[0]), m.Welcome)
+        with invited(ps, invitation.token) as connection:
+            refused = answer_to(connection, "c", "")
+            assert isinstance(refused, m.Dismiss)
+            assert "needs a key of its own" in refused.reason
+        acts = [line["what"] for line in log_of(ps)]
+        assert {"invited", "revoked", "joined"} <= set(acts)
+
+
+def test_who_was_expelled_cannot_come_back_by_its_invitation_with_another_key() -> None:
+    with plane() as ps, ps.control() as admin:
+        invitation = admin.invite(Invite(nodes=1, seconds=60.0))
+        with invited(ps, invitation.token) as connection:
+            assert isinstance(answer_to(connection, "a", KEYS[0]), m.Welcome)
+            admin.change(m.ExpelNode(name="a"))
+        for name, key in (("a", KEYS[0]), ("b", KEYS[1])):
+            with invited(ps, invitation.token) as connection:
+                assert isinstance(answer_to(connection, name, key), m.Dismiss)
+
+
+def test_a_submitter_by_invitation_has_a_name_which_the_nodes_hear_and_no_invitations_to_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with plane("a") as ps, ps.control() as admin:
+        invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
+        heard: list[str] = []
+        begin = Scheduler._begin
+
+        def listening(self: Scheduler, submission: object) -> None:
+            heard.append(submission.job.submitter)  # type: ignore[attr-defined]
+            begin(self, submission)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Scheduler, "_begin", listening)
+        own, ps.identity = ps.identity, ps.identity
+        from evener.ps.client import MasterClient
+
+        with MasterClient(ps.address, Token.parse(invitation.token), 5.0) as alice:
+            alice.submit(job(SYNC), weights(), [])
+            alice.watch("linear-1", lambda _: None, lambda: None)
+            with pytest.raises(InvalidInput, match="submitter"):
+                alice.invite(Invite(seconds=1.0))
+        assert heard == ["alice"]
+        admin.change(RevokeInvitation(invitation=invitation.invitation))
+        with pytest.raises(WrongSecret):
+            MasterClient(ps.address, Token.parse(invitation.token), 5.0)
+        assert own == ps.identity
+
+
+def test_code_and_data_are_for_nodes_that_have_joined() -> None:
+    with plane() as ps, ps.control() as admin, invited(ps, admin.invite(Invite(seconds=60.0)).token) as connection:
+        connection.send(m.FetchBlob(digest="0" * 64, offset=0))
+        told_until_closed(connection)
+        wait_until(lambda: ps.ask() is not None)
+
+
+def test_rotation_forgets_invitations(tmp_path: Path) -> None:
+    home = StateDir(tmp_path)
+    home.identity(insecure=True)
+    world = World(tmp_path)
+    world.all.invite("", 1, 60.0)
+    home.identity(insecure=True, rotate=True)
+    world.start()
+    assert world.all.status() == ()

@@ -1,0 +1,199 @@
+"""Who may do what: roles by token, names by key, expulsion for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from evener.commands.join import connector
+from evener.ps.client import MasterClient, find_master
+from evener.ps.master.access.members import Members
+from evener.ps.protocol import messages as m
+from evener.ps.protocol.config import Beacon, StateDir
+from evener.ps.protocol.directions import ToCommand, ToMaster, ToNode
+from evener.ps.protocol.job import encode_job
+from evener.ps.protocol.messages import ExpelNode, ForgetNode
+from evener.records.errors import InvalidFile, InvalidInput
+from evener.wire.connect import open_connection
+from evener.wire.connection import Connection
+from evener.wire.errors import NothingListens, WrongSecret
+from evener.wire.identity import ROLES, Address, Role, make_identity
+from evener.wire.limits import Limits
+from evener.wire.server import Server
+from evener.wire.server_events import PeerRefused
+from support.agreements import SYNC
+from support.linear_engine import job, weights
+from support.master_in_threads import Plane, plane, wait_until
+from support.strangers import introduction, log_of, told_until_closed
+
+KEY, OTHER = "1" * 64, "2" * 64
+
+
+def with_role(ps: Plane, role: Role) -> Connection[m.Header]:
+    return open_connection(ps.address, ps.identity.token_of(role), ToNode | ToCommand, Limits(patience=5))
+
+
+NOT_ALLOWED: list[tuple[Role, m.Header, list[Any]]] = [
+    ("node", m.SubmitRun(), [encode_job(job(SYNC)), weights().memory]),
+    ("node", m.StopRun(run="linear-1"), []),
+    ("node", m.WatchRun(run="linear-1"), []),
+    ("node", m.GetStatus(), []),
+    ("node", m.ShutDown(), []),
+    ("node", m.ExpelNode(name="a"), []),
+    ("submitter", m.ShutDown(), []),
+    ("submitter", m.ExpelNode(name="a"), []),
+    ("submitter", m.ForgetNode(name="a"), []),
+    ("submitter", introduction("a"), []),
+]
+
+
+@pytest.mark.parametrize(("role", "header", "buffers"), NOT_ALLOWED, ids=lambda one: getattr(type(one), "__name__", ""))
+def test_a_token_allows_what_its_role_says_and_no_more(role: Role, header: m.Header, buffers: list[Any]) -> None:
+    with plane("a") as ps, with_role(ps, role) as connection:
+        connection.send(header, buffers)
+        told_until_closed(connection)
+        wait_until(lambda: f"the token of a {role} does not allow {type(header).__name__}" in log_of(ps)[-1]["detail"])
+        assert ps.ask().nodes[0].state == "present"
+
+
+def test_a_submitter_may_have_runs_done_and_a_node_may_be_one() -> None:
+    with plane() as ps:
+        own, ps.identity = ps.identity, ps.identity
+        with with_role(ps, "node") as node:
+            node.send(introduction("n", profiled=True))
+            assert isinstance(next_header(node), m.Welcome)
+            with MasterClient(ps.address, own.token_of("submitter"), 5.0) as client:
+                assert [one.name for one in client.ask().nodes] == ["n"]
+                assert client.submit(job(SYNC), weights(), []) == "linear-1"
+            node.send(m.Leave())
+
+
+def test_tokens_of_one_master_differ_and_rotation_makes_all_of_them_worthless() -> None:
+    identity = make_identity(insecure=True)
+    rotated = identity.rotated()
+    texts = {one.token_of(role).text for one in (identity, rotated) for role in ROLES}
+    assert len(texts) == 6
+    assert (rotated.certificate, rotated.key) == (identity.certificate, identity.key)
+    with plane() as ps, pytest.raises(WrongSecret):
+        open_connection(ps.address, rotated.token_of("node"), ToNode, Limits(patience=5))
+
+
+def joined(connection: Connection[m.Header], **words: Any) -> m.Header:
+    connection.send(replace(introduction("attic", profiled=True), **words))
+    return next_header(connection)
+
+
+def next_header(connection: Connection[m.Header]) -> m.Header:
+    while isinstance(header := connection.receive().header, m.Heartbeat):
+        pass
+    return header
+
+
+def test_a_name_belongs_to_the_key_that_first_joined_with_it() -> None:
+    with plane(patience=1) as ps, with_role(ps, "node") as own, with_role(ps, "node") as thief:
+        assert isinstance(joined(own, key=KEY), m.Welcome)
+        told = joined(thief, key=OTHER, incarnation=99)
+        assert isinstance(told, m.Dismiss)
+        assert "the name attic belongs to another node: choose another one with --name" in told.reason
+        with with_role(ps, "node") as without:
+            assert isinstance(joined(without, incarnation=99), m.Dismiss)
+        with with_role(ps, "node") as again:
+            assert isinstance(joined(again, key=KEY, incarnation=2), m.Welcome)
+            again.send(m.Leave())
+        ps.stop_master()
+        ps.start_master()
+        with with_role(ps, "node") as later:
+            assert isinstance(joined(later, key=OTHER, incarnation=99), m.Dismiss)
+        with MasterClient(ps.address, ps.identity.token, 5.0) as admin:
+            admin.change(ForgetNode(name="attic"))
+        with with_role(ps, "node") as heir:
+            assert isinstance(joined(heir, key=OTHER, incarnation=99), m.Welcome)
+            heir.send(m.Leave())
+
+
+def test_a_name_that_nobody_chose_gets_a_number_where_it_is_taken() -> None:
+    with plane(patience=1) as ps, with_role(ps, "node") as one, with_role(ps, "node") as other:
+        assert isinstance(joined(one, key=KEY, is_named=False), m.Welcome)
+        told = joined(other, key=OTHER, is_named=False)
+        assert isinstance(told, m.Welcome)
+        assert told.name == "attic-2"
+        assert [node.name for node in ps.ask().nodes] == ["attic", "attic-2"]
+        for connection in (one, other):
+            connection.send(m.Leave())
+
+
+def test_who_is_expelled_comes_back_under_no_name_also_after_a_restart() -> None:
+    with plane(patience=1) as ps, with_role(ps, "node") as bad:
+        assert isinstance(joined(bad, key=KEY), m.Welcome)
+        with MasterClient(ps.address, ps.identity.token, 5.0) as admin:
+            assert [node.state for node in admin.change(ExpelNode(name="attic")).nodes] == ["left"]
+        told = told_until_closed(bad)
+        assert any(isinstance(header, m.Dismiss) and "expelled: an admin said so" in header.reason for header in told)
+        ps.stop_master()
+        ps.start_master()
+        for words in ({"key": KEY}, {"key": OTHER}, {"key": KEY, "name": "cellar"}):
+            with with_role(ps, "node") as again:
+                told_again = joined(again, **words)
+                assert isinstance(told_again, m.Dismiss)
+                assert "it was expelled" in told_again.reason
+        assert [line["what"] for line in log_of(ps)].count("expelled") == 1
+
+
+def test_who_is_expelled_goes_under_all_its_names() -> None:
+    with plane(patience=1) as ps, with_role(ps, "node") as bad, with_role(ps, "node") as twin:
+        for connection, name in ((bad, "attic"), (twin, "attic-2")):
+            assert isinstance(joined(connection, key=KEY, name=name), m.Welcome)
+        with MasterClient(ps.address, ps.identity.token, 5.0) as admin:
+            assert [node.state for node in admin.change(ExpelNode(name="attic")).nodes] == ["left", "left"]
+        assert any(isinstance(header, m.Dismiss) for header in told_until_closed(twin))
+
+
+def test_a_node_that_is_not_there_cannot_be_expelled() -> None:
+    with (
+        plane() as ps,
+        MasterClient(ps.address, ps.identity.token, 5.0) as admin,
+        pytest.raises(InvalidInput, match="nobody"),
+    ):
+        admin.change(ExpelNode(name="nobody"))
+
+
+def test_a_damaged_list_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "members.json"
+    for content in (b"?", b"[" * 100_000, b'{"version": 1, "members": {"a": {"key": "zz"}}}', b"\xff"):
+        path.write_bytes(content)
+        with pytest.raises(InvalidFile, match=r"members\.json"):
+            Members(path).load()
+
+
+def test_who_answers_on_the_port_of_a_killed_master_does_not_end_its_nodes() -> None:
+    with plane("a", patience=2) as ps:
+        ps.stop_master()
+        impostor: Server[m.Header] = Server(ToMaster, make_identity(insecure=True))
+        impostor.listen(ps.address)
+        refused = 0
+        while refused < 3:
+            refused += sum(isinstance(event, PeerRefused) for event in impostor.poll(0.05))
+        impostor.close()
+        ps.start_master()
+        wait_until(lambda: any(node.name == "a" and node.state == "present" for node in ps.ask().nodes))
+        assert ps.nodes[0].error is None
+
+
+def test_a_master_is_looked_for_at_all_its_addresses() -> None:
+    with plane() as ps:
+        nowhere = Address(path=str(ps.folder / "nobody"))
+        with connector([nowhere, ps.address], ps.identity.token) as dial:
+            for _ in range(2):
+                dial(5.0, 5.0).close()
+        with pytest.raises(NothingListens), connector([nowhere, nowhere], ps.identity.token):
+            pass
+
+
+def test_on_its_own_machine_a_master_is_found_whatever_its_address_was(tmp_path: Path) -> None:
+    home, token = StateDir(tmp_path), make_identity(insecure=True).token
+    for listen, wanted in ((":7117", ":7117"), ("10.0.0.5:7", "10.0.0.5:7"), ("unix:/x", "unix:/x")):
+        home.announce(Beacon(address="10.0.0.5:7", listen=listen, token=token.text, pid=1, patience=1.0))
+        assert str(find_master(home, None, None)[0]) == wanted

@@ -1,0 +1,216 @@
+"""Rights are asked for at every command, a revoked token is worth nothing at once, and every command hears of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from evener.commands.up import down, nodes, stop
+from evener.config.options import MasterAccess, NodesAccess, StopAccess
+from evener.ps.client import MasterClient
+from evener.ps.master.command_handlers import COMMANDS, CommandHandlers
+from evener.ps.protocol import messages as m
+from evener.ps.protocol.directions import ToCommand, ToNode
+from evener.ps.protocol.invitation_messages import Invite, RevokeInvitation
+from evener.ps.protocol.rank_messages import RankJob
+from evener.records.errors import InvalidInput
+from evener.wire.connect import open_connection
+from evener.wire.connection import Connection
+from evener.wire.errors import ConnectionLost
+from evener.wire.identity import Role, Token
+from evener.wire.limits import Limits
+from support.agreements import SYNC
+from support.linear_engine import job, weights
+from support.master_in_threads import Plane, plane, wait_until
+from support.strangers import introduction, log_of, refusals, told_until_closed
+
+Act = Callable[[MasterClient], Any]
+RANKS = RankJob(run="ranks", task="digits", title="digits", config=b"")
+FOR_SUBMITTERS: dict[str, Act] = {
+    "ask": MasterClient.ask,
+    "submit": lambda client: client.submit(job(SYNC), weights(), []),
+    "submit ranks": lambda client: client.submit(RANKS, None, []),
+    "assign": lambda client: client.assign("linear-1", ()),
+    "stop": lambda client: client.change(m.StopRun(run="linear-1")),
+    "follow": lambda client: client.follow(["linear-1"]),
+    "examine": lambda client: client.examine(1.0),
+}
+FOR_ADMINS: dict[str, Act] = {
+    "expel": lambda client: client.change(m.ExpelNode(name="a")),
+    "forget": lambda client: client.change(m.ForgetNode(name="a")),
+    "revoke": lambda client: client.change(RevokeInvitation(invitation="x")),
+    "invite": lambda client: client.invite(Invite(seconds=1.0)),
+    "down": MasterClient.down,
+}
+CASES = [("node", name, act) for name, act in (FOR_SUBMITTERS | FOR_ADMINS).items()]
+CASES += [("submitter", name, act) for name, act in FOR_ADMINS.items()]
+
+
+@pytest.mark.parametrize(("role", "name", "act"), CASES, ids=lambda one: one if isinstance(one, str) else "")
+def test_every_command_with_a_token_that_does_not_allow_it_says_so_and_the_master_lives(
+    role: Role, name: str, act: Act
+) -> None:
+    with plane() as ps, MasterClient(ps.address, ps.identity.token_of(role), 5.0) as client:
+        with pytest.raises(InvalidInput, match=f"this is a {role}'s token; use a"):
+            act(client)
+        wait_until(lambda: refusals(ps))
+        assert ps.ask().nodes == ()
+
+
+@pytest.mark.parametrize("command", [down, lambda access: nodes(access, as_json=False), stop])
+def test_a_command_line_with_a_nodes_token_is_refused_and_prints_nothing(
+    command: Callable[[Any], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds: dict[Any, type[Any]] = {down: MasterAccess, stop: StopAccess}
+    with plane() as ps:
+        access = kinds.get(command, NodesAccess)(master=str(ps.address), token=ps.identity.token_of("node").text)
+        with pytest.raises(InvalidInput, match="node's token"):
+            command(access)
+        assert capsys.readouterr().out == ""
+        assert ps.ask().nodes == ()
+
+
+def test_a_run_that_goes_on_after_it_was_asked_to_stop_is_not_said_to_have_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with plane("a", patience=0.5) as ps, ps.control() as client:
+        ps.nodes[0].mood.seconds = 0.05
+        run = client.submit(job(SYNC, epochs=1000), weights(), [])
+        monkeypatch.setattr("evener.commands.up._STOP_PATIENCES", 0.01)
+        with monkeypatch.context() as patched:
+            patched.setattr(ps.master._scheduler, "stop", lambda _: None)
+            stop(StopAccess(master=str(ps.address), token=ps.identity.token.text, run=run))
+        assert "has ended" not in capsys.readouterr().out
+        client.change(m.StopRun(run=run))
+
+
+@pytest.mark.parametrize("name", ["expel", "forget", "revoke"])
+def test_what_an_admin_wants_of_somebody_who_is_not_known_is_refused_over_a_connection_that_stays(name: str) -> None:
+    with plane() as ps, ps.control() as admin:
+        with pytest.raises(InvalidInput):
+            FOR_ADMINS[name](admin)
+        assert admin.ask().nodes == ()
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_a_connection_that_breaks_before_the_master_says_that_it_ends_is_no_end(
+    monkeypatch: pytest.MonkeyPatch, is_accepted: bool
+) -> None:
+    def cut(handlers: CommandHandlers, peer: int, *_: object) -> None:
+        if is_accepted:
+            handlers._send_status(peer)
+        ps.master.server.disconnect(peer, "a cut")
+
+    with plane() as ps, ps.control() as admin:
+        with monkeypatch.context() as patched:
+            patched.setitem(cast(Any, COMMANDS), m.ShutDown, cut)
+            with pytest.raises(ConnectionLost):
+                admin.down()
+        assert ps.ask().nodes == ()
+
+
+def test_a_node_with_a_submitters_token_is_told_in_its_own_language() -> None:
+    with plane() as ps:
+        connection: Connection[m.Header] = open_connection(
+            ps.address, ps.identity.token_of("submitter"), ToNode, Limits(patience=5)
+        )
+        with connection:
+            connection.send(introduction("a"))
+            told = told_until_closed(connection)
+        assert [type(one) for one in told if not isinstance(one, m.Heartbeat)] == [m.Dismiss]
+
+
+def invited(ps: Plane, token: str) -> MasterClient:
+    return MasterClient(ps.address, Token.parse(token), 5.0)
+
+
+@pytest.mark.parametrize("name", list(FOR_SUBMITTERS))
+def test_a_revoked_submitter_does_nothing_more_over_a_connection_that_was_open(name: str) -> None:
+    with plane() as ps, ps.control() as admin:
+        invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
+        with invited(ps, invitation.token) as alice:
+            alice.ask()
+            admin.change(RevokeInvitation(invitation=invitation.invitation))
+            wait_until(lambda: len(ps.master.server.peers) == 1, "that the connection is closed")
+            with pytest.raises((InvalidInput, ConnectionLost)):
+                FOR_SUBMITTERS[name](alice)
+        assert ps.ask().runs == ()
+        closed = [line for line in log_of(ps) if line["what"] == "closed"]
+        assert [line["invitation"] for line in closed] == [invitation.invitation]
+
+
+def test_a_revoked_submitter_that_watches_hears_why_and_does_not_look_for_the_master() -> None:
+    with plane("a") as ps, ps.control() as admin:
+        ps.nodes[0].mood.seconds = 0.05
+        invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
+        with invited(ps, invitation.token) as alice:
+            run = alice.submit(job(SYNC, epochs=1000), weights(), [])
+            admin.change(RevokeInvitation(invitation=invitation.invitation))
+            with pytest.raises(InvalidInput, match="revoked"):
+                alice.watch(run, lambda _: None, lambda: None)
+        admin.change(m.StopRun(run=run))
+
+
+@pytest.mark.parametrize("name", list(FOR_SUBMITTERS))
+def test_an_invitation_that_ends_is_asked_for_at_every_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with plane() as ps, ps.control() as admin:
+        invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
+        with invited(ps, invitation.token) as alice:
+            alice.ask()
+            later = time.time() + 61
+            monkeypatch.setattr(ps.master._effects.invitations, "_clock", lambda: later)
+            with pytest.raises(InvalidInput, match="expired"):
+                FOR_SUBMITTERS[name](alice)
+        wait_until(lambda: refusals(ps))
+        assert [line["invitation"] for line in refusals(ps)] == [invitation.invitation]
+
+
+def test_frames_of_a_revoked_submitter_that_are_read_later_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with plane() as ps, ps.control() as admin:
+        invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
+        connection: Connection[m.Header] = open_connection(
+            ps.address, Token.parse(invitation.token), ToCommand, Limits(patience=5)
+        )
+        with connection:
+            monkeypatch.setattr(ps.master._handlers.commands, "_close_revoked", lambda _: None)
+            admin.change(RevokeInvitation(invitation=invitation.invitation))
+            connection.send(m.SubmitRun(), [b"", b""])
+            told = told_until_closed(connection)
+        assert [one.is_final for one in told if isinstance(one, m.Refused)] == [True]
+        wait_until(lambda: refusals(ps))
+        assert ps.ask().runs == ()
+
+
+def test_revoking_closes_who_came_by_it_and_has_not_joined_and_no_node_that_has() -> None:
+    with plane() as ps, ps.control() as admin:
+        invitation = admin.invite(Invite(nodes=2, seconds=60.0))
+        ends: list[Connection[m.Header]] = [
+            open_connection(ps.address, Token.parse(invitation.token), ToNode, Limits(patience=5)) for _ in range(2)
+        ]
+        with ends[0], ends[1]:
+            ends[0].send(replace(introduction("a"), key="1" * 64))
+            wait_until(lambda: "a" in ps.master.nodes.by_name)
+            admin.change(RevokeInvitation(invitation=invitation.invitation))
+            told = told_until_closed(ends[1])
+            assert any(isinstance(one, m.Dismiss) for one in told)
+            assert [node.state for node in ps.ask().nodes] == ["present"]
+            ends[0].send(m.Leave())
+
+
+def test_the_audit_names_the_invitation_of_whoever_joins_submits_and_is_refused() -> None:
+    with plane() as ps, ps.control() as admin:
+        invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
+        with invited(ps, invitation.token) as alice:
+            alice.examine(0.1)
+            with pytest.raises(InvalidInput):
+                alice.down()
+        wait_until(lambda: refusals(ps))
+        lines = {line["what"]: line for line in log_of(ps)}
+        assert lines["had the nodes looked at"]["name"] == "alice"
+        assert lines["had the nodes looked at"]["invitation"] == invitation.invitation
+        assert lines["refused"]["invitation"] == invitation.invitation
+        assert lines["invited"]["invitation"] == ""

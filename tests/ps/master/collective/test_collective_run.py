@@ -1,0 +1,618 @@
+"""A run whose ranks work together, at the master: who is started when, who is left behind, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from evener.membership.generation import Beat, Generation, Hello, encode_message
+from evener.membership.shared_values import AskValues, SetValue, Values, decode_to_rank
+from evener.ps.master.collective.collective_run import CollectiveRun
+from evener.ps.master.collective.rank_checkpoints import RankCheckpoints
+from evener.ps.master.collective.rank_journal import RankJournal, Saved
+from evener.ps.master.nodes import NodeRecord, Nodes
+from evener.ps.protocol.config import StateDir
+from evener.ps.protocol.rank_messages import (
+    PrepareRank,
+    RankEnded,
+    RankJob,
+    RankPlace,
+    RankReady,
+    RankTold,
+    StartRank,
+    StopRank,
+    decode_rank_job,
+    decode_rank_place,
+)
+from evener.records.error_kind import kind_of
+from evener.records.errors import Interrupted, InvalidInput, NodeLost, NonFiniteLoss, NotNeeded
+from evener.records.events import encode_events
+from evener.records.plan import Assignment, Plan
+from evener.records.profile import DeviceProfile
+from evener.records.record import Event, Step
+
+PATIENCE = 5.0
+PROFILE = DeviceProfile(node="any", device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
+DIVERGED = kind_of(NonFiniteLoss("b", 9, float("nan")))
+REFUSED, STOPPED, NOT_NEEDED = (kind_of(one("why")) for one in (InvalidInput, Interrupted, NotNeeded))
+PLAN = Plan(strategy="data", batch_size=1, assignments=(Assignment(rank=0, node="a", device="cpu", samples=1),))
+
+
+class Scene:
+    """A run, and nodes of a master that are imitated."""
+
+    folder: ClassVar[Path]
+    journals: ClassVar[list[RankJournal]] = []
+
+    def __init__(self, *names: str) -> None:
+        self.now = 100.0
+        self.journal = RankJournal(StateDir(self.folder), print)
+        self.journals.append(self.journal)
+        self.nodes = Nodes(PATIENCE)
+        self.sent: list[tuple[int | None, Any, Any]] = []
+        job = RankJob(run="r", task="tiny", title="tiny", config=b"{}")
+        self.said: list[str] = []
+        checkpoints = RankCheckpoints(self.folder / "blobs", self._send, self.journal.add, self.said.append)
+        self.run = CollectiveRun(job, self.nodes, self._send, lambda: self.now, self.journal, checkpoints)
+        for name in names:
+            self.come(name)
+
+    def _send(self, peer: int | None, header: Any, buffers: Sequence[Any] = ()) -> None:
+        self.sent.append((peer, header, buffers))
+
+    def come(self, name: str) -> NodeRecord:
+        """A node joins, and has the code."""
+        node = self.nodes.record(name)
+        node.profile, node.origin, node.device = PROFILE, "10.0.0.1, port 1", "cpu"
+        self.nodes.decide("joined", node, self.now, incarnation=len(self.sent) + 1)
+        self.nodes.connect(node, 10 + len(self.sent))
+        self.run.admit(node)
+        assert isinstance(self.sent[-1][1], PrepareRank)
+        return node
+
+    def ready(self, *names: str, process: int = 0) -> None:
+        for name in names:
+            self.run.ready(self.nodes.by_name[name], RankReady(run="r", process=process, speed=1.0))
+
+    def places(self) -> dict[int, RankPlace]:
+        """Of the processes that were started, by number."""
+        started = [(header.process, buffers[0]) for _, header, buffers in self.sent if isinstance(header, StartRank)]
+        return {number: decode_rank_place(data) for number, data in started}
+
+    def say(self, name: str, process: int, message: Hello | Beat | SetValue | AskValues) -> None:
+        data = encode_message(message) if isinstance(message, Hello | Beat) else msgspec.msgpack.encode(message)
+        self.run.said(self.nodes.by_name[name], process, data)
+
+    def generations(self, process: int) -> list[Generation]:
+        told = [b[0] for _, header, b in self.sent if isinstance(header, RankTold) and header.process == process]
+        return [one for one in map(decode_to_rank, told) if isinstance(one, Generation)]
+
+    def end(self, name: str, process: int, **words: Any) -> None:
+        self.run.ended(self.nodes.by_name[name], RankEnded(run="r", process=process, **words), ())
+
+    def found(self) -> None:
+        """Both nodes train."""
+        self.ready("a", "b")
+        self.run.tick()
+        for name, process in (("a", 1), ("b", 2)):
+            self.say(name, process, Hello(node=name, founders=("a", "b")))
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path) -> Iterator[None]:
+    Scene.folder = tmp_path
+    yield
+    while Scene.journals:
+        Scene.journals.pop().close()
+
+
+def test_the_ranks_begin_when_all_nodes_that_are_here_have_the_code() -> None:
+    scene = Scene("a", "b")
+    scene.ready("a")
+    scene.run.tick()
+    assert scene.places() == {}
+    scene.ready("b")
+    scene.run.tick()
+    places = scene.places()
+    assert {number: (place.rank, place.is_late) for number, place in places.items()} == {1: (0, False), 2: (1, False)}
+    assert [node.name for node in places[1].nodes] == ["a", "b"]
+    assert places[1].secret == places[2].secret
+    assert len(places[1].secret) == 16
+
+
+def test_a_node_that_still_measures_itself_is_waited_for() -> None:
+    scene = Scene("a", "b")
+    scene.nodes.by_name["b"].profile = None
+    scene.ready("a")
+    scene.run.tick()
+    assert not scene.places()
+    scene.nodes.by_name["b"].profile = PROFILE
+    scene.ready("b")
+    scene.run.tick()
+    assert len(scene.places()) == 2
+
+
+def test_who_is_not_ready_within_the_patience_is_not_waited_for() -> None:
+    scene = Scene("a", "b")
+    scene.ready("a")
+    scene.now += PATIENCE + 1
+    scene.run.tick()
+    assert list(scene.places()) == [1]
+
+
+def test_a_node_that_cannot_take_part_is_left_out_and_none_is_an_end() -> None:
+    scene = Scene("a", "b")
+    scene.run.not_ready(scene.nodes.by_name["a"], "it has no PyTorch")
+    scene.ready("b")
+    scene.run.tick()
+    assert [node.name for node in scene.places()[1].nodes] == ["b"]
+    other = Scene("a")
+    other.run.not_ready(other.nodes.by_name["a"], "it has no PyTorch")
+    other.run.tick()
+    assert str(other.run.failure) == ("no node can take part in the run: node a cannot take part: it has no PyTorch")
+
+
+def test_a_process_that_dies_is_replaced_and_the_others_go_on() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    last = scene.generations(2)[-1]
+    assert (last.nodes, last.reason) == (["b"], "a was killed by signal 9 (SIGKILL)")
+    assert scene.places()[3].is_late
+    assert [node.name for node in scene.places()[3].nodes] == ["a"]
+    scene.run.tick()
+    assert scene.run.failure is None
+
+
+def test_a_closed_connection_is_a_loss_unless_the_node_comes_back_soon() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    node = scene.nodes.by_name["a"]
+    assert node.peer is not None
+    scene.nodes.disconnect(node.peer)
+    scene.run.tick()
+    scene.now += 1.0
+    scene.run.tick()
+    scene.nodes.connect(node, 77)
+    scene.ready("a", process=1)
+    scene.now += 1.0
+    scene.run.tick()
+    assert len(scene.generations(2)) == 1
+    scene.nodes.disconnect(77)
+    scene.run.tick()
+    scene.now += 2.0
+    scene.run.tick()
+    assert scene.generations(2)[-1].nodes == ["b"]
+
+
+def test_a_node_that_is_benched_is_lost_in_a_sentence_with_its_name() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.lose(scene.nodes.by_name["a"], "it has been silent for 6 s")
+    scene.run.tick()
+    assert scene.generations(2)[-1].reason == "a has been silent for 6 s"
+
+
+def test_a_silent_node_is_not_lost_while_its_process_alone_holds_the_state() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.end("b", 2, has_finished=False, kind=kind_of(NodeLost("")), is_own=False, sentence="", ending="")
+    scene.run.tick()
+    assert scene.generations(1)[-1].nodes == ["a"]
+    scene.run.lose(scene.nodes.by_name["a"], "it has been silent for 6 s", is_silent=True)
+    scene.nodes.disconnect(scene.nodes.by_name["a"].peer or 0)
+    for _ in range(5):
+        scene.now += 1.0
+        scene.run.tick()
+    assert scene.run.failure is None
+    assert scene.generations(1)[-1].nodes == ["a"]
+    scene.run.lose(scene.nodes.by_name["a"], "it left")
+    scene.run.tick()
+    assert "begins again" in [event.kind for event in scene.run.news.events if isinstance(event, Event)]
+
+
+def test_a_node_that_comes_back_without_its_process_is_given_another_one() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    node = scene.nodes.by_name["a"]
+    assert node.peer is not None
+    scene.nodes.disconnect(node.peer)
+    scene.nodes.connect(node, 77)
+    scene.ready("a", process=0)
+    scene.run.tick()
+    assert scene.generations(2)[-1].reason == "a came back without its process"
+    assert scene.places()[3].is_late
+
+
+def test_a_node_that_comes_in_mid_run_is_given_a_process() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.come("c")
+    scene.ready("c")
+    scene.run.tick()
+    assert scene.places()[3].is_late
+    scene.say("c", 3, Hello(node="c"))
+    assert scene.nodes.by_name["c"].doing == "is rank 3"
+
+
+def test_who_is_lost_before_the_first_step_costs_a_new_beginning_and_three_are_enough() -> None:
+    scene = Scene("a", "b")
+    for beginning in range(3):
+        scene.ready("a", "b")
+        scene.run.tick()
+        scene.end("a", 1 + 2 * beginning, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+        scene.run.tick()
+        scene.now += 2.0
+        scene.run.tick()
+    assert scene.run.failure is not None
+    assert isinstance(scene.run.failure, NodeLost)
+    assert scene.run.failure.nodes == ("a",)
+    told = [event.message for event in scene.run.news.events if isinstance(event, Event)]
+    assert told == ["before the first step node a was killed by signal 9 (SIGKILL)"] * 2
+
+
+def test_the_failure_of_a_tasks_own_code_is_that_of_the_run() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.end("b", 2, has_finished=False, kind=DIVERGED, is_own=True, sentence="the loss of node b is nan", ending="x")
+    scene.run.tick()
+    scene.now += 2.0
+    scene.run.tick()
+    assert scene.run.failure is not None
+    assert isinstance(scene.run.failure, NonFiniteLoss)
+    assert (scene.run.failure.node, scene.run.failure.step) == ("b", 9)
+
+
+def test_the_failure_of_one_node_among_several_names_it() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    sentence = "FileNotFoundError: x.pt"
+    scene.end("b", 2, has_finished=False, kind=DIVERGED, is_own=True, sentence=sentence, ending="x")
+    scene.run.tick()
+    scene.now += 2.0
+    scene.run.tick()
+    assert str(scene.run.failure) == f"node b failed: {sentence}"
+
+
+def test_a_failure_that_all_nodes_have_is_of_none() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(name, process, has_finished=False, kind=DIVERGED, is_own=True, sentence="a bug", ending="x")
+    scene.run.tick()
+    scene.now += 2.0
+    scene.run.tick()
+    assert str(scene.run.failure) == "a bug"
+
+
+def lose_before_the_first_step() -> Scene:
+    """A run of two nodes, of which one has died before the first step, with its process and its connection."""
+    scene = Scene("a", "b")
+    scene.ready("a", "b")
+    scene.run.tick()
+    lost = scene.nodes.by_name["b"]
+    scene.nodes.disconnect(lost.peer or 0)
+    scene.nodes.decide("disconnected", lost, scene.now)
+    scene.end("a", 1, has_finished=False, kind=kind_of(NodeLost("")), is_own=False, sentence="lost b", ending="x")
+    for _ in range(3):
+        scene.now += 1.0
+        scene.run.tick()
+    assert sorted(scene.places()) == [1, 2]
+    return scene
+
+
+def test_a_run_that_begins_again_before_the_first_step_waits_for_the_node_that_was_lost() -> None:
+    scene = lose_before_the_first_step()
+    scene.come("b")
+    scene.ready("b")
+    scene.run.tick()
+    assert [node.name for node in scene.places()[3].nodes] == ["a", "b"]
+
+
+def test_a_node_that_comes_to_a_run_on_one_node_takes_part_from_the_next_checkpoint_on() -> None:
+    scene = lose_before_the_first_step()
+    scene.now += PATIENCE + 1
+    scene.run.tick()
+    assert [node.name for node in scene.places()[3].nodes] == ["a"]
+    step = encode_events([Step(step=4, epoch=0, samples=1, loss=0.5, seconds=0.1, nodes=())])
+    scene.run.shown(scene.nodes.by_name["a"], 3, memoryview(step))
+    scene.run.checkpoints.last = Saved(step=3, digest="ab" * 32)
+    scene.come("b")
+    scene.ready("b")
+    for _ in range(3):
+        scene.run.tick()
+    assert sorted(scene.places()) == [1, 2, 3]
+    scene.run.checkpoints.last = Saved(step=7, digest="cd" * 32)
+    scene.run.tick()
+    assert (3, True) in [
+        (header.process, header.at_once) for _, header, _ in scene.sent if isinstance(header, StopRank)
+    ]
+    asked = [decode_rank_job(buffers[0]) for _, header, buffers in scene.sent if isinstance(header, PrepareRank)]
+    assert asked[-1].checkpoint == "cd" * 32
+    scene.ready("a", "b")
+    scene.run.tick()
+    assert [node.name for node in scene.places()[4].nodes] == ["a", "b"]
+
+
+def test_a_node_that_is_not_needed_is_left_out_and_asked_again_when_another_one_is_lost() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.come("c")
+    scene.ready("c")
+    scene.run.tick()
+    assert scene.places()[3].is_late
+    scene.end(
+        "c",
+        3,
+        has_finished=False,
+        kind=NOT_NEEDED,
+        is_own=True,
+        sentence="a step would not be shorter",
+        ending="x",
+    )
+    for _ in range(3):
+        scene.now += 20.0
+        scene.run.tick()
+    assert scene.run.failure is None
+    assert list(scene.places()) == [1, 2, 3]
+    told = [event for event in scene.run.news.events if isinstance(event, Event) and event.kind == "left out"]
+    assert [(one.message, one.nodes) for one in told] == [
+        ("node c cannot take part: a step would not be shorter", ("c",))
+    ]
+    scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    scene.run.tick()
+    assert [scene.generations(2)[-1].lost, sorted(scene.places())] == [("a",), [1, 2, 3, 4]]
+    scene.say("b", 2, Beat(count=1, step=5, holds=2))  # what c is compared with is of now
+    for _ in range(2):
+        scene.run.tick()
+    assert [scene.generations(2)[-1].lost, sorted(scene.places())] == [("a",), [1, 2, 3, 4, 5]]
+
+
+def test_only_who_takes_part_may_tell_of_the_run() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    step = encode_events([Step(step=4, epoch=0, samples=1, loss=0.5, seconds=0.1, nodes=())])
+    scene.run.shown(scene.nodes.by_name["a"], 3, memoryview(step))  # it has come, and takes no part yet
+    assert scene.run.num_updates == 0
+    scene.run.shown(scene.nodes.by_name["b"], 2, memoryview(step))
+    assert scene.run.num_updates == 4
+    scene.run.shown(scene.nodes.by_name["b"], 2, memoryview(encode_events([PLAN])))
+    assert scene.run.news.so_far == [PLAN]
+
+
+def test_a_run_that_is_to_stop_stops_its_ranks_and_waits_for_them() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.stop(Interrupted("stopped as asked"))
+    assert [header.at_once for _, header, _ in scene.sent if isinstance(header, StopRank)] == [False, False]
+    scene.run.tick()
+    assert scene.run.failure is None
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(
+            name,
+            process,
+            has_finished=False,
+            kind=STOPPED,
+            is_own=True,
+            sentence="stopped after step 3",
+        )
+    scene.run.tick()
+    assert isinstance(scene.run.failure, Interrupted)
+
+
+def test_ranks_find_each_other_by_values_that_lie_at_the_master() -> None:
+    scene = Scene("a", "b")
+    scene.ready("a", "b")
+    scene.run.tick()
+    scene.say("a", 1, AskValues(number=1, keys=("mesh/1",), waits=True))
+    scene.say("b", 2, SetValue(number=1, key="mesh/1", value=b"10.0.0.1 99"))
+    told = [(header.process, decode_to_rank(b[0])) for _, header, b in scene.sent if isinstance(header, RankTold)]
+    assert [(process, getattr(one, "values", None)) for process, one in told] == [(2, ()), (1, (b"10.0.0.1 99",))]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_run_is_complete_when_all_ranks_have_done_their_work_and_the_record_is_here(is_over: bool) -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.end("a", 1, has_finished=True, ending="ended with exit code 0")
+    scene.run.tick()
+    assert not scene.run.is_complete
+    if is_over:
+        scene.end("b", 2, has_finished=True, ending="ended with exit code 0")
+    scene.now += 1.0
+    scene.run.tick()
+    assert scene.run.failure is None or str(scene.run.failure) == "the run ended without a record"
+    assert (scene.run.failure is not None) == is_over
+
+
+def test_a_master_that_was_killed_goes_on_from_the_generation_that_it_had_announced(tmp_path: Path) -> None:
+    before = Scene("a", "b")
+    before.found()
+    before.say("b", 2, SetValue(number=9, key="plan", value=b"left for those who come later"))
+    before.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    number, started = before.generations(2)[-1].number, max(before.places())
+    found = RankJournal(StateDir(tmp_path), print).load()
+    assert found is not None
+    after = Scene()
+    after.run.resume(found)
+    after.run.tick()
+    for name, process in (("a", started), ("b", 2)):
+        after.come(name)
+        after.ready(name, process=process)
+    after.say("b", 2, Beat(count=40, step=9, holds=1))
+    after.say("b", 2, AskValues(number=10, keys=("plan",), waits=True))
+    after.say("a", started, Hello(node="a"))
+    assert after.places() == {}  # nobody is started anew
+    after.now += 1.0
+    after.run.tick()
+    later = after.generations(2)
+    assert all(one.number > number for one in later)
+    answers = [decode_to_rank(b[0]) for _, header, b in after.sent if isinstance(header, RankTold)]
+    assert [one.values for one in answers if isinstance(one, Values)] == [(b"left for those who come later",)]
+
+
+def restarted_before_the_first_generation(folder: Path) -> Scene:
+    """A run whose master was killed when it had started two processes; the first one's node has come to the next."""
+    before = Scene("a", "b")
+    before.ready("a", "b")
+    before.run.tick()
+    found = RankJournal(StateDir(folder), print).load()
+    assert found is not None
+    after = Scene()
+    after.run.resume(found)
+    after.run.tick()
+    after.come("a")
+    after.ready("a", process=1)
+    after.say("a", 1, Hello(node="a", founders=("a", "b")))
+    return after
+
+
+def test_a_node_whose_longest_pause_is_longer_than_the_patience_is_awaited_by_a_new_master(tmp_path: Path) -> None:
+    scene = restarted_before_the_first_generation(tmp_path)
+    for _ in range(17):
+        scene.now += 1.0  # it tries again after 10 s at most, for 8 s
+        scene.run.tick()
+    scene.come("b")
+    scene.ready("b", process=2)
+    scene.say("b", 2, Hello(node="b", founders=("a", "b")))
+    scene.run.tick()
+    assert scene.run.failure is None
+    assert scene.places() == {}  # nobody is started anew
+    assert scene.generations(1)[-1].nodes == ["a", "b"]
+
+
+def test_a_run_whose_master_was_killed_before_the_first_step_begins_again_without_a_node_that_stays_away(
+    tmp_path: Path,
+) -> None:
+    scene = restarted_before_the_first_generation(tmp_path)
+    for _ in range(30):
+        scene.now += 1.0
+        scene.run.tick()
+    assert scene.run.failure is None
+    assert "begins again" in [event.kind for event in scene.run.news.events if isinstance(event, Event)]
+    assert [[node.name for node in place.nodes] for place in scene.places().values()] == [["a"]]
+
+
+def test_when_nobody_is_left_it_begins_again_from_the_last_checkpoint_with_as_many_as_before() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
+    lost = {"has_finished": False, "ending": "was killed by signal 9 (SIGKILL)"}
+    scene.say("a", 1, Beat(count=1, step=9, holds=1))
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(name, process, **lost)
+    scene.run.tick()
+    assert scene.run.failure is None
+    told = [event.message for event in scene.run.news.events if isinstance(event, Event)]
+    assert told[-1].startswith("from the checkpoint of step 7, with whoever comes:")
+    prepared = [buffers[0] for _, header, buffers in scene.sent if isinstance(header, PrepareRank)]
+    assert decode_rank_job(prepared[-1]).checkpoint == "ab" * 32
+    before = len(scene.places())
+    scene.ready("a")
+    scene.run.tick()
+    assert len(scene.places()) == before
+    scene.ready("b")
+    scene.run.tick()
+    assert [place.is_late for place in scene.places().values()][before:] == [False, False]
+
+
+def test_it_does_not_begin_again_and_again_from_the_same_checkpoint() -> None:
+    scene = Scene("a")
+    scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
+    beginnings = 0
+    while scene.run.failure is None and beginnings < 10:
+        beginnings += 1
+        scene.ready("a")
+        scene.run.tick()
+        process = max(scene.places())
+        scene.say("a", process, Hello(node="a", founders=("a",)))
+        scene.end("a", process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+        scene.run.tick()
+    assert isinstance(scene.run.failure, NodeLost)
+    assert beginnings == 6  # three times as it was submitted, three times from the checkpoint
+
+
+def test_a_run_all_of_whose_nodes_are_lost_before_the_first_step_begins_again() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    for name, process in (("a", 1), ("b", 2)):
+        scene.say(name, process, Beat(count=1, step=1, holds=1))
+        scene.end(name, process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    scene.run.tick()
+    assert scene.run.failure is None
+    told = [event for event in scene.run.news.events if isinstance(event, Event)]
+    assert told[-1].kind == "begins again"
+    assert told[-1].message.startswith("before the first step")
+
+
+@pytest.mark.parametrize("is_heard_of_first", [True, False])
+def test_a_run_that_no_rank_may_leave_goes_on_from_its_checkpoint_or_ends(is_heard_of_first: bool) -> None:
+    for saved in (0, 7):
+        scene = Scene("a", "b")
+        scene.ready("a", "b")
+        scene.run.tick()
+        step = encode_events([Step(step=9, epoch=0, samples=1, loss=0.5, seconds=0.1, nodes=())])
+        scene.run.shown(scene.nodes.by_name["a"], 1, memoryview(step))
+        scene.run.checkpoints.last = Saved(step=saved, digest="ab" * 32)
+        if is_heard_of_first:
+            scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+        said = "node b lost node a (rank 0): the connection was closed"
+        scene.end("b", 2, has_finished=False, kind=kind_of(NodeLost("", ["a"])), sentence=said)
+        for _ in range(3):
+            scene.run.tick()
+            scene.now += 1
+        assert (scene.run.failure is None) == bool(saved)
+
+
+def test_where_fewer_nodes_cannot_go_on_from_a_checkpoint_it_waits_for_as_many_as_before() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
+    scene.say("a", 1, Beat(count=1, step=9, holds=1))
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(name, process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    scene.run.tick()
+    scene.ready("a")
+    scene.now += PATIENCE + 1
+    scene.run.tick()
+    alone = max(scene.places())
+    scene.end("a", alone, has_finished=False, kind=REFUSED, is_own=True, sentence="too few for two stages")
+    for _ in range(3):
+        scene.run.tick()
+        scene.now += PATIENCE
+    assert scene.run.failure is None
+    assert max(scene.places()) == alone
+    told = [event.message for event in scene.run.news.events if isinstance(event, Event)]
+    assert told[-1] == "when 2 nodes are here, as 1 cannot go on: too few for two stages"
+    scene.ready("b")
+    scene.run.tick()
+    assert {place.rank for number, place in scene.places().items() if number > alone} == {0, 1}
+    for name, process in (("a", alone + 1), ("b", alone + 2)):
+        scene.end(
+            name,
+            process,
+            has_finished=False,
+            kind=REFUSED,
+            is_own=True,
+            sentence="too few for two stages",
+        )
+    scene.run.tick()
+    assert str(scene.run.failure) == "too few for two stages"
+
+
+def test_a_node_that_cannot_start_its_process_is_left_out_when_the_run_begins_again() -> None:
+    scene = Scene("a", "b")
+    scene.ready("a", "b")
+    scene.run.tick()
+    scene.run.not_ready(scene.nodes.by_name["a"], "No space left on device")
+    for seconds in (0.0, 2.0, 2.0):
+        scene.now += seconds
+        scene.run.tick()
+    assert scene.run.failure is None
+    last = max(scene.places())
+    assert (last, [node.name for node in scene.places()[last].nodes]) == (3, ["b"])

@@ -1,0 +1,351 @@
+"""What bounds each queue, file and answer that a peer can grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from evener.membership.shared_values import (
+    MOST_ANSWER_BYTES,
+    MOST_OWN_BYTES,
+    MOST_QUESTIONS,
+    AskValues,
+    SetValue,
+    SharedValues,
+    Values,
+)
+from evener.ps.master.access.fetches import Fetches
+from evener.ps.master.access.quotas import (
+    MOST_ARRIVING_BYTES,
+    MOST_EVENT_BYTES,
+    MOST_FETCHES,
+    MOST_FETCHING,
+    MOST_PROFILE_BYTES,
+    Allowance,
+    Arrivals,
+    require_small,
+)
+from evener.ps.master.collective.rank_journal import Begun, RankJournal, roster_of
+from evener.ps.master.collective.rank_news import RankNews
+from evener.ps.master.run_journal import RunJournal
+from evener.ps.protocol.blob_stream import StreamWriter
+from evener.ps.protocol.config import StateDir
+from evener.ps.protocol.job import MOST_JOBS_BYTES
+from evener.ps.protocol.messages import FetchBlob, StatusReply
+from evener.ps.protocol.rank_messages import RankJob
+from evener.records.errors import InvalidInput
+from evener.records.event_log import EventLog
+from evener.records.events import MOST_EVENTS_BYTES, Phase, encode_events, sized_events
+from evener.records.history import History
+from evener.records.record import Event, NodeStep, Step
+from evener.wire.connection import Peer
+from evener.wire.errors import BadFrame
+from evener.wire.limits import Limits
+from evener.wire.reader import FrameReader
+from evener.wire.server import Server
+from support.agreements import SYNC
+from support.largest_messages import LARGE_PROFILE, RECORD
+from support.linear_engine import job, weights
+from support.master_in_threads import plane, wait_until
+from support.strangers import introduction, refusals, stranger, told_until_closed
+
+JOB = RankJob(run="r", task="t", title="t", config=b"")
+NODE = NodeStep(samples=1, io_seconds=0, compute_seconds=0, wait_seconds=0, update_seconds=0, sent_bytes=0)
+
+
+def step(number: int, columns: int = 2) -> Step:
+    return Step(step=number, epoch=0, samples=1, loss=0.0, seconds=1.0, nodes=(NODE,) * columns)
+
+
+def ask(values: SharedValues, message: Any, owner: str = "a", process: int = 1) -> list[tuple[int, Values]]:
+    return list(values.answers(process, message, owner))
+
+
+def leave_without_end(values: SharedValues) -> None:
+    for number in range(100_000):
+        ask(values, SetValue(number=number, key=f"k{number}", value=b""))
+
+
+def wait_without_end(values: SharedValues) -> None:
+    for number in range(MOST_QUESTIONS + 1):
+        ask(values, AskValues(number=number, keys=("missing",), waits=True))
+
+
+def test_what_one_node_leaves_for_the_others_is_bounded_and_leaves_room_for_them() -> None:
+    values = SharedValues()
+    with pytest.raises(InvalidInput):
+        leave_without_end(values)
+    assert len(values.by_key) < MOST_OWN_BYTES // 100
+    assert ask(values, SetValue(number=1, key="other", value=bytes(1000)), owner="b")
+    ask(values, SetValue(number=1, key="k0", value=b"1"), owner="b")  # another node writes what this one has left
+    assert ask(values, SetValue(number=2, key="more", value=b""))
+
+
+def test_questions_that_wait_are_bounded_and_asked_again_they_are_one() -> None:
+    values = SharedValues()
+    for _ in range(1000):
+        assert ask(values, AskValues(number=1, keys=("missing",), waits=True)) == []
+    with pytest.raises(InvalidInput):
+        wait_without_end(values)
+    with pytest.raises(InvalidInput):
+        ask(values, AskValues(number=1, keys=("x" * 1000,) * 2000, waits=True), process=2)
+    assert ask(values, AskValues(number=1, keys=("missing",), waits=True), process=3) == []
+    answered = ask(values, SetValue(number=9, key="missing", value=b"v"), owner="b", process=4)
+    assert (3, Values(number=1, values=(b"v",))) in answered
+
+
+def test_one_value_is_not_asked_for_a_hundred_thousand_times_at_once() -> None:
+    values = SharedValues()
+    ask(values, SetValue(number=1, key="k", value=bytes(MOST_ANSWER_BYTES // 10)))
+    assert ask(values, AskValues(number=2, keys=("k",) * 9, waits=False))
+    with pytest.raises(InvalidInput):
+        ask(values, AskValues(number=3, keys=("k",) * 100_000, waits=False))
+
+
+def test_what_ranks_tell_is_bounded_until_it_is_shown_and_in_all() -> None:
+    now = [0.0]
+    news = RankNews(lambda: now[0])
+    message = Event(step=1, kind="left out", message="x" * 1000)
+    for _ in range(1000):
+        news.add([(1100, message)])
+        news.note("away", "x" * 1000, ("n",))
+        news.add([(500, step(1, 2)), (500, step(2, 3))])  # of which the log makes two lines
+    shown = news.take()
+    assert sum(isinstance(event, Event) for event in shown) < 600
+    assert len(shown) < 1200
+    news.add([(500, step(number)) for number in range(100_000)])
+    assert 1000 < len(news.take()) < 3000
+    now[0] += 60.0
+    news.add([(1100, message)])
+    assert news.take() == [message]
+
+
+def test_a_large_message_is_one_record_or_none() -> None:
+    large = encode_events([Event(step=1, kind="k", message="x" * MOST_EVENTS_BYTES)])
+    many = encode_events([RECORD] * (MOST_EVENTS_BYTES // 1000))
+    for data in (large, many):
+        with pytest.raises(msgspec.DecodeError):
+            list(sized_events(data, 1000))
+    record = replace(RECORD, steps=RECORD.steps * 2000)
+    assert [event for _, event in sized_events(encode_events([record]), 1000)] == [record]
+    assert list(sized_events(encode_events([Phase(what="x" * 2000)]), 1000)) == []
+
+
+def test_a_record_is_kept_outside_of_memory_and_given_back() -> None:
+    news = RankNews()
+    assert (news.has_record, news.record) == (False, b"")
+    news.add([(1, RECORD)])
+    news.add([(1, replace(RECORD, epochs=2))])
+    assert msgspec.json.decode(news.record)["epochs"] == 2
+    news.forget_record()
+    assert not news.has_record
+
+
+def test_the_log_of_a_run_grows_ever_slower_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evener.records.event_log._COARSER_BYTES", 20_000)
+    now, told = [0.0], list[str]()
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, told.append, lambda: now[0], most_bytes=200_000)
+    sizes = []
+    for number in range(40_000):
+        now[0] += 0.25
+        log.add(step(number + 1))
+        if number % 10_000 == 9_999:
+            sizes.append(path.stat().st_size)
+    assert sizes[0] > 40_000
+    assert sizes[3] - sizes[2] < (sizes[0]) / 5
+    for _ in range(1000):
+        log.add(Event(step=1, kind="k", message="x" * 1000))
+    log.close()
+    assert path.stat().st_size <= 200_000
+    assert len(told) == 1
+
+
+def test_the_events_of_a_run_are_bounded_by_their_bytes_too() -> None:
+    journal = RunJournal(History(), lambda: 0.0)
+    for _ in range(10_000):
+        journal.note(1, "left out", "x" * 4000, ("n",))
+    kept = journal.history.events
+    assert sum(len(event.message) for event in kept) <= MOST_EVENT_BYTES
+    assert [event.kind for event in kept].count("more events") == 1
+
+
+def test_a_journal_of_ranks_keeps_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evener.ps.master.collective.rank_journal._LEAST_COMPACTED", 20_000)
+    journal = RankJournal(StateDir(tmp_path), lambda _: None)
+    journal.add(Begun(job=JOB, secret=b"s"))
+    for number in range(2000):
+        journal.add(roster_of({f"n{number}": number}, [], number + 1, None))
+    size = (tmp_path / "run" / "ranks.journal").stat().st_size
+    journal.close()
+    assert size < 25_000
+    found = RankJournal(StateDir(tmp_path), lambda _: None).load()
+    assert found is not None
+    assert (found.roster.names, found.begun.secret) == (("n1999",), b"s")
+
+
+def test_an_allowance_is_so_much_at_once_and_so_much_a_second() -> None:
+    now = [0.0]
+    allowance = Allowance(100, 10, lambda: now[0])
+    assert [allowance.take(60), allowance.take(60), allowance.take(40), allowance.take(1)] == [True, False, True, False]
+    now[0] += 3
+    assert [allowance.take(30), allowance.take(1)] == [True, False]
+    now[0] += 1000
+    assert [allowance.take(101), allowance.take(100)] == [False, True]
+
+
+def test_what_is_on_its_way_from_all_peers_is_bounded() -> None:
+    arrivals = Arrivals()
+    arrivals.begin(1, MOST_ARRIVING_BYTES)
+    arrivals.begin(2, 0)
+    with pytest.raises(BadFrame):
+        arrivals.begin(2, 1)
+    arrivals.end(1)
+    arrivals.begin(2, MOST_ARRIVING_BYTES)
+    arrivals.end(2)
+    arrivals.begin(3, 1)
+
+
+class Waiting:
+    """A server of which every peer that was given something takes it later, or never."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, int] = {}
+        self.given: list[int] = []
+
+    def num_waiting(self, peer: int) -> int:
+        return self.waiting.get(peer, 0)
+
+    def give(self, peer: int, _: FetchBlob) -> None:
+        self.given.append(peer)
+        self.waiting[peer] = 1
+
+
+FETCH = FetchBlob(digest="0" * 64, offset=0)
+
+
+def test_a_piece_is_read_when_the_last_one_was_taken() -> None:
+    server = Waiting()
+    fetches = Fetches(server, server.give)  # type: ignore[arg-type]
+    for _ in range(MOST_FETCHES + 1):
+        fetches.ask(1, FETCH)
+    assert server.given == [1]
+    with pytest.raises(BadFrame):
+        fetches.ask(1, FETCH)
+    for _ in range(MOST_FETCHES):
+        server.waiting.clear()
+        fetches.serve()
+    assert server.given == [1] * (MOST_FETCHES + 1)
+
+
+def test_peers_that_take_no_pieces_are_so_many_and_the_others_come_to_theirs() -> None:
+    server = Waiting()
+    fetches = Fetches(server, server.give)  # type: ignore[arg-type]
+    for peer in range(MOST_FETCHING + 5):
+        fetches.ask(peer, FETCH)
+    assert len(server.given) == MOST_FETCHING
+    del server.waiting[0]
+    fetches.left(MOST_FETCHING)
+    fetches.serve()
+    assert server.given[MOST_FETCHING:] == [MOST_FETCHING + 1]
+
+
+class Deaf:
+    """A transport whose peer takes nothing."""
+
+    wire_bytes_sent = wire_bytes_received = 0
+    has_unsent = False
+
+    def send(self, _: object) -> int:
+        raise BlockingIOError
+
+
+def send_without_end(peer: Peer[Any], size: int) -> None:
+    for _ in range(2000):
+        peer.send(StatusReply(), [bytes(size)])
+
+
+def test_frames_that_wait_for_a_peer_are_bounded_by_their_bytes_and_large_ones_count_as_a_megabyte() -> None:
+    limits = Limits(queued_bytes=8 * 2**20)
+    for size, most in ((2**20, 9), (2**24, 9), (2**10, 1024)):
+        peer: Peer[Any] = Peer(1, Deaf(), FrameReader(StatusReply, limits), limits, 0.0)  # type: ignore[arg-type]
+        with pytest.raises(BadFrame):
+            send_without_end(peer, size)
+        assert peer.num_waiting <= most
+
+
+def test_who_lets_most_wait_is_left_when_too_much_waits_for_all() -> None:
+    server = object.__new__(Server)
+    server._limits = Limits(queued_bytes_in_all=10 * 2**20)
+    sizes = {1: 0, 2: 7, 3: 2, 4: 6, 5: 1}
+    server._peers = {number: SimpleNamespace(excess_bytes=size * 2**20) for number, size in sizes.items()}  # type: ignore[misc]
+    left: list[int] = []
+    server.fail = lambda peer, error: left.append(peer)  # type: ignore[method-assign]
+    server._relieve()
+    assert left == [2]
+    assert Limits().queued_bytes_in_all < Limits().connections * Limits().queued_bytes
+
+
+def test_a_large_head_leaves_no_memory_behind() -> None:
+    from evener.wire.frame import encode_head
+    from evener.wire.reader import READ_AHEAD
+
+    reader: FrameReader[Any] = FrameReader(Phase, Limits())
+    data = encode_head(0, msgspec.msgpack.encode(Phase(what="x" * 50_000)))
+    rest = memoryview(data)
+    frame = None
+    while rest:
+        count = min(len(reader.space), len(rest))
+        reader.space[:count] = rest[:count]
+        frame, rest = reader.feed(count), rest[count:]
+    assert frame is not None
+    assert len(reader._near) == READ_AHEAD
+
+
+def test_a_profile_is_as_large_as_those_that_are_measured() -> None:
+    require_small(None)
+    require_small(LARGE_PROFILE)
+    assert len(msgspec.msgpack.encode(LARGE_PROFILE)) < MOST_PROFILE_BYTES
+    with pytest.raises(BadFrame):
+        require_small(replace(LARGE_PROFILE, throughputs=LARGE_PROFILE.throughputs * 2))
+    with plane() as ps, stranger(ps) as connection:
+        connection.send(
+            replace(introduction("a"), profile=replace(LARGE_PROFILE, throughputs=LARGE_PROFILE.throughputs * 2))
+        )
+        told_until_closed(connection)
+        wait_until(lambda: refusals(ps), "that it is refused")
+
+
+def test_a_checkpoint_takes_half_of_the_free_disk_at_most(tmp_path: Path) -> None:
+    writer = StreamWriter("0" * 64, tmp_path, share=0.0)
+    with pytest.raises(InvalidInput):
+        writer.add(b"1")
+    writer.close()
+
+
+def test_runs_at_rest_take_so_much_memory_in_all() -> None:
+    with plane() as ps, ps.control() as control:
+        options = {f"{number}": "x" * 4000 for number in range(MOST_JOBS_BYTES // 12_000)}
+        resting = replace(job(SYNC, run="rest"), nodes=(), options=options)
+        taken = [control.submit(resting, weights(), []) for _ in range(2)]
+        with pytest.raises(InvalidInput):
+            control.submit(resting, weights(), [])
+        assert [run.run for run in ps.ask().runs] == taken
+
+
+def test_whoever_watches_a_run_again_and_again_does_not_make_its_log_grow() -> None:
+    with plane("a") as ps, ps.control() as control:
+        ps.nodes[0].mood.gate.clear()
+        run = control.submit(job(SYNC, epochs=4), weights(), [])
+        control.follow([run])
+        log = ps.home.runs / run / "events.jsonl"
+        before = log.stat().st_size
+        for _ in range(100):
+            control.follow([run])
+        assert log.stat().st_size < before + 5000
+        ps.nodes[0].mood.gate.set()

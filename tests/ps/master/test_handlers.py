@@ -1,0 +1,83 @@
+"""Who may join is decided from what it says of itself, with a cure or remarks; what may bring how many bytes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from evener.doctor.peers import CLOCK_SECONDS
+from evener.ps.master.handlers import Handlers
+from evener.ps.master.joining import Admission, admission_of
+from evener.ps.protocol.config import Versions
+from evener.ps.protocol.messages import PROTOCOL, Contribution, Join
+from evener.sync.messages import Push
+from evener.wire.errors import BadFrame
+
+HERE = Versions("0.1.0", "3.11.7", "2.13.0")
+
+
+def join(**words: Any) -> Join:
+    usual: dict[str, Any] = {
+        "protocol": PROTOCOL,
+        "name": "attic",
+        "incarnation": 1,
+        "evener": "0.1.0",
+        "python": "3.11.2",
+        "torch": "2.13.1",
+        "clock": 1000.0,
+        "device": "cpu",
+    }
+    return Join(**{**usual, **words})
+
+
+def test_a_node_like_the_master_is_received_without_a_word() -> None:
+    assert admission_of(join(), HERE, 1000.0) == Admission()
+    assert admission_of(join(torch=""), HERE, 1000.0 + CLOCK_SECONDS) == Admission()
+
+
+def test_another_protocol_is_refused_with_both_versions_and_a_cure() -> None:
+    found = admission_of(join(protocol=PROTOCOL + 1, evener="9.0"), HERE, 1000.0)
+    assert found.refusal == (
+        "Evener 9.0 on the node does not understand Evener 0.1.0 on the master: install the same version on both"
+    )
+
+
+@pytest.mark.parametrize("name", ["", " attic", "at\ntic", "x" * 65])
+def test_a_name_that_would_spoil_a_table_is_refused(name: str) -> None:
+    assert "1 to 64 printable characters" in admission_of(join(name=name), HERE, 1000.0).refusal
+
+
+@pytest.mark.parametrize(
+    ("words", "remark"),
+    [
+        ({"clock": 1008.0}, "the clock of node attic is 8 s ahead of the master's: let both follow NTP"),
+        ({"clock": 992.0}, "the clock of node attic is 8 s behind the master's: let both follow NTP"),
+        ({"evener": "0.1.1"}, "node attic runs Evener 0.1.1, the master 0.1.0"),
+        ({"python": "3.12.1"}, "node attic runs Python 3.12, the master 3.11"),
+        ({"torch": "2.12.0"}, "node attic runs PyTorch 2.12, the master 2.13"),
+    ],
+)
+def test_what_differs_is_remarked(words: dict[str, Any], remark: str) -> None:
+    assert admission_of(join(**words), HERE, 1000.0) == Admission(remarks=(remark,))
+
+
+@pytest.mark.parametrize(("lengths", "reason"), [((8, 8), "a contribution has one buffer, got 2"), ((16,), "")])
+def test_a_contribution_in_pieces_is_refused_for_no_memory_was_given_for_them(
+    lengths: tuple[int, ...], reason: str
+) -> None:
+    run = SimpleNamespace(job=SimpleNamespace(nodes=None), inbox=lambda _, __, size: memoryview(bytes(size)))
+    place = Handlers(
+        cast(Any, None),
+        cast(Any, SimpleNamespace(at=lambda peer: "node")),
+        cast(Any, SimpleNamespace(runs=[run])),
+        cast(Any, None),
+        cast(Any, SimpleNamespace(send=None)),
+    ).place
+    header = Contribution(run="r", push=Push(number=1, seconds=1.0))
+    if reason:
+        with pytest.raises(BadFrame, match=reason):
+            place(0, header, lengths)
+    else:
+        assert [len(one) for one in place(0, header, lengths) or ()] == [16]

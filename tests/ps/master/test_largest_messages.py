@@ -1,0 +1,34 @@
+"""Every message that a token allows, at its largest, many times: memory, disk and answers stay within their bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from evener.ps.master.access.quotas import MOST_LOG_BYTES
+from evener.wire.identity import Role
+from support.largest_messages import STATES, Found, try_state
+
+MOST_GROWTH, MOST_SECONDS = 0.2, 1.0
+MOST_DISK = 64 * 2**20
+"""Of a run's events, values, record, and of names: far below what is asked to be written, and `MOST_LOG_BYTES`."""
+
+
+def require_bounded(found: list[Found], growth: float = MOST_GROWTH) -> None:
+    assert found
+    for one in found:
+        assert one.growth < growth, str(one)
+        assert one.disk < MOST_DISK < MOST_LOG_BYTES, str(one)
+        assert one.slowest < MOST_SECONDS, str(one)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("only", ["RankSaid", "FetchBlob"])
+def test_what_a_rank_says_at_its_largest_is_bounded(only: str) -> None:
+    require_bounded(try_state("node", "a rank", 12, only))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("role", "state"), STATES, ids=lambda one: one.replace(" ", "-"))
+def test_a_thousand_of_every_message_at_its_largest_are_bounded(role: Role, state: str) -> None:
+    require_bounded(try_state(role, state, 1000))

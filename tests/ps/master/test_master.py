@@ -1,0 +1,302 @@
+"""Master and nodes together: whatever the agreement, and whoever comes, goes or misbehaves, the run goes on."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from evener.ps.protocol.messages import PROTOCOL, Contribution, Dismiss, Header
+from evener.records.errors import Interrupted, InvalidInput, NonFiniteLoss, NoUsableNode
+from evener.sync.messages import Push
+from evener.wire.errors import ConnectionLost
+from support.agreements import SYNC, WAYS, distance
+from support.linear_engine import BATCH, SAMPLES, TRUTH, Mood, job, serial, weights
+from support.master_in_threads import plane, unpack, wait_until
+from support.strangers import introduction, next_told, play, stranger
+
+
+def test_synchronous_updates_of_three_nodes_equal_one_process() -> None:
+    with plane("a", "b", "c") as ps:
+        record, found = ps.run(job(SYNC, epochs=3), weights())
+    assert distance(found, serial(3)) < 1e-12
+    assert [step.samples for step in record.steps] == [BATCH] * 15
+    assert sum(node.share for node in record.nodes) == pytest.approx(1)
+    assert sum(node.contributions for node in record.nodes) >= 15
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_agreement_learns_and_uses_every_sample_once_an_epoch(way: str) -> None:
+    with plane("a", "b") as ps:
+        record, found = ps.run(job(WAYS[way], epochs=80, protocol=way), weights())
+    assert float(np.abs(found["w"] - TRUTH).max()) < 0.2
+    assert sum(step.samples for step in record.steps) == 80 * SAMPLES
+    assert [v.epoch for v in record.validations] == list(range(80))
+    assert record.validation_accuracy is not None
+    assert record.validation_accuracy > 0.9
+    assert record.agreement == way
+    assert (record.bytes_saved > 0) == (way == "int8")
+
+
+def test_staleness_is_in_the_record_and_within_its_bound() -> None:
+    with plane() as ps:
+        ps.join("slow", Mood(seconds=0.01))
+        ps.join("fast")
+        record, _ = ps.run(job(WAYS["bounded"], epochs=8, protocol="bounded"), weights())
+    assert max(node.most_stale for node in record.nodes) >= 1
+    assert any(step.staleness > 0 for step in record.steps)
+
+
+def test_all_who_are_ready_have_a_part_in_the_first_round() -> None:
+    with plane("a", "b", "c") as ps:
+        record, _ = ps.run(job(WAYS["average"], epochs=1, protocol="average"), weights())
+    assert [node.contributions for node in record.nodes] == [1, 1, 1]
+
+
+def test_a_node_that_joins_amid_a_run_takes_part() -> None:
+    with plane() as ps:
+        ps.join("first", Mood(seconds=0.005))
+        results: list[Any] = []
+        running = threading.Thread(target=lambda: results.append(ps.watch(job(SYNC, epochs=12), weights())))
+        running.start()
+        wait_until(lambda: ps.version() > 3)
+        ps.join("second")
+        running.join()
+    (result, words), *_ = results
+    record, found = unpack(result)
+    assert distance(found, serial(12)) < 1e-12
+    assert [node.name for node in record.nodes] == ["first", "second"]
+    assert record.nodes[1].share > 0.1
+    assert [len(word.assignments) for word in words if type(word).__name__ == "Plan"] == [1, 2]
+
+
+def test_cut_connections_are_made_anew_and_no_sample_is_lost_or_used_twice() -> None:
+    with plane("a", "b", "c", patience=20) as ps:
+        for node in ps.nodes:
+            node.mood.seconds = 0.004
+        results: list[Any] = []
+        running = threading.Thread(target=lambda: results.append(ps.watch(job(SYNC, epochs=20), weights())))
+        running.start()
+        for turn in range(1, 10):
+            wait_until(lambda turn=turn: ps.version() > 8 * turn or not running.is_alive())  # type: ignore[misc]
+            ps.nodes[turn % 3].cut()
+        running.join()
+    record, _ = unpack(results[0][0])
+    assert sum(event.kind == "away" for event in record.events) >= 5
+    assert sum(event.kind == "back" for event in record.events) >= 5
+    assert sum(step.samples for step in record.steps) == 20 * SAMPLES
+
+
+def test_an_update_that_is_not_finite_is_refused_counted_and_named() -> None:
+    with plane("a") as ps:
+        ps.join("b", Mood(nan_calls=(2, 4)))
+        record, found = ps.run(job(SYNC, epochs=60), weights())
+    b = next(node for node in record.nodes if node.name == "b")
+    assert b.refused == 2
+    refusals = [event.message for event in record.events if event.kind == "refused"]
+    assert len(refusals) == 2
+    assert all("the update of node b was refused" in message and "finite" in message for message in refusals)
+    assert len(record.validations) == 60  # refused samples count as used: every epoch ends
+    assert float(np.abs(found["w"] - TRUTH).max()) < 0.2
+
+
+def test_a_node_whose_updates_are_always_bad_is_benched_and_the_others_go_on() -> None:
+    with plane("good", patience=3) as ps:
+        ps.join("bad", Mood(always_nan=True))
+        record, _ = ps.run(job(SYNC, epochs=10), weights())
+    benched = [event.message for event in record.events if event.kind == "benched"]
+    assert benched
+    assert "node bad: its update was refused, the 3rd lapse" in benched[0]
+    assert record.validation_accuracy is not None
+
+
+def test_training_that_diverges_on_all_nodes_ends_with_a_sentence() -> None:
+    with plane() as ps:
+        for name in ("a", "b"):
+            ps.join(name, Mood(always_nan=True))
+        result, _ = ps.watch(job(SYNC), weights())
+    assert isinstance(result.error, NonFiniteLoss)
+    assert "every update of every node is refused" in result.reason
+
+
+def test_a_node_that_cannot_take_part_is_left_out_with_its_reason() -> None:
+    with plane("a") as ps:
+        ps.join("b", Mood(refuses="there are no data here"))
+        ps.join("c", Mood(fails_at=3))
+        record, _ = ps.run(job(SYNC, epochs=4), weights())
+    left_out = [event.message for event in record.events if event.kind == "left out"]
+    assert "node b cannot take part: there are no data here" in left_out
+    failed = "node c cannot take part: ZeroDivisionError: the task divides by nothing"
+    assert any(message.startswith(failed) for message in left_out)
+    assert sum(step.samples for step in record.steps) == 4 * SAMPLES
+
+
+def test_a_run_that_nobody_can_take_part_in_ends_with_the_reasons() -> None:
+    with plane() as ps:
+        ps.join("a", Mood(refuses="there are no data here"))
+        result, _ = ps.watch(job(SYNC), weights())
+    assert isinstance(result.error, NoUsableNode)
+    assert "no node can take part in the run: node a cannot take part: there are no data here" in result.reason
+    assert result.record == b""
+
+
+def test_a_node_that_stands_still_is_benched_and_its_work_done_by_the_others() -> None:
+    with plane("a", "b", patience=0.6) as ps:
+        still = ps.join("still")
+        results: list[Any] = []
+        for node in ps.nodes:
+            node.mood.seconds = 0.01
+        running = threading.Thread(target=lambda: results.append(ps.watch(job(SYNC, epochs=40), weights())))
+        running.start()
+        wait_until(lambda: ps.version() > 5)
+        still.mood.gate.clear()  # it beats all the same
+        wait_until(lambda: any("bench node still" in sentence for sentence in ps.said))
+        still.mood.gate.set()
+        running.join()
+    record, _ = unpack(results[0][0])
+    assert sum(step.samples for step in record.steps) == 40 * SAMPLES
+    assert any("node still: it is heard, but its update did not come in time" in e.message for e in record.events)
+    waits = [step.seconds for step in record.steps]
+    assert max(waits) < 3 * 0.6
+    assert next(node.late for node in record.nodes if node.name == "still") >= 1
+
+
+def test_local_steps_that_take_much_longer_than_the_patience_are_waited_for() -> None:
+    with plane("fast", patience=0.5) as ps:
+        ps.join("slow", Mood(step_seconds=0.3))  # three steps of an epoch's five, if it is taken to be as fast
+        record, _ = ps.run(job(WAYS["average"], epochs=2, protocol="average"), weights())
+    assert not [event.message for event in record.events if event.kind in ("benched", "passed over")]
+    assert max(step.seconds for step in record.steps) > 0.6
+    assert record.nodes[1].contributions >= 1
+
+
+def test_a_step_that_takes_longer_than_the_patience_is_waited_for_once_it_is_known_to() -> None:
+    with plane("fast", patience=0.5) as ps:
+        ps.nodes[0].mood.seconds = 0.1
+        ps.join("slow", Mood(seconds=1.2, unit_seconds=1 / 12))  # of six: with the patience not enough
+        record, _ = ps.run(job(replace(SYNC, division="fixed"), epochs=2), weights())
+    assert [event.kind for event in record.events].count("benched") == 1
+    assert record.nodes[1].contributions >= 2
+    assert sum(step.samples for step in record.steps) == 2 * SAMPLES
+
+
+def test_ctrl_c_of_the_command_ends_the_run_with_what_it_has_reached() -> None:
+    with plane() as ps:
+        ps.join("a", Mood(seconds=0.01))
+        submitted = job(SYNC, epochs=1000)
+        with ps.control() as control:
+            control.submit(submitted, weights(), [])
+            wait_until(lambda: ps.version() > 3)
+            control._send_stop(submitted.run)
+            result = control.watch(submitted.run, lambda _: None, lambda: None)
+        record, _ = unpack(result)
+        assert isinstance(result.error, Interrupted)
+        assert "as asked" in result.reason
+        assert record.steps[-1].step > 3
+        assert ps.ask().run is None
+        ps.run(job(SYNC, run="linear-2"), weights())  # the nodes are free again
+
+
+def test_a_master_does_one_run_at_a_time_and_says_where_its_results_will_be() -> None:
+    with plane() as ps:
+        ps.join("a", Mood(seconds=0.01))
+        with ps.control() as first, ps.control() as second:
+            first.submit(job(SYNC, epochs=1000), weights(), [])
+            wait_until(lambda: ps.version() > 0)
+            with pytest.raises(InvalidInput, match=r"busy with run linear-1, \d+ updates so far: wait .*runs/linear-1"):
+                second.submit(job(SYNC, run="linear-2"), weights(), [])
+
+
+def test_a_run_goes_on_when_its_command_is_gone_and_its_results_are_kept() -> None:
+    with plane() as ps:
+        ps.join("a", Mood(seconds=0.002))
+        with ps.control() as control:
+            control.submit(job(SYNC, epochs=6), weights(), [])
+        wait_until(lambda: (ps.home.runs / "linear-1" / "end.json").exists())
+        with ps.control() as control:
+            control._connection.send(watch("linear-1"))
+            record, found = unpack(control.watch("linear-1", lambda _: None, lambda: None))
+    assert distance(found, serial(6)) < 1e-12
+    assert record.steps[-1].step == 30
+
+
+def test_a_restarted_master_takes_its_nodes_back_and_goes_on() -> None:
+    with plane("a", "b", patience=5) as ps:
+        for node in ps.nodes:
+            node.mood.seconds = 0.004
+        results: list[Any] = []
+        running = threading.Thread(target=lambda: results.append(ps.watch(job(SYNC, epochs=30), weights())))
+        running.start()
+        for turn in range(1, 4):
+            wait_until(lambda turn=turn: ps.version() > 30 * turn)  # type: ignore[misc]
+            ps.stop_master()
+            ps.start_master()
+        running.join()
+        assert all(node.mood.made == 1 for node in ps.nodes)  # model and data stayed where they were
+    result, words = results[0]
+    record, found = unpack(result)
+    assert distance(found, serial(30)) < 1e-12
+    assert [event.kind for event in record.events].count("master restarted") == 3
+    assert [v.epoch for v in record.validations] == list(range(30))
+    assert any(getattr(word, "kind", "") == "master lost" for word in words)
+    assert record.steps[-1].step == 150
+
+
+def test_nodes_shows_who_is_here_and_what_goes_on() -> None:
+    with plane("a") as ps:
+        ps.join("b", Mood(seconds=0.01))
+        with ps.control() as control:
+            control.submit(job(SYNC, epochs=1000), weights(), [])
+            wait_until(lambda: ps.version() > 20)
+        situation = ps.ask()
+    assert [node.name for node in situation.nodes] == ["a", "b"]
+    assert {node.state for node in situation.nodes} == {"present"}
+    assert all(node.samples > 0 and node.bytes_sent > 0 and node.bytes_received > 0 for node in situation.nodes)
+    assert {node.doing for node in situation.nodes} == {"works"}
+    assert (situation.run.run, situation.run.protocol, situation.run.epochs) == ("linear-1", "sync", 1000)
+
+
+def test_a_second_node_of_the_same_name_takes_the_place_of_the_first() -> None:
+    with plane("a") as ps:
+        first = ps.nodes[0]
+        wait_until(lambda: ps.ask().nodes)
+        ps.join("a")
+        first.thread.join(10)
+        assert "a later process of that name has taken its place" in str(first.error)
+        assert not ps.nodes[1].error
+
+
+def test_a_node_of_another_protocol_is_refused_with_a_cure() -> None:
+    with plane() as ps, stranger(ps) as connection:
+        connection.send(introduction("old", protocol=PROTOCOL + 1))
+        frame = connection.receive()
+        assert isinstance(frame.header, Dismiss)
+        assert "install the same version on both" in frame.header.reason
+
+
+def test_who_has_not_joined_is_not_listened_to() -> None:
+    with plane() as ps, stranger(ps) as connection:
+        connection.send(Contribution(run="linear-1", push=Push(number=1, seconds=1.0)), [bytes(8)])
+        with pytest.raises(ConnectionLost, match="it has to join first"):
+            next_told(connection)
+
+
+def test_an_update_of_the_wrong_size_is_refused() -> None:
+    with plane(patience=1) as ps, stranger(ps) as connection:
+        connection.send(introduction("odd", profiled=True))
+        with ps.control() as control:
+            control.submit(job(SYNC, epochs=1), weights(), [])
+            lease = play(connection)
+            connection.send(Contribution(run="linear-1", push=Push(number=lease.number, seconds=1.0)), [bytes(8)])
+            told = next_told(connection)
+        assert told.answer.verdict == "refused"
+        assert "must have 48 bytes, got 8" in told.answer.reason
+
+
+def watch(run: str) -> Header:
+    from evener.ps.protocol.messages import WatchRun
+
+    return WatchRun(run=run)

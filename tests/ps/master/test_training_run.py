@@ -1,0 +1,173 @@
+"""The conduct of a run without sockets: epochs end in order, whatever was refused, and whoever is lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from evener.ps.master.nodes import Nodes
+from evener.ps.master.training_run import TrainingRun
+from evener.ps.protocol.job import Job
+from evener.ps.protocol.messages import Contribution, Header, ServerReply, Validate
+from evener.records.history import History
+from evener.sync.layout import Flat, layout_of
+from evener.sync.messages import Lease, Push
+from evener.sync.parameter_server import ParameterServer
+from evener.sync.protocol import Sgd, SyncProtocol, Workload, asynchronous, synchronous
+from evener.wire.frame import Buffer
+
+LAYOUT = layout_of({"w": np.zeros(4, np.float32)})
+SGD = Sgd(learning_rate=0.1)
+ASYNC = asynchronous(batch=10, outer=SGD)
+SYNC = synchronous(batch=20, outer=SGD)
+
+
+class Stage:
+    """A run with two nodes that are at work; what it sends is kept."""
+
+    def __init__(self, agreement: SyncProtocol) -> None:
+        workload = Workload(num_samples=20, num_epochs=5)
+        job = Job(
+            run="r",
+            task="t",
+            title="t",
+            protocol="p",
+            agreement=agreement,
+            workload=workload,
+            layout=LAYOUT,
+            num_validation=8,
+        )
+        self.now = 0.0
+        self.nodes, self.sent = Nodes(15.0), list[tuple[int | None, Header]]()
+        server = ParameterServer(agreement, workload, Flat(LAYOUT))
+        self.run = TrainingRun(job, server, History(), self.nodes, self.send, lambda: self.now)
+        self.leases: dict[str, list[Lease]] = {"a": [], "b": []}
+        for peer, name in enumerate("ab"):
+            node = self.nodes.record(name)
+            self.nodes.decide("joined", node, 0.0, incarnation=1)
+            self.nodes.connect(node, peer)
+            self.run.ready(node, 1.0)
+        self.run.begin(self.nodes.present)
+        self.deliver()
+
+    def send(self, peer: int | None, header: Header, buffers: Sequence[Buffer] = ()) -> None:
+        self.sent.append((peer, header))
+
+    def deliver(self) -> list[Any]:
+        """What is sent, leases apart, which are kept."""
+        headers = []
+        while self.sent:
+            peer, header = self.sent.pop(0)
+            if isinstance(header, ServerReply):
+                if header.answer.lease is not None and peer is not None:
+                    self.leases["ab"[peer]].append(header.answer.lease)
+            else:
+                headers.append(header)
+        return headers
+
+    def push(self, name: str, value: float = 1.0) -> None:
+        lease = self.leases[name].pop(0)
+        header = Contribution(run="r", push=Push(number=lease.number, seconds=1.0, loss=1.0))
+        inbox = self.run.inbox(self.nodes.by_name[name], header, LAYOUT.num_bytes)
+        assert inbox is not None
+        inbox[:] = np.full(4, value, np.float32).tobytes()
+        del inbox
+        self.run.contribute(self.nodes.by_name[name], header, LAYOUT.num_bytes)
+
+
+def test_an_epoch_is_validated_when_all_before_it_have_ended_too() -> None:
+    stage = Stage(ASYNC)
+    for _ in range(3):  # the other half of the first epoch is still with b
+        stage.push("a")
+        stage.deliver()
+    assert stage.run.used == {0: 10, 1: 20}
+    assert stage.run.validation.due == []
+    stage.push("b")
+    assert [end.epoch for end in stage.run.validation.due] == [0, 1]
+    assert {type(header) for header in stage.deliver()} == {Validate}
+
+
+def test_an_epoch_keeps_the_weights_that_it_ended_with() -> None:
+    stage = Stage(SYNC)
+    for name in "abab":
+        stage.push(name)
+        stage.deliver()
+    first, second = stage.run.validation.due
+    assert (first.version, second.version) == (1, 2)
+    np.testing.assert_allclose(first.weights.floats[0], -0.1, rtol=1e-6)
+    np.testing.assert_allclose(second.weights.floats[0], -0.2, rtol=1e-6)
+
+
+def test_what_was_refused_of_a_node_that_is_lost_ends_its_epoch_all_the_same() -> None:
+    stage = Stage(SYNC)
+    stage.push("a", float("nan"))
+    stage.run.lose(stage.nodes.by_name["a"])
+    stage.deliver()
+    stage.push("b")
+    stage.deliver()
+    assert stage.run.server.workers["a"].totals.refused == 1
+    assert [event.kind for event in stage.run.journal.history.events] == ["refused"]
+    assert [end.epoch for end in stage.run.validation.due] == [0]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_membership_hears_of_a_good_update_only_while_its_node_is_there(is_cut: bool) -> None:
+    stage = Stage(SYNC)
+    stage.push("a")
+    if is_cut:
+        stage.nodes.disconnect(0)
+    stage.push("b")
+    assert [(what, node.name) for what, node in stage.run.observations] == [
+        ("contributed", name) for name in ("b" if is_cut else "ab")
+    ]
+
+
+@pytest.mark.parametrize(("others", "limit"), [(0.5, 15 + 10 + 2), (60.0, 15 + 10 + 240)])
+def test_a_line_for_which_all_wait_far_longer_than_they_needed_is_left_out_with_advice(
+    others: float, limit: float
+) -> None:
+    stage = Stage(SYNC)  # ten samples of a second each, a patience of 15 s
+    stage.now = others
+    stage.push("a")
+    stage.run.observations.clear()
+    for stage.now in (others + 1, limit - 0.1):
+        stage.run.tick(lambda peer: peer == 1)
+        assert not stage.run.observations
+    stage.now = limit + 0.1
+    stage.run.tick(lambda peer: peer == 1)
+    assert [(what, node.name) for what, node in stage.run.observations] == [("late", "b")]
+    (event,) = stage.run.journal.history.events
+    assert (event.kind, event.nodes) == ("thin line", ("b",))
+    assert re.search(
+        rf"node b took {limit:.0f} s for what others did in {others:.1f} s; --compress int8", event.message
+    )
+
+
+def test_who_makes_all_others_wait_is_told_to_send_less_before_it_is_left_out_where_the_run_allows_that() -> None:
+    stage = Stage(replace(SYNC, thin="bf16"))
+    stage.now = 0.5
+    stage.push("a")
+    stage.run.observations.clear()
+    limit = 15 + 10 + 2  # patience, work, four times what the other one needed
+    for stage.now in (limit + 0.1, 2 * limit - 1):
+        stage.run.tick(lambda peer: peer == 1)
+        assert not stage.run.observations
+    (told,) = stage.run.journal.history.events
+    assert (told.kind, told.nodes) == ("thin line", ("b",))
+    assert re.search(r"node b took 27 s for what others did in 0.5 s; it is told to send bf16", told.message)
+    assert list(stage.run.speeds.validators) == ["a"], "whole weights do not go over that line any more"
+    stage.now = 2 * limit + 1
+    stage.run.tick(lambda peer: peer == 1)
+    assert [(what, node.name) for what, node in stage.run.observations] == [("late", "b")]
+
+
+def test_a_line_is_no_longer_looked_at_once_everybody_works() -> None:
+    stage = Stage(SYNC)
+    stage.now = 10_000.0
+    stage.run.tick(lambda peer: True)
+    assert not stage.run.observations

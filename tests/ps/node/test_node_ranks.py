@@ -1,0 +1,255 @@
+"""A node's part in a run whose ranks work together: what it has ready, what it starts, and what it passes on."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from evener.membership.generation import Beat, Hello, encode_message
+from evener.membership.shared_values import SetValue, Values
+from evener.ps.node.acceptance import Acceptance
+from evener.ps.node.checkpoint_sender import CHECKPOINTS
+from evener.ps.node.node_ranks import NodeRanks
+from evener.ps.node.rank_session import WEIGHTS, Ending, Host, RankSetup
+from evener.ps.protocol.blob import Blob, whole_folder
+from evener.ps.protocol.messages import BlobChunk, FetchBlob, NotReady, Release
+from evener.ps.protocol.rank_messages import (
+    PrepareRank,
+    RankEnded,
+    RankJob,
+    RankNode,
+    RankPiece,
+    RankPlace,
+    RankReady,
+    RankSaid,
+    RankSaved,
+    RankShown,
+    RankTold,
+    StartRank,
+    StopRank,
+    encode_rank_part,
+)
+from evener.records.events import encode_events
+from evener.records.record import Event
+
+JOB = RankJob(run="r", task="tiny", title="tiny", config=b"{}")
+PLACE = RankPlace(
+    rank=0,
+    nodes=(RankNode(name="a", host="10.0.0.1", device="cpu", speed=1.0),),
+    secret=b"s" * 16,
+    patience=5.0,
+    is_late=False,
+)
+
+
+class Rank:
+    """A process that is imitated."""
+
+    def __init__(self, setup: RankSetup) -> None:
+        self.setup = setup
+        self.told: list[bytes] = []
+        self.stops: list[bool] = []
+        self.is_closed = False
+
+    def tell(self, data: bytes) -> None:
+        self.told.append(data)
+
+    def stop(self, *, at_once: bool) -> None:
+        self.stops.append(at_once)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Scene:
+    """A node, whose messages to its master are collected."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+        self.started: list[Rank] = []
+        self.sent: list[tuple[Any, list[bytes]]] = []
+        self.log: list[str] = []
+        host = Host(start=self._start, speed=0.5)
+        self.node = NodeRanks(host, cache, None, Acceptance(), self._send, self.log.append)
+
+    def _start(self, setup: RankSetup) -> Rank:
+        self.started.append(Rank(setup))
+        return self.started[-1]
+
+    def _send(self, header: Any, buffers: Sequence[Any]) -> None:
+        self.sent.append((header, [bytes(buffer) for buffer in buffers]))
+
+    def prepare(self, job: RankJob = JOB) -> None:
+        self.node.prepare(PrepareRank(run=job.run), [memoryview(encode_rank_part(job))])
+
+    def start(self, process: int) -> Rank:
+        """The process that the node starts."""
+        self.node.start(StartRank(run="r", process=process), [memoryview(encode_rank_part(PLACE))])
+        return self.started[-1]
+
+    def of(self, kind: type) -> list[Any]:
+        return [header for header, _ in self.sent if isinstance(header, kind)]
+
+    def wait_for(self, condition: Callable[[], Any]) -> Any:
+        """What a thread of the node has done."""
+        deadline = time.monotonic() + 10
+        while not (found := condition()):
+            assert time.monotonic() < deadline, self.sent
+            time.sleep(0.002)
+        return found
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    one = Scene(tmp_path)
+    yield one
+    one.node.close()
+
+
+def test_a_node_says_that_it_is_ready_and_over_a_new_connection_again(scene: Scene) -> None:
+    scene.prepare()
+    scene.wait_for(lambda: scene.of(RankReady))
+    scene.start(3)
+    scene.prepare()
+    first, second = scene.wait_for(lambda: len(scene.of(RankReady)) == 2 and scene.of(RankReady))
+    assert (first.process, second.process, first.speed) == (0, 3, 0.5)
+    assert not scene.started[0].is_closed
+
+
+def test_a_process_is_started_once_and_ended_for_the_next(scene: Scene) -> None:
+    scene.prepare()
+    first = scene.start(3)
+    assert scene.start(3) is first
+    second = scene.start(4)
+    assert (first.is_closed, second.is_closed) == (True, False)
+    assert (second.setup.process, second.setup.resumes, second.setup.job) == (4, False, JOB)
+    scene.node.start(StartRank(run="another", process=5), [memoryview(encode_rank_part(PLACE))])
+    assert len(scene.started) == 2
+
+
+def test_what_a_process_says_is_passed_on_and_said_again_until_it_is_answered(scene: Scene) -> None:
+    scene.prepare()
+    rank = scene.start(3)
+    said = [encode_message(Hello(node="a")), msgspec.msgpack.encode(SetValue(number=7, key="k", value=b"v"))]
+    for data in (*said, encode_message(Beat(count=1, step=1, holds=0))):
+        rank.setup.on_said(data)
+    scene.wait_for(lambda: len(scene.of(RankSaid)) == 3)
+    scene.node.resend()
+    scene.wait_for(lambda: len(scene.of(RankSaid)) == 5)
+    answer = msgspec.msgpack.encode(Values(number=7, values=()))
+    scene.node.told(RankTold(run="r", process=3), [memoryview(answer)])
+    assert rank.told == [answer]
+    scene.node.resend()
+    scene.wait_for(lambda: len(scene.of(RankSaid)) == 6)
+    assert [buffers[0] for header, buffers in scene.sent if isinstance(header, RankSaid)][3:] == [*said, said[0]]
+
+
+def test_words_for_another_process_are_not_passed_on(scene: Scene) -> None:
+    scene.prepare()
+    rank = scene.start(3)
+    scene.node.told(RankTold(run="r", process=2), [memoryview(b"")])
+    scene.node.stop(StopRank(run="r", process=2), [])
+    assert (rank.told, rank.stops) == ([], [])
+    scene.node.stop(StopRank(run="r", process=3, at_once=True), [])
+    assert rank.stops == [True]
+
+
+def test_the_end_of_a_process_brings_its_weights(scene: Scene) -> None:
+    scene.prepare()
+    rank = scene.start(3)
+    (rank.setup.folder / WEIGHTS).write_bytes(b"weights")
+    rank.setup.on_ended(Ending(True, None, False, "", "ended"))
+    scene.wait_for(lambda: scene.of(RankEnded))
+    header, buffers = scene.sent[-1]
+    assert (header.has_finished, header.process, buffers) == (True, 3, [b"weights"])
+
+
+def test_a_checkpoint_is_offered_and_given(scene: Scene) -> None:
+    scene.prepare()
+    rank = scene.start(3)
+    step = rank.setup.folder / CHECKPOINTS / "step-00000020"
+    step.mkdir(parents=True)
+    (step / WEIGHTS).write_bytes(b"weights")
+    told = Event(step=20, kind="checkpoint", message="its node offers it to the master")
+    rank.setup.on_shown(encode_events([told]))
+    (offer,) = scene.wait_for(lambda: scene.of(RankSaved))
+    assert (offer.step, offer.process) == (20, 3)
+    assert len(scene.of(RankShown)) == 1
+    scene.node.give(FetchBlob(digest=offer.digest, offset=0), [])
+    scene.wait_for(lambda: scene.of(RankPiece))
+    header, (data,) = scene.sent[-1]
+    assert (header.digest, header.total, hashlib.sha256(data).hexdigest()) == (offer.digest, len(data), offer.digest)
+
+
+def test_the_same_run_may_be_prepared_again_from_a_checkpoint_which_lies_where_the_rank_looks(
+    scene: Scene, tmp_path: Path
+) -> None:
+    scene.prepare()
+    before = scene.start(3)
+    place = tmp_path / "saved" / "step-00000020"
+    place.mkdir(parents=True)
+    (place / WEIGHTS).write_bytes(b"weights")
+    blob = Blob(place.parent, whole_folder(place.parent))
+    scene.prepare(msgspec.structs.replace(JOB, checkpoint=blob.digest))
+    assert before.is_closed
+    fetch = scene.wait_for(lambda: scene.of(FetchBlob))[0]
+    data = blob.read(fetch.offset, blob.num_bytes)
+    scene.node.on_chunk(BlobChunk(digest=blob.digest, offset=0, total=blob.num_bytes), memoryview(data))
+    scene.wait_for(lambda: len(scene.of(RankReady)) == 2)
+    rank = scene.start(4)
+    assert rank.setup.resumes
+    assert (rank.setup.folder / CHECKPOINTS / "step-00000020" / WEIGHTS).read_bytes() == b"weights"
+
+
+def test_without_pytorch_a_node_takes_no_part_and_says_why(tmp_path: Path) -> None:
+    sent: list[Any] = []
+    node = NodeRanks(None, tmp_path, None, Acceptance(), lambda header, _: sent.append(header), lambda _: None)
+    node.prepare(PrepareRank(run="r"), [memoryview(encode_rank_part(JOB))])
+    deadline = time.monotonic() + 10
+    while not sent and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert isinstance(sent[0], NotReady)
+    assert "its ranks need PyTorch" in sent[0].reason
+    node.close()
+
+
+def test_after_a_release_nothing_of_the_run_is_left(scene: Scene) -> None:
+    scene.prepare()
+    rank = scene.start(3)
+    scene.node.release(Release(run="another"))
+    assert not rank.is_closed
+    scene.node.release(Release(run="r"))
+    assert rank.is_closed
+    assert not rank.setup.folder.exists()
+
+
+def test_the_folders_of_another_node_of_this_machine_outlive_a_release(scene: Scene, tmp_path: Path) -> None:
+    scene.prepare()
+    scene.start(1)
+    ranks = next(tmp_path.rglob("ranks"))
+    other = ranks / "r" / "2" / "model.safetensors"
+    other.parent.mkdir()
+    other.touch()
+    scene.node.release(Release(run="r"))
+    assert other.exists()
+    assert not (ranks / "r" / "1").exists()
+
+
+def test_a_node_without_room_for_a_process_takes_no_part_and_says_why(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    scene.prepare()
+    monkeypatch.setattr(Path, "mkdir", fail)
+    scene.node.start(StartRank(run="r", process=3), [memoryview(encode_rank_part(PLACE))])
+    (refusal,) = scene.wait_for(lambda: scene.of(NotReady))
+    assert "No space left on device" in refusal.reason
+    assert scene.started == []

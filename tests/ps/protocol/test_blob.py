@@ -1,0 +1,147 @@
+"""Blobs arrive whole, as they were sent, in their own folder; or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evener.ps.protocol.blob import Blob, BlobWriter, blob_folder, whole_folder
+from evener.records.errors import EvenerError, InvalidFile, InvalidInput, InvalidValue, MissingFile
+
+FILES = {"a.bin": b"0123456789", "empty": b"", "sub/b.bin": bytes(range(256)) * 20, "sub/last": b""}
+
+
+def packed(folder: Path, files: dict[str, bytes]) -> Blob:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return Blob(folder, list(files))
+
+
+def read_back(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in whole_folder(folder)}
+
+
+@given(sizes=st.lists(st.integers(1, 700), min_size=1))
+def test_files_arrive_as_they_were_whatever_the_pieces(tmp_path_factory: Any, sizes: list[int]) -> None:
+    folder: Path = tmp_path_factory.mktemp("blob")
+    blob = packed(folder / "from", FILES)
+    arrival = BlobWriter(blob.digest, folder / "to")
+    turn = 0
+    while arrival.received < blob.num_bytes:
+        arrival.add(blob.read(arrival.received, sizes[turn % len(sizes)]))
+        turn += 1
+    assert read_back(arrival.finish()) == FILES
+    arrival.close()
+    assert [path.name for path in (folder / "to").iterdir()] == [blob.digest]
+
+
+def test_the_name_follows_contents_and_paths(tmp_path: Path) -> None:
+    digests = {packed(tmp_path / str(i), files).digest for i, files in enumerate((FILES, {"a": b"1"}, {"b": b"1"}))}
+    assert len(digests) == 3
+    assert packed(tmp_path / "again", FILES).digest in digests
+
+
+def test_what_changed_on_the_way_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    blob = packed(tmp_path / "from", FILES)
+    stream = bytearray(blob.read(0, blob.num_bytes))
+    stream[-700] ^= 1
+    for data in (bytes(stream), bytes(stream[:-1])):
+        arrival = BlobWriter(blob.digest, tmp_path / "to")
+        arrival.add(data)
+        with pytest.raises(InvalidFile, match="was damaged"):
+            arrival.finish()
+        arrival.close()
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_a_file_that_became_shorter_is_told(tmp_path: Path) -> None:
+    blob = packed(tmp_path, FILES)
+    (tmp_path / "a.bin").write_bytes(b"01")
+    with pytest.raises(MissingFile, match=r"a.bin has become shorter while it was sent"):
+        blob.read(0, blob.num_bytes)
+
+
+def test_a_second_arrival_of_the_same_blob_does_no_harm(tmp_path: Path) -> None:
+    blob = packed(tmp_path / "from", FILES)
+    for _ in range(2):
+        arrival = BlobWriter(blob.digest, tmp_path / "to")
+        arrival.add(blob.read(0, blob.num_bytes))
+        assert read_back(arrival.finish()) == FILES
+        arrival.close()
+
+
+@pytest.mark.parametrize("path", ["../out", "/etc/out", "a/../../out", "", "a\\b", "c:out", "a\0b"])
+def test_no_file_lands_outside_of_the_blobs_folder(tmp_path: Path, path: str) -> None:
+    with pytest.raises(InvalidValue, match="file of a blob must be inside of its folder"):
+        receive(tmp_path, [(path, 1)], b"x")
+
+
+@pytest.mark.parametrize(
+    ("files", "contents", "sentence"),
+    [
+        ([("a", 1)], b"xy", "is longer than its list of files says"),
+        ([("a", -1)], b"", "must be inside"),
+        ("no list", b"", "has no list of files"),
+        ([("a", 1), ("a", 1)], b"xy", "File exists"),
+    ],
+    ids=["longer", "negative", "no list", "twice the same"],
+)
+def test_streams_that_are_no_blobs_are_refused(tmp_path: Path, files: Any, contents: bytes, sentence: str) -> None:
+    with pytest.raises((EvenerError, FileExistsError), match=sentence):
+        receive(tmp_path, files, contents)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_without_end_is_refused_before_it_is_kept(tmp_path: Path) -> None:
+    arrival = BlobWriter("0" * 64, tmp_path)
+    with pytest.raises(InvalidFile, match="has a list of"):
+        arrival.add(struct.pack("<Q", 2**40))
+    arrival.close()
+
+
+def test_a_name_that_is_no_hash_is_refused(tmp_path: Path) -> None:
+    for name in ("", "../x", "A" * 64, "0" * 63):
+        with pytest.raises(InvalidValue, match="name of a blob must be a SHA-256"):
+            blob_folder(tmp_path, name)
+
+
+def test_an_empty_data_folder_and_hidden_files_do_not_travel(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "x").write_bytes(b"1")
+    (tmp_path / ".hidden").write_bytes(b"1")
+    with pytest.raises(MissingFile, match="there are no files in the data folder"):
+        whole_folder(tmp_path)
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused_by_name(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "data", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / "file").write_bytes(b"1")
+    (inside / "within").symlink_to(inside / "file")
+    assert sorted(whole_folder(inside)) == ["file", "within"]
+    for target in (outside, outside / "file"):
+        (inside / "way-out").symlink_to(target)
+        with pytest.raises(InvalidInput, match=r"way-out is a link to .*outside"):
+            whole_folder(inside)
+        (inside / "way-out").unlink()
+
+
+def receive(folder: Path, files: Any, contents: bytes) -> None:
+    """Receive a stream with this list and these contents, under its true name."""
+    listing = msgspec.msgpack.encode(files)
+    stream = struct.pack("<Q", len(listing)) + listing + contents
+    arrival = BlobWriter(hashlib.sha256(stream).hexdigest(), folder)
+    try:
+        arrival.add(stream)
+        arrival.finish()
+    finally:
+        arrival.close()

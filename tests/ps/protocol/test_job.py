@@ -1,0 +1,86 @@
+"""Runs are taken in one at a time; whatever is wrong with a submission harms no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from evener.ps.protocol.blob import Blob
+from evener.ps.protocol.job import Submissions, encode_job
+from evener.ps.protocol.messages import BlobChunk, FetchBlob
+from support.agreements import SYNC
+from support.linear_engine import job, weights
+from support.strangers import Sent
+
+
+def buffers(code: str = "") -> list[memoryview]:
+    own = replace(job(SYNC), code=code)
+    return [memoryview(encode_job(own)), memoryview(weights().memory.data).cast("B")]
+
+
+def blob(folder: Path) -> Blob:
+    (folder / "code").mkdir()
+    (folder / "code" / "task.py").write_text("task = 1\n")
+    return Blob(folder / "code", ["task.py"])
+
+
+def test_a_run_without_blobs_is_complete_at_once(tmp_path: Path) -> None:
+    sent = Sent()
+    found = Submissions(tmp_path, sent).submit(3, buffers())
+    assert found is not None
+    assert (found.peer, found.job.run) == (3, "linear-1")
+    assert found.weights is not None
+    assert bytes(found.weights.memory) == bytes(weights().memory)
+    assert sent == []
+
+
+def test_a_run_with_blobs_is_complete_with_their_last_piece(tmp_path: Path) -> None:
+    sent, own = Sent(), blob(tmp_path)
+    submissions = Submissions(tmp_path / "blobs", sent)
+    assert submissions.submit(3, buffers(own.digest)) is None
+    assert isinstance(sent[0][1], FetchBlob)
+    piece = BlobChunk(digest=own.digest, offset=0, total=own.num_bytes)
+    data = own.read(0, own.num_bytes)
+    assert submissions.chunk(9, piece, memoryview(data)) is None  # of a stranger
+    found = submissions.chunk(3, piece, memoryview(data))
+    assert found is not None
+    assert (tmp_path / "blobs" / own.digest).read_bytes() == own.read(0, own.num_bytes)
+
+
+def test_a_second_submission_waits_whether_it_makes_sense_or_not_and_the_first_goes_on(tmp_path: Path) -> None:
+    sent, own = Sent(), blob(tmp_path)
+    submissions = Submissions(tmp_path / "blobs", sent)
+    submissions.submit(3, buffers(own.digest))
+    assert submissions.submit(4, buffers()) is None
+    assert submissions.submit(5, [memoryview(b"\xc1")]) is None
+    assert sent.reasons(4) == ["another command is submitting a run at this moment: try again"]
+    assert "cannot be understood" in sent.reasons(5)[0]
+    data = memoryview(own.read(0, own.num_bytes))
+    assert submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), data) is not None
+
+
+def test_a_busy_master_says_why_it_waits(tmp_path: Path) -> None:
+    sent = Sent()
+    assert Submissions(tmp_path, sent, why_not=lambda _: "busy").submit(3, buffers()) is None
+    assert sent.reasons(3) == ["busy"]
+
+
+def test_a_damaged_blob_ends_its_submission_and_another_may_come(tmp_path: Path) -> None:
+    sent, own = Sent(), blob(tmp_path)
+    submissions = Submissions(tmp_path / "blobs", sent)
+    submissions.submit(3, buffers(own.digest))
+    data = bytes(own.num_bytes)
+    assert submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), memoryview(data)) is None
+    assert len(sent.reasons(3)) == 1
+    assert submissions.submit(4, buffers()) is not None
+
+
+def test_a_command_that_goes_leaves_room_for_the_next_one(tmp_path: Path) -> None:
+    sent, own = Sent(), blob(tmp_path)
+    submissions = Submissions(tmp_path / "blobs", sent)
+    submissions.submit(3, buffers(own.digest))
+    submissions.left(99)
+    assert submissions.submit(4, buffers()) is None
+    submissions.left(3)
+    assert submissions.submit(4, buffers()) is not None

@@ -1,0 +1,100 @@
+"""A system description: who may join from where, who is missing, and how fast each is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evener.commands.train_agreement import parts_of
+from evener.config.run_config import RunConfig
+from evener.ps.protocol.status import NodeStatus
+from evener.ps.protocol.system import System, read_system
+from evener.records.errors import InvalidFile, InvalidInput, MissingFile
+from evener.records.profile import ClusterProfile, DeviceProfile, Throughput
+from evener.records.schema import write_noun
+
+
+def device(node: str, address: str = "", gflops: float | None = None) -> DeviceProfile:
+    speeds = () if gflops is None else (Throughput(precision="fp32", matmul_flops=gflops * 1e9),)
+    return DeviceProfile(
+        node=node,
+        device="cpu",
+        model="a CPU",
+        cores=2,
+        memory_bytes=8,
+        usable_memory_bytes=8,
+        throughputs=speeds,
+        address=address,
+    )
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> System:
+    """Of two nodes: one at an address, with a speed, and one without either."""
+    file = tmp_path / "machines.json"
+    write_noun(ClusterProfile(devices=(device("ada", "127.0.0.1", 300.0), device("bob"))), file)
+    return read_system(file)
+
+
+def test_the_nodes_of_the_file_may_join_from_their_addresses(system: System) -> None:
+    assert system.why_not("ada", "127.0.0.1, port 40001") == ""
+    assert system.why_not("bob", "10.9.8.7, port 1") == ""
+    assert system.why_not("ada", "10.9.8.7, port 1") == (
+        "machines.json says that node ada is at 127.0.0.1, and this one is at 10.9.8.7"
+    )
+    assert system.why_not("eve", "127.0.0.1, port 1") == (
+        "machines.json describes no node eve, but ada, bob: choose one with --name"
+    )
+
+
+def test_a_name_stands_for_its_addresses(tmp_path: Path) -> None:
+    write_noun(ClusterProfile(devices=(device("ada", "localhost"),)), tmp_path / "m.json")
+    assert read_system(tmp_path / "m.json").why_not("ada", "127.0.0.1, port 5") == ""
+
+
+def test_who_is_missing_is_known(system: System) -> None:
+    assert system.missing([]) == ["ada", "bob"]
+    assert system.missing(["bob", "eve"]) == ["ada"]
+
+
+def test_its_speeds_divide_data_that_stay_and_the_nodes_own_where_it_has_none(system: System) -> None:
+    here = [status("ada", 100.0), status("bob", 100.0)]
+    assert parts_of("measured", here, 400, system) == (("ada", 300), ("bob", 100))
+    assert parts_of("measured", here, 400) == (("ada", 200), ("bob", 200))
+    assert parts_of("1,3", here, 400, system) == (("ada", 100), ("bob", 300))
+
+
+def status(name: str, score: float) -> NodeStatus:
+    return NodeStatus(
+        name=name,
+        address="",
+        device="cpu",
+        score=score,
+        state="present",
+        reason="",
+        seconds=None,
+        doing="",
+        samples=0,
+        samples_per_second=0.0,
+        bytes_sent=0,
+        bytes_received=0,
+    )
+
+
+def test_what_is_wrong_with_the_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match=r"none\.json"):
+        read_system(tmp_path / "none.json")
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(InvalidFile, match=r"list\.json"):
+        read_system(tmp_path / "list.json")
+    write_noun(ClusterProfile(devices=(device("ada", "nowhere.invalid"),)), tmp_path / "m.json")
+    with pytest.raises(InvalidInput, match=r"node ada is at nowhere\.invalid, which is not known here"):
+        read_system(tmp_path / "m.json")
+
+
+def test_a_system_is_for_the_nodes_of_a_master() -> None:
+    with pytest.raises(InvalidInput, match="--system belongs to --agreement"):
+        RunConfig(task="digits", system=Path("m.json"))
+    with pytest.raises(InvalidInput, match="--system describes machines: leave --local-nodes out"):
+        RunConfig(task="digits", system=Path("m.json"), agreement="average", local_nodes="1,1")

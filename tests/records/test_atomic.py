@@ -1,0 +1,108 @@
+"""Files and folders appear whole or not at all, are on the disk before they have their name, and leave no drafts."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from evener.records.atomic import atomic_draft, atomic_write
+
+
+def full(*_: object) -> None:
+    raise OSError("No space left on device")
+
+
+def test_a_file_is_replaced_in_a_folder_that_is_made_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    for data in (b"old", b"new"):
+        atomic_write(path, data)
+        assert path.read_bytes() == data
+    assert os.listdir(path.parent) == ["file"]
+
+
+@pytest.mark.parametrize("function", ["os.fsync", "pathlib.Path.replace", "pathlib.Path.write_bytes"])
+@pytest.mark.parametrize("private", [False, True])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    function: str, private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    monkeypatch.setattr(function, full)
+    with pytest.raises(OSError, match="No space left on device"):
+        atomic_write(tmp_path / "file", b"new", private=private)
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_private_file_is_its_user_s_from_the_first_byte_on(tmp_path: Path) -> None:
+    with atomic_draft(tmp_path / "secret", private=True) as draft:
+        assert stat.S_IMODE(draft.stat().st_mode) == 0o600
+        draft.write_bytes(b"secret")
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+
+
+def test_a_folder_appears_whole_and_all_of_it_was_on_the_disk_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, real = [], os.fsync
+
+    def note(handle: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{handle}")).name, (tmp_path / "folder").exists()))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    with atomic_draft(tmp_path / "folder") as draft:
+        draft.mkdir()
+        for name in ("a", "b"):
+            (draft / name).write_bytes(b"data")
+        assert not (tmp_path / "folder").exists()
+    assert sorted(os.listdir(tmp_path / "folder")) == ["a", "b"]
+    assert os.listdir(tmp_path) == ["folder"]
+    assert sorted(synced) == sorted([("a", False), ("b", False), (draft.name, False), (tmp_path.name, True)])
+
+
+def test_a_folder_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def write() -> None:
+        with atomic_draft(tmp_path / "folder") as draft:
+            draft.mkdir()
+            (draft / "a").write_bytes(b"data")
+            full()
+
+    with pytest.raises(OSError, match="No space"):
+        write()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_process_that_dies_amid_writing_leaves_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    code = (
+        "import os, sys; from pathlib import Path; from evener.records.atomic import atomic_draft\n"
+        "with atomic_draft(Path(sys.argv[1])) as draft: draft.write_bytes(b'n'); os._exit(3)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=False).returncode == 3
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_threads_that_write_the_same_file_do_not_mix(tmp_path: Path) -> None:
+    texts = [bytes([65 + i]) * 4096 for i in range(4)]
+
+    def write(text: bytes) -> None:
+        for _ in range(10):
+            atomic_write(tmp_path / "file", text)
+
+    threads = [threading.Thread(target=write, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    seen = set()
+    while any(thread.is_alive() for thread in threads):
+        if (tmp_path / "file").exists():
+            seen.add((tmp_path / "file").read_bytes())
+    for thread in threads:
+        thread.join()
+    assert seen <= set(texts)
+    assert os.listdir(tmp_path) == ["file"]

@@ -1,0 +1,58 @@
+"""Signals that ask to stop are collected or interrupt, as a command wants, and are as before afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from evener.system.signals import STOP_SIGNALS, first_request, interrupt_on_stop_signals, requests_to_stop
+
+
+def test_requests_are_collected_and_interrupt_nothing() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with requests_to_stop() as requests:
+        for number in STOP_SIGNALS:
+            os.kill(os.getpid(), number)
+        assert requests == list(STOP_SIGNALS)
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+
+def test_handlers_are_put_back_when_the_block_raises() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with pytest.raises(KeyError), requests_to_stop():
+        raise KeyError
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_sighup_end_as_ctrl_c_does(number: signal.Signals) -> None:
+    with pytest.raises(KeyboardInterrupt), interrupt_on_stop_signals():
+        os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with requests_to_stop() as requests, interrupt_on_stop_signals(), first_request(pytest.fail):
+            os.kill(os.getpid(), number)
+        assert requests == []
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
+def test_other_threads_than_the_main_one_change_nothing() -> None:
+    before, found = signal.getsignal(signal.SIGINT), []
+
+    def look() -> None:
+        with requests_to_stop(), interrupt_on_stop_signals():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [before]

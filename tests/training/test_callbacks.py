@@ -1,0 +1,92 @@
+"""Callbacks: what ends a run, and that all of them are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evener.commands import train as commands
+from evener.config.run_config import RunConfig
+from evener.records.errors import InvalidValue, TrainingFailed
+from evener.records.events import RunEvent
+from evener.records.plan import Assignment, Plan
+from evener.records.record import Epoch, Validation
+from evener.training.callbacks import EarlyStopping, watched
+
+
+def ends(losses: list[float | None], stopping: EarlyStopping) -> int | None:
+    """The epoch after which a run with these losses ends."""
+    for epoch, loss in enumerate(losses):
+        if stopping(Epoch(step=epoch + 1, epoch=epoch, loss=loss)):
+            return epoch
+    return None
+
+
+@pytest.mark.parametrize(
+    ("losses", "end"),
+    [
+        ([3.0, 2.0, 1.0, 0.5], None),
+        ([3.0, 2.0, 2.0, 2.5, 0.1], 3),
+        ([3.0, 3.0, 2.0, 2.5, 1.9], None),
+        ([None, None, None], None),
+        ([1.0, float("nan"), float("nan")], 2),
+    ],
+)
+def test_a_run_ends_when_the_loss_has_not_fallen_for_two_epochs(losses: list[float | None], end: int | None) -> None:
+    assert ends(losses, EarlyStopping(patience=2)) == end
+
+
+def test_a_fall_has_to_be_large_enough() -> None:
+    assert ends([1.0, 0.99, 0.98], EarlyStopping(patience=2, least=0.05)) == 2
+
+
+def test_the_loss_of_the_validation_counts_where_there_is_one() -> None:
+    stopping = EarlyStopping(patience=1)
+    for epoch, loss in enumerate([1.0, 2.0]):
+        validation = Validation(step=1, epoch=epoch, loss=loss, accuracy=None, seconds=0.1)
+        answer = stopping(Epoch(step=1, epoch=epoch, loss=-float(epoch), validation=validation))
+    assert answer
+
+
+def test_another_run_begins_anew() -> None:
+    stopping = EarlyStopping(patience=1)
+    assert ends([1.0, 2.0], stopping) == 1
+    assignment = Assignment(rank=0, node="ada", device="cpu", samples=1)
+    stopping(Plan(strategy="serial", batch_size=1, assignments=(assignment,)))
+    assert ends([3.0, 2.5], stopping) is None
+
+
+def test_patience_is_positive() -> None:
+    with pytest.raises(InvalidValue, match="patience must be positive, got 0"):
+        EarlyStopping(patience=0)
+
+
+def test_all_are_called_though_one_wants_an_end() -> None:
+    called = []
+
+    def first(event: RunEvent) -> bool:
+        called.append("first")
+        return True
+
+    def second(event: RunEvent) -> None:
+        called.append("second")
+
+    with watched([first, second], []) as watch:
+        assert watch(Epoch(step=1, epoch=0, loss=None))
+    assert called == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("watch", "elastic", "is_elastic"),
+    [(None, None, True), (bool, None, False), (bool, True, True), (None, False, False)],
+)
+def test_a_run_that_is_watched_goes_on_without_a_node_only_if_that_was_asked_for(
+    watch: Any, elastic: bool | None, is_elastic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[bool] = []
+    monkeypatch.setattr(commands, "launch", lambda *_, **words: said.append(words["is_elastic"]))
+    with pytest.raises(TrainingFailed, match="without a record"):
+        commands.perform(RunConfig(task="digits", output=tmp_path, elastic=elastic), quiet=True, watch=watch)
+    assert said == [is_elastic]

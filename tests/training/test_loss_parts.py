@@ -1,0 +1,51 @@
+"""Losses of other weights than one a sample are told from means over samples, wherever a batch would be cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evener.training.loss_parts import off_in_parts
+
+SCORES = torch.randn(8, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+TOKENS = torch.tensor([[0, 1, 2, 3, 1], [1, 1, 0, 2, 3]] * 4)
+"""Every sample has one that is padded: cut anywhere, the weights are those of samples."""
+
+
+def _tokens(scores: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=0)
+
+
+def _off(loss: Any, outputs: Any, targets: Tensor) -> float:
+    fewer = outputs[:-1] if isinstance(outputs, Tensor) else tuple(one[:-1] for one in outputs)
+    return off_in_parts(loss, outputs, targets, fewer)
+
+
+@pytest.mark.parametrize(
+    "loss", [_tokens, lambda y, t: y.square().mean(), lambda y, t: y.sum((1, 2)).sigmoid().mean() + t.double().mean()]
+)
+def test_means_over_samples_are_the_same_in_parts(loss: Any) -> None:
+    assert _off(loss, SCORES, TOKENS) < 1e-12
+
+
+def test_one_more_padded_token_among_equal_halves_is_seen() -> None:
+    targets = TOKENS.clone()
+    targets[1], targets[5] = 0, 0  # both halves have as many
+    halves = [_tokens(SCORES[a : a + 4], targets[a : a + 4]) for a in (0, 4)]
+    assert float(_tokens(SCORES, targets)) == pytest.approx(float(torch.stack(halves).mean()))
+    assert _off(_tokens, SCORES, targets) > 1e-3
+
+
+@pytest.mark.parametrize("loss", [lambda y, t: y.sum(), lambda y, t: (y[:, 0] @ y[:, 0].t()).logsumexp(1).mean()])
+def test_sums_and_losses_between_samples_are_seen(loss: Any) -> None:
+    assert _off(loss, SCORES, TOKENS) > 1e-3
+
+
+def test_outputs_without_a_row_a_sample_say_nothing() -> None:
+    rows, total = SCORES[:, 0], SCORES.sum()
+    assert off_in_parts(lambda y, t: y[1], (rows, total), TOKENS, (rows[:-1], total)) == 0.0
+    assert _off(lambda y, t: y[0].mean() * y[1].mean(), (rows, rows), torch.zeros(7)) == 0.0

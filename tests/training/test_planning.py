@@ -1,0 +1,153 @@
+"""The plan of a run: the first strategy unless another is much faster, predicted where that can be known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from evener.commands.train import perform
+from evener.config.run_config import RunConfig
+from evener.records.errors import DoesNotFit
+from evener.records.plan import Assignment, Plan
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun, write_noun
+from evener.report.bars import plan_figure
+from evener.report.html import write_page
+from evener.training.planning import MUCH, choose, those_of_one_process, why_divided
+from support.commands import TINY
+
+NAMES = ["data", "sharded", "pipeline"]
+
+
+def estimate(strategy: str, seconds: float, accumulate: int = 1) -> Any:
+    return SimpleNamespace(strategy=strategy, step_seconds=seconds, accumulate=accumulate)
+
+
+@pytest.mark.parametrize(
+    ("estimates", "chosen"),
+    [
+        ([], "data"),
+        ([estimate("data", 1.0), estimate("sharded", 2.0)], "data"),
+        ([estimate("sharded", 1.0), estimate("data", MUCH)], "data"),
+        ([estimate("sharded", 1.0), estimate("data", MUCH + 0.01)], "sharded"),
+        ([estimate("pipeline", 1.0), estimate("sharded", 1.1), estimate("serial", 9.0)], "pipeline"),
+        ([estimate("data", 0.5, accumulate=2), estimate("sharded", 1.0)], "sharded"),
+    ],
+    ids=["no prices", "slower", "not much faster", "much faster", "the fastest", "whole models fit only in parts"],
+)
+def test_the_first_is_taken_unless_another_is_much_faster(estimates: list[Any], chosen: str) -> None:
+    assert choose(NAMES, "", estimates) == chosen
+
+
+def test_what_no_node_holds_is_cut_into_stages_if_it_may_be() -> None:
+    assert choose(NAMES, "node-1: too large", []) == "pipeline"
+    with pytest.raises(DoesNotFit, match="node-1: too large"):
+        choose(["data"], "node-1: too large", [])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "misfit", "estimates", "reason"),
+    [
+        ("pipeline", "", [estimate("pipeline", 1.0), estimate("serial", 1.5)], "pipeline is predicted to be 1.50"),
+        ("pipeline", "node-1: too large", [], "node-1: too large"),
+        ("sharded", "", [estimate("data", 0.5, accumulate=2), estimate("sharded", 1.0)], "do not fit the memory"),
+    ],
+)
+def test_why_a_model_is_divided_is_said(chosen: str, misfit: str, estimates: list[Any], reason: str) -> None:
+    [rejected] = why_divided(NAMES, chosen, misfit, estimates)
+    assert rejected.what == "data"
+    assert reason in rejected.reason
+
+
+def test_nothing_is_said_of_a_model_that_stays_whole_or_has_to_be_divided() -> None:
+    assert why_divided(NAMES, "data", "", [estimate("data", 1.0)]) == ()
+    assert why_divided(["pipeline"], "pipeline", "", []) == ()
+
+
+def test_auto_leaves_pipelines_out_where_batch_norm_would_see_micro_batches() -> None:
+    names = ["data", "filter", "pipeline", "data+pipeline"]
+    normalised = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert those_of_one_process(names, normalised) == ["data", "filter"]
+    assert those_of_one_process(names, nn.Linear(2, 2)) == names
+    assert those_of_one_process(["pipeline"], normalised) == ["pipeline"]
+
+
+def staged(strategy: str, nodes: str, folder: Path, shares: str = "measured") -> TrainRecord:
+    """The record of a run of `tiny`."""
+    config = RunConfig(task=TINY, strategy=strategy, shares=shares, precision="fp64", local_nodes=nodes, output=folder)
+    perform(config)
+    return read_noun(folder / "record.json", TrainRecord)
+
+
+@pytest.mark.slow
+def test_a_pipeline_says_before_the_first_step_what_it_will_send(tmp_path: Path) -> None:
+    record = staged("pipeline", "1,1", tmp_path / "run")
+    said = record.plan.prediction
+    assert said is not None
+    assert said.sent_bytes == pytest.approx(max(node.sent_bytes for node in record.steps[1].nodes), abs=1)
+    parts = said.compute_seconds + said.communication_seconds + said.waiting_seconds
+    assert said.step_seconds == pytest.approx(parts)
+    assert said.communication_seconds > 0
+
+
+TIED = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from evener import Task
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.between, self.write = nn.Embedding(40, 6), nn.Linear(6, 6), nn.Linear(6, 40, bias=False)
+        self.write.weight = self.read.weight
+
+    def forward(self, x):
+        return self.write(torch.tanh(self.between(self.read(x))))
+
+words = torch.arange(64) % 40
+task = Task(model=Words, loss=nn.functional.cross_entropy, train_data=lambda: TensorDataset(words, words.flip(0)),
+            batch_size=16)
+"""
+
+
+@pytest.mark.parametrize("nodes", ["1,1", pytest.param("1,1,1", marks=pytest.mark.slow)])
+def test_a_pipeline_foretells_what_stages_send_of_weights_that_both_hold(tmp_path: Path, nodes: str) -> None:
+    (tmp_path / "tied.py").write_text(TIED)
+    folder = tmp_path / "run"
+    perform(
+        RunConfig(task=str(tmp_path / "tied.py"), strategy="pipeline", local_nodes=nodes, output=folder), quiet=True
+    )
+    record = read_noun(folder / "record.json", TrainRecord)
+    assert record.plan.prediction is not None
+    sent = max(node.sent_bytes for node in record.steps[1].nodes)
+    assert sent > 40 * 6 * 4
+    assert record.plan.prediction.sent_bytes == pytest.approx(sent, abs=1)
+
+
+@pytest.mark.slow
+def test_replicas_that_are_cut_elsewhere_predict_nothing(tmp_path: Path) -> None:
+    assert staged("data+pipeline", "1,1,1", tmp_path / "run", "equal").plan.prediction is None
+
+
+def test_the_plan_and_the_page_of_a_node_that_was_not_timed_predict_no_seconds(tmp_path: Path) -> None:
+    perform(RunConfig(task=TINY, output=tmp_path / "run"))
+    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
+    [assignment] = read_noun(tmp_path / "run" / "plan.json", Plan).assignments
+    assert (assignment.sample_seconds, assignment.fixed_seconds, record.plan.prediction) == (0.0, 0.0, None)
+    assert [axes.get_xlabel() for axes in plan_figure(record.plan).axes] == ["samples"]
+    write_page(tmp_path / "page.html", {"alone": record}, title="alone")
+    assert "Nothing to compare: the plan holds no prediction" in (tmp_path / "page.html").read_text()
+
+
+def test_a_plan_without_seconds_is_performed_by_its_samples(tmp_path: Path) -> None:
+    parts = [Assignment(rank=rank, node=f"node-{rank}", device="cpu", samples=n) for rank, n in enumerate((7, 3))]
+    write_noun(Plan(strategy="data", batch_size=10, assignments=tuple(parts)), tmp_path / "plan.json")
+    perform(RunConfig(task=TINY, plan=tmp_path / "plan.json", epochs=1, local_nodes="1,1", output=tmp_path / "run"))
+    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
+    assert [node.samples for node in record.steps[0].nodes] == [7, 3]
+    assert record.plan.prediction is not None

@@ -1,0 +1,161 @@
+"""Two runs never write into one folder, and nothing that a killed process left half-written stays in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from evener.records.errors import FolderInUse
+from evener.system.file_lock import FolderLock
+from evener.training.console import RunView
+from support.commands import TINY, command, evener
+
+ENDLESS = str(Path(TINY).with_name("endless.py"))
+DRAFTS = (".step-00000003.7.140000000000001", ".tmpAb12cD", ".model.safetensors.7.140000000000001")
+
+
+@contextmanager
+def trains(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`evener train` of an endless task in `folder`, which has begun; killed on the way out."""
+    begun = command("train", ENDLESS, *words)
+    process = subprocess.Popen(begun, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "run" / "plan.json").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def draft_names(folder: Path) -> list[str]:
+    """Hidden files and folders below `folder`."""
+    return [path.name for path in folder.rglob(".*")]
+
+
+def test_a_second_run_is_refused_and_names_the_first(tmp_path: Path) -> None:
+    with RunView(tmp_path) as first, pytest.raises(FolderInUse) as refused:
+        RunView(tmp_path)
+    first.console.print()
+    assert refused.value.folder == str(tmp_path)
+    assert refused.value.holder.startswith(f"process {os.getpid()} on ")
+    with RunView(tmp_path):
+        pass
+    assert draft_names(tmp_path) == []
+
+
+def test_a_folder_of_checkpoints_elsewhere_is_of_one_run_too(tmp_path: Path) -> None:
+    for name in ("a", "b", "checkpoints"):
+        (tmp_path / name).mkdir()
+    with RunView(tmp_path / "a", checkpoints=tmp_path / "checkpoints"):
+        with pytest.raises(FolderInUse) as refused:
+            RunView(tmp_path / "b", checkpoints=tmp_path / "checkpoints")
+        assert refused.value.folder == str(tmp_path / "checkpoints")
+
+
+def test_a_rank_that_does_not_lead_needs_no_lock(tmp_path: Path) -> None:
+    with RunView(tmp_path), RunView(tmp_path, is_leader=False):
+        pass
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        with FolderLock(tmp_path):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert draft_names(tmp_path) == [".lock"]
+    FolderLock(tmp_path).release()
+    assert draft_names(tmp_path) == []
+
+
+def test_a_process_that_was_forked_does_not_hold_a_lock_longer_than_its_parent(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with FolderLock(tmp_path):
+            loader = os.fork()
+            if loader == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.write(writing, str(loader).encode())
+            time.sleep(60)
+            os._exit(0)
+    loader = int(os.read(reading, 100))
+    with pytest.raises(FolderInUse):
+        FolderLock(tmp_path)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    try:
+        FolderLock(tmp_path).release()
+    finally:
+        os.kill(loader, signal.SIGKILL)
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("train", TINY, "--output", "run"), id="train"),
+        pytest.param(("train", TINY, "--output", "other", "--checkpoint", "run/checkpoints"), id="checkpoint"),
+        pytest.param(
+            ("train", TINY, "--output", "run", "--agreement", "average", "--local-nodes", "1,1"), id="agreement"
+        ),
+        pytest.param(("run", "--run-folder", "run", "program.py"), id="program"),
+        pytest.param(("demo", "--output", "run"), id="demo"),
+    ],
+)
+def test_no_command_writes_into_the_folder_of_a_run(words: Sequence[str], tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import evener; evener.join()\n")
+    with trains(tmp_path, "--output", "run", "--checkpoint", "run/checkpoints") as first:
+        result = evener(*words, cwd=tmp_path)
+        assert result.returncode == FolderInUse.exit_code, result.stderr
+        assert f"process {first.pid} on " in result.stderr
+        assert "Traceback" not in result.stderr
+        assert first.poll() is None
+
+
+def test_a_rank_that_is_killed_amid_a_checkpoint_leaves_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "killed_once.py").write_text(
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "import evener.training.checkpoint as checkpoint\n"
+        "from tiny import task\n"
+        "sum_of = checkpoint._sum_of\n"
+        "def kill_once(path):\n"
+        "    mark = Path(__file__).with_name('killed')\n"
+        "    if not mark.exists():\n"
+        "        mark.touch()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return sum_of(path)\n"
+        "checkpoint._sum_of = kill_once\n"
+    )
+    words = ("--output", "run", "--local-nodes", "1,1", "--shares", "equal", "--checkpoint-every", "2")
+    paths = [str(Path(TINY).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    result = evener("train", "killed_once.py", *words, cwd=tmp_path, PYTHONPATH=os.pathsep.join(filter(None, paths)))
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "killed").exists()
+    assert draft_names(tmp_path / "run") == []
+
+
+def test_a_run_that_goes_on_removes_what_the_killed_one_left(tmp_path: Path) -> None:
+    first = evener("train", TINY, "--output", "run", "--epochs", "1", "--checkpoint-every", "1", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    for name in DRAFTS:
+        (tmp_path / "run" / "checkpoints" / name).touch()
+        (tmp_path / "run" / name).touch()
+    words = ("--output", "run", "--epochs", "2", "--checkpoint-every", "1", "--resume")
+    second = evener("train", TINY, *words, cwd=tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert draft_names(tmp_path / "run") == []

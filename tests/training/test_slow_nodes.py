@@ -1,0 +1,149 @@
+"""A node that makes steps longer is left out once that is known, however ranks were started, or the reason is given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from evener.comm.group import Group
+from evener.comm.step_timing import StepTimer
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.apportion import Worker
+from evener.oracle.rebalance import Balance
+from evener.records.plan import Assignment, Plan, Prediction
+from evener.records.record import Event, TrainRecord
+from evener.records.schema import read_noun
+from evener.training.monitor import Monitor
+from evener.training.planning import why_all_take_part
+from evener.training.step import StepReport
+from support.commands import command
+
+CPU = torch.device("cpu")
+SLOW = str(Path(__file__).parents[1] / "support_tasks" / "slow_together.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "evener")
+pytestmark = pytest.mark.timeout(120)
+
+
+def plan_and_record(folder: Path, *words: str) -> tuple[Plan, TrainRecord]:
+    """Of a run that `words` begin in `folder`."""
+    typed = [*words, SLOW, "--output", "run"]
+    result = subprocess.run(
+        typed,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    return read_noun(folder / "run" / "plan.json", Plan), read_noun(folder / "run" / "record.json", TrainRecord)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(*command("train"), "--local-nodes", "1,1"), pytest.param((*TORCHRUN, "train"), marks=pytest.mark.slow)],
+    ids=["local nodes", "torchrun"],
+)
+def test_a_node_that_the_rehearsal_shows_to_be_slow_is_left_out_with_both_predictions(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    plan, record = plan_and_record(tmp_path, *words)
+    assert plan.prediction is not None
+    [left] = plan.assignments
+    [out] = plan.rejected
+    assert out.what != left.node
+    assert out.what.endswith("1")
+    assert out.step_seconds is not None
+    assert plan.prediction.step_seconds < 0.9 * out.step_seconds
+    assert [node.name for node in record.nodes] == [left.node]
+    assert ("left out", out.what) in [(event.kind, event.message.partition(":")[0]) for event in record.events]
+
+
+def test_a_node_that_the_user_gave_a_share_stays_and_the_plan_says_why(tmp_path: Path) -> None:
+    plan, record = plan_and_record(tmp_path, *command("train"), "--local-nodes", "1,1", "--shares", "26,24")
+    assert len(record.nodes) == 2
+    assert plan.prediction is not None
+    assert plan.prediction.alone_seconds is not None
+    assert plan.prediction.alone_seconds < plan.prediction.step_seconds
+    assert "--shares" in plan.advice
+
+
+def test_a_plan_that_is_slower_than_one_device_names_the_first_reason_that_holds() -> None:
+    nodes = (
+        Assignment(rank=0, node="a", device="cpu", samples=1),
+        Assignment(rank=1, node="b", device="cpu", samples=1),
+    )
+    slow = Prediction(step_seconds=6, compute_seconds=1, communication_seconds=5, sent_bytes=0, alone_seconds=3)
+    plan = Plan(strategy="data", batch_size=2, assignments=nodes, prediction=slow)
+    assert "torchrun" in why_all_take_part(plan, {"of the user": False, "of torchrun": True, "of more": True}).advice
+    assert why_all_take_part(plan, {"of the user": False}).advice
+    fast = replace(plan, prediction=replace(slow, step_seconds=2))
+    assert why_all_take_part(fast, {"of the user": True}).advice == ""
+
+
+PROGRAM = """
+import os, time
+import evener
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+run = evener.join()
+torch.manual_seed(0)
+model = nn.Linear(4, 1).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(480, 4).double(), torch.randn(480, 1).double())
+loader = DataLoader(data, batch_size=8, shuffle=True)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    time.sleep(0.001 * len(x) if run.rank == 0 else 0.05)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_program_that_a_node_slows_down_says_so_once_with_both_predictions(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    typed = command("run", "program.py", "--local-nodes", "1,1", "--run-folder", "run")
+    result = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 0, result.stderr
+    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
+    assert [event.nodes for event in record.events if event.kind == "slows the run down"] == [("node-1",)]
+    assert record.nodes[0].share > 0.6
+    assert (
+        record.nodes[0].waiting > 0.5
+    )  # where ranks meet before they sum gradients, a rank waits and does not compute
+
+
+@pytest.mark.parametrize(("wall", "told"), [(0.9, [("bob",)]), (0.3, [])])
+def test_nodes_are_named_when_a_step_is_much_longer_than_one_of_the_others(
+    wall: float, told: list[tuple[str, ...]]
+) -> None:
+    workers = (Worker(unit_seconds=0.01), Worker(unit_seconds=0.01, fixed_seconds=0.01 if wall < 0.5 else 0.6))
+    shown: list[Event] = []
+    env = RankEnvironment(0, [LocalNode(name="ada"), LocalNode(name="bob")], CPU, 1.0, shown.append)
+    group = Group(rank=0, size=1, device=CPU, nodes=["ada", "bob"], timer=StepTimer(CPU))
+    balance = Balance(workers=workers, shares=(25, 25))
+    monitor = Monitor(env, group, division=None, balance=balance)
+    for step in range(60):
+        assert monitor.balance is not None
+        monitor.balance = monitor.balance.observe((25, 25), [worker.seconds(25) for worker in workers])
+        monitor._name_slow_nodes([report(step, wall), report(step, wall)])
+    assert [event.nodes for event in shown] == told
+
+
+def report(step: int, wall: float) -> StepReport:
+    return StepReport(
+        step=step, samples=25, total=50, epoch=0, loss=0.0, wall=wall, timed_samples=25, io=0.0, fb=wall, wu=0.0,
+        sent=0, stop=0, save=0, leave=0, told=1, rate=0.1, weight=0.0,
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""A node whose memory does not hold the model is left out with its reason, where the other nodes hold it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evener.commands.train import perform
+from evener.config.run_config import RunConfig
+from evener.records.errors import DoesNotFit, EvenerError, NotNeeded
+from evener.records.plan import Plan
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
+from evener.training import costs
+from evener.training.costs import MeasuredCosts, measure_costs
+from evener.training.elastic.start import time_to_come
+from support.commands import TINY
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "memory", "words"),
+    [
+        ("1,1", "4GB,1KB", {}),
+        ("1,1", "1KB,4GB", {"shares": "1,3"}),
+        ("1,1,1", "4GB,1KB,4GB", {"shares": "equal"}),
+        ("1,1,1", "4GB,4GB,1KB", {"strategy": "filter"}),
+        ("1,1,1", "4GB,1KB,4GB", {"strategy": "pipeline", "option": {"norm": "false"}}),
+        ("1,1", "1KB,4GB", {"strategy": "pipeline", "option": {"norm": "false"}}),
+    ],
+    ids=["measured", "a share of its own", "equal shares", "filters are divided", "a pipeline", "a pipeline of two"],
+)
+def test_a_node_that_is_too_small_is_left_out_and_the_others_train(
+    speeds: str, memory: str, words: dict[str, Any], tmp_path: Path
+) -> None:
+    config = RunConfig(task=TINY, epochs=1, local_nodes=speeds, memory=memory, output=tmp_path / "run", **words)
+    perform(config, quiet=True)
+    plan = read_noun(tmp_path / "run" / "plan.json", Plan)
+    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
+    small = f"node-{memory.split(',').index('1KB')}"
+    out = {one.what: one.reason for one in plan.rejected}
+    assert ("memory" if words.get("strategy") == "pipeline" else "1000") in out[small]
+    assert small not in [node.name for node in record.nodes]
+    assert sum(step.samples for step in record.steps) == 50
+    if "shares" in words or "strategy" in words:
+        others = [f"node-{number}" for number in range(len(speeds.split(",")))]
+        assert [one.node for one in plan.assignments] == [name for name in others if name != small]
+
+
+def test_what_no_node_holds_and_no_pipeline_divides_is_refused(tmp_path: Path) -> None:
+    config = RunConfig(task=TINY, epochs=1, local_nodes="1,1", memory="1KB", output=tmp_path / "run")
+    with pytest.raises(EvenerError) as error:
+        perform(config, quiet=True)
+    assert error.value.exit_code == DoesNotFit.exit_code
+
+
+def test_nodes_that_hold_the_model_but_not_a_batch_are_refused_with_what_helps(tmp_path: Path) -> None:
+    config = RunConfig(
+        task=TINY, epochs=1, local_nodes="1,1", memory="60KB,1KB", output=tmp_path / "run", strategy="data",
+        batch_size=50,
+    )  # fmt: skip
+    with pytest.raises(EvenerError, match="--accumulate") as error:
+        perform(config, quiet=True)
+    assert error.value.exit_code == DoesNotFit.exit_code
+
+
+def test_a_node_that_comes_later_and_is_too_small_is_not_needed() -> None:
+    def time() -> None:
+        raise DoesNotFit("not even one sample fits")
+
+    with pytest.raises(NotNeeded):
+        time_to_come(time)  # type: ignore[arg-type]
+
+
+def test_nodes_are_timed_once_though_strategies_are_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[tuple[int, int]] = []
+
+    def measure(_context: Any, micro: int, accumulate: int) -> MeasuredCosts:
+        times.append((micro, accumulate))
+        return MeasuredCosts()
+
+    monkeypatch.setattr(costs, "_measure_costs", measure)
+    context: Any = SimpleNamespace(measured={})
+    for micro in (8, 8, 4):
+        measure_costs(context, micro)
+    assert times == [(8, 1), (4, 1)]

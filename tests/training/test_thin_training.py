@@ -1,0 +1,69 @@
+"""The training of a thin task on one node: its checkpoints, its ends, and that an interruption changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from evener.config.run_config import RunConfig
+from evener.launch.nodes import LocalNode
+from evener.records.errors import Interrupted, InvalidFile, MissingFile, NonFiniteLoss
+from evener.records.record import Epoch
+from evener.training.thin_training import ThinSeat, train_thin
+
+POINTS = str(Path(__file__).parents[1] / "support_tasks" / "points.py")
+
+
+def config(folder: Path, *, resume: bool = False, lr: str = "0.1", width: str = "8") -> RunConfig:
+    return RunConfig(task=POINTS, option={"lr": lr, "width": width}, epochs=3, output=folder, resume=resume)
+
+
+def seat(epochs: list[Epoch], is_over: Callable[[Epoch], bool] = lambda _: False, stops_after: int = 10**6) -> ThinSeat:
+    left = [stops_after]
+
+    def hear(epoch: Epoch) -> bool:
+        epochs.append(epoch)
+        return is_over(epoch)
+
+    def is_stopping() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    return ThinSeat(LocalNode(name="node-0"), lambda _: None, hear, is_stopping)
+
+
+@pytest.mark.parametrize("stops_after", [0, 5, 9])
+def test_an_interruption_at_any_step_changes_nothing(tmp_path: Path, stops_after: int) -> None:
+    whole: list[Epoch] = []
+    train_thin(seat(whole), config(tmp_path / "whole"))
+    pieces: list[Epoch] = []
+    with pytest.raises(Interrupted, match=f"stopped after step {stops_after + 1}"):
+        train_thin(seat(pieces, stops_after=stops_after), config(tmp_path / "cut"))
+    train_thin(seat(pieces), config(tmp_path / "cut", resume=True))
+    scores = [
+        [(one.epoch, one.step, one.validation and one.validation.loss) for one in each] for each in (whole, pieces)
+    ]
+    assert scores[0] == scores[1]
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut")]
+    assert all(np.array_equal(array, weights[1][name]) for name, array in weights[0].items())
+
+
+def test_a_run_ends_where_it_is_told_to(tmp_path: Path) -> None:
+    epochs: list[Epoch] = []
+    train_thin(seat(epochs, is_over=lambda epoch: epoch.epoch == 1), config(tmp_path))
+    assert [epoch.epoch for epoch in epochs] == [0, 1]
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match="no checkpoint to resume from"):
+        train_thin(seat([]), config(tmp_path / "none", resume=True))
+    with pytest.raises(NonFiniteLoss, match="the loss on node node-0 at step"), np.errstate(all="ignore"):
+        train_thin(seat([]), config(tmp_path / "wild", lr="1e30"))
+    train_thin(seat([]), config(tmp_path / "other"))
+    with pytest.raises(InvalidFile, match="does not fit this task"):
+        train_thin(seat([]), config(tmp_path / "other", resume=True, width="9"))
