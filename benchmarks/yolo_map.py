@@ -27,12 +27,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from results import open_results, parser_of
+from yolo import PlainRun, ValidatedRun, evener_rank, plain_rank, run_plain, validate_rank
 
 from evener.frontends.yolo.words import YoloConfig
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.ranks import run_local
 from evener.records.errors import TrainingFailed
-from yolo import PlainRun, ValidatedRun, evener_rank, plain_rank, run_plain, validate_rank
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 

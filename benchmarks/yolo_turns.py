@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import msgspec
 from results import open_results, parser_of
 from turns import ratios
+from yolo import as_node, quiet
 
 from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.frontends.yolo.words import YoloConfig
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from yolo import as_node, quiet
 
 PATIENCE = 3600.0
 """Seconds: who waits for his turn is silent."""

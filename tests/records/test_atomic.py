@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evener.records.atomic import atomic_draft, atomic_write
+from evener.records.atomic import atomic_draft, atomic_write, remove_drafts
 
 
 def full(*_: object) -> None:
@@ -106,3 +106,15 @@ def test_threads_that_write_the_same_file_do_not_mix(tmp_path: Path) -> None:
         thread.join()
     assert seen <= set(texts)
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_drafts_of_processes_that_live_are_left_alone(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = {pid: f".plan.json.{pid}.7" for pid in (os.getppid(), os.getpid(), ended.pid)}
+    for name in names.values():
+        (tmp_path / name).write_text("")
+    remove_drafts(tmp_path, but_of_living=True)
+    assert [path.name for path in tmp_path.iterdir()] == [names[os.getppid()]]
+    remove_drafts(tmp_path)
+    assert list(tmp_path.iterdir()) == []

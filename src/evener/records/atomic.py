@@ -49,13 +49,33 @@ def atomic_draft(path: Path, *, private: bool = False) -> Iterator[Path]:
     _sync(path.parent)
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove the drafts in `folder` of processes that died while they wrote: for whoever alone writes there, first."""
+def remove_drafts(folder: Path, *, but_of_living: bool = False) -> None:
+    """Remove the drafts in `folder` of processes that died while they wrote: for whoever alone writes there.
+
+    Args:
+        folder: to look into.
+        but_of_living: leave alone what another process of this machine writes, if that lives. Under torchrun the rank
+            that leads is not always the one that locked the folder.
+    """
     for path in folder.glob(".*"):
         _, *numbers = path.name.rsplit(".", 2)
         is_ours = len(numbers) == 2 and all(map(str.isdecimal, numbers))
+        if but_of_living and is_ours and _is_another_that_lives(int(numbers[0])):
+            continue
         if is_ours or _OF_SAFETENSORS.fullmatch(path.name):
             _remove(path)
+
+
+def _is_another_that_lives(pid: int) -> bool:
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _remove(draft: Path) -> None:

@@ -295,12 +295,12 @@ class RunFolders:
 
     def release(self) -> None:
         """The run is over, and its processes have ended."""
-        self._remove_drafts()
+        self._remove_drafts(but_of_living=True)
         self._locks.close()
 
-    def _remove_drafts(self) -> None:
+    def _remove_drafts(self, *, but_of_living: bool = False) -> None:
         for folder in self._folders:
-            remove_drafts(folder)
+            remove_drafts(folder, but_of_living=but_of_living)
 
 
 def run_folder(folder: Path) -> Path:
