@@ -258,8 +258,9 @@ class MasterAndNodes:
     def strike(self, fault: Fault, undoing: Undoing) -> None:
         machine, number = self._hosts[f"node-{fault.victim}"], fault.victim
         if fault.kind == "master killed":
-            self._master.kill()
-            undoing.after(min(fault.seconds, 4.0), self.up)
+            if self._master.is_running:  # else it is down already, and comes back
+                self._master.kill()
+                undoing.after(min(fault.seconds, 4.0), self.up)
         elif fault.kind == "node killed":
             machine.processes[-1].kill()
             undoing.after(fault.seconds, lambda: self.join(number))
