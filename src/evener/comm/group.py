@@ -21,9 +21,9 @@ from torch import Tensor
 from evener.comm.abortable import AbortableGloo
 from evener.comm.abortable_group import AbortableProcessGroup, groups_known_to_torch
 from evener.comm.mesh import Mesh
+from evener.comm.message_topics import out_of_step
 from evener.comm.signed_store import SignedStore
 from evener.comm.step_timing import StepTimer
-from evener.comm.topics import out_of_step
 from evener.comm.traffic import Traffic
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13

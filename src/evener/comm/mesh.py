@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from evener.comm.channel import Channel
-from evener.comm.topics import framed, out_of_step, unframed
+from evener.comm.message_topics import framed, out_of_step, unframed
 from evener.records.errors import NodeLost
 
 _LENGTH = struct.Struct("<I")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from evener.comm.group import Group
-from evener.comm.topics import statistics
+from evener.comm.message_topics import statistics
 
 
 class LayerStatistics:

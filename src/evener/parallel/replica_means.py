@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from evener.comm.group import Group
-from evener.comm.topics import gradients
+from evener.comm.message_topics import gradients
 from evener.parallel.bucket_sums import BucketSums
 from evener.parallel.gradient_buckets import (
     flagged_buckets,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evener.comm import topics
+from evener.comm import message_topics
 from evener.frontends.programs.joining import finish
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
@@ -84,7 +84,7 @@ def calls_of(text: str, folder: Path) -> Mapping[str, str]:
 def test_a_layer_with_batch_norm_that_one_node_skips_ends_the_run(tmp_path: Path) -> None:
     calls = calls_of(PROGRAM.format(drop=True, node=9, decision="pass", afterwards="pass"), tmp_path)
     assert set(calls) == {"node-0", "node-1"}
-    assert any(call.startswith(topics.statistics("blocks")) for call in calls.values())
+    assert any(call.startswith(message_topics.statistics("blocks")) for call in calls.values())
 
 
 @pytest.mark.timeout(100)
@@ -92,9 +92,9 @@ def test_a_layer_with_batch_norm_that_one_node_skips_ends_the_run(tmp_path: Path
 @pytest.mark.parametrize(
     ("decision", "afterwards", "expected"),
     [
-        ("continue", "pass", topics.NEXT_BATCH),
-        pytest.param("break", "pass", topics.epoch(2), marks=pytest.mark.slow),
-        pytest.param("pass", "if epoch and run.rank == {node}: break", topics.END, marks=pytest.mark.slow),
+        ("continue", "pass", message_topics.NEXT_BATCH),
+        pytest.param("break", "pass", message_topics.epoch(2), marks=pytest.mark.slow),
+        pytest.param("pass", "if epoch and run.rank == {node}: break", message_topics.END, marks=pytest.mark.slow),
     ],
 )
 def test_a_decision_of_one_node_alone_ends_the_run(

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from evener.data.tasks.arguments import arguments_for
-from evener.data.tasks.attributed import attributed
+from evener.data.tasks.error_attribution import attributed
 from evener.records.errors import (
     EvenerError,
     InvalidInput,

@@ -21,9 +21,9 @@ from evener.comm.group import Group
 from evener.data.alike import print_of
 from evener.data.loader import seed_all
 from evener.frontends.programs.batch_parts import BatchPart, part_of
-from evener.frontends.programs.outside import outside_prints
 from evener.frontends.programs.prepared import rate_of
 from evener.frontends.programs.understudy import Understudy, leave_alone
+from evener.frontends.programs.unprepared_tensors import outside_prints
 from evener.frontends.programs.work_division import Prepared
 from evener.launch.rank_environment import RankEnvironment
 from evener.tracer.nested import tensors_in

@@ -22,7 +22,7 @@ import msgspec
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from evener.comm.group import Group
-from evener.comm.topics import NEXT_BATCH
+from evener.comm.message_topics import NEXT_BATCH
 from evener.data.alike import print_of, require_alike
 from evener.data.loading_process import begin_process, load_in_process, received
 from evener.frontends.programs.batch_parts import BatchPart, Count

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
+from evener.comm.message_topics import END
 from evener.comm.step_timing import StepTimer
-from evener.comm.topics import END
 from evener.frontends.programs.accelerate_alone import hide_torchrun, leave_others_group
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.session import Run

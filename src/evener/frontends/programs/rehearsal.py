@@ -34,8 +34,8 @@ from torch.optim import Optimizer
 
 from evener.comm.group import Group
 from evener.frontends.programs.accelerate_alone import refuse_accelerate
-from evener.frontends.programs.causes import alike_outside
 from evener.frontends.programs.compared_copy import ComparedCopy, Extent, Findings, found_by, read_facts
+from evener.frontends.programs.refusal_causes import alike_outside
 from evener.frontends.programs.timed_copy import TimedCopy
 from evener.frontends.programs.understudy import Understudy, failure, forked
 from evener.frontends.programs.verdict import Verdict, judge

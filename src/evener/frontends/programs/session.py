@@ -29,14 +29,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from evener.comm import topics
+from evener.comm import message_topics
 from evener.comm.group import Group
 from evener.data.alike import print_of, require_alike
 from evener.frontends.programs.alike_draws import AlikeDraws
-from evener.frontends.programs.batch_following import BatchFollowing
+from evener.frontends.programs.batch_lookup import HandedBatch
 from evener.frontends.programs.batch_parts import BatchPart, Count, OpenParts, cut_rows, require_count, rows_of
+from evener.frontends.programs.batch_tracking import BatchFollowing
 from evener.frontends.programs.divided_loader import DividedLoader
-from evener.frontends.programs.handed_batches import HandedBatch
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.prepared import PreparedOptimizer
 from evener.frontends.programs.random_state import take_leaders_state
@@ -120,7 +120,7 @@ class Run:
         self._is_again = self._is_again or index > 0
         self._work.draw_own()
         if self.size > 1:
-            take_leaders_state(self.group, topics.epoch(index))
+            take_leaders_state(self.group, message_topics.epoch(index))
             self._has_own_draws = False
 
     def share(self, batch: Any, dim: int = 0, count: Count = "samples") -> Any:

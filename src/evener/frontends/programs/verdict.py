@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from evener.frontends.programs.causes import known_cause, later_cause
 from evener.frontends.programs.compared_copy import OF_BATCH, PARTS, read_facts
+from evener.frontends.programs.refusal_causes import known_cause, later_cause
 from evener.training.differences import Difference, largest, off_by, statistic_size
 
 _TOLERANCE = {True: 1e-8, False: 0.02}

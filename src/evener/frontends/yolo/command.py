@@ -16,7 +16,7 @@ from evener.commands.train import is_torchrun, launch, torchrun_env
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import needing_extras
 from evener.frontends.yolo.rank import alone, yolo_rank
-from evener.frontends.yolo.trusted import refuse_programs, warning_of
+from evener.frontends.yolo.trusted_files import refuse_programs, warning_of
 from evener.frontends.yolo.words import (
     YoloConfig,
     read_masters_words,

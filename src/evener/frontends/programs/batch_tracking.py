@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from evener.frontends.programs.batch_lookup import HandedBatch, HandedBatches, Provenance
 from evener.frontends.programs.batch_parts import BatchPart, OpenParts
-from evener.frontends.programs.handed_batches import HandedBatch, HandedBatches, Provenance
 from evener.records.errors import InvalidInput
 
 _UNKNOWN = (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evener.frontends.yolo import command
-from evener.frontends.yolo.trusted import SAFE_LOAD, refuse_programs, warning_of, what_runs
+from evener.frontends.yolo.trusted_files import SAFE_LOAD, refuse_programs, warning_of, what_runs
 from evener.frontends.yolo.words import YoloConfig, run_config
 from evener.records.errors import EvenerError, InvalidInput
 
@@ -66,7 +66,7 @@ def test_it_is_refused_before_anything_is_loaded(model: str, folder: Path) -> No
 def test_a_checkpoint_is_refused_where_ultralytics_cannot_load_known_classes_alone(
     home: Path | None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evener.frontends.yolo.trusted._loads_safely", lambda: False)
+    monkeypatch.setattr("evener.frontends.yolo.trusted_files._loads_safely", lambda: False)
     monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
     config = YoloConfig(words=("train", "model=x.pt", "data=plain.yaml"), home=home, trusted_only=True)
     with pytest.raises(InvalidInput, match=r"model=x\.pt"):
@@ -105,7 +105,7 @@ class Evil:
     def __reduce__(self):
         return os.mkdir, ("ran",)
 torch.save({"model": Evil()}, "evil.pt")
-from evener.frontends.yolo.trusted import refuse_programs
+from evener.frontends.yolo.trusted_files import refuse_programs
 refuse_programs({"model": "evil.pt"})
 import torchvision_operators
 from ultralytics import YOLO

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from evener.frontends.programs.batch_lookup import HandedBatch, HandedBatches, Provenance
 from evener.frontends.programs.batch_parts import BatchPart
-from evener.frontends.programs.handed_batches import HandedBatch, HandedBatches, Provenance
 
 PART = BatchPart(first=0, samples=2, total=4, loaded=2)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from evener.frontends.programs.compared_copy import Facts
-from evener.frontends.programs.outside import differing
+from evener.frontends.programs.unprepared_tensors import differing
 
 
 def known_cause(copies: Sequence[Facts], whole: Facts, names: Collection[str] | None) -> str:
