@@ -37,7 +37,7 @@ test-slow: $(VENV)/.dev
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m cuda --timeout 600
 
-# Ultralytics is under the AGPL-3.0 and takes 450 MB: who works on evener.frontends.yolo installs it, and nobody else has to.
+# Ultralytics is under the AGPL-3.0 and takes 450 MB: only work on evener.frontends.yolo needs it.
 $(VENV)/.yolo: $(VENV)/.dev
 	$(call install,dev$(comma)ultralytics,$@)
 

@@ -1,7 +1,7 @@
-"""What ranks do together, in words that travel with every message: ranks that do different things would wait for ever.
+"""Topics of the messages between ranks: a rank that receives another topic than it expects raises `OutOfStep`.
 
-A step whose collectives differ between ranks (one skips a layer, a `backward()`, or the rest of an epoch) is found by
-the first message that is read for something else than it was sent for.
+Without them, ranks whose collectives differ (one skips a layer, a `backward()`, or the rest of an epoch) would wait for
+each other for ever.
 """
 
 from __future__ import annotations

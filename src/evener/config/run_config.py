@@ -236,7 +236,7 @@ def require_samples(batch_size: int, num_samples: int) -> None:
 
 
 MAX_COUNT = 10**9
-"""Of epochs and updates."""
+"""Largest number of epochs, and of updates."""
 MAX_WORKERS = 1024
 _CHOICES: dict[str, Sequence[str]] = {
     "agreement": get_args(Protocol),

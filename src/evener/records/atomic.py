@@ -67,15 +67,10 @@ def remove_drafts(folder: Path, *, but_of_living: bool = False) -> None:
 
 
 def _is_another_that_lives(pid: int) -> bool:
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+    """Return whether a process of this machine other than this one has the id `pid`."""
+    import psutil  # loaded here: most commands write files and remove no drafts
+
+    return pid != os.getpid() and psutil.pid_exists(pid)
 
 
 def _remove(draft: Path) -> None:

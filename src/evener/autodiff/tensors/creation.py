@@ -109,16 +109,16 @@ class _SameRows:
     """Draws the same numbers for every row of dimension 0, whatever was drawn before."""
 
     def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        """As NumPy's generator."""
+        """Return uniform numbers of shape `size`, or of `out`, as NumPy's generator does."""
         shape = size if out is None else out.shape
         return _repeated(np.random.default_rng(0).random((1, *shape[1:]), dtype), shape, out)
 
     def standard_normal(self, size: Any, dtype: Any = np.float64) -> Any:
-        """As NumPy's generator."""
+        """Return normal numbers of shape `size`, as NumPy's generator does."""
         return _repeated(np.random.default_rng(0).standard_normal((1, *size[1:]), dtype), size, None)
 
     def __getattr__(self, name: str) -> Any:
-        """What else NumPy's generator draws, from the beginning."""
+        """Return any other method of a fresh NumPy generator."""
         return getattr(np.random.default_rng(0), name)
 
 

@@ -1,4 +1,4 @@
-"""Why a program that is divided trains something else, where that lies in what nodes have besides their models."""
+"""Finds why a divided program trains something else: outside tensors, a learning rate, a collate function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of a user's program that are in no prepared model: where nodes have others, gradients differ."""
+"""Finds tensors of a user's program that belong to no prepared model and differ between the nodes."""
 
 from __future__ import annotations
 

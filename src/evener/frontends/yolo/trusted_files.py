@@ -1,10 +1,10 @@
-"""What of a training runs code that came with a file: Ultralytics loads a .pt and a data.yaml as it finds them.
+"""Files whose code Ultralytics runs when it loads them, and their refusal.
 
     model.pt              a pickle: loading it may run whatever its author wanted
     model.yaml            `activation:` is evaluated as Python
     data.yaml             `download:` is run as Python, or by a shell, where the images are missing
 
-Whoever gets such files from strangers is told once, and refuses them by `--trusted-only`.
+Evener warns of such files once. `--trusted-only` refuses them.
 """
 
 from __future__ import annotations
