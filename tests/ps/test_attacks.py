@@ -274,7 +274,7 @@ def test_an_error_where_bytes_arrive_costs_the_peer_alone(monkeypatch: Any) -> N
 def test_a_run_that_the_master_cannot_go_on_with_is_set_aside_and_the_next_one_begins(
     where: str, monkeypatch: Any
 ) -> None:
-    from evener.ps.master import active_run
+    from evener.ps.master import lease_run
     from evener.ps.master.training_run import TrainingRun
 
     def broken(*_: Any) -> None:
@@ -284,7 +284,7 @@ def test_a_run_that_the_master_cannot_go_on_with_is_set_aside_and_the_next_one_b
         if where == "tick":
             monkeypatch.setattr(TrainingRun, "tick", broken)
         else:
-            monkeypatch.setattr(active_run, "weights_of", broken)
+            monkeypatch.setattr(lease_run, "weights_of", broken)
         result, _ = ps.watch(job(SYNC), weights())
         assert type(result.error) is EvenerError
         assert "run linear-1 cannot be gone on with (ArithmeticError: the books do not balance)" in result.reason

@@ -152,12 +152,11 @@ def _buffers_of(kind: Any, number: int) -> list[list[Any]]:
     if kind is e_examine:
         question = TaskQuestion(task="x" * 200, code="f" * 64, options={f"{i}": "x" * 4000 for i in range(15)})
         return [[encode_part(question), bytes(most[1])], []]
-    if kind is r.SubmitRanks:
-        return [[r.encode_rank_part(replace(rank_job(), config=bytes(most[0] - 1000)))]]
     if kind is m.SubmitRun:
         options = {f"{i}": "x" * 4000 for i in range(MOST_JOB_BYTES // 4100)}
         resting = replace(job(SYNC, run=f"rest-{number}"), nodes=(), options=options)
-        return [[encode_job(resting), weights().memory], [bytes(MOST_JOB_BYTES), bytes(_WEIGHTS)]]
+        ranks = r.encode_rank_part(replace(rank_job(), config=bytes(r.MOST_RANK_JOB - 1000)))
+        return [[encode_job(resting), weights().memory], [bytes(MOST_JOB_BYTES), bytes(_WEIGHTS)], [ranks]]
     if kind is m.Contribution:
         return [[bytes(48)], [bytes(_WEIGHTS)]]
     if kind is r.RankEnded:

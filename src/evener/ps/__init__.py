@@ -5,7 +5,7 @@
                               handlers -> nodes, membership <-- Join -----------  reconnecting_client, at each connect
                               effects                        -- Welcome ------->  node
     master_client             handlers, job
-      -- SubmitRun -------->  scheduler -> active_run        -- Prepare ------->  worker_session: fetches code and data
+      -- SubmitRun -------->  scheduler -> lease_run         -- Prepare ------->  worker_session: fetches code and data
       <- RunAccepted -------  blob_transfer                  <- FetchBlob ------
                                                              -- BlobChunk ----->  makes its engine
                               training_run                   <- Ready ----------

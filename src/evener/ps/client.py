@@ -42,7 +42,7 @@ from evener.ps.protocol.messages import (
     SubmitRun,
     WatchRun,
 )
-from evener.ps.protocol.rank_messages import RankJob, SubmitRanks, encode_rank_part
+from evener.ps.protocol.rank_messages import RankJob, encode_rank_part
 from evener.ps.protocol.run_result import RunResult
 from evener.ps.protocol.status import ClusterStatus, decode_status
 from evener.records.errors import InvalidInput, NodeLost
@@ -164,7 +164,7 @@ class MasterClient:
         self.ask()  # a token that does not allow to submit runs is refused before weights are on their way
         sender = BlobSender(blobs=blobs)
         if isinstance(job, RankJob):
-            self._send(SubmitRanks(), [encode_rank_part(job)])
+            self._send(SubmitRun(), [encode_rank_part(job)])
         else:
             assert weights is not None
             self._send(SubmitRun(), [encode_job(job), weights.memory])

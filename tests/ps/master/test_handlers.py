@@ -71,7 +71,7 @@ def test_a_contribution_in_pieces_is_refused_for_no_memory_was_given_for_them(
     place = Handlers(
         cast(Any, None),
         cast(Any, SimpleNamespace(at=lambda peer: "node")),
-        cast(Any, SimpleNamespace(runs=[run])),
+        cast(Any, SimpleNamespace(training_of=lambda node: run)),
         cast(Any, None),
         cast(Any, SimpleNamespace(send=None)),
     ).place

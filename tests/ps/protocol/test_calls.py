@@ -33,7 +33,7 @@ from evener.wire.limits import Limits
 from support.master_in_threads import VERSIONS
 
 PACKAGE = str(Path(evener.__file__).parent)
-MOST_CALLS, MOST_FILES = 120, 18
+MOST_CALLS, MOST_FILES = 120, 19
 NODES, WARM_UP, ROUNDS, PARAMETERS = 3, 5, 20, 1000
 
 
@@ -69,7 +69,7 @@ class Plane:
 
     @property
     def version(self) -> int:
-        (run,) = self.master._scheduler.runs
+        (run,) = self.master._scheduler.trainings
         return run.server.version
 
     def job(self) -> Job:

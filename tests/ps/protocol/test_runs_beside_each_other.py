@@ -129,7 +129,7 @@ def test_a_run_for_whoever_is_here_keeps_its_nodes() -> None:
     with plane("a") as ps:
         ps.nodes[0].mood.gate.clear()
         running = Running(ps, on(None, "all"))
-        with pytest.raises(InvalidInput, match="run all is for whoever is here"):
+        with pytest.raises(InvalidInput, match="run all takes all nodes"):
             assign(ps, "all")
         ps.nodes[0].mood.gate.set()
         running.result()

@@ -1,138 +1,217 @@
-"""A run in progress: its conduct, those who watch it, and what is written down of it."""
+"""The base of a run in progress at the master, whatever its kind; the scheduler knows runs by this class alone.
+
+ActiveLeaseRun    nodes work on leases, and the master agrees on the weights with them
+ActiveRankRun     ranks on the nodes work together, and the master coordinates them
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from msgspec.structs import replace
-
-from evener.ps.master.checkpointing import Checkpointer
 from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.ps.master.results import record_of
 from evener.ps.master.subscribers import Subscribers, open_log
-from evener.ps.master.training_run import TrainingRun
 from evener.ps.protocol.config import MasterConfig
+from evener.ps.protocol.job import AnyJob
 from evener.ps.protocol.messages import Release, RunFinished, Send
-from evener.ps.protocol.run_result import RunResult, encode_record, save_result, weights_of
+from evener.ps.protocol.run_result import RunResult, save_result
+from evener.ps.protocol.status import RunStatus
 from evener.records.error_kind import kind_of
 from evener.records.errors import EvenerError
+from evener.records.events import RunEvent
+from evener.records.history import NodeWork
 from evener.records.schema import shown
 
 
-class ActiveRun:
-    """See the first line.
+class RunStore(Protocol):
+    """The files with which the next master continues a run."""
+
+    def forget(self) -> None:
+        """Remove the files: the run is over."""
+        ...
+
+    def set_aside(self) -> str:
+        """Move the files to where no other run finds them; returns a clause that names the place."""
+        ...
+
+    def close(self) -> None:
+        """Finish writing; the files stay."""
+        ...
+
+
+class ActiveRun(ABC):
+    """A run in progress: who works for it, who watches it, and what remains of it.
 
     Args:
         config: of the master.
-        nodes: all of them.
-        send: to connections.
-        training: its conduct.
-        checkpointer: writes it down.
+        nodes: all nodes of the master.
+        send: sends a message to a connection.
+        store: the files of the run.
 
     Attributes:
-        training: see above.
-        checkpointer: see above.
-        subscribers: those who watch it.
+        store: see above.
+        subscribers: the commands that watch the run.
     """
 
-    def __init__(
-        self, config: MasterConfig, nodes: Nodes, send: Send, training: TrainingRun, checkpointer: Checkpointer
-    ) -> None:
-        self._config, self._nodes, self._send = config, nodes, send
-        self.training, self.checkpointer = training, checkpointer
-        self.subscribers = Subscribers(nodes, send)
+    def __init__(self, config: MasterConfig, nodes: Nodes, send: Send, store: RunStore) -> None:
+        self._config, self._nodes, self._send, self.store = config, nodes, send, store
+        self.subscribers = Subscribers(send)
+
+    @property
+    @abstractmethod
+    def job(self) -> AnyJob:
+        """What has to be done."""
+
+    @property
+    @abstractmethod
+    def failure(self) -> EvenerError | None:
+        """Why the run cannot go on; None if it can."""
+
+    @property
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Whether everything is done."""
+
+    @property
+    @abstractmethod
+    def status(self) -> RunStatus:
+        """How the run stands, for `evener nodes`."""
+
+    @property
+    def works(self) -> Mapping[str, NodeWork]:
+        """What each node has done for the run, by name, as far as the master counts it."""
+        return {}
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.job.run
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run's log and results."""
+        return self._config.home.runs / self.name
 
     @property
     def present(self) -> list[NodeRecord]:
-        """Nodes that are here for it."""
-        return [node for node in self._nodes.present if self.training.job.takes(node.name)]
-
-    def begin(self, watchers: Sequence[int]) -> None:
-        """Have it watched, and kept in its log, from now on."""
-        log = open_log(self._config, self.training.job.run)
-        self.subscribers.begin(watchers, len(self.training.journal.history.totals), log)
-
-    def assign(self, names: tuple[str, ...]) -> None:
-        """Have these nodes work for it, and no others; what others had begun is done again."""
-        for node in self.present:
-            if node.name not in names:
-                self.training.lose(node)
-                self._release(node)
-        before = self.training.job
-        self.training.job = replace(before, nodes=names)
-        self.checkpointer.hurry()
-        for node in self.present:
-            if node.profile is not None and not before.takes(node.name):
-                self.training.admit(node)
-
-    def tick(self, now: float, is_delivering: Callable[[int], bool]) -> bool:
-        """What the time brings: events for subscribers, the late; whether the run is over."""
-        self.training.begin(self.present)
-        self.training.tick(is_delivering)
-        self.subscribers.tick(self.training, now)
-        is_complete = self.training.server.is_over and not self.training.validation.due
-        is_over = self.training.failure is not None or is_complete
-        if not is_over:
-            self.checkpointer.save_if_due(self.training, self._nodes)
-        return is_over
-
-    def conclude(self, error: EvenerError | None) -> tuple[RunFinished, RunResult, str]:
-        """How it ended, what it has come to, and where that is kept, in words."""
-        run = self.training
-        self.subscribers.flush(run)
-        reason = shown(str(error)) if error else ""
-        header = RunFinished(kind=kind_of(error) if error else None, reason=reason, run=run.job.run)
-        result = RunResult(header.kind, header.reason, b"", b"")
-        if run.journal.history.totals:
-            result = result._replace(record=self._record(), weights=weights_of(run.server.weights))
-        return header, result, self._keep(result)
-
-    def release(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
-        """Nobody works for it, or watches it, any more."""
-        run = self.training.job.run
-        self.subscribers.end(header, buffers)
-        self._nodes.forget_rounds(run)
-        for node in self._nodes.by_name.values():
-            node.not_ready.discard(run)
-            if self.training.job.takes(node.name):
-                self._release(node)
-
-    def close(self) -> None:
-        """Write it down as it stands; its nodes look out for a master that comes back."""
-        self.checkpointer.save(self.training, self._nodes)
-        self.subscribers.close()
-        self.checkpointer.close()
+        """Nodes that are connected and work for the run."""
+        return [node for node in self._nodes.present if self.job.takes(node.name)]
 
     @property
-    def _folder(self) -> Path:
-        return self._config.home.runs / self.training.job.run
+    def is_over(self) -> bool:
+        """Whether the run has failed or is complete."""
+        return self.failure is not None or self.is_complete
 
-    def _keep(self, result: RunResult) -> str:
+    def begin(self, watchers: Sequence[int]) -> None:
+        """Open the log of the run, and send its events to the connections `watchers`."""
+        self.subscribers.begin(watchers, open_log(self._config, self.name))
+
+    def watch(self, peer: int) -> None:
+        """Send the events so far, and all further ones, to a connection."""
+        self.flush()
+        self.subscribers.greet(peer, self.name, self.events_so_far())
+
+    def flush(self) -> None:
+        """Send new events to the subscribers."""
+        self.subscribers.show(self.name, self.take_events())
+
+    def tick(self, now: float, is_delivering: Callable[[int], bool]) -> None:
+        """Do what is due; send new events a few times a second.
+
+        Args:
+            now: seconds.
+            is_delivering: whether a message is on its way to a connection and makes progress.
+        """
+        self.advance(is_delivering)
+        if self.subscribers.is_time(now):
+            self.flush()
+
+    def conclude(self, error: EvenerError | None) -> tuple[RunFinished, Sequence[bytes], str]:
+        """Save what the run has produced.
+
+        Args:
+            error: why the run ended early; None if it is complete.
+
+        Returns:
+            The message for subscribers, its buffers, and a clause that says where the results are.
+        """
+        self.flush()
+        result = self.result(error)
+        header = RunFinished(kind=result.kind, reason=result.reason, run=self.name)
+        if not result.record and not result.weights:
+            self.store.forget()
+            return header, (), "no results were produced"
         try:
-            if result.record:
-                save_result(self._folder, result)
-        except OSError as error:
-            return f"its results cannot be written ({error.strerror}); {self.checkpointer.set_aside()}"
-        self.checkpointer.forget()
-        return f"results are in {self._folder}" if result.record else "nobody worked for it"
+            save_result(self.folder, result)
+        except OSError as failure:
+            where = f"its results cannot be written ({failure.strerror}); {self.store.set_aside()}"
+        else:
+            self.store.forget()
+            where = f"results are in {self.folder}"
+        return header, (result.record, result.weights), where
 
-    def _record(self) -> bytes:
-        """What is written down of a run in which somebody had a part."""
-        run = self.training
-        return encode_record(
-            record_of(
-                run.job,
-                run.journal.history,
-                self._nodes.by_name,
-                run.speeds.costs,
-                run.server.workers,
-                seconds=run.seconds or 0.0,
-                startup=run.waited if run.seconds is not None else 0.0,
-                environment=self._config.environment,
-            )
-        )
+    def release(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
+        """Tell subscribers and nodes that the run is over."""
+        self.subscribers.end(header, buffers)
+        self._nodes.forget_rounds(self.name)
+        for node in self._nodes.by_name.values():
+            node.not_ready.discard(self.name)
+            if self.job.takes(node.name):
+                self.dismiss(node)
 
-    def _release(self, node: NodeRecord) -> None:
+    def dismiss(self, node: NodeRecord) -> None:
+        """Have a node end its part in the run."""
         node.ready, node.doing, node.worker = "", "waits", None
-        self._send(node.peer, Release(run=self.training.job.run))
+        self._send(node.peer, Release(run=self.name))
+
+    def close(self) -> None:
+        """Write the run to the disk as it stands: the master ends, and the next one may continue the run."""
+        self.subscribers.close()
+        self.free()
+
+    def free(self) -> None:
+        """Free what the run holds; its files stay."""
+        self.store.close()
+
+    @abstractmethod
+    def advance(self, is_delivering: Callable[[int], bool]) -> None:
+        """Do what is due."""
+
+    @abstractmethod
+    def take_events(self) -> list[RunEvent]:
+        """Return the events since the last call."""
+
+    @abstractmethod
+    def events_so_far(self) -> list[RunEvent]:
+        """Return what a new subscriber has to know: the plan, and how much is done."""
+
+    @abstractmethod
+    def admit(self, node: NodeRecord) -> None:
+        """Let a member with a measured device prepare for the run or, if it is ready, work."""
+
+    @abstractmethod
+    def follow(self, kind: str, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
+        """Record an event of a node; if the node is lost, continue without it."""
+
+    @abstractmethod
+    def reject(self, node: NodeRecord, reason: str) -> None:
+        """Continue without a node that cannot take part."""
+
+    def disconnected(self, node: NodeRecord) -> None:  # noqa: B027  # only a run of ranks has something to do
+        """Forget what was arriving over the node's connection."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the run at the user's request."""
+
+    @abstractmethod
+    def result(self, error: EvenerError | None) -> RunResult:
+        """Return what the run has produced."""
+
+
+def result_of(error: EvenerError | None, record: bytes, weights: bytes, note: str = "") -> RunResult:
+    """Return the result of a run that ended with `error`; `note` is appended to the reason."""
+    reason = shown(f"{error or ''}{note}")
+    return RunResult(kind_of(error) if error else None, reason, record, weights)

@@ -15,7 +15,6 @@ from evener.ps.protocol.config import MasterConfig
 from evener.ps.protocol.examination_messages import ExamineNodes
 from evener.ps.protocol.invitation_messages import Invite, Invited, RevokeInvitation
 from evener.ps.protocol.messages import Header, Send
-from evener.ps.protocol.rank_messages import SubmitRanks
 from evener.ps.protocol.status import encode_status
 from evener.records.errors import InvalidInput
 from evener.records.schema import shown
@@ -88,15 +87,12 @@ class CommandHandlers:
     def _submit(self, peer: int, grant: Grant, _: m.SubmitRun, buffers: Sequence[memoryview]) -> None:
         self._scheduler.submit(peer, buffers, self._effects.invitations.submitter_of(grant))
 
-    def _submit_ranks(self, peer: int, grant: Grant, _: SubmitRanks, buffers: Sequence[memoryview]) -> None:
-        self._scheduler.ranks.submit(peer, buffers, self._effects.invitations.submitter_of(grant))
-
     def _watch(self, peer: int, _: Grant, header: m.WatchRun, __: object) -> None:
         self._scheduler.watch(peer, header.run)
 
     def _stop(self, peer: int, grant: Grant, header: m.StopRun, __: object) -> None:
         self._require_owner(grant, header.run)
-        self._scheduler.stop(header)
+        self._scheduler.stop(header.run)
         self._send_status(peer)
 
     def _assign(self, peer: int, grant: Grant, header: m.AssignNodes, __: object) -> None:
@@ -113,12 +109,11 @@ class CommandHandlers:
 
     def _send_status(self, peer: int) -> None:
         invitations = self._effects.invitations.status()
-        ranks = self._scheduler.ranks.run
-        status = cluster_status(self.address, self._nodes, self._scheduler.runs, ranks, self._config, invitations)
+        status = cluster_status(self.address, self._nodes, self._scheduler.runs, self._config, invitations)
         self._send(peer, m.StatusReply(), (encode_status(status),))
 
     def _examine(self, peer: int, grant: Grant, header: ExamineNodes, buffers: Sequence[memoryview]) -> None:
-        busy = next((run.job.run for run in self._scheduler.runs if run.job.nodes != ()), self._scheduler.ranks.name)
+        busy = next((run.name for run in self._scheduler.runs if not run.job.rests), "")
         submitter = self._effects.invitations.submitter_of(grant)
         self._examinations.ask(peer, header, buffers, submitter, busy, self._config.clock())
 
@@ -130,7 +125,6 @@ class CommandHandlers:
 COMMANDS: dict[type[Header], Callable[[CommandHandlers, int, Grant, Any, Any], None]] = {
     m.BlobChunk: CommandHandlers._chunk,
     m.SubmitRun: CommandHandlers._submit,
-    SubmitRanks: CommandHandlers._submit_ranks,
     m.WatchRun: CommandHandlers._watch,
     m.StopRun: CommandHandlers._stop,
     m.AssignNodes: CommandHandlers._assign,

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from evener.ps.master.access.invitations import Invitations
 from evener.ps.master.access.members import Members
+from evener.ps.master.lease_run import ActiveLeaseRun
 from evener.ps.master.node_state import Occurrence, Transition, TransitionKind
 from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.ps.master.scheduler import RANKS, Scheduler
-from evener.ps.master.training_run import TrainingRun, run_of
+from evener.ps.master.scheduler import Scheduler
 from evener.ps.protocol.config import MasterConfig
 from evener.ps.protocol.messages import Dismiss, Header, Quarantine, Welcome
 from evener.records.schema import shown
@@ -67,12 +67,12 @@ class Effects:
     def of_runs(self) -> None:
         """Runs may have learnt something of nodes; then their next rounds may be open."""
         for run in self._scheduler.runs:
-            try:
-                self._of(run)
-            except Exception as error:  # the other runs, and the nodes, go on
-                self._scheduler.set_aside(run.job.run, error)
+            if isinstance(run, ActiveLeaseRun):
+                with self._scheduler.guarding(run):
+                    self._of(run)
 
-    def _of(self, run: TrainingRun) -> None:
+    def _of(self, lease_run: ActiveLeaseRun) -> None:
+        run = lease_run.training
         observations = run.observations
         while observations:
             what, node = observations.popleft()
@@ -81,17 +81,6 @@ class Effects:
         while run.liars:
             self.expel(*run.liars.pop())
         self._nodes.open_round(run.job.run, run.server.version + 1, self._clock())
-
-    def of_not_ready(self, node: NodeRecord, reason: str) -> None:
-        """A node cannot take part in the run."""
-        if (ranks := self._scheduler.ranks.run) is not None:
-            with self._scheduler.guarding(RANKS):
-                ranks.not_ready(node, reason)
-            return
-        run = run_of(node, self._scheduler.runs)
-        assert run is not None
-        run.not_ready(node, reason)
-        run.lose(node)
 
     def of_time(self) -> None:
         """Time has passed."""
@@ -102,14 +91,8 @@ class Effects:
         for transition in transitions:
             self._notify(str(transition))
             node = self._nodes.by_name[transition.node]
-            with self._scheduler.guarding(RANKS):
-                is_lost = _is_lost(transition, node)
-                self._scheduler.ranks.follow(EVENTS[transition.kind], transition.reason, node, is_lost)
-            if (run := run_of(node, self._scheduler.runs)) is not None:
-                with self._scheduler.guarding(run.job.run):
-                    run.note(EVENTS[transition.kind], f"node {node.name}: {transition.reason}", node.name)
-                    if _is_lost(transition, node):
-                        run.lose(node)
+            is_lost = _is_lost(transition, node)
+            self._scheduler.follow(EVENTS[transition.kind], transition.reason, node, is_lost=is_lost)
             self._do(transition, node)
 
     def expel(self, node: NodeRecord, reason: str) -> None:
@@ -122,11 +105,7 @@ class Effects:
         self.members.expel(node.name, reason)
         self._notify(f"node {node.name} is expelled: {reason}")
         self.audit.write("expelled", name=node.name, address=node.origin, detail=reason)
-        with self._scheduler.guarding(RANKS):
-            self._scheduler.ranks.follow("expelled", reason, node, is_lost=True)
-        if (run := run_of(node, self._scheduler.runs)) is not None:
-            run.note("expelled", f"node {node.name}: {reason}", node.name)
-            run.lose(node)
+        self._scheduler.follow("expelled", reason, node, is_lost=True)
         if node.peer is not None:
             self.turn_away(node.peer, f"it was expelled: {reason}")
         self.of("goodbye", node)

@@ -20,7 +20,6 @@ from evener.ps.master.joining import Joining
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.master.rank_handlers import RankHandlers
 from evener.ps.master.scheduler import Scheduler
-from evener.ps.master.training_run import run_of
 from evener.ps.protocol import examination_messages as e
 from evener.ps.protocol import messages as m
 from evener.ps.protocol import rank_messages as r
@@ -117,7 +116,7 @@ class Handlers:
                 raise BadFrame("it has to join first")
             if len(lengths) > 1:
                 raise BadFrame(f"a contribution has one buffer, got {len(lengths)}")
-            run = run_of(node, self._scheduler.runs)
+            run = self._scheduler.training_of(node)
             inbox = run.inbox(node, header, lengths[0]) if run is not None and lengths else None
             return None if inbox is None else (inbox,)
         self._require_rights(peer, type(header))
@@ -138,7 +137,7 @@ class Handlers:
             self._effects.of_hearing(node)
         if not isinstance(header, m.Contribution):
             return False
-        if node is not None and (run := run_of(node, self._scheduler.runs)) is not None:
+        if node is not None and (run := self._scheduler.training_of(node)) is not None:
             if is_whole:
                 run.contribute(node, header, received)
                 self._effects.of_runs()
@@ -212,7 +211,7 @@ class Handlers:
     def _heartbeat(self, _: int, node: NodeRecord, header: m.Heartbeat, __: object) -> None:
         node.peak_memory_bytes = header.peak_memory_bytes
         done = header.steps - node.steps
-        if done > 0 and node.steps_left > 0 and (run := run_of(node, self._scheduler.runs)) is not None:
+        if done > 0 and node.steps_left > 0 and (run := self._scheduler.training_of(node)) is not None:
             node.steps_left = max(0, node.steps_left - done)
             run.progress(node)
         node.steps = header.steps
@@ -224,16 +223,15 @@ class Handlers:
         self._scheduler.ready(node, header.run, header.unit_seconds)
 
     def _not_ready(self, _: int, node: NodeRecord, header: m.NotReady, __: object) -> None:
-        if self._scheduler.is_for(node, header.run):
-            self._effects.of_not_ready(node, header.reason)
+        self._scheduler.not_ready(node, header.run, header.reason)
 
     def _contribution(self, _: int, node: NodeRecord, header: m.Contribution, __: object) -> None:
         """One without any bytes."""
-        if (run := run_of(node, self._scheduler.runs)) is not None:
+        if (run := self._scheduler.training_of(node)) is not None:
             run.contribute(node, header, 0)
 
     def _validated(self, _: int, node: NodeRecord, header: m.Validated, __: object) -> None:
-        if (run := run_of(node, self._scheduler.runs)) is not None:
+        if (run := self._scheduler.training_of(node)) is not None:
             run.validated(node, header)
 
     def _fetch(self, peer: int, _: object, header: m.FetchBlob, __: object) -> None:

@@ -31,8 +31,8 @@ class RankHandlers:
 
     def is_wanted(self, node: NodeRecord | None, header: Header, lengths: tuple[int, ...]) -> bool:
         """Whether what a process says is for the run in progress, and not too much."""
-        run = self._scheduler.ranks.run
-        if node is None or run is None or run.job.run != getattr(header, "run", ""):
+        run = self._scheduler.ranks_of(getattr(header, "run", ""))
+        if node is None or run is None:
             return False
         process = getattr(header, "process", None)
         return process is None or not lengths or run.wants(node, process, sum(lengths))
@@ -41,7 +41,7 @@ class RankHandlers:
         self, node: NodeRecord | None, header: RankEnded, lengths: tuple[int, ...]
     ) -> Sequence[Buffer] | None:
         """Memory for the weights that a process has left; None if nobody wants them. Raises BadFrame: too many."""
-        run = self._scheduler.ranks.run
+        run = self._scheduler.ranks_of(header.run)
         if len(lengths) != 1 or lengths[0] > usable_memory()[1] // 2:
             raise BadFrame(f"{len(lengths)} buffers of {sum(lengths)} bytes are no weights that this master could hold")
         if node is None or run is None or not run.wants_weights(node, header.process):
@@ -50,8 +50,7 @@ class RankHandlers:
 
     def on_message(self, node: NodeRecord, header: Header, buffers: Sequence[memoryview]) -> None:
         """A node says something of its rank. Raises BadFrame: what no rank says."""
-        run = self._scheduler.ranks.run
-        if run is None or run.job.run != getattr(header, "run", ""):
+        if (run := self._scheduler.ranks_of(getattr(header, "run", ""))) is None:
             return
         if type(header) in MOST_BUFFERS and not buffers:  # nobody wanted it
             return

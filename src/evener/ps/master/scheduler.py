@@ -1,6 +1,7 @@
-"""The master's dealings with runs: takes them in, has them done by the nodes, and keeps their results.
+"""The master's runs: it takes them in, has nodes work for them, and keeps their results.
 
-A run is done by all nodes, or by some that the command chose; several of these go on side by side, each on its own.
+A run takes all nodes, or those that the command chose; runs on different nodes go on side by side. A run whose ranks
+work together takes all nodes.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from evener.ps.master.access.audit import AuditLog, trace_of
-from evener.ps.master.active_run import ActiveRun
+from evener.ps.master.active_run import ActiveRun, RunStore
 from evener.ps.master.checkpointing import Checkpointer, unfinished
+from evener.ps.master.collective.collective_run import CollectiveRun
+from evener.ps.master.collective.rank_journal import Begun, RankJournal
+from evener.ps.master.collective.rank_run import ActiveRankRun
+from evener.ps.master.lease_run import ActiveLeaseRun
 from evener.ps.master.merges import merge_of
 from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.ps.master.rank_scheduler import RankScheduler
-from evener.ps.master.run_status import busy_with, set_aside_sentence, status_of
-from evener.ps.master.training_run import TrainingRun, run_of
+from evener.ps.master.run_status import busy_with, set_aside_sentence
+from evener.ps.master.training_run import TrainingRun
 from evener.ps.master.validation import EpochEnd
 from evener.ps.protocol.blob_stream import why_no_disk
 from evener.ps.protocol.blob_transfer import BlobSender
 from evener.ps.protocol.config import MasterConfig
-from evener.ps.protocol.job import MOST_JOBS_BYTES, Job, Submission, Submissions, encode_job
+from evener.ps.protocol.job import MOST_JOBS_BYTES, AnyJob, Job, Submission, Submissions, encode_job, exclude_each_other
 from evener.ps.protocol.messages import (
     AssignNodes,
     BlobChunk,
@@ -32,37 +36,34 @@ from evener.ps.protocol.messages import (
     RunFinished,
     RunRejected,
     Send,
-    StopRun,
 )
+from evener.ps.protocol.rank_messages import RankJob
 from evener.ps.protocol.run_result import load_result
 from evener.records.error_kind import kind_of
-from evener.records.errors import EvenerError, Interrupted
+from evener.records.errors import EvenerError
 from evener.records.history import History
 from evener.records.schema import shown
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.threads import ThreadPool
 from evener.system.memory import usable_memory
 
-MOST_RUNS = 64
-"""At once: their weights lie in the master's memory."""
-RANKS = ""
-"""No run's name: stands for the run whose ranks work together."""
+MAX_RUNS = 64
+"""Runs in progress at once: their weights lie in the master's memory."""
 _MORE_LEASES = 2**32
-"""Than any master gives from its last snapshot to its end: what was begun for it is recognised as late."""
+"""More than a master gives out after its last checkpoint: the next master recognises older leases as late."""
 
 
 class Scheduler:
-    """All that a master does for runs; close it.
+    """All runs of a master; close it.
 
     Args:
         config: of the master.
-        nodes: those who may work.
-        send: to connections.
+        nodes: all nodes of the master.
+        send: sends a message to a connection.
 
     Attributes:
-        audit: where is written who did what.
-        runs: in progress, in the order in which they began.
-        ranks: of a run whose ranks work together; there is no other run beside it.
+        audit: the log of who did what.
+        trainings: the runs in progress whose nodes work on leases, in the order in which they began.
     """
 
     def __init__(self, config: MasterConfig, nodes: Nodes, send: Send) -> None:
@@ -73,243 +74,282 @@ class Scheduler:
         self.audit = AuditLog(config.home.audit, config.notify)
         self._cores = ThreadPool()
         self._active: dict[str, ActiveRun] = {}
-        self.runs: list[TrainingRun] = []
-        self.ranks = RankScheduler(config, nodes, send, lambda: self._busy_with(next(iter(self.runs), None)))
+        self.trainings: list[TrainingRun] = []
+
+    @property
+    def runs(self) -> list[ActiveRun]:
+        """The runs in progress, in the order in which they began."""
+        return list(self._active.values())
+
+    def training_of(self, node: NodeRecord) -> TrainingRun | None:
+        """The run for which a node works on leases, or will when it is ready; None if there is none."""
+        for run in self.trainings:  # called for every piece of a contribution
+            if run.job.nodes is None or node.name in run.job.nodes:
+                return run
+        return None
+
+    def ranks_of(self, run: str) -> CollectiveRun | None:
+        """The run of this name, if it is in progress and its ranks work together."""
+        return active.ranks if isinstance(active := self._active.get(run), ActiveRankRun) else None
+
+    def run_of(self, node: NodeRecord) -> ActiveRun | None:
+        """The run for which a node works, or will when it is ready; None if there is none."""
+        return next((run for run in self._active.values() if run.job.takes(node.name)), None)
 
     def resume(self) -> None:
-        """Go on with the runs that the last master of this home had in progress."""
-        with self.guarding(RANKS):
-            self.ranks.resume()
-        for run in unfinished(self._home):
-            with self.guarding(run):
-                self._resume(run)
+        """Continue the runs that the last master of this state folder had in progress."""
+        journal = RankJournal(self._home, self._notify)
+        with self._guarding_files("the run whose ranks worked together", journal):
+            self._resume_ranks(journal)
+        for name in unfinished(self._home):
+            checkpointer = Checkpointer(self._config, name)
+            with self._guarding_files(f"run {name}", checkpointer):
+                self._resume_leases(checkpointer)
 
-    def _resume(self, run: str) -> None:
-        checkpointer = Checkpointer(self._config, run)
+    def _resume_ranks(self, journal: RankJournal) -> None:
+        if (found := journal.load()) is None:
+            journal.close()
+            return
+        run = ActiveRankRun(self._config, self._nodes, self._send, found.begun.job, journal)
+        with self._guarding_files(f"run {run.name}", journal):
+            run.ranks.resume(found)
+            self._add(run, ())
+            self._notify(f"going on with run {run.name}, whose ranks work together")
+
+    def _resume_leases(self, checkpointer: Checkpointer) -> None:
         checkpoint, snapshot = checkpointer.load()
         number = snapshot.state.last_number + _MORE_LEASES
         merge = merge_of(snapshot.state.agreement)
         server = ParameterServer.resume(snapshot, first_number=number, cores=self._cores, merge=merge)
         self._nodes.resume(checkpoint.nodes, self._clock())
-        history = checkpoint.history
-        training = TrainingRun(checkpoint.job, server, history, self._nodes, self._send, self._clock)
+        training = TrainingRun(checkpoint.job, server, checkpoint.history, self._nodes, self._send, self._clock)
         due = [EpochEnd(epoch, version, snapshot.ends[epoch]) for epoch, version in checkpoint.due.items()]
         training.resume(checkpoint.used, due, checkpoint.seconds, checkpoint.waited)
-        self._add(training, checkpointer, ())
+        self._add(ActiveLeaseRun(self._config, self._nodes, self._send, training, checkpointer), ())
         self._notify(f"going on with run {checkpoint.job.run} from update {server.version}")
 
     def wants_submission(self, peer: int, lengths: Sequence[int]) -> bool:
-        """Whether a run may come now in buffers of these lengths. Raises BadFrame: no run has such."""
+        """Whether a run may arrive now in buffers of these lengths. Raises BadFrame: no run has such buffers."""
         return self._submissions.wants(peer, lengths)
 
     def submit(self, peer: int, buffers: Sequence[memoryview], submitter: str) -> None:
-        """A command of somebody, whose name is known here, wants a run."""
+        """Take in a run that the connection `peer` of `submitter` asks for."""
         self._begin(self._submissions.submit(peer, buffers, submitter))
 
     def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> None:
-        """A piece of a blob came from the command that submits a run."""
+        """Take in a piece of the code or data of a run that is being submitted."""
         self._begin(self._submissions.chunk(peer, chunk, data))
-        self.ranks.chunk(peer, chunk, data)
 
     def fetch(self, peer: int, fetch: FetchBlob) -> None:
-        """A node lacks a piece of a blob."""
+        """Send a node the piece of a blob that it asks for."""
         chunk, data = self._blobs.chunk(fetch)
         self._send(peer, chunk, (data,))
 
-    def watch(self, peer: int, run: str) -> None:
-        """A command subscribes to a run, or wants its result."""
-        if (active := self._active.get(run)) is not None:
-            active.subscribers.add(peer, active.training)
-            return
-        if self.ranks.watch(peer, run):
+    def watch(self, peer: int, name: str) -> None:
+        """Send the connection `peer` the events of a run or, if the run is over, its result."""
+        if (run := self._active.get(name)) is not None:
+            run.watch(peer)
             return
         try:
-            result = load_result(self._home.runs / run)
+            result = load_result(self._home.runs / name)
         except EvenerError as error:
-            self._send(peer, RunRejected(reason=shown(f"there is no run {run}: {error}"), run=run))
+            self._send(peer, RunRejected(reason=shown(f"there is no run {name}: {error}"), run=name))
             return
-        header = RunFinished(kind=result.kind, reason=shown(result.reason), run=run)
+        header = RunFinished(kind=result.kind, reason=shown(result.reason), run=name)
         self._send(peer, header, (result.record, result.weights))
 
-    def owner_of(self, run: str) -> str | None:
-        """Who submitted a run in progress; None if there is none of this name."""
-        return self._active[run].training.job.submitter if run in self._active else self.ranks.owner_of(run)
+    def owner_of(self, name: str) -> str | None:
+        """The submitter of a run in progress; None if there is no run of this name."""
+        return run.job.submitter if (run := self._active.get(name)) is not None else None
 
-    def stop(self, stop: StopRun) -> None:
-        """A command wants a run to end."""
-        with self.guarding(RANKS):
-            self.ranks.stop(stop.run)
-        if (active := self._active.get(stop.run)) is not None:
-            with self.guarding(stop.run):
-                self._end(active, Interrupted(f"stopped after update {active.training.server.version} as asked"))
+    def stop(self, name: str) -> None:
+        """End a run at the user's request."""
+        if (run := self._active.get(name)) is not None:
+            with self.guarding(run):
+                run.stop()
+                self._end_if_over(run)
 
     def assign(self, peer: int, wanted: AssignNodes) -> None:
-        """A command wants other nodes to work for a run."""
-        reason = self._why_not_assigned(wanted)
-        if reason:
+        """Have other nodes work for a run, as the connection `peer` asks."""
+        run = self._active.get(wanted.run)
+        if reason := self._why_not_assigned(run, wanted):
             self._send(peer, RunRejected(reason=shown(reason), run=wanted.run))
             return
-        with self.guarding(wanted.run):
-            self._active[wanted.run].assign(wanted.nodes)
+        assert isinstance(run, ActiveLeaseRun)
+        with self.guarding(run):
+            run.assign(wanted.nodes)
             self._send(peer, RunAccepted(run=wanted.run))
             return
         self._send(peer, RunRejected(reason=f"run {wanted.run} was set aside", run=wanted.run))
 
-    def _why_not_assigned(self, wanted: AssignNodes) -> str:
-        if (active := self._active.get(wanted.run)) is None:
+    def _why_not_assigned(self, run: ActiveRun | None, wanted: AssignNodes) -> str:
+        if run is None:
             return f"there is no run {wanted.run} in progress"
-        if active.training.job.nodes is None:
-            return f"run {wanted.run} is for whoever is here"
-        others = [run for run in self.runs if run.job.run != wanted.run]
-        return self._why_not(replace(active.training.job, nodes=wanted.nodes), among=others)
+        if not isinstance(run, ActiveLeaseRun) or run.job.nodes is None:
+            return f"run {wanted.run} takes all nodes that are here"
+        others = [other for other in self.runs if other is not run]
+        return self._why_not(replace(run.job, nodes=wanted.nodes), among=others)
 
     def is_watching(self, peer: int) -> bool:
-        """Whether a command watches the run, or is submitting one."""
-        watches = any(peer in active.subscribers for active in self._active.values())
-        return watches or self._submissions.is_of(peer) or self.ranks.is_watching(peer)
+        """Whether the connection `peer` watches a run, or is submitting one."""
+        return self._submissions.is_of(peer) or any(peer in run.subscribers for run in self._active.values())
 
     def disconnected(self, peer: int) -> None:
-        """A connection is gone."""
+        """Forget a connection that is gone."""
         self._submissions.left(peer)
-        self.ranks.disconnected(peer)
-        for run, active in self._active.items():
-            if active.subscribers.remove(peer):
-                self._notify(f"the command that watched run {run} is gone; the run goes on")
+        node = self._nodes.at(peer)
+        for run in self._active.values():
+            if node is not None:
+                run.disconnected(node)
+            if run.subscribers.remove(peer):
+                self._notify(f"the command that watched run {run.name} is gone; the run goes on")
 
     def admit(self, node: NodeRecord) -> None:
-        """A node is a member, or is one again: give it work."""
-        with self.guarding(RANKS):
-            self.ranks.admit(node)
-        if node.profile is not None and (run := run_of(node, self.runs)) is not None:
-            run.admit(node)
+        """Give work to a node that has become a member, or is one again."""
+        if node.profile is not None and (run := self.run_of(node)) is not None:
+            with self.guarding(run):
+                run.admit(node)
 
-    def is_for(self, node: NodeRecord, name: str) -> bool:
-        """Whether a node works, or would if it were ready, for the run of this name."""
-        run = run_of(node, self.runs)
-        return self.ranks.name == name or (run is not None and run.job.run == name)
+    def follow(self, kind: str, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
+        """Record an event of a node in its run; if the node is lost, the run continues without it."""
+        if (run := self.run_of(node)) is not None:
+            with self.guarding(run):
+                run.follow(kind, reason, node, is_lost=is_lost)
 
     def ready(self, node: NodeRecord, name: str, unit_seconds: float) -> None:
-        """A node has model and data of a run."""
-        if (run := run_of(node, self.runs)) is None or run.job.run != name:
+        """Note that a node has model and data of a run, and needs `unit_seconds` for a sample."""
+        if (run := self.training_of(node)) is None or run.job.run != name:
             return
         if node.is_present:
             run.ready(node, unit_seconds)
         else:
             node.ready = name
 
+    def not_ready(self, node: NodeRecord, name: str, reason: str) -> None:
+        """Continue a run without a node that cannot take part in it."""
+        if (run := self.run_of(node)) is not None and run.name == name:
+            with self.guarding(run):
+                run.reject(node, reason)
+
     def tick(self, now: float, is_delivering: Callable[[int], bool]) -> None:
-        """What the time brings to runs: events for subscribers, the late, the end.
+        """Do what is due in every run.
 
         Args:
             now: seconds.
-            is_delivering: whether something is on its way to a connection, and gets on.
+            is_delivering: whether a message is on its way to a connection and makes progress.
         """
-        with self.guarding(RANKS):
-            self.ranks.tick(now)
-        for run, active in list(self._active.items()):
+        for run in self.runs:
             with self.guarding(run):
-                if active.tick(now, is_delivering):
-                    self._end(active, active.training.failure)
+                run.tick(now, is_delivering)
+                self._end_if_over(run)
 
     def end(self, error: EvenerError) -> None:
-        """All runs are over."""
-        with self.guarding(RANKS):
-            self.ranks.end(error)
-        for run, active in list(self._active.items()):
+        """End all runs because of `error`."""
+        for run in self.runs:
             with self.guarding(run):
-                self._end(active, error)
+                self._end(run, error)
 
-    def _end(self, active: ActiveRun, error: EvenerError | None) -> None:
-        """A run is over: keep what remains of it, tell those who watch, release the nodes."""
-        header, result, where = active.conclude(error)
-        self._release(active, header, (result.record, result.weights) if result.record else ())
-        active.checkpointer.close()
-        self._notify(f"run {header.run} is over{f': {error}' if error else ''}; {where}")
+    def _end_if_over(self, run: ActiveRun) -> None:
+        if run.is_over:
+            self._end(run, run.failure)
+
+    def _end(self, run: ActiveRun, error: EvenerError | None) -> None:
+        """Save what a run has produced, tell its subscribers, and release its nodes."""
+        header, buffers, where = run.conclude(error)
+        self._release(run, header, buffers)
+        self._notify(f"run {run.name} is over{f': {error}' if error else ''}; {where}")
 
     @contextmanager
-    def guarding(self, run: str) -> Iterator[None]:
-        """Whatever goes wrong inside, the master is up, and goes on without the run; `RANKS` is one, too."""
+    def guarding(self, run: ActiveRun) -> Iterator[None]:
+        """Set the run aside if an error that is no fault of the run is raised inside: the master goes on without it."""
         try:
             yield
         except Exception as error:
             self.set_aside(run, error)
 
-    def set_aside(self, run: str, error: Exception) -> None:
-        """A run cannot be gone on with, because of something here: keep it apart, say so, go on without it."""
-        self.audit.write("run set aside", detail=trace_of(error))
-        if run == RANKS:
-            self.ranks.set_aside(error)
-            return
-        sentence = set_aside_sentence(f"run {run}", error)
-        active = self._active.get(run)
-        checkpointer = active.checkpointer if active else Checkpointer(self._config, run)
-        if active is not None:
-            self._release(active, RunFinished(kind=kind_of(EvenerError(sentence)), reason=sentence, run=run), ())
-        self._notify(f"warning: {sentence}; {checkpointer.set_aside()}")
-        checkpointer.close()
+    def set_aside(self, run: ActiveRun, error: Exception) -> None:
+        """Stop a run because of an error at the master, move its files aside, and tell its subscribers."""
+        sentence = self._set_files_aside(f"run {run.name}", run.store, error)
+        self._release(run, RunFinished(kind=kind_of(EvenerError(sentence)), reason=sentence, run=run.name), ())
 
-    def _release(self, active: ActiveRun, header: RunFinished, buffers: Sequence[bytes]) -> None:
-        """Nobody works for a run, or watches it, any more."""
-        self._active.pop(active.training.job.run, None)
-        self.runs = [one.training for one in self._active.values()]
-        active.release(header, buffers)
+    @contextmanager
+    def _guarding_files(self, run: str, store: RunStore) -> Iterator[None]:
+        """Move a run's files aside if it cannot be continued."""
+        try:
+            yield
+        except Exception as error:
+            self._set_files_aside(run, store, error)
+            store.close()
+
+    def _set_files_aside(self, run: str, store: RunStore, error: Exception) -> str:
+        self.audit.write("run set aside", detail=trace_of(error))
+        sentence = set_aside_sentence(run, error)
+        self._notify(f"warning: {sentence}; {store.set_aside()}")
+        return sentence
+
+    def _release(self, run: ActiveRun, header: RunFinished, buffers: Sequence[bytes]) -> None:
+        self._active.pop(run.name, None)
+        self.trainings = [other.training for other in self.runs if isinstance(other, ActiveLeaseRun)]
+        run.release(header, buffers)
+        run.free()
 
     def close(self) -> None:
-        """Write down the runs in progress and end threads."""
-        for active in self._active.values():
-            active.close()
+        """Write the runs in progress to the disk, and end threads."""
+        for run in self._active.values():
+            run.close()
         self._submissions.close()
-        self.ranks.close()
         self._cores.close()
 
     def _begin(self, submission: Submission | None) -> None:
-        """Begin with a run of which nothing is missing any more."""
+        """Begin a run of which everything is here; `submission` is None before."""
         if submission is None:
             return
-        assert isinstance(submission.job, Job)
-        assert submission.weights is not None
         if reason := self._why_not(submission.job):
             self._send(submission.peer, RunRejected(reason=shown(reason)))
             return
+        run = self._new_run(submission)
+        self._add(run, (submission.peer,))
+        self._send(submission.peer, RunAccepted(run=run.name))
+        self._notify(f"run {run.name} begins{': its ranks work together' if isinstance(run, ActiveRankRun) else ''}")
+        for node in run.present:
+            self.admit(node)
+
+    def _new_run(self, submission: Submission) -> ActiveRun:
         job = replace(submission.job, run=self._home.free_name(submission.job.run))
+        if isinstance(job, RankJob):
+            journal = RankJournal(self._home, self._notify)
+            journal.add(Begun(job=job, secret=b""))
+            return ActiveRankRun(self._config, self._nodes, self._send, job, journal)
+        assert submission.weights is not None
         first, merge = time.time_ns(), merge_of(job.agreement)
         server = ParameterServer(
             job.agreement, job.workload, submission.weights, cores=self._cores, first_number=first, merge=merge
         )
         training = TrainingRun(job, server, History(), self._nodes, self._send, self._clock)
         training.submitted = submission.submitted
-        active = self._add(training, Checkpointer(self._config, job.run), (submission.peer,))
-        self._send(submission.peer, RunAccepted(run=job.run))
-        self._notify(f"run {job.run} begins")
-        for node in active.present:
-            self.admit(node)
+        return ActiveLeaseRun(self._config, self._nodes, self._send, training, Checkpointer(self._config, job.run))
 
-    def _add(self, training: TrainingRun, checkpointer: Checkpointer, watchers: Sequence[int]) -> ActiveRun:
-        """Another run is in progress."""
-        active = ActiveRun(self._config, self._nodes, self._send, training, checkpointer)
-        self._active[training.job.run] = active
-        self.runs.append(training)
-        active.begin(watchers)
-        return active
+    def _add(self, run: ActiveRun, watchers: Sequence[int]) -> None:
+        self._active[run.name] = run
+        if isinstance(run, ActiveLeaseRun):
+            self.trainings.append(run.training)
+        run.begin(watchers)
 
-    def _why_not(self, job: Job, among: Sequence[TrainingRun] | None = None) -> str:
+    def _why_not(self, job: AnyJob, among: Sequence[ActiveRun] | None = None) -> str:
         """Why a run cannot begin beside those in progress; empty if it can."""
         others = self.runs if among is None else among
-        if len(others) >= MOST_RUNS:
-            return f"the master has {MOST_RUNS} runs in progress, which is the limit: end one with `evener stop`"
+        if len(others) >= MAX_RUNS:
+            return f"the master has {MAX_RUNS} runs in progress, which is the limit: end one with `evener stop`"
         if among is None and (reason := self._why_no_room(job)):
             return reason
-        excluding = (run for run in others if run.job.excludes(job))
-        return self.ranks.busy or self._busy_with(next(excluding, None))
+        busy = next((run for run in others if exclude_each_other(run.job, job)), None)
+        return "" if busy is None else busy_with(busy.status)
 
-    def _why_no_room(self, job: Job) -> str:
-        """Why memory and disk have no room for another run; empty if they do."""
-        jobs = [job, *(run.job for run in self.runs)]
+    def _why_no_room(self, job: AnyJob) -> str:
+        """Why memory or disk have no room for another run; empty if they do."""
+        jobs = [one for one in (job, *(run.job for run in self.runs)) if isinstance(one, Job)]
         if sum(len(encode_job(one)) for one in jobs) > MOST_JOBS_BYTES:
             return f"the runs in progress would be described by more than {MOST_JOBS_BYTES} bytes, which is the limit"
         if sum(one.layout.num_bytes for one in jobs) > (most := usable_memory()[1] // 2):
             return f"the weights of all runs would take more than the {most} bytes that this master has for them"
         return why_no_disk(self._home.folder)
-
-    def _busy_with(self, run: TrainingRun | None) -> str:
-        return "" if run is None else busy_with(status_of(run, self._home.runs))

@@ -28,14 +28,6 @@ _MOST_REFUSALS = 3
 _DIVERGED = "every update of every node is refused, training has diverged; a lower learning rate may help"
 
 
-def run_of(node: NodeRecord, runs: Sequence[TrainingRun]) -> TrainingRun | None:
-    """That for which a node works, or would if it were ready."""
-    for run in runs:
-        if run.job.nodes is None or node.name in run.job.nodes:
-            return run
-    return None
-
-
 class TrainingRun:
     """One run.
 

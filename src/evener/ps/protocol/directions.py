@@ -16,7 +16,7 @@ FromNode: TypeAlias = (
 )  # fmt: skip
 FromCommand: TypeAlias = (
     m.GetStatus | m.ShutDown | m.ExpelNode | m.ForgetNode | Invite | RevokeInvitation
-    | m.SubmitRun | m.WatchRun | m.StopRun | m.AssignNodes | e.ExamineNodes | r.SubmitRanks
+    | m.SubmitRun | m.WatchRun | m.StopRun | m.AssignNodes | e.ExamineNodes
 )  # fmt: skip
 ToMaster: TypeAlias = FromNode | FromCommand | m.FetchBlob | m.BlobChunk
 ToNode: TypeAlias = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from evener.ps.protocol.blob_stream import StreamWriter
 from evener.ps.protocol.blob_transfer import BlobReceiver
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, RunRejected, Send
-from evener.ps.protocol.rank_messages import RankJob, decode_rank_job
+from evener.ps.protocol.rank_messages import MOST_RANK_JOB, RankJob, decode_rank_job
 from evener.records.errors import EvenerError, InvalidFile, require
 from evener.records.schema import NOT_DECODED, Digest, Name, Part, RunName, Text, Whole, Word, shown
 from evener.sync.compression import as_bytes
@@ -83,15 +83,26 @@ class Job(Part, frozen=True, kw_only=True):
         """What a node has to have before it can begin."""
         return tuple(digest for digest in (self.code, self.data) if digest)
 
+    @property
+    def rests(self) -> bool:
+        """Whether no node works for the run at present."""
+        return self.nodes == ()
+
     def takes(self, node: str) -> bool:
-        """Whether a node of this name works for it."""
+        """Whether a node of this name works for the run."""
         return self.nodes is None or node in self.nodes
 
-    def excludes(self, other: Job) -> bool:
-        """Whether another run, that wants to begin, cannot go on beside it: a node works for one at a time."""
-        if self.nodes is None or other.nodes is None:
-            return self.nodes != () and other.nodes != ()
-        return not set(self.nodes).isdisjoint(other.nodes)
+
+AnyJob: TypeAlias = Job | RankJob
+
+
+def exclude_each_other(job: AnyJob, other: AnyJob) -> bool:
+    """Whether two runs cannot go on at a time, because a node works for one run only."""
+    if isinstance(job, RankJob) or isinstance(other, RankJob):
+        return True
+    if job.nodes is None or other.nodes is None:
+        return not job.rests and not other.rests
+    return not set(job.nodes).isdisjoint(other.nodes)
 
 
 def encode_job(job: Job) -> bytes:
@@ -118,7 +129,7 @@ class Submission(NamedTuple):
     """
 
     peer: int
-    job: Job | RankJob
+    job: AnyJob
     weights: Flat | None
     submitted: float
 
@@ -138,7 +149,7 @@ class Submissions:
         blobs: Path,
         send: Send,
         clock: Callable[[], float] = time.monotonic,
-        why_not: Callable[[Any], str] = lambda _: "",
+        why_not: Callable[[AnyJob], str] = lambda _: "",
     ) -> None:
         self._receiver, self._send, self._clock = BlobReceiver(blobs, StreamWriter), send, clock
         self._why_not = why_not
@@ -146,14 +157,14 @@ class Submissions:
         self._bringing: int | None = None
 
     def wants(self, peer: int, lengths: Sequence[int]) -> bool:
-        """Whether a job and weights may come: those of one command at a time.
+        """Whether a job may arrive, alone or with weights: the master takes those of one command at a time.
 
         Raises:
-            BadFrame: they are too large.
+            BadFrame: the job or the weights are too large.
         """
-        if len(lengths) != 2 or lengths[0] > MOST_JOB_BYTES:
-            raise BadFrame(f"a run is a job of at most {MOST_JOB_BYTES} bytes, and weights")
-        if lengths[1] > (most := usable_memory()[1] // 2):
+        if len(lengths) not in (1, 2) or lengths[0] > (MOST_RANK_JOB if len(lengths) == 1 else MOST_JOB_BYTES):
+            raise BadFrame(f"a run is a job of at most {MOST_JOB_BYTES} bytes, and perhaps weights")
+        if sum(lengths[1:]) > (most := usable_memory()[1] // 2):
             raise BadFrame(f"weights of {lengths[1]} bytes are too large for this master, which could hold {most}")
         if self._is_taken(peer):
             return False
@@ -227,7 +238,7 @@ class Submissions:
         return found
 
 
-def _understood(buffers: Sequence[memoryview]) -> tuple[Job | RankJob, Flat | None]:
+def _understood(buffers: Sequence[memoryview]) -> tuple[AnyJob, Flat | None]:
     """A job and weights to begin with. Raises IndexError, EvenerError: they are none."""
     if len(buffers) == 1:
         return decode_rank_job(buffers[0]), None

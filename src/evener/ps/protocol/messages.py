@@ -235,7 +235,7 @@ class ForgetNode(Header, frozen=True, kw_only=True):
 
 
 class SubmitRun(Header, frozen=True, kw_only=True):
-    """A command wants a run; two buffers: the job, and the weights to begin with."""
+    """A command submits a run; buffers: the `Job` and the weights to begin with, or the `RankJob` alone."""
 
 
 class WatchRun(Header, frozen=True, kw_only=True):

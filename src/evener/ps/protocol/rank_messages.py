@@ -1,7 +1,7 @@
 """What a master, its nodes and commands tell each other of a run whose ranks work together: one process a node.
 
 command          master                                   node
-  -- SubmitRanks ->
+  -- SubmitRun -->
                    -- PrepareRank ------------------------> fetches the code
                    <------------------------- RankReady --  (over every new connection again)
                    -- StartRank --------------------------> starts a process
@@ -69,6 +69,15 @@ class RankJob(Part, frozen=True, kw_only=True):
         """What a node has to have before it can begin."""
         return tuple(digest for digest in (self.code, self.data, self.checkpoint) if digest)
 
+    @property
+    def rests(self) -> bool:
+        """Whether no node works for the run at present."""
+        return False
+
+    def takes(self, _: str) -> bool:
+        """Whether a node of this name works for the run: every node does."""
+        return True
+
 
 class RankNode(Part, frozen=True, kw_only=True):
     """A node, as the ranks know it.
@@ -102,10 +111,6 @@ class RankPlace(Part, frozen=True, kw_only=True):
     secret: Annotated[bytes, Meta(max_length=64)]
     patience: Seconds
     is_late: bool
-
-
-class SubmitRanks(Header, frozen=True, kw_only=True):
-    """A command wants a run whose ranks work together; one buffer: the `RankJob`."""
 
 
 class PrepareRank(Header, frozen=True, kw_only=True):

@@ -18,13 +18,11 @@ from evener.ps.protocol.examination_messages import (
 )
 from evener.ps.protocol.messages import BlobChunk, Header
 from evener.ps.protocol.rank_messages import (
-    MOST_RANK_JOB,
     MOST_SHOWN,
     MOST_WORDS,
     RankPiece,
     RankSaid,
     RankShown,
-    SubmitRanks,
 )
 from evener.records.profile import DeviceProfile
 from evener.wire.errors import BadFrame
@@ -59,7 +57,6 @@ MOST_BUFFERS: dict[type[Header], tuple[int, ...]] = {
     RankPiece: (CHUNK_BYTES,),
     RankSaid: (MOST_WORDS,),
     RankShown: (MOST_SHOWN,),
-    SubmitRanks: (MOST_RANK_JOB,),
 }
 """Bytes that each buffer of a message may have; all of them are there, or none."""
 _OTHER_FILES = 128

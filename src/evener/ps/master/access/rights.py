@@ -6,7 +6,6 @@ from evener.ps.protocol import messages as m
 from evener.ps.protocol.examination_messages import ExamineNodes
 from evener.ps.protocol.invitation_messages import Invite, RevokeInvitation
 from evener.ps.protocol.messages import Header
-from evener.ps.protocol.rank_messages import SubmitRanks
 from evener.wire.identity import Role
 
 _NODES: tuple[Role, ...] = ("node", "admin")
@@ -14,7 +13,6 @@ _SUBMITTERS: tuple[Role, ...] = ("submitter", "admin")
 _MAY: dict[type[Header], tuple[Role, ...]] = {
     m.GetStatus: _SUBMITTERS,
     m.SubmitRun: _SUBMITTERS,
-    SubmitRanks: _SUBMITTERS,
     m.BlobChunk: _SUBMITTERS,
     m.WatchRun: _SUBMITTERS,
     m.StopRun: _SUBMITTERS,
@@ -29,7 +27,6 @@ _MAY: dict[type[Header], tuple[Role, ...]] = {
 """Whose token allows a message; what is not here, is a node's."""
 AUDITED: dict[type[Header], str] = {
     m.SubmitRun: "submitted",
-    SubmitRanks: "submitted",
     m.StopRun: "asked to stop",
     m.AssignNodes: "assigned nodes",
     ExamineNodes: "had the nodes looked at",

@@ -12,9 +12,9 @@ import pytest
 from evener.ps.master.collective.collective_run import CollectiveRun
 from evener.ps.master.collective.rank_journal import Begun, RankJournal, Roster
 from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.ps.master.scheduler import RANKS, Scheduler
+from evener.ps.master.scheduler import Scheduler
 from evener.ps.protocol.config import MasterConfig, StateDir
-from evener.ps.protocol.messages import Header, Release, RunAccepted, RunFinished, RunRejected, StopRun
+from evener.ps.protocol.messages import Header, Release, RunAccepted, RunFinished, RunRejected
 from evener.ps.protocol.rank_messages import PrepareRank, RankJob, RankReady, StartRank
 from evener.records.error_kind import kind_of
 from evener.records.errors import EvenerError
@@ -44,7 +44,7 @@ class Stage:
 
     def submit(self, run: str) -> None:
         job = msgspec.msgpack.encode(RankJob(run=run, task="tiny", title="tiny", config=b"{}"))
-        self.scheduler.ranks.submit(COMMAND, [memoryview(job)], "somebody")
+        self.scheduler.submit(COMMAND, [memoryview(job)], "somebody")
 
     def join(self, name: str) -> NodeRecord:
         node = self.nodes.record(name)
@@ -79,13 +79,13 @@ def test_a_run_that_goes_wrong_at_the_master_is_set_aside_and_another_one_begins
         patch.setattr(CollectiveRun, method, fail)
         stage.scheduler.admit(node)
         stage.scheduler.tick(1.0, lambda _: False)
-        stage.scheduler.stop(StopRun(run="first"))
+        stage.scheduler.stop("first")
     (finished,) = stage.sent_of(RunFinished)
     assert finished.kind == kind_of(EvenerError(""))
     assert "run first cannot be gone on with (ZeroDivisionError: a mistake of the master's own)" in finished.reason
     assert [release.run for release in stage.sent_of(Release)] == ["first"]
     assert stage.told[-1].startswith(f"warning: {finished.reason}")
-    assert "test_rank_scheduler.py" in stage.home.audit.read_text()
+    assert "test_rank_run.py" in stage.home.audit.read_text()
     stage.submit("second")
     assert [accepted.run for accepted in stage.sent_of(RunAccepted)] == ["first", "second"]
 
@@ -96,7 +96,7 @@ def test_what_a_master_cannot_go_on_with_is_set_aside_before_anything_else_begin
     journal.add(Roster(names=("a", "b"), numbers=(1,), given_up=(), next=2, generation=None))
     journal.close()
     stage.scheduler.resume()
-    assert stage.scheduler.ranks.run is None
+    assert stage.scheduler.runs == []
     assert "run torn cannot be gone on with (ValueError" in stage.told[-1]
     assert list(stage.home.aside.glob("*/ranks.journal"))
     stage.submit("next")
@@ -109,9 +109,9 @@ def test_a_run_whose_master_is_killed_before_it_has_begun_begins_under_the_next(
     later = Stage(stage.home.folder)
     later.scheduler.resume()
     node = later.join("a")
-    later.scheduler.ranks.watch(COMMAND, "first")
+    later.scheduler.watch(COMMAND, "first")
     assert [prepared.run for prepared in later.sent_of(PrepareRank)] == ["first"]
-    run = later.scheduler.ranks.run
+    run = later.scheduler.ranks_of("first")
     assert run is not None
     run.ready(node, RankReady(run="first", speed=1.0))
     later.scheduler.tick(1.0, lambda _: False)
@@ -119,8 +119,8 @@ def test_a_run_whose_master_is_killed_before_it_has_begun_begins_under_the_next(
     later.scheduler.close()
 
 
-def test_no_run_has_the_name_that_stands_for_it(stage: Stage) -> None:
-    job = {"run": RANKS, "task": "tiny", "title": "tiny", "config": b"{}"}
-    stage.scheduler.ranks.submit(COMMAND, [memoryview(msgspec.msgpack.encode(job))], "somebody")
+def test_a_run_without_a_name_is_rejected(stage: Stage) -> None:
+    job = {"run": "", "task": "tiny", "title": "tiny", "config": b"{}"}
+    stage.scheduler.submit(COMMAND, [memoryview(msgspec.msgpack.encode(job))], "somebody")
     (rejected,) = stage.sent_of(RunRejected)
     assert "run must be a name, got ''" in rejected.reason

@@ -1,0 +1,175 @@
+"""A run whose nodes work on leases, and agree on the weights with the master."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from evener.ps.master.active_run import ActiveRun, result_of
+from evener.ps.master.checkpointing import Checkpointer
+from evener.ps.master.nodes import NodeRecord, Nodes
+from evener.ps.master.results import plan_of, record_of
+from evener.ps.master.training_run import TrainingRun
+from evener.ps.protocol.config import MasterConfig
+from evener.ps.protocol.job import Job
+from evener.ps.protocol.messages import Send
+from evener.ps.protocol.run_result import RunResult, encode_record, weights_of
+from evener.ps.protocol.status import RunStatus
+from evener.records.errors import EvenerError, Interrupted
+from evener.records.events import Phase, RunEvent
+from evener.records.history import NodeWork
+
+
+class ActiveLeaseRun(ActiveRun):
+    """A run whose nodes work on leases.
+
+    Args:
+        config: of the master.
+        nodes: all nodes of the master.
+        send: sends a message to a connection.
+        training: the run itself: parameter server, validation, history.
+        store: writes checkpoints of the run.
+
+    Attributes:
+        training: see above.
+    """
+
+    store: Checkpointer
+
+    def __init__(
+        self, config: MasterConfig, nodes: Nodes, send: Send, training: TrainingRun, store: Checkpointer
+    ) -> None:
+        super().__init__(config, nodes, send, store)
+        self.training = training
+        self._num_shown_nodes = len(training.journal.history.totals)
+
+    @property
+    def job(self) -> Job:
+        """What has to be done; its nodes change with `assign`."""
+        return self.training.job
+
+    @property
+    def failure(self) -> EvenerError | None:
+        """Why the run cannot go on; None if it can."""
+        return self.training.failure
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all samples are used and all epochs validated."""
+        return self.training.server.is_over and not self.training.validation.due
+
+    @property
+    def status(self) -> RunStatus:
+        """How the run stands, for `evener nodes`."""
+        history, validations = self.training.journal.history, self.training.journal.history.validations
+        return RunStatus(
+            run=self.name,
+            task=self.job.title,
+            protocol=self.job.protocol,
+            version=self.training.server.version,
+            epoch=history.epoch,
+            epochs=self.job.workload.num_epochs,
+            loss=history.loss,
+            accuracy=validations[-1].accuracy if validations else None,
+            folder=str(self.folder),
+            submitter=self.job.submitter,
+            nodes=self.job.nodes,
+        )
+
+    @property
+    def works(self) -> Mapping[str, NodeWork]:
+        """What each node has done for the run, by name."""
+        return self.training.journal.history.totals
+
+    def assign(self, names: tuple[str, ...]) -> None:
+        """Have the nodes `names` alone work for the run; unfinished leases of other nodes are given out again."""
+        for node in self.present:
+            if node.name not in names:
+                self.training.lose(node)
+                self.dismiss(node)
+        before = self.job
+        self.training.job = replace(before, nodes=names)
+        self.store.hurry()
+        for node in self.present:
+            if node.profile is not None and not before.takes(node.name):
+                self.training.admit(node)
+
+    def advance(self, is_delivering: Callable[[int], bool]) -> None:
+        """Let work begin, look for stragglers, show the plan at once to which a node has come, and save checkpoints."""
+        run = self.training
+        run.begin(self.present)
+        run.tick(is_delivering)
+        if len(run.journal.history.totals) != self._num_shown_nodes and run.server.members:
+            self._add_step()
+            self._num_shown_nodes = len(run.journal.history.totals)
+            run.journal.events += self._plan()
+        if not self.is_over:
+            self.store.save_if_due(run, self._nodes)
+
+    def take_events(self) -> list[RunEvent]:
+        """Return the events since the last call."""
+        self._add_step()
+        events = list(self.training.journal.events)
+        self.training.journal.events.clear()
+        return events
+
+    def events_so_far(self) -> list[RunEvent]:
+        """Return the epochs that have ended, how much is done, and the plan."""
+        return [*self.training.journal.history.epochs, *self._plan()]
+
+    def admit(self, node: NodeRecord) -> None:
+        """Let a member prepare for the run or, if it is ready, work."""
+        self.training.admit(node)
+
+    def follow(self, kind: str, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
+        """Record an event of a node; if the node is lost, others do what it has begun."""
+        self.training.note(kind, f"node {node.name}: {reason}", node.name)
+        if is_lost:
+            self.training.lose(node)
+
+    def reject(self, node: NodeRecord, reason: str) -> None:
+        """Continue without a node that cannot take part."""
+        self.training.not_ready(node, reason)
+        self.training.lose(node)
+
+    def stop(self) -> None:
+        """End the run at the user's request, after the last update."""
+        self.training.failure = Interrupted(f"stopped after update {self.training.server.version} as asked")
+
+    def result(self, error: EvenerError | None) -> RunResult:
+        """Return record and weights, if a node has worked for the run."""
+        run = self.training
+        if not run.journal.history.totals:
+            return result_of(error, b"", b"")
+        record = record_of(
+            run.job,
+            run.journal.history,
+            self._nodes.by_name,
+            run.speeds.costs,
+            run.server.workers,
+            seconds=run.seconds or 0.0,
+            startup=run.waited if run.seconds is not None else 0.0,
+            environment=self._config.environment,
+        )
+        return result_of(error, encode_record(record), weights_of(run.server.weights))
+
+    def close(self) -> None:
+        """Save a checkpoint; the nodes wait for the next master."""
+        self.store.save(self.training, self._nodes)
+        super().close()
+
+    def _add_step(self) -> None:
+        step = self.training.journal.history.news(self._num_shown_nodes)
+        if step is not None and self._num_shown_nodes:
+            self.training.journal.events.append(step)
+
+    def _plan(self) -> Sequence[RunEvent]:
+        """How much there is to do, how much is done, and how it is divided; nothing before a node has worked."""
+        history, workload = self.training.journal.history, self.job.workload
+        if not history.names:
+            return []
+        total = round(workload.num_samples * self.job.agreement.fraction) * (workload.num_epochs or 0)
+        done = min(total, sum(work.samples for work in history.totals.values()))
+        phase = Phase(what="training", num_samples=total, done=done, epochs=workload.num_epochs or 0)
+        return [phase, plan_of(self.job, history.names, self._nodes.by_name, self.training.speeds.costs)]
