@@ -7,7 +7,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from evener.commands.train_agreement import any_node
+from evener.commands.submission import any_node
 from evener.commands.up import run_line, stop
 from evener.config.options import StopAccess
 from evener.ps.client import MasterClient

@@ -46,6 +46,24 @@ def test_synchronous_updates_equal_one_process(tmp_path: Path, optimizer: str) -
     assert record.validations[-1].loss == pytest.approx(alone_record.validations[-1].loss, abs=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("task", "option"),
+    [
+        (TINY, {}),  # it has BatchNorm
+        pytest.param(SMOOTH, {"optimizer": "rmsprop"}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_master_cannot_train_exactly_is_trained_by_the_same_nodes_as_ranks(
+    task: str, option: dict[str, str], tmp_path: Path
+) -> None:
+    words: dict[str, Any] = {"task": task, "precision": "fp64", "option": option, "epochs": 1}
+    perform(RunConfig(seed=3, output=tmp_path / "alone", **words))
+    record, together = train(tmp_path / "sync", "1.0,0.5", agreement="sync", **words)
+    assert distance(load_file(tmp_path / "alone" / "model.safetensors"), together) < 1e-9
+    assert [event.kind for event in record.events].count("as ranks") == 1
+    assert record.options["--agreement"] == "sync"
+
+
 QUICK = [{"agreement": "sync"}]
 SLOW = [
     {"agreement": "average", "compress": "int8", "overlap": True, "local_steps": "2"},

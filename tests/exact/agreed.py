@@ -3,44 +3,53 @@
     PYTHONPATH=src:tests python -m exact.agreed [KIND | KIND/NAME] ... [--agreement sync] [--speeds 1,0.5,0.25]
 
 Master and nodes are threads of this process that talk over a socket; everything else is what `evener train --agreement`
-runs: the check before the first step, the job, leases, merging, validation, the record and the weights.
+runs: the check before the first step, the job, leases, merging, validation, the record and the weights. With --ranks,
+what a master's nodes cannot train under `sync` is trained as `evener train` does then: by three ranks as processes, of
+uneven shares.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_model
 
 from evener.commands.backends import torch_backend
+from evener.commands.train import perform
 from evener.commands.train_agreement import check_of, prepare
 from evener.config.run_config import RunConfig
 from evener.data.loader import collect, seed_all, split_batch
 from evener.data.sampler import permutation
 from evener.ps.node.engine import Build, EngineSetup, TaskEngine
 from evener.ps.node.torch_backend import TorchBackend
-from evener.records.errors import EvenerError, NotExact
-from evener.records.task import Task
+from evener.records.errors import EvenerError, NeedsRanks, NotExact, UnknownOptimizer
 from evener.tracer.nested import call
 from evener.training.context import Arithmetic
+from exact.agreed_task import BATCH, EPOCHS, TRAINING, VALIDATION
+from exact.agreed_task import task as task_of
 from exact.recipe import KINDS, recipe_of, recipes_of
 from exact.recipe_task import Samples
 from exact.runs import SEED
 from exact.verdicts import BY_CHECK, TOLERANCE, VERDICTS, Verdict, off
 from support.master_in_threads import Plane, Stand, plane, unpack
 
-TRAINING, VALIDATION, BATCH, EPOCHS = 17, 6, 10, 2
-"""Samples, samples of a step, and passes: the second step of an epoch is smaller."""
 SPEEDS = (1.0, 0.5, 0.25)
 LIMIT_SECONDS = 40.0
+RANK_SHARES = "4,2,1"
+DRAW_IN_STEPS = {"optimisers/noisy"}
+"""Recipes whose optimizer draws numbers: in a run, other ones than in the loop of plain PyTorch here."""
 AGREEMENTS: dict[str, dict[str, Any]] = {
     "sync": {"agreement": "sync"},
     "async": {"agreement": "async"},
@@ -79,32 +88,19 @@ class QuarterNode(RecipeNode):
     speed = 0.25
 
 
+_MAKING = threading.Lock()
+"""Nodes are threads here, and share the random numbers of which their models' first weights are made."""
+
+
 class Hang(Exception):
     """A run did not end in time."""
-
-
-def task_of(reference: str) -> Task:
-    """A recipe as a task that a master's nodes train."""
-    recipe = recipe_of(reference)
-    return Task(
-        name=reference,
-        model=recipe.model,
-        loss=recipe.loss,
-        train_data=lambda: Samples(recipe, 0, TRAINING),
-        validation_data=lambda: Samples(recipe, 1, VALIDATION),
-        optimizer=recipe.optimizer,
-        batch_size=BATCH,
-        epochs=EPOCHS,
-        correct=None,
-        labels=lambda: np.zeros(TRAINING, dtype=np.int64),
-        clip_norm=recipe.clip,
-    )
 
 
 def build_engine(setup: EngineSetup) -> TaskEngine:
     """The engine of a recipe on a node."""
     torch.set_num_threads(1)
-    backend = TorchBackend(task_of(setup.job.title), SEED, Arithmetic("fp64", torch.device("cpu")))
+    with _MAKING:
+        backend = TorchBackend(task_of(setup.job.title), SEED, Arithmetic("fp64", torch.device("cpu")))
     return TaskEngine(backend, setup)
 
 
@@ -163,15 +159,53 @@ def agreed(master: Plane, reference: str, config: RunConfig) -> Trained:
     return Trained(weights, [validation.loss for validation in record.validations])
 
 
+def as_ranks(reference: str, config: RunConfig) -> Trained:
+    """The same training by ranks that work together, of uneven shares.
+
+    Raises:
+        EvenerError: it was refused, or ended before it was complete.
+    """
+    with TemporaryDirectory() as folder:
+        words = RunConfig(
+            task=str(Path(__file__).with_name("agreed_task.py")),
+            option={"recipe": reference},
+            precision=config.precision,
+            seed=config.seed,
+            local_nodes="1,0.5,0.25",
+            shares=RANK_SHARES,
+            patience=LIMIT_SECONDS,
+            output=Path(folder),
+            quiet=True,
+        )
+        record = perform(words, quiet=True)
+        model = task_of(reference).model().double()
+        load_model(model, Path(folder) / "model.safetensors")
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    return Trained(weights, [validation.loss for validation in record.validations])
+
+
 class Ended(Exception):
     """A run ended by an error on its way."""
 
 
-def judge(master: Plane, reference: str, agreement: str, *, is_exact: bool) -> Verdict:
-    """Compare a recipe on a master with one process; `is_exact`: they have to be equal."""
+def judge(master: Plane, reference: str, agreement: str, *, is_exact: bool, with_ranks: bool = False) -> Verdict:
+    """Compare a recipe on a master with one process.
+
+    Args:
+        master: with its nodes.
+        reference: of the recipe.
+        agreement: of the nodes.
+        is_exact: whether they have to be equal.
+        with_ranks: whether ranks train what the nodes of a master cannot.
+    """
     config = RunConfig(task="recipe", precision="fp64", seed=SEED, **AGREEMENTS[agreement])
     try:
-        found = agreed(master, reference, config)
+        try:
+            found = agreed(master, reference, config)
+        except (NeedsRanks, UnknownOptimizer):
+            if not with_ranks:
+                raise
+            found = as_ranks(reference, config)
     except NotExact as error:
         return Verdict(reference, agreement, BY_CHECK, str(error))
     except EvenerError as error:
@@ -182,7 +216,7 @@ def judge(master: Plane, reference: str, agreement: str, *, is_exact: bool) -> V
         return Verdict(reference, agreement, "traceback", f"{type(error).__name__}: {error}"[:300])
     symptom = difference(found, whole(reference)) if is_exact else not_finite(found)
     verdict = "different" if symptom else "equal"
-    if symptom and recipe_of(reference).draws:
+    if symptom and (recipe_of(reference).draws or reference in DRAW_IN_STEPS):
         verdict = "documented"
     return Verdict(reference, agreement, verdict, symptom)
 
@@ -213,14 +247,14 @@ def uneven_nodes(num_nodes: int = 3) -> Iterator[Plane]:
         yield master
 
 
-def judged(names: Sequence[str], agreement: str, num_nodes: int = 3) -> Iterator[Verdict]:
+def judged(names: Sequence[str], agreement: str, num_nodes: int = 3, *, with_ranks: bool = False) -> Iterator[Verdict]:
     """The verdicts of recipes on a master; after a hang another one is started."""
     left = list(names)
     is_exact = agreement == "sync" or num_nodes == 1
     while left:
         with uneven_nodes(num_nodes) as master:
             while left:
-                verdict = judge(master, left.pop(0), agreement, is_exact=is_exact)
+                verdict = judge(master, left.pop(0), agreement, is_exact=is_exact, with_ranks=with_ranks)
                 yield verdict
                 if verdict.verdict == "hang":
                     break
@@ -231,12 +265,13 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=list(KINDS))
     parser.add_argument("--agreement", default="sync", choices=list(AGREEMENTS))
     parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--ranks", action="store_true", help="ranks train what a master's nodes cannot")
     words = parser.parse_args()
     names = [
         one for what in words.what for one in ([what] if "/" in what else [f"{what}/{r}" for r in recipes_of(what)])
     ]
     begun, found = time.perf_counter(), list[Verdict]()
-    for verdict in judged(names, words.agreement, words.nodes):
+    for verdict in judged(names, words.agreement, words.nodes, with_ranks=words.ranks):
         found.append(verdict)
         if verdict.verdict != "equal":
             sys.stdout.write(f"{verdict.verdict:20} {verdict.recipe:40} {verdict.symptom[:200]}\n")

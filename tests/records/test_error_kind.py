@@ -20,6 +20,7 @@ from evener.records.errors import (
     InvalidValue,
     MissingExtra,
     MissingFile,
+    NeedsRanks,
     NodeLost,
     NonFiniteLoss,
     NotExact,
@@ -27,6 +28,7 @@ from evener.records.errors import (
     NoUsableNode,
     OutOfStep,
     TrainingFailed,
+    UnknownOptimizer,
     exit_code_of,
 )
 from evener.wire.errors import CannotJoin, ConnectionLost, NoAnswer
@@ -37,6 +39,8 @@ ERRORS = [
     InvalidValue("--batch-size", -1, "positive"),
     InvalidFile("c"),
     NotExact("d"),
+    NeedsRanks("it has BatchNorm", "leave --agreement out"),
+    UnknownOptimizer("LARS"),
     OutOfStep({"a": "run.mean", "b": "run.save"}, "call both everywhere"),
     MissingFile("e"),
     FolderInUse(Path("runs/a"), "process 7 on pc1"),

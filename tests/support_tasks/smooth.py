@@ -11,6 +11,7 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=1e-2),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=1e-2),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.003, momentum=0.5, centered=True),
 }
 
 

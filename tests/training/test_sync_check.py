@@ -23,7 +23,7 @@ from evener.commands.train import perform
 from evener.commands.train_agreement import check_of, prepare, train_on_master
 from evener.config.run_config import RunConfig
 from evener.ps.node.thin_backend import ThinBackend
-from evener.records.errors import NotExact
+from evener.records.errors import NeedsRanks, NotExact
 from evener.records.events import RunEvent
 from evener.records.plan import Check
 from evener.records.record import Event, TrainRecord
@@ -244,8 +244,8 @@ TINY = str(Path(__file__).parents[1] / "support_tasks" / "tiny.py")
 
 def test_a_command_says_what_it_checked_and_refuses_before_any_node_works(tmp_path: Path) -> None:
     words: dict[str, Any] = {"task": TINY, "agreement": "sync", "local_nodes": "1,0.3"}
-    with pytest.raises(NotExact):
-        train_on_master(RunConfig(**words, output=tmp_path / "refused"), as_json=False)
+    with pytest.raises(NeedsRanks):  # ranks have no compression of contributions
+        train_on_master(RunConfig(**words, compress="bf16", output=tmp_path / "refused"), as_json=False)
     assert not (tmp_path / "refused" / "model.safetensors").exists()
     train_on_master(RunConfig(**words, option={"norm": "False"}, output=tmp_path / "out"), as_json=False)
     record = read_noun(tmp_path / "out" / "record.json", TrainRecord)

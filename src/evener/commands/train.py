@@ -48,7 +48,7 @@ from evener.training.context import join_world, make_context
 from evener.training.costs import tell_busy, time_here
 from evener.training.rank import train_rank
 from evener.training.spare_nodes import SpareNodes
-from evener.training.unfinished import asked_of
+from evener.training.unfinished import Asked, asked_of
 
 WAYS = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
 
@@ -71,6 +71,7 @@ def perform(
     quiet: bool = False,
     program: Program = train_rank,
     watch: Callback | None = None,
+    asked: Asked | None = None,
 ) -> TrainRecord:
     """Train on nodes of this machine, showing what happens; the record.
 
@@ -81,9 +82,10 @@ def perform(
         quiet: print nothing.
         program: of a rank.
         watch: called with everything that happens; None: nobody watches, and the run goes on to its end.
+        asked: what the record says of what was asked for; None: what `config` says.
     """
     folder = folder_of(config)
-    with page_beside(folder, config.dashboard), view_of(config, folder, to_stderr=to_stderr) as view:
+    with page_beside(folder, config.dashboard), view_of(config, folder, to_stderr=to_stderr, asked=asked) as view:
         view.console.quiet = quiet or config.quiet
         view(Phase(what="starting", detail="the nodes"))
 
@@ -107,9 +109,11 @@ def folder_of(config: RunConfig) -> Path:
     return run_folder(config.folder)
 
 
-def view_of(config: RunConfig, folder: Path, *, to_stderr: bool, is_leader: bool = True) -> RunView:
+def view_of(
+    config: RunConfig, folder: Path, *, to_stderr: bool, is_leader: bool = True, asked: Asked | None = None
+) -> RunView:
     """The view of a run that writes into `folder`. Raises FolderInUse."""
-    asked, checkpoints = asked_of(config), config.checkpoint
+    asked, checkpoints = asked or asked_of(config), config.checkpoint
     return RunView(folder, to_stderr=to_stderr, asked=asked, checkpoints=checkpoints, is_leader=is_leader)
 
 

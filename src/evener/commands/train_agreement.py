@@ -1,24 +1,27 @@
 """`evener train --agreement`: from what is asked for to the weights, on a master's nodes or on private local ones.
 
 load the task -> how to agree -> pack code and data -> submit -> watch -> record and weights
+
+`sync` promises the result of one process. Where nodes that send gradients to a master cannot give it (BatchNorm, an
+optimizer of the user's own, a loss between samples), the same nodes work together as ranks, which can.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import secrets
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from evener.commands.backends import load_backend, probe_of, require_twins
+from evener.commands.backends import is_thin, load_backend, probe_of, require_twins
 from evener.commands.dashboard import page_beside
 from evener.commands.doctor_nodes import code_of, look_before_run, question_of
+from evener.commands.submission import NO_NODE, any_node, blobs_of, new_run_name
 from evener.commands.up import open_master
 from evener.config.run_config import RunConfig, require_samples
 from evener.data.shares import round_table
@@ -26,12 +29,13 @@ from evener.data.tasks.load import is_path
 from evener.launch.nodes import relative_shares
 from evener.ps.client import MasterClient
 from evener.ps.node.engine import ModelBackend
-from evener.ps.protocol.blob import Blob, whole_folder
+from evener.ps.protocol.blob import Blob
+from evener.ps.protocol.config import default_state_dir
 from evener.ps.protocol.examination_messages import MOST_CODE_BYTES, TaskQuestion
 from evener.ps.protocol.job import Job
 from evener.ps.protocol.status import NodeStatus
 from evener.ps.protocol.system import System, read_system
-from evener.records.errors import InvalidInput, NodeLost
+from evener.records.errors import InvalidInput, NeedsRanks, NodeLost, UnknownOptimizer
 from evener.records.events import Phase, RunEvent
 from evener.records.plan import Check, Plan
 from evener.records.record import Event, TrainRecord
@@ -39,15 +43,14 @@ from evener.records.schema import parse_noun
 from evener.records.task import Task, ThinTask
 from evener.report.tables import summary
 from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
-from evener.training.console import RunView, print_line, run_folder
+from evener.system.sign_of_life import sign_of_life
+from evener.training.console import RunView, open_console, print_line, run_folder
 from evener.training.sync_check import sync_check
 from evener.training.unfinished import asked_of
 
 E = TypeVar("E", bound=RunEvent)
 _APPROXIMATE = ("async", "bounded", "average", "diloco")
 """Agreements that do not promise what one process does: a node with a thin line may be told to compress."""
-NO_NODE = Phase(what="waiting", detail="for a node, as none is here: type there what `evener up` says")
-"""Of a run that has been submitted, and cannot begin yet."""
 _LOOK_SECONDS = 0.2
 
 
@@ -57,23 +60,101 @@ def train_on_master(config: RunConfig, *, as_json: bool) -> None:
     Raises:
         EvenerError: what was asked for cannot be done; or the run ended before it was complete.
     """
-    record = submit(config, *load_backend(config), to_stderr=as_json)
+    try:
+        backend, task = load_backend(config)
+        agreed = agree(config, backend, task, to_stderr=as_json)
+    except NeedsRanks as error:
+        if not may_be_ranks(config):
+            raise
+        record = _train_as_ranks(config, error.reason, to_stderr=as_json)
+    except UnknownOptimizer as error:
+        if config.agreement != "sync" or not may_be_ranks(config):
+            raise
+        reason = f"a master cannot make the steps of the task's optimizer ({error.what})"
+        record = _train_as_ranks(config, reason, to_stderr=as_json)
+    else:
+        record = submit(config, backend, task, to_stderr=as_json, agreed=agreed)
     if as_json:
         print_line(json.dumps(summary(record)))
 
 
-def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, to_stderr: bool) -> TrainRecord:
+class Agreed(NamedTuple):
+    """A run that is ready to be submitted.
+
+    Attributes:
+        job: what has to be done.
+        blobs: code and data for the nodes.
+        check: comparison with one process; None where none was made.
+        events: what the user has to know of the comparison.
+    """
+
+    job: Job
+    blobs: list[Blob]
+    check: Check | None
+    events: list[RunEvent]
+
+
+def agree(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, to_stderr: bool) -> Agreed:
+    """Say what has to be done, and compare a small step of two nodes with one process.
+
+    Raises:
+        InvalidInput: it cannot be done in this way.
+        UnknownOptimizer: the server has no optimizer like the task's.
+        NeedsRanks: nodes that agree through a master would train something else than one process.
+    """
+    job, blobs = prepare(config, backend, task)
+    events: list[RunEvent] = []
+    console = open_console(to_stderr)
+    console.quiet = config.quiet
+    with sign_of_life(console.print, "checking that the nodes learn what one process learns"):
+        check = check_of(config, backend, task, job, events.append)
+    return Agreed(job, blobs, check, events)
+
+
+def may_be_ranks(config: RunConfig) -> bool:
+    """Whether ranks can train in place of nodes that agree: a PyTorch task, without options of an agreement."""
+    has_options = config.compress or config.robust or config.merge or config.system
+    return not has_options and not is_thin(config.task)
+
+
+def _train_as_ranks(config: RunConfig, reason: str, *, to_stderr: bool) -> TrainRecord:
+    """Train on the same nodes, as ranks that work together; `reason`: why they cannot agree through a master.
+
+    Raises:
+        EvenerError: as `train_on_master`.
+    """
+    from evener.commands.train import perform  # imports PyTorch
+    from evener.commands.train_on_master import submit as submit_ranks
+
+    message = f"{reason}, so the nodes work together as ranks, which give the result of one process"
+    asked = asked_of(config)._replace(events=(Event(step=0, kind="as ranks", message=message),))
+    if config.local_nodes is not None:
+        return perform(replace(config, agreement=None), to_stderr=to_stderr, asked=asked)
+    home = None if config.master else config.home or default_state_dir(os.environ)
+    ranks = replace(config, agreement=None, home=home)
+    return submit_ranks(ranks, to_stderr=to_stderr, asked=asked)
+
+
+def submit(
+    config: RunConfig,
+    backend: ModelBackend,
+    task: Task | ThinTask,
+    *,
+    to_stderr: bool,
+    agreed: Agreed | None = None,
+) -> TrainRecord:
     """Have nodes train `task`; the record of the run, when `backend` has its weights and its folder all the rest.
 
     Raises:
         EvenerError: as `train_on_master`.
     """
-    job, blobs = prepare(config, backend, task)
+    job, blobs, check, events = agreed or agree(config, backend, task, to_stderr=to_stderr)
     folder = run_folder(config.folder)
     asked = asked_of(config)
     with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
         view.console.quiet = config.quiet
-        check = check_of(config, backend, task, job, view)
+        for event in events:
+            view(event)
         view(Phase(what="joining", detail="the master and its nodes"))
         with connect_master(config) as (client, still_runs):
             if config.preflight and config.local_nodes is None:
@@ -106,7 +187,7 @@ def check_of(
     """Hold a small step of two nodes against one process; None where nobody promises that they are equal, or asked.
 
     Raises:
-        NotExact: the nodes would train something else than one process does.
+        NeedsRanks: the nodes would train something else than one process does.
     """
     is_divided = config.num_local_nodes != 1 and job.agreement.batch > 1
     if config.agreement != "sync" or not config.check or not is_divided:
@@ -162,6 +243,7 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
         ),
         workload=Workload(num_samples=backend.num_samples, num_epochs=epochs, seed=config.seed),
         layout=backend.layout,
+        fixed_sum=backend.fixed_sum,
         num_validation=backend.num_validation,
         has_accuracy=backend.has_accuracy,
         code=blobs["code"].digest if "code" in blobs else "",
@@ -193,11 +275,6 @@ def await_system(config: RunConfig, client: MasterClient, show: Callable[[Phase]
     return system
 
 
-def any_node(client: MasterClient) -> bool:
-    """Whether a node is here, so that a run that is submitted begins at once."""
-    return any(node.state == "present" for node in client.ask().nodes)
-
-
 def parts_of(
     shares: str, nodes: Sequence[NodeStatus], num_samples: int, system: System | None = None
 ) -> tuple[tuple[str, int], ...]:
@@ -213,12 +290,6 @@ def parts_of(
     weights = relative_shares(shares, len(here)) or [scores[node.name] or 0.0 for node in here]
     sizes = round_table([num_samples], weights)[0].tolist()
     return tuple((node.name, size) for node, size in zip(here, sizes, strict=True) if size)
-
-
-def new_run_name(config: RunConfig) -> str:
-    """Of a run, which is that of a folder too: what is trained, and when."""
-    plain = re.sub(r"[^A-Za-z0-9_]+", "-", Path(config.task).stem).strip("-")[:60] or "run"
-    return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clip_norm: float | None, batch: int) -> SyncProtocol:
@@ -274,14 +345,3 @@ def connect_master(config: RunConfig) -> Iterator[tuple[MasterClient, Callable[[
     ):
         cluster.wait_for_nodes(client, until_measured=config.keeps_data)
         yield client, cluster.check_any
-
-
-def blobs_of(config: RunConfig) -> dict[str, Blob]:
-    """What travels to the nodes: `code`, unless the task is built in, and `data`, if that was asked for."""
-    found = {}
-    if is_path(config.task):
-        found["code"] = code_of(config.task)
-    if config.ship_data and config.data:
-        root = config.data.resolve()
-        found["data"] = Blob(root, whole_folder(root))
-    return found

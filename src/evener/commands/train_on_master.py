@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from evener.commands.dashboard import page_beside
-from evener.commands.train_agreement import NO_NODE, any_node, blobs_of, new_run_name
+from evener.commands.submission import NO_NODE, any_node, blobs_of, new_run_name
 from evener.commands.up import open_master
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import is_path
@@ -29,7 +29,7 @@ from evener.records.record import TrainRecord
 from evener.records.schema import parse_noun
 from evener.report.tables import summary
 from evener.training.console import RunView, print_line, run_folder
-from evener.training.unfinished import asked_of
+from evener.training.unfinished import Asked, asked_of
 
 _USUAL = "600s"
 """Between checkpoints, besides every epoch's, which may take hours; the nodes are other people's."""
@@ -46,19 +46,22 @@ def train_on_nodes(config: RunConfig, *, as_json: bool) -> None:
         print_line(json.dumps(summary(record)))
 
 
-def submit(config: RunConfig, *, to_stderr: bool, program: Blob | None = None) -> TrainRecord:
+def submit(
+    config: RunConfig, *, to_stderr: bool, program: Blob | None = None, asked: Asked | None = None
+) -> TrainRecord:
     """Have nodes train; the record of the run, when its folder has all there is.
 
     Args:
         config: what is asked for.
         to_stderr: keep stdout free.
         program: files that are sent in place of the task's; the one named like it defines what a rank runs.
+        asked: what the record says of what was asked for; None: what `config` says.
 
     Raises:
         EvenerError: as `train_on_nodes`.
     """
     folder = run_folder(config.folder)
-    asked = asked_of(config)
+    asked = asked or asked_of(config)
     blobs = blobs_of(config) | ({"code": program} if program is not None else {})
     digests = {what: blob.digest for what, blob in blobs.items()}
     job = job_of(config, digests, brings_program=program is not None)

@@ -77,6 +77,38 @@ class NotExact(InvalidInput):
     """The ranks would train something else than one process does; says what differs, and how far."""
 
 
+class NeedsRanks(NotExact):
+    """Nodes that agree through a master would train something else than one process; ranks together may train it.
+
+    Args:
+        reason: what such nodes cannot do, as a clause.
+        advice: what the user can do.
+    """
+
+    reason: str = ""
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(f"{reason}; {advice}")
+        self.reason = reason
+
+
+class UnknownOptimizer(InvalidInput):
+    """The server has no optimizer that does what the task's does.
+
+    Args:
+        what: name of the optimizer, or of the option of it that the server lacks.
+    """
+
+    what: str = ""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the server does as SGD, Adam and AdamW do, and does not know {what}; "
+            "with --agreement average or diloco every node uses the task's own optimiser"
+        )
+        self.what = what
+
+
 class OutOfStep(NotExact):
     """Nodes have come to different calls, so that each would wait for the other for ever.
 

@@ -89,6 +89,8 @@ class RunView:
         self._showing = threading.RLock()
 
     def __enter__(self) -> Self:
+        for event in self._asked.events:
+            self(event)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -246,7 +248,13 @@ class RunView:
 
     def _on_record(self, record: TrainRecord) -> None:
         self._close()
-        record = replace(record, usual=self._asked.usual or record.usual, options=self._asked.options or record.options)
+        asked = self._asked
+        record = replace(
+            record,
+            usual=asked.usual or record.usual,
+            options=asked.options or record.options,
+            events=(*asked.events, *record.events),
+        )
         self.record = record
         self.console.print(record_table(record))
         if record.agreement:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from evener.data.sampler import permutation
 from evener.ps.node.engine import EngineSetup, ModelBackend, TaskEngine
 from evener.ps.protocol.job import Job
-from evener.records.errors import NotExact, first_line, place_of
+from evener.records.errors import NeedsRanks, first_line, place_of
 from evener.records.plan import Check
 from evener.records.profile import Precision
 from evener.sync.compression import as_bytes
@@ -98,7 +98,7 @@ def sync_check(probe_of: ProbeOf, job: Job, initial: Flat) -> Check | None:
         initial: weights.
 
     Raises:
-        NotExact: the nodes would train something else; says what differs and how far, and what to do instead.
+        NeedsRanks: the nodes would train something else; says what differs and how far, and what to do instead.
     """
     begun, busy = time.perf_counter(), time.thread_time()
     sizes = _sizes(job.agreement.batch)
@@ -131,11 +131,12 @@ def _sizes(batch: int) -> tuple[int, int]:
 def _compare(
     probe: TaskProbe, job: Job, initial: Flat, precision: Precision, sizes: tuple[int, int]
 ) -> ArrayDifference | None:
-    """The largest difference; None if one process does not compute here. Raises NotExact: it is too large."""
+    """The largest difference; None if one process does not compute here. Raises NeedsRanks: it is too large."""
     if norm := probe.batch_norm():
-        raise NotExact(
+        raise NeedsRanks(
             f"--agreement sync cannot train {norm} as one process does, for every node would normalise by the samples "
-            f"of its own alone: {_INSTEAD.format(ranks='normalise by all samples')}"
+            "of its own alone",
+            _INSTEAD.format(ranks="normalise by all samples"),
         )
     num_steps, count = _NUM_STEPS.get(precision, 1), sum(sizes)
     order = permutation(job.workload.num_samples, job.workload.seed, 0)
@@ -145,7 +146,7 @@ def _compare(
         nodes = _Nodes(probe, job, initial, count)
     except Exception as error:
         if _computes(probe, order[: job.agreement.batch], _steps_of(job)):
-            raise NotExact(_failed(error)) from error
+            raise _failed(error) from error
         return None  # the nodes say what is wrong, or have what is missing here
     if not all(np.isfinite(step.loss) for step in whole):
         return None
@@ -159,7 +160,7 @@ def _compare(
         found += [loss_difference(divided[0], whole[0], 1), gradient_difference(divided[0], whole[0])]
     for one in found:
         if not one.off <= (_LOSS_TOLERANCES if one.is_loss else _TOLERANCES)[precision]:
-            raise NotExact(_sentence(one, precision, sizes))
+            raise _difference(one, precision, sizes)
     return max(found, key=lambda one: one.off)
 
 
@@ -204,13 +205,13 @@ class _Nodes:
         """Divide a batch among the nodes, merge what they send, and make a step.
 
         Raises:
-            NotExact: a part of a batch cannot be computed.
+            NeedsRanks: a part of a batch cannot be computed.
         """
         parts = np.split(positions, np.cumsum(sizes)[:-1])
         try:
             pairs = [self._work(replica, part) for replica, part in zip(self._replicas, parts, strict=True)]
         except Exception as error:
-            raise NotExact(_failed(error)) from error
+            raise _failed(error) from error
         Merging(self._merged, [flat for _, flat in pairs], sizes, self._cores).finish()
         pushes = [push for push, _ in pairs]
         gradients = {name: array for name, array in _arrays(self._merged).items() if name in self._parameters}
@@ -243,10 +244,11 @@ def _computes(probe: TaskProbe, batch: NDArray[np.int64], num_steps: int) -> boo
     return True
 
 
-def _failed(error: Exception) -> str:
-    return (
+def _failed(error: Exception) -> NeedsRanks:
+    return NeedsRanks(
         f"--agreement sync cannot train this model{place_of(error)}: a part of a batch gives "
-        f"{type(error).__name__}: {first_line(error)}; {_INSTEAD.format(ranks='may divide layers')}"
+        f"{type(error).__name__}: {first_line(error)}",
+        _INSTEAD.format(ranks="may divide layers"),
     )
 
 
@@ -260,8 +262,9 @@ def _arrays(flat: Flat) -> dict[str, NDArray[Any]]:
     return {name: array.astype(np.float64) for name, array in flat.views().items()}
 
 
-def _sentence(found: ArrayDifference, precision: Precision, sizes: Sequence[int]) -> str:
-    return (
+def _difference(found: ArrayDifference, precision: Precision, sizes: Sequence[int]) -> NeedsRanks:
+    return NeedsRanks(
         f"--agreement sync would train something else than one process does: of {'+'.join(map(str, sizes))} samples in "
-        f"{precision}, {found.what} is {found.off:.2g} times its size off; {_INSTEAD.format(ranks='may divide layers')}"
+        f"{precision}, {found.what} is {found.off:.2g} times its size off",
+        _INSTEAD.format(ranks="may divide layers"),
     )

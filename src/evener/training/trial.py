@@ -24,6 +24,7 @@ from evener.data.loader import collect, seed_all, split_batch, to_device
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
+from evener.records.errors import NotExact
 from evener.records.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.records.profile import Precision
 from evener.system.memory import is_out_of_memory
@@ -126,8 +127,11 @@ class Trial:
         model, autocast = copied(self._context.model).to(device), Arithmetic(self._precision, device).autocast
         model.eval()
         inputs, _ = self._batch(*self._interval(self._replica), device)
+        before = _plain_attributes(model)
         with torch.no_grad(), self._drawing(0, self._interval(self._replica)), autocast():
             outputs = _tensors(call(model, inputs))
+        if self._context.validation_data is not None and len(self._sizes) > 1:
+            _refuse_counting(before, _plain_attributes(model))
         if not self._context.group.is_leader:
             return Results(outputs, [])
         replicas = [self._interval(replica) for replica, size in enumerate(self._sizes) if size]
@@ -266,6 +270,26 @@ class Trial:
             ]
             return SameDraws(own, parts)
         return SameDraws() if is_pipeline(self._plan.strategy) else nullcontext()
+
+
+def _plain_attributes(model: nn.Module) -> dict[str, Any]:
+    """Numbers, words and flags that the modules of `model` hold, by path and name."""
+    return {
+        f"{path or 'the model'}.{name}": value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str)
+    }
+
+
+def _refuse_counting(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Raise NotExact for a model that changes its attributes while it is evaluated: each replica evaluates a part."""
+    changed = next((name for name, value in after.items() if before.get(name) != value), None)
+    if changed is not None:
+        raise NotExact(
+            f"{changed} changes whenever the model is evaluated, and every replica evaluates another number of "
+            "batches: change it in training alone (if self.training), or take a strategy that does not divide samples"
+        )
 
 
 def _statistics_of(model: nn.Module) -> set[str]:

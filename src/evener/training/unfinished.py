@@ -17,13 +17,18 @@ from evener.system.host import environment
 
 
 class Asked(NamedTuple):
-    """What a record says of what was asked for; see `TrainRecord`."""
+    """What a record says of what was asked for; see `TrainRecord`.
+
+    Attributes:
+        events: what the user has to know before anything else happens.
+    """
 
     task: str
     seed: int = 0
     precision: str = "fp32"
     usual: str = ""
     options: dict[str, str] = {}
+    events: tuple[Event, ...] = ()
 
 
 def asked_of(config: RunConfig) -> Asked:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
-from math import inf
+from math import inf, isclose
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,8 @@ from evener.sync.worker import Engine
 from evener.system.pace import Pace
 
 _WARM_UP = 1
+_FIXED_TOLERANCE = 1e-5
+"""Relative: the same numbers, drawn by processors of different kinds, differ by rounding."""
 _TRIAL_SECONDS = 0.2
 _PLAIN = (bool, int, float, str, tuple, type(None))
 
@@ -86,6 +88,8 @@ class ModelBackend(Protocol):
         name: of the task.
         model: that is trained; it has `modules()`.
         layout: of the state.
+        fixed_sum: sum of the sizes of all parameters that are not trained, which each node makes itself; None
+            if it is not known.
         num_samples: for training.
         has_accuracy: whether the task says how many answers are right.
         clip_norm: bound on the norm of the gradient, before a step; None for none.
@@ -98,6 +102,7 @@ class ModelBackend(Protocol):
     name: str
     model: Any
     layout: StateLayout
+    fixed_sum: float | None
     num_samples: int
     has_accuracy: bool
     clip_norm: float | None
@@ -123,7 +128,7 @@ class ModelBackend(Protocol):
         ...
 
     def server_optimizer(self, num_steps: int) -> Outer:
-        """What the server has to do in so many steps to do as the task's optimiser. Raises InvalidInput: it cannot."""
+        """What the server has to do in so many steps to do as the task's optimiser. Raises UnknownOptimizer."""
         ...
 
     def write_weights(self, data: bytes, path: Path) -> None:
@@ -278,6 +283,12 @@ class TaskEngine:
                 raise InvalidInput(f"there are {found} {what} samples here and {wanted} where the run was submitted")
         if backend.layout != job.layout:
             raise InvalidInput("the task's model has other arrays here than where the run was submitted")
+        sums = backend.fixed_sum, job.fixed_sum
+        if None not in sums and not isclose(*cast(tuple[float, float], sums), rel_tol=_FIXED_TOLERANCE):
+            raise InvalidInput(
+                "the parameters that are not trained have other values here than where the run was submitted: "
+                "have the task load them from a file, or draw them with PyTorch alone, which Evener seeds"
+            )
 
     def _order_of(self, epoch: int) -> NDArray[np.int64]:
         if self._parts:

@@ -56,6 +56,7 @@ class ThinBackend:
         ad.manual_seed(seed)
         self.model = task.model().double() if precision == "fp64" else task.model()
         self.layout = layout_of_thin_model(self.model)
+        self.fixed_sum: float | None = None
         self._arena = ad.ParameterArena(
             self.model.named_parameters()
         )  # in the order of the layout, whatever the groups

@@ -29,7 +29,7 @@ from evener.parallel.parallel_model import require_scalar
 from evener.parallel.refusals import refuse_lazy
 from evener.ps.node.torch_state import TorchState, layout_of_model, shared_state
 from evener.ps.protocol.server_optimizer import group_numbers, server_optimizer
-from evener.records.errors import InvalidInput
+from evener.records.errors import InvalidInput, UnknownOptimizer
 from evener.records.task import Task
 from evener.sync.layout import Flat, flat_of
 from evener.sync.protocol import Outer
@@ -72,8 +72,8 @@ class TorchBackend:
         train_data: as the task makes it.
 
     Raises:
-        InvalidInput: the data have no length, the model has no shapes before its first batch, or its optimiser takes
-            sparse gradients alone.
+        InvalidInput: the data have no length, or the model has no shapes before its first batch.
+        UnknownOptimizer: the task's optimizer takes sparse gradients alone.
     """
 
     def __init__(self, task: Task, seed: int, precision: Precision, device: str = "cpu") -> None:
@@ -86,6 +86,8 @@ class TorchBackend:
         self.model = precision.prepare_model(without_synchronised(refuse_lazy(task.model())))
         _refuse_sparse(task, self.model)
         self.layout = layout_of_model(self.model)
+        fixed = [one.detach().double().abs().sum().item() for one in self.model.parameters() if not one.requires_grad]
+        self.fixed_sum: float | None = float(sum(fixed))
         self.normalises = any(isinstance(module, _BatchNorm) for module in self.model.modules())
         is_cuda = self._device.type == "cuda"
         self.synchronise: Callable[[], None] | None = torch.cuda.synchronize if is_cuda else None
@@ -217,13 +219,10 @@ class TorchBackend:
 
 
 def _refuse_sparse(task: Task, model: nn.Module) -> None:
-    """Raise InvalidInput for an optimiser of sparse gradients: what nodes send each other is dense."""
+    """Raise UnknownOptimizer for an optimizer of sparse gradients: what nodes send each other is dense."""
     has_sparse = any(getattr(module, "sparse", False) for module in model.modules())
     if has_sparse and task.optimizer and isinstance(task.optimizer(model.parameters()), SparseAdam):
-        raise InvalidInput(
-            "nodes that agree by --agreement hold dense gradients, and SparseAdam takes sparse ones alone: "
-            "take Adam, and embeddings without sparse=True"
-        )
+        raise UnknownOptimizer("SparseAdam, which takes sparse gradients alone")
 
 
 def optimizer_of(task: Task, parameters: Iterable[nn.Parameter]) -> Optimizer:

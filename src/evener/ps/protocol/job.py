@@ -44,6 +44,8 @@ class Job(Part, frozen=True, kw_only=True):
         agreement: the way itself.
         workload: samples, and when the run ends.
         layout: of the model's state.
+        fixed_sum: sum of the sizes of all parameters that are not trained, which each node makes itself; None
+            if it is not known.
         num_validation: samples for validation after every epoch; 0 for none.
         has_accuracy: whether the task says how many answers are right.
         submitter: who asked for it, as the master knows him.
@@ -63,6 +65,7 @@ class Job(Part, frozen=True, kw_only=True):
     agreement: SyncProtocol
     workload: Workload
     layout: StateLayout
+    fixed_sum: float | None = None
     num_validation: Whole = 0
     has_accuracy: bool = True
     submitter: Word = ""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from evener.records.errors import InvalidInput
+from evener.records.errors import UnknownOptimizer
 from evener.sync import protocol
 from evener.sync.protocol import Outer, Rate
 
@@ -32,7 +32,7 @@ def server_optimizer(
         group_of: the group of every parameter, in the order of the layout.
 
     Raises:
-        InvalidInput: the server has none like it.
+        UnknownOptimizer: the server has none like it.
     """
     rules = tuple([_rule(kind, group, [step[i] for step in schedule]) for i, group in enumerate(groups)])
     if all(rule == rules[0] for rule in rules):
@@ -74,10 +74,7 @@ def _rule(kind: str, group: Hyperparameters, steps: Sequence[Hyperparameters]) -
 
 def _refuse_if(condition: bool, what: str) -> None:
     if condition:
-        raise InvalidInput(
-            f"the server does as SGD, Adam and AdamW do, and does not know {what}; "
-            "with --agreement average or diloco every node uses the task's own optimiser"
-        )
+        raise UnknownOptimizer(what)
 
 
 def _rate(rates: Sequence[float]) -> Rate:
