@@ -47,7 +47,6 @@ REFUSED = {
 """What several nodes cannot train as it is written."""
 DRAWN = {
     "draws.adversarial_examples",
-    "draws.cutout",
     "draws.diffusion",
     "draws.dropout",
     "draws.gumbel_softmax",
@@ -61,7 +60,6 @@ DRAWN = {
     "draws.stochastic_depth",
     "draws.variational_autoencoder",
     "flow.discriminator_steps",
-    "loaders.lines_of_text",
 }
 """What draws numbers for its samples, or batches by hand without `run.epochs`: other ones than one process."""
 TOLERANCE = 1e-9

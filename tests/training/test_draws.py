@@ -80,15 +80,14 @@ def test_what_is_of_no_sample_is_drawn_alike_in_every_part_whatever_its_size(row
     assert all(torch.equal(a, b) for one in made[1:] for a, b in zip(one, made[0], strict=True))
 
 
-def test_another_round_draws_other_numbers_and_shapes_of_no_samples_are_noted() -> None:
+def test_another_round_draws_other_numbers_and_shapes_are_noted() -> None:
     draws: Any = SameDraws((0, 4), ((0, 7), (0, 4), (4, 3)))
-    draws.shared_shapes = frozenset({(5, 6), (4, 6)})
     with draws:
         first = torch.rand(1)
         torch.rand(5, 6), torch.rand(4, 6), torch.rand(5, 9)
         draws.round = 1
         assert not torch.equal(torch.rand(1), first)
-    assert draws.shared == {(1,), (5, 6), (4, 6)}
+    assert draws.shapes == {(1,), (5, 6), (4, 6), (5, 9)}
 
 
 def test_a_recurrent_network_with_time_first_has_the_same_masks() -> None:
@@ -125,4 +124,4 @@ def test_a_share_of_a_beta_distribution_is_between_zero_and_one() -> None:
         share = torch.distributions.Beta(1.0, 1.0).sample()
         torch.multinomial(torch.ones(6), 2)
     assert 0 < float(share) < 1
-    assert draws.shared == {()}
+    assert draws.shapes == {()}

@@ -19,6 +19,9 @@ _LARGEST_BATCH = 4096
 _OF_LAST_DIM = ("_sample_dirichlet", "multinomial")
 """Operations of which a draw belongs to the whole of the last dimension."""
 
+_MAX_SHAPES = 1000
+"""Shapes of draws that are noted."""
+
 Interval = tuple[int, int]
 """The samples of a part of a batch: the first one, and their number."""
 
@@ -38,18 +41,16 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         round: another one draws other numbers.
-        notes: whether draws that are not of samples are noted.
-        shared: shapes of those, which are of a single number or in `shared_shapes`. Draws of samples have one of these
-            shapes by chance only, and another one in another part of the batch.
-        shared_shapes: such as those of weights.
+        notes: whether the shapes of draws are noted.
+        shapes: of the draws that were noted. A draw for samples has another shape in a part of another size, so what is
+            drawn in one shape in all parts is drawn for the whole batch.
     """
 
     def __init__(self, own: Interval = (0, 0), parts: Sequence[Interval] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.own, self.parts, self.round = own, tuple(parts), 0
         self.notes = True
-        self.shared: set[tuple[int, ...]] = set()
-        self.shared_shapes: frozenset[tuple[int, ...]] = frozenset()
+        self.shapes: set[tuple[int, ...]] = set()
         self._drawn: Counter[tuple[int, str, tuple[int, ...]]] = Counter()
 
     def __torch_dispatch__(
@@ -60,7 +61,8 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         lead, rest = _rows_of(func, args)
-        self._note(() if func.overloadpacket.__name__ in _OF_LAST_DIM and not lead else (*lead, *rest))
+        if self.notes and len(self.shapes) < _MAX_SHAPES:
+            self.shapes.add(() if func.overloadpacket.__name__ in _OF_LAST_DIM and not lead else (*lead, *rest))
         key = (self.round, func.overloadpacket.__name__, rest)
         seed = zlib.crc32(repr((key, self._drawn[key] // _ALIKE)).encode())
         self._drawn[key] += 1
@@ -86,10 +88,6 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = [first for first, count in (self.own, *self.parts) if count in lead]
         for row in range(math.prod(lead)):
             yield found[0] + sum(divmod(row, lead[1]) if len(lead) == 2 else (row,)) if found else None
-
-    def _note(self, shape: tuple[int, ...]) -> None:
-        if self.notes and (math.prod(shape) == 1 or shape in self.shared_shapes):
-            self.shared.add(shape)
 
 
 def _rows_of(func: Any, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -82,11 +82,11 @@ class Findings(msgspec.Struct, frozen=True):
     """What a copy found out about the program.
 
     Attributes:
-        shared_draws: shapes of random numbers that it draws for no samples.
+        drawn: shapes of the random numbers that it drew.
         is_delayed: whether it computes batches later than it loads them.
     """
 
-    shared_draws: tuple[tuple[int, ...], ...] = ()
+    drawn: tuple[tuple[int, ...], ...] = ()
     is_delayed: bool = False
 
 
@@ -127,9 +127,7 @@ class ComparedCopy(Understudy):
         self._batches = self._updates = self._rounds = 0
         self._has_updated = False
         self._draws: Any = SameDraws()
-        weights = (weight for model in models for weight in model.model.parameters())
         self._draws.notes = False
-        self._draws.shared_shapes = frozenset(tuple(weight.shape) for weight in weights)
 
     def begin(self, env: RankEnvironment, token: str | None) -> None:
         """Besides, draw what every other copy draws."""
@@ -198,7 +196,7 @@ class ComparedCopy(Understudy):
         )
         of_all = self.group.all_gather_bytes(msgspec.msgpack.encode(facts))
         self.path.with_suffix(".facts").write_bytes(msgspec.msgpack.encode(of_all))
-        found = Findings(shared_draws=tuple(sorted(self._draws.shared)), is_delayed=self.is_delayed)
+        found = Findings(drawn=tuple(sorted(self._draws.shapes)), is_delayed=self.is_delayed)
         save_file(self._values, path, {_FOUND: msgspec.json.encode(found).decode()})
 
     def _widen(self) -> None:

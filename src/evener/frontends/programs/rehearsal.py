@@ -50,6 +50,8 @@ from evener.training.costs import CALIBRATION_SECONDS, calibrate
 
 _SAMPLES, _MORE = 2, 2
 """Of every rank, and of the first one besides."""
+_WHOLE_BATCH = 2**31
+"""Samples, at most, where a few of them give no numbers: such as of classes that all have to be in a batch."""
 _LATER_ROUNDS, _LATER_SECONDS = 8, 5.0
 """Batches of a comparison that is made later, at most, and how long it may compute."""
 _ROUNDS = 2
@@ -235,15 +237,17 @@ class Rehearsal:
 
     def _compare(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> None:
         begin = time.perf_counter()
-        for precision in ("fp64", "own"):
-            reports = self._round(models, optimizers, is_wide=precision == "fp64")
+        few = _SAMPLES * self._group.size + _MORE
+        for precision, samples in (("fp64", few), ("fp64", _WHOLE_BATCH), ("own", few)):
+            reports = self._round(models, optimizers, samples, is_wide=precision == "fp64")
             if self.understudy is not None:
                 return
-            self.shared_draws |= frozenset.intersection(*(frozenset(one.found.shared_draws) for one in reports))
+            self.shared_draws |= frozenset.intersection(*(frozenset(one.found.drawn) for one in reports))
             self.is_delayed = any(report.found.is_delayed for report in reports)
             verdict, whole_failed = reports[0].verdict, reports[0].whole_failed
             failed = _first_hand([report.failed for report in reports if report.failed])
-            if not whole_failed and (verdict is not None or precision == "own"):
+            is_telling = verdict is not None and (verdict.is_finite or samples == _WHOLE_BATCH)
+            if not whole_failed and (is_telling or precision == "own"):
                 break
         if verdict is None:
             self._without_verdict(failed, whole_failed)
@@ -259,10 +263,12 @@ class Rehearsal:
         sizes[next(i for i, share in enumerate(shares) if share)] += min(count, _MORE)
         return tuple(sizes)
 
-    def _round(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], is_wide: bool) -> list[Report]:
-        """What all ranks' copies came to; nothing in a copy."""
+    def _round(
+        self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], samples: int, *, is_wide: bool
+    ) -> list[Report]:
+        """What all ranks' copies came to with so many samples of a batch, at most; nothing in a copy."""
         token = self._group.told_by_leader(secrets.token_hex(8).encode()).decode()
-        extent = Extent(samples=_SAMPLES * self._group.size + _MORE, rounds=_ROUNDS, is_wide=is_wide)
+        extent = Extent(samples=samples, rounds=_ROUNDS, is_wide=is_wide)
         with self._folder() as folder:
             pids = self._copies(models, optimizers, token, folder, extent)
             if self.understudy is not None:

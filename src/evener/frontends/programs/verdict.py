@@ -33,11 +33,13 @@ class Verdict(msgspec.Struct, frozen=True):
         where: what differed most.
         off: by how much, relative to its size.
         sentence: with which the program is refused; empty if it trains what one process trains.
+        is_finite: whether the gradients of one process are numbers, so that the comparison says something.
     """
 
     where: str
     off: float
     sentence: str = ""
+    is_finite: bool = True
 
 
 def judge(
@@ -59,7 +61,9 @@ def judge(
     worst = max(found, key=lambda one: one.off, default=Difference("nothing was trained", 0.0))
     tolerance = max(_TOLERANCE[is_wide], right.tolerance if is_wide else 0.0)
     if worst.off <= tolerance:
-        return Verdict(where=worst.what, off=worst.off)
+        gradients = [value for name, value in expected.items() if "/gradient/" in name]
+        is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        return Verdict(where=worst.what, off=worst.off, is_finite=is_finite)
     first = next(one for one in found if one.off > tolerance)
     batch = len(all_parts) - 1 if first.what.endswith(_AFTER) else _batch_of(first.what)
     advice = f"leave --strategy {layers} out" if layers else known_cause(facts, right, names)
