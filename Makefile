@@ -42,14 +42,14 @@ $(VENV)/.yolo: $(VENV)/.dev
 	$(call install,dev$(comma)ultralytics,$@)
 
 test-yolo: $(VENV)/.yolo
-	$(BIN)/python -m pytest tests/yolo -m 'slow or not slow' --timeout 600
+	$(BIN)/python -m pytest tests/frontends/yolo -m 'slow or not slow' --timeout 600
 
 # Trainers and loggers of others, and the programs of tests/programs that need them: some hundred packages.
 $(VENV)/.integrations: $(VENV)/.dev
 	$(call install,dev$(comma)integrations,$@)
 
 test-integrations: $(VENV)/.integrations
-	$(BIN)/python -m pytest tests/integrations tests/programs tests/examples/test_examples.py tests/report/test_loggers.py -m 'slow or not slow' --timeout 900
+	$(BIN)/python -m pytest tests/frontends/integrations tests/programs tests/examples/test_examples.py tests/report/test_loggers.py -m 'slow or not slow' --timeout 900
 
 check: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
