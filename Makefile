@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Tests start hundreds of processes: compiled modules are kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE =
 # Tests wait more than they compute.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 
