@@ -99,7 +99,7 @@ def started(
     [
         pytest.param(command(*TRAIN), id="this process", marks=pytest.mark.slow),
         pytest.param(command(*TRAIN, *TWO), id="local nodes"),
-        pytest.param([*TORCHRUN, *TRAIN], id="torchrun"),
+        pytest.param([*TORCHRUN, *TRAIN], id="torchrun", marks=pytest.mark.slow),
         pytest.param(command(*TRAIN, *TWO, "--agreement", "average"), id="agreement"),
     ],
 )
