@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Tests start hundreds of processes: compiled modules are kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE =
-# Tests wait more than they compute.
+# Tests wait more than they compute. Neighbours share what a module made once, so that a worker takes many in a row.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 
 .PHONY: demo test test-slow test-gpu test-yolo test-integrations check coverage docs clean
@@ -29,7 +29,7 @@ demo: $(VENV)/.demo
 	$(BIN)/evener demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not alone and not cuda"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not alone and not cuda"
 	$(BIN)/python -m pytest -m "not slow and alone and not cuda"
 
 test-slow: $(VENV)/.dev
