@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Tests wait more than they compute.
+# Tests start hundreds of processes: compiled modules are kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE =
+# Tests wait more than they compute. Neighbours share what a module made once, so that a worker takes many in a row.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 
 .PHONY: demo test test-slow test-gpu test-yolo test-integrations check coverage docs clean
@@ -27,7 +29,7 @@ demo: $(VENV)/.demo
 	$(BIN)/evener demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not alone and not cuda"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not alone and not cuda"
 	$(BIN)/python -m pytest -m "not slow and alone and not cuda"
 
 test-slow: $(VENV)/.dev
@@ -42,14 +44,14 @@ $(VENV)/.yolo: $(VENV)/.dev
 	$(call install,dev$(comma)ultralytics,$@)
 
 test-yolo: $(VENV)/.yolo
-	$(BIN)/python -m pytest tests/yolo -m 'slow or not slow' --timeout 600
+	$(BIN)/python -m pytest tests/frontends/yolo -m 'slow or not slow' --timeout 600
 
 # Trainers and loggers of others, and the programs of tests/programs that need them: some hundred packages.
 $(VENV)/.integrations: $(VENV)/.dev
 	$(call install,dev$(comma)integrations,$@)
 
 test-integrations: $(VENV)/.integrations
-	$(BIN)/python -m pytest tests/integrations tests/programs tests/examples/test_examples.py tests/report/test_loggers.py -m 'slow or not slow' --timeout 900
+	$(BIN)/python -m pytest tests/frontends/integrations tests/programs tests/examples/test_examples.py tests/report/test_loggers.py -m 'slow or not slow' --timeout 900
 
 check: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check

@@ -24,9 +24,9 @@ from typing import Any
 
 from results import Results, open_results, parser_of
 
+from evener.launch.processes import RANK_MODULES
 from evener.search.command import tune
 from evener.search.options import TuneConfig
-from evener.search.torch_runs import PRELOAD
 
 TASK = str(Path(__file__).with_name("tune_task.py"))
 SPEEDS = (1.0, 0.5, 0.25)
@@ -130,7 +130,7 @@ def thin(results: Results, folder: Path, data: Path) -> None:
 def load_pytorch() -> None:
     """In the server from which all trials' processes are forked."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload([*RANK_MODULES])
     first = context.Process(target=time.sleep, args=(0,))
     first.start()
     first.join()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from evener.version import VERSION
 from support.sentences import is_said, quoted
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +40,56 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmar
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"`([\w/]+/\w+\.py)\b", page.read_text())
     assert [name for name in named if not any(file.endswith(f"/{name}") for file in FILES)] == []
+
+
+BUILD = [
+    *(ROOT / name for name in ("Makefile", "pyproject.toml", "mkdocs.yml", ".pre-commit-config.yaml", ".ci/run")),
+    ROOT / "scripts" / "check",
+    *sorted(ROOT.glob(".github/**/*.*")),
+]
+SOURCES = [
+    path for room in ("src", "scripts", "benchmarks", "examples", "tests") for path in (ROOT / room).rglob("*.py")
+]
+_PATH = re.compile(r"(?<![\w./-])(?:src|tests|docs|scripts|examples|benchmarks|\.ci|\.github)/[\w./*-]*[\w*](::\w+)?")
+
+
+def _missing_paths(text: str) -> list[str]:
+    """Return the paths and test names in `text` that the tree lacks; `*` stands for any part of a name."""
+    missing = []
+    for found in _PATH.finditer(text):
+        path, _, test = found[0].partition("::")
+        files = list(ROOT.glob(path))
+        if not files or (test and not any(f"def {test}(" in file.read_text() for file in files)):
+            missing.append(found[0])
+    return missing
+
+
+@pytest.mark.parametrize("file", [*PAGES, *BUILD], ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_path_that_a_page_or_the_build_names_exists(file: Path) -> None:
+    assert _missing_paths(file.read_text()) == []
+
+
+def test_every_path_that_a_comment_names_exists() -> None:
+    missing = {
+        str(file.relative_to(ROOT)): _missing_paths(file.read_text()) for file in SOURCES if file != Path(__file__)
+    }
+    assert {file: paths for file, paths in missing.items() if paths} == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["pytest tests/nowhere -m slow", "`tests/test_documents.py::test_nothing`", "(docs/no.md)"]
+)
+def test_a_path_that_does_not_exist_is_noticed(text: str) -> None:
+    assert len(_missing_paths(text)) == 1
+
+
+@pytest.mark.parametrize(("tag", "is_released"), [(f"v{VERSION}", True), (f"v{VERSION}9", False)])
+def test_a_release_is_refused_unless_its_tag_is_the_version(tag: str, is_released: bool) -> None:
+    steps = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["build"]["steps"]
+    (check,) = [step["run"] for step in steps if "GITHUB_REF_NAME" in step.get("run", "")]
+    environment = {**os.environ, "GITHUB_REF_NAME": tag}
+    ended = subprocess.run(["bash", "-c", check], cwd=ROOT, env=environment, check=False, timeout=60)
+    assert (ended.returncode == 0) is is_released
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -95,7 +95,7 @@ def test_a_loss_that_is_no_number_is_told(tmp_path: Path, strategy: str) -> None
     )
     (tmp_path / "own.py").write_text(task)
     words = ("train", "own.py", "--strategy", strategy, "--batch-size", "8", "--local-nodes", "1,1")
-    result = evener(*words, cwd=tmp_path)
+    result = evener_here(*words, cwd=tmp_path)
     assert result.returncode == 2, result.stderr
     assert "loss returns a tensor of shape" in result.stderr
     assert "Traceback" not in result.stderr

@@ -21,8 +21,6 @@ from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from support.commands import command, processes_of
 
-pytestmark = pytest.mark.alone
-
 ENDLESS = str(Path(__file__).parents[1] / "support_tasks" / "endless.py")
 TRAIN = ("train", ENDLESS, "--output", "run")
 TWO = ("--local-nodes", "1,1")
@@ -99,9 +97,9 @@ def started(
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(command(*TRAIN), id="this process"),
+        pytest.param(command(*TRAIN), id="this process", marks=pytest.mark.slow),
         pytest.param(command(*TRAIN, *TWO), id="local nodes"),
-        pytest.param([*TORCHRUN, *TRAIN], id="torchrun"),
+        pytest.param([*TORCHRUN, *TRAIN], id="torchrun", marks=pytest.mark.slow),
         pytest.param(command(*TRAIN, *TWO, "--agreement", "average"), id="agreement"),
     ],
 )
@@ -140,8 +138,15 @@ def test_a_program_that_prints_outlives_its_terminal_for_a_step(tmp_path: Path) 
     assert read_noun(tmp_path / "run" / "record.json", TrainRecord).steps
 
 
-@pytest.mark.parametrize("nodes", [(), TWO], ids=["this process", "local nodes"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "nodes"),
+    [
+        pytest.param(signal.SIGINT, (), id="ctrl-c, this process"),
+        pytest.param(signal.SIGINT, TWO, id="ctrl-c, local nodes", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, (), id="hang-up, this process", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, TWO, id="hang-up, local nodes"),
+    ],
+)
 def test_a_signal_that_is_ignored_at_the_start_never_ends_a_run(
     number: signal.Signals, nodes: tuple[str, ...], tmp_path: Path
 ) -> None:

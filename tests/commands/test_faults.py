@@ -18,7 +18,7 @@ import pytest
 
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
-from support.commands import command, evener, processes_of
+from support.commands import command, evener_here, processes_of
 
 pytestmark = pytest.mark.alone
 
@@ -125,6 +125,7 @@ def test_a_rank_that_stands_still_is_named_within_the_patience(tmp_path: Path) -
     assert re.search(r"^evener: node node-\d \(rank \d\) has been silent for 4 s, at step \d+; node", errors, re.M)
 
 
+@pytest.mark.slow  # launch/test_processes.py has the quick one
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
 def test_a_rank_that_somebody_ends_by_sigterm_is_lost_and_the_run_was_not_asked_to_stop(tmp_path: Path) -> None:
     with running(tmp_path, *NEEDED) as run:
@@ -165,6 +166,7 @@ def test_where_one_node_of_several_works_another_one_goes_on_when_it_is_lost(
     assert "resumed" in [event.kind for event in record.events]
 
 
+@pytest.mark.slow  # the quick one above freezes a rank, too
 def test_the_ranks_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
     with running(tmp_path, *TWO) as run:
         os.kill(run.process.pid, signal.SIGKILL)
@@ -209,7 +211,7 @@ def test_a_rank_of_torchrun_that_stands_still_is_named_by_the_others(tmp_path: P
     assert record.steps
 
 
-def test_an_error_in_the_users_code_names_file_and_line(tmp_path: Path) -> None:
+def test_an_error_in_the_users_code_names_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = tmp_path / "broken.py"
     task.write_text(
         "from torch import nn\n"
@@ -219,8 +221,8 @@ def test_an_error_in_the_users_code_names_file_and_line(tmp_path: Path) -> None:
         "    return nn.functional.cross_entropy(outputs[:, :1], targets.view(3, 3))\n"
         "task = Task(model=model, loss=loss, train_data=lambda: data(50, 1), batch_size=10)\n"
     )
-    path = str(Path(ENDLESS).parent)
+    monkeypatch.syspath_prepend(str(Path(ENDLESS).parent))
     for nodes in ((), TWO):
-        result = evener("train", "broken.py", *nodes, cwd=tmp_path, PYTHONPATH=path)
+        result = evener_here("train", "broken.py", *nodes, cwd=tmp_path)
         assert result.returncode == 3, result.stderr
         assert re.search(r"evener: RuntimeError: .*\(in loss, .*broken.py, line 5\b", " ".join(result.stderr.split()))

@@ -284,6 +284,19 @@ def test_a_node_that_dies_before_the_first_step_and_comes_back_takes_part(ps: Cl
     assert all(node.share > 0 for node in record.nodes)
 
 
+def test_a_node_that_is_killed_while_it_rehearses_is_taken_in_when_the_other_has_gone_on_alone(ps: Cluster) -> None:
+    words = (*WORDS, "--epochs", "60", "--strategy", "data", "--shares", "equal", "--option", "pause=0.03")
+    training = ps.start_training(*words, "--output", "struck")
+    wait_until(lambda: "rehearsing" in (ps.folder / "train.out").read_text(), "that the nodes rehearse")
+    ps.nodes["two"].kill()
+    ps.nodes["two"].wait()
+    wait_until(lambda: ps.version() > 3 or training.poll() is not None, "that the other makes steps")
+    ps.join("two")
+    record = record_of(ps, training, 60, resumed=True)
+    assert [node.name for node in record.nodes] == ["one", "two"]
+    assert all(node.share > 0 for node in record.nodes)
+
+
 def test_a_node_that_comes_to_a_run_on_one_node_takes_part_from_a_checkpoint_on(ps: Cluster) -> None:
     ps.nodes.pop("two").kill()
     wait_until(lambda: ps.state("two") not in ("present", "away"), "that one node is left")

@@ -19,7 +19,7 @@ from evener.records.plan import Assignment, Plan
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from evener.training.planning import fit_plan, replica_rows
-from support.commands import TINY, evener
+from support.commands import TINY, evener_here
 
 TOLERANCE = 1e-10
 
@@ -260,7 +260,7 @@ def test_replicas_are_neighbours_and_hold_every_node() -> None:
 
 
 def test_a_model_that_cannot_be_divided_is_one_sentence(tmp_path: Path) -> None:
-    result = evener("train", TINY, "--strategy", "data+filter", cwd=tmp_path)
+    result = evener_here("train", TINY, "--strategy", "data+filter", cwd=tmp_path)
     assert result.returncode == 2
     assert "--local-nodes must be at least 2 for data+filter, got 1" in " ".join(result.stderr.split())
 

@@ -8,7 +8,7 @@ import pytest
 
 from evener.records.errors import CannotWrite, InvalidInput
 from support.command_cluster import Cluster
-from support.commands import TINY, evener, evener_here
+from support.commands import TINY, evener_here
 from support.full_disk import small_disk
 
 PROGRAM = str(Path(TINY).parents[1] / "programs" / "scripts" / "regression.py")
@@ -76,13 +76,13 @@ def test_a_full_disk_is_one_sentence(words: tuple[str, ...], tmp_path: Path) -> 
 def test_a_disk_that_becomes_full_costs_a_run_no_step(nodes: tuple[str, ...], tmp_path: Path) -> None:
     endless = str(Path(TINY).with_name("endless.py"))
     with small_disk(tmp_path / "disk") as disk:
-        disk.fill(room=120_000)
-        words = ("--output", "disk/run", "--epochs", "3", "--checkpoint-every", "5", *nodes)
-        result = evener("train", endless, *words, cwd=tmp_path)
+        disk.fill(room=70_000)
+        words = ("--output", "disk/run", "--epochs", "3", "--batch-size", "100", "--checkpoint-every", "5", *nodes)
+        result = evener_here("train", endless, *words, cwd=tmp_path)
         kept = [path.name for path in (disk.folder / "run" / "checkpoints").glob("step-*")]
         assert not list(disk.folder.rglob(".*"))
     assert result.returncode == CannotWrite.exit_code, result.stdout
-    assert "step 750  no checkpoint: " in result.stdout  # the last of three epochs of 250
+    assert "step 150  no checkpoint: " in result.stdout  # the last of three epochs of 50
     assert kept
     assert len(result.stderr.splitlines()) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from evener.data.loading_process import loading_death
 from evener.data.sampler import Division, ShuffledSampler
 from evener.oracle.apportion import weights_to_workers
 from evener.records.errors import DoesNotFit, InvalidInput, TrainingFailed
+from support.commands import command
 
 LIMIT = 30.0
 SAMPLES = TensorDataset(torch.ones(40, 10_000), torch.ones(40))
@@ -75,6 +77,41 @@ class Wide(Dataset[Any]):
 def test_where_shared_memory_is_too_small_the_rank_hears_of_it(dataset: Dataset[Any]) -> None:
     with pytest.raises(DoesNotFit, match=r"--workers 0.*--shm-size"), little_shared_memory():
         next(batches(dataset))
+
+
+TASK = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from evener import Task
+
+class Wide(Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, index): return torch.ones(20_000), index % 2
+
+task = Task(model=lambda: nn.Linear(20_000, 2), loss=nn.functional.cross_entropy, train_data=Wide, batch_size=20)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "nodes", [(), ("--local-nodes", "1,1", "--shares", "1,1")], ids=["this process", "local nodes"]
+)
+def test_a_command_in_a_container_with_little_shared_memory_names_the_cure(
+    nodes: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "wide.py").write_text(TASK)
+    words = shlex.join(command("train", "wide.py", "--workers", "2", "--output", "run", *nodes))
+    mount = "mount -t tmpfs -o size=512k tmpfs /dev/shm"
+    if os.geteuid() or subprocess.run(["unshare", "-m", "sh", "-c", mount], check=False).returncode:
+        pytest.skip("a small /dev/shm needs the right to mount one")
+    run = ["unshare", "-m", "sh", "-c", f"{mount} && exec {words}"]
+    ended = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert ended.returncode == DoesNotFit.exit_code, ended.stderr
+    told = [line for line in ended.stderr.splitlines() if line.startswith("evener: ")]
+    assert len(told) == 1
+    assert "--workers 0" in told[0]
+    assert "--shm-size" in told[0]
 
 
 def test_an_error_of_evener_keeps_its_class() -> None:

@@ -83,7 +83,11 @@ def on_two_machines(words: Sequence[str], folder: Path) -> list[tuple[int, str]]
     "words",
     [
         pytest.param(("-m", "evener", "train", "../task.py", "--output", "run"), id="task"),
-        pytest.param(("-m", "evener", "run", "--run-folder", "run", "../program.py"), id="program of evener run"),
+        pytest.param(
+            ("-m", "evener", "run", "--run-folder", "run", "../program.py"),
+            id="program of evener run",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(("../program.py",), id="program"),
     ],
 )

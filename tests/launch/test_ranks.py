@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from evener.launch import rank_heartbeat
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.launch.rank_environment import RankEnvironment
@@ -30,6 +31,7 @@ NODES = [LocalNode(name="a"), LocalNode(name="b")]
 def end_early(env: RankEnvironment, words: tuple[str, int, int, int]) -> None:
     """The second rank is killed, or frozen, in the first of its lives, so many, when it has come to a step."""
     folder, lives, step, number = words
+    vars(rank_heartbeat)["LEAST_START_SECONDS"] = 3.0  # in the process of this rank; elsewhere it stays 30
     mark = Path(folder) / f"life-{len(list(Path(folder).iterdir()))}"
     if env.rank == 0:
         env.notify(Event(step=0, kind="told", message="by the first rank"))

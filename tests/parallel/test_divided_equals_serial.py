@@ -44,9 +44,18 @@ def hold(expected: Serial, division: Division, replicas: tuple[Replica, ...], re
     close(gradient_of_inputs(parts, arrangement), expected.input_grads, "gradient of the inputs")
 
 
-@pytest.mark.parametrize("way", ["uneven", "idle", "data+three+two"])
+QUICK = [name for name in CASES if name != "yolo"]
+"""Slow: `test_every_division_in_every_way`."""
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, "uneven") for name in QUICK),
+        *((name, way) for name in ("residual", "mixed") for way in ("idle", "data+three+two")),
+    ],
+)
 @pytest.mark.parametrize("division", OURS)
-@pytest.mark.parametrize("name", [name for name in CASES if name != "yolo"])  # slow: test_every_division_in_every_way
 def test_our_divisions(name: str, division: Division, way: str) -> None:
     hold(serial(name), division, WAYS[way])
 

@@ -224,8 +224,17 @@ class ReadTwice(nn.Module):
         return back, self.tied(ids).sum(0) * code, self.first.weight.square().sum() * code
 
 
-@pytest.mark.parametrize("replicas", [(Replica(shares=(2, 1)),), (Replica(shares=(1, 1)), Replica(shares=(1,)))])
-@pytest.mark.parametrize("division", ["sharded", "filter", "channel", "spatial"])
+ONE, TWO = (Replica(shares=(2, 1)),), (Replica(shares=(1, 1)), Replica(shares=(1,)))
+
+
+@pytest.mark.parametrize(
+    ("division", "replicas"),
+    [
+        *((division, ONE) for division in ("sharded", "filter", "channel", "spatial")),
+        ("sharded", TWO),
+        *(pytest.param(division, TWO, marks=pytest.mark.slow) for division in ("filter", "channel", "spatial")),
+    ],
+)
 @pytest.mark.parametrize("model", [Unusual, Recurrent, ReadTwice])
 def test_unusual_operations(model: type[nn.Module], division: Any, replicas: tuple[Replica, ...]) -> None:
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from evener.records.errors import FolderInUse
 from evener.system.file_lock import FolderLock
 from evener.training.console import RunView
-from support.commands import TINY, command, evener
+from support.commands import TINY, command, evener, evener_here
 
 ENDLESS = str(Path(TINY).with_name("endless.py"))
 DRAFTS = (".step-00000003.7.140000000000001", ".tmpAb12cD", ".model.safetensors.7.140000000000001")
@@ -104,25 +104,24 @@ def test_a_process_that_was_forked_does_not_hold_a_lock_longer_than_its_parent(t
         os.close(writing)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(("train", TINY, "--output", "run"), id="train"),
-        pytest.param(("train", TINY, "--output", "other", "--checkpoint", "run/checkpoints"), id="checkpoint"),
-        pytest.param(
-            ("train", TINY, "--output", "run", "--agreement", "average", "--local-nodes", "1,1"), id="agreement"
-        ),
-        pytest.param(("run", "--run-folder", "run", "program.py"), id="program"),
-        pytest.param(("demo", "--output", "run"), id="demo"),
-    ],
+COMMANDS = (
+    ("train", TINY, "--output", "run"),
+    ("train", TINY, "--output", "other", "--checkpoint", "run/checkpoints"),
+    ("train", TINY, "--output", "run", "--agreement", "average", "--local-nodes", "1,1"),
+    ("run", "--run-folder", "run", "program.py"),
+    ("demo", "--output", "run"),
 )
-def test_no_command_writes_into_the_folder_of_a_run(words: Sequence[str], tmp_path: Path) -> None:
+
+
+def test_no_command_writes_into_the_folder_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import evener; evener.join()\n")
     with trains(tmp_path, "--output", "run", "--checkpoint", "run/checkpoints") as first:
-        result = evener(*words, cwd=tmp_path)
-        assert result.returncode == FolderInUse.exit_code, result.stderr
-        assert f"process {first.pid} on " in result.stderr
-        assert "Traceback" not in result.stderr
+        refused = evener(*COMMANDS[0], cwd=tmp_path)
+        assert "Traceback" not in refused.stderr
+        first.send_signal(signal.SIGSTOP)
+        for result in (refused, *(evener_here(*words, cwd=tmp_path) for words in COMMANDS)):
+            assert result.returncode == FolderInUse.exit_code, result.args
+            assert f"process {first.pid} on " in result.stderr
         assert first.poll() is None
 
 
@@ -150,12 +149,12 @@ def test_a_rank_that_is_killed_amid_a_checkpoint_leaves_nothing_of_it(tmp_path: 
 
 
 def test_a_run_that_goes_on_removes_what_the_killed_one_left(tmp_path: Path) -> None:
-    first = evener("train", TINY, "--output", "run", "--epochs", "1", "--checkpoint-every", "1", cwd=tmp_path)
+    first = evener_here("train", TINY, "--output", "run", "--epochs", "1", "--checkpoint-every", "1", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     for name in DRAFTS:
         (tmp_path / "run" / "checkpoints" / name).touch()
         (tmp_path / "run" / name).touch()
     words = ("--output", "run", "--epochs", "2", "--checkpoint-every", "1", "--resume")
-    second = evener("train", TINY, *words, cwd=tmp_path)
+    second = evener_here("train", TINY, *words, cwd=tmp_path)
     assert second.returncode == 0, second.stderr
     assert draft_names(tmp_path / "run") == []

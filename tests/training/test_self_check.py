@@ -15,7 +15,7 @@ from evener.records.errors import InvalidInput, NotExact
 from evener.records.plan import Rejected
 from evener.training import rank
 from evener.training.planning import choose
-from support.commands import evener
+from support.commands import evener, evener_here
 
 TASK = """
 import torch
@@ -47,7 +47,8 @@ def train(folder: Path, *words: str, plant: str = "", model: str = NETWORK, loss
     """The sentence with which a run is refused; empty if it trains."""
     (folder / "my_task.py").write_text(TASK.format(plant=plant, model=model, loss=loss, options=options))
     nodes = ("--local-nodes", "1,1,1") if "--local-nodes" not in words else ()
-    result = evener("train", "my_task.py", *nodes, "--output", "out", *words, cwd=folder)
+    run = evener if plant else evener_here  # a plant changes Evener's own code
+    result = run("train", "my_task.py", *nodes, "--output", "out", *words, cwd=folder)
     assert "Traceback" not in result.stderr, result.stderr
     assert result.returncode in (0, 2), result.stderr
     return result.stderr.strip().splitlines()[-1] if result.returncode else ""

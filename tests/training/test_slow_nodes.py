@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from evener.records.schema import read_noun
 from evener.training.monitor import Monitor
 from evener.training.planning import why_all_take_part
 from evener.training.step import StepReport
-from support.commands import command
+from support.commands import evener_here
 
 CPU = torch.device("cpu")
 SLOW = str(Path(__file__).parents[1] / "support_tasks" / "slow_together.py")
@@ -33,23 +32,18 @@ pytestmark = pytest.mark.timeout(120)
 
 def plan_and_record(folder: Path, *words: str) -> tuple[Plan, TrainRecord]:
     """Of a run that `words` begin in `folder`."""
-    typed = [*words, SLOW, "--output", "run"]
-    result = subprocess.run(
-        typed,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-        env={**os.environ, "COLUMNS": "160"},
-    )
+    words = (*words, SLOW, "--output", "run")
+    if words[0] == "train":
+        result = evener_here(*words, cwd=folder)
+    else:
+        result = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
     assert result.returncode == 0, result.stderr + result.stdout
     return read_noun(folder / "run" / "plan.json", Plan), read_noun(folder / "run" / "record.json", TrainRecord)
 
 
 @pytest.mark.parametrize(
     "words",
-    [(*command("train"), "--local-nodes", "1,1"), pytest.param((*TORCHRUN, "train"), marks=pytest.mark.slow)],
+    [("train", "--local-nodes", "1,1"), pytest.param((*TORCHRUN, "train"), marks=pytest.mark.slow)],
     ids=["local nodes", "torchrun"],
 )
 def test_a_node_that_the_rehearsal_shows_to_be_slow_is_left_out_with_both_predictions(
@@ -68,7 +62,9 @@ def test_a_node_that_the_rehearsal_shows_to_be_slow_is_left_out_with_both_predic
 
 
 def test_a_node_that_the_user_gave_a_share_stays_and_the_plan_says_why(tmp_path: Path) -> None:
-    plan, record = plan_and_record(tmp_path, *command("train"), "--local-nodes", "1,1", "--shares", "26,24")
+    plan, record = plan_and_record(
+        tmp_path, "train", "--local-nodes", "1,1", "--shares", "26,24", "--option", "slow=0.5"
+    )
     assert len(record.nodes) == 2
     assert plan.prediction is not None
     assert plan.prediction.alone_seconds is not None
@@ -114,8 +110,7 @@ for x, y in loader:
 
 def test_a_program_that_a_node_slows_down_says_so_once_with_both_predictions(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    typed = command("run", "program.py", "--local-nodes", "1,1", "--run-folder", "run")
-    result = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    result = evener_here("run", "program.py", "--local-nodes", "1,1", "--run-folder", "run", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
     assert [event.nodes for event in record.events if event.kind == "slows the run down"] == [("node-1",)]

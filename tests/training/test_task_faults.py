@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import evener
+from support.commands import evener_here
 
 TASK = """
 import torch
@@ -89,7 +89,7 @@ def train(folder: Path, options: str, *words: str) -> tuple[int, str, bool]:
     """(exit code, last line, whether a step was made) of a run of a task with these options."""
     (folder / "my_task.py").write_text(TASK.format(options=options))
     nodes = () if "--local-nodes" in words else ("--local-nodes", "1,1", "--shares", "3,1")
-    result = evener("train", "my_task.py", *nodes, *words, "--output", "out", cwd=folder)
+    result = evener_here("train", "my_task.py", *nodes, *words, "--output", "out", cwd=folder)
     assert "Traceback" not in result.stderr, result.stderr
     shown = result.stdout + result.stderr
     last = (result.stderr.strip().splitlines() or [""])[-1]

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from evener.commands.rank_task import RankTask
-from evener.launch.processes import ELASTIC_RANK_MODULES, LocalProcess, LocalProcesses
+from evener.launch.processes import RANK_MODULES, LocalProcess, LocalProcesses
 from evener.ps.node.rank_session import Ending, Host, RankSetup
 
 _LOOK_SECONDS = 0.2
@@ -38,7 +38,7 @@ class _Hosted:
             resumes=setup.resumes,
             brings_program=job.brings_program,
         )
-        self._processes = LocalProcesses(ELASTIC_RANK_MODULES)  # here: its server ends with the thread that starts it
+        self._processes = LocalProcesses(RANK_MODULES)  # here: its server ends with the thread that starts it
         self._started = threading.Event()
         self._one: LocalProcess | None = None
         self._is_unwanted = False

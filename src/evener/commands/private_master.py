@@ -24,7 +24,13 @@ from evener.records.errors import NodeLost
 from evener.system.host import environment
 from evener.wire.identity import Address, Identity, Token, make_identity
 
-_PRELOAD = ["torch", "evener.ps.node.torch_backend", "evener.commands.private_master", "evener.training.context"]
+_PRELOAD = [
+    "torch",
+    "torch._dynamo",
+    "evener.ps.node.torch_backend",
+    "evener.commands.private_master",
+    "evener.training.context",
+]
 _PRELOAD_THIN = ["evener.ps.node.thin_backend", "evener.commands.private_master"]
 _START_SECONDS = 60.0
 _MEASURE_SECONDS = 0.2

@@ -34,10 +34,8 @@ from evener.system.cores import compute_in, keep_to_quota
 from evener.system.process_exit import exit_with_parent, kill_with_starter
 from evener.system.signals import outlive_terminal, set_handler
 
-RANK_MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "evener.training.rank")
-"""What every rank needs; to be loaded once, before it is started."""
-ELASTIC_RANK_MODULES = (*RANK_MODULES, "torch._dynamo")
-"""And what DistributedDataParallel loads when it is made, in two seconds: a rank that comes later takes a tenth."""
+RANK_MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "evener.training.rank")
+"""What every rank needs, imported once for all of them. Optimizers import `torch._dynamo`, which takes two seconds."""
 _OF_THE_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 """Signals that every process of a terminal gets."""
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from evener.comm.signed_store import SignedStore
 from evener.launch.nodes import LocalNode
-from evener.launch.processes import ELASTIC_RANK_MODULES, RANK_MODULES, LocalProcess, LocalProcesses
+from evener.launch.processes import RANK_MODULES, LocalProcess, LocalProcesses
 from evener.launch.rank_environment import Program
 from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.rank_starter import RankStarter, show_event
@@ -57,8 +57,7 @@ def run_local(
         Interrupted: Ctrl-C; the ranks were asked to stop after their step and write a checkpoint.
         KeyboardInterrupt: Ctrl-C before the first step, or the program has no steps; all processes have ended.
     """
-    preload = ELASTIC_RANK_MODULES if is_elastic else RANK_MODULES
-    with interrupt_on_stop_signals(), LocalProcesses(preload) as processes:
+    with interrupt_on_stop_signals(), LocalProcesses(RANK_MODULES) as processes:
         beginnings = _BEGINNINGS if is_elastic else 0
         while True:
             starter = RankStarter(processes, program, nodes, config, patience, is_elastic=is_elastic)

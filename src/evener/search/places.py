@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from evener.config.options import MasterAccess
 from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode, parse_local_nodes
-from evener.launch.processes import LocalProcesses
+from evener.launch.processes import RANK_MODULES, LocalProcesses
 from evener.records.errors import NodeLost
 from evener.records.plan import Plan
 from evener.records.schema import write_noun
@@ -112,7 +112,7 @@ def _nodes(config: TuneConfig) -> Sequence[LocalNode]:
     return choose_nodes(config)
 
 
-def _opener(config: TuneConfig) -> tuple[OpenRun, list[str]]:
+def _opener(config: TuneConfig) -> tuple[OpenRun, Sequence[str]]:
     """What starts a trial here, and what its processes find loaded."""
     if config.thin:
         from evener.search import thin_runs
@@ -120,4 +120,4 @@ def _opener(config: TuneConfig) -> tuple[OpenRun, list[str]]:
         return thin_runs.ThinRun, thin_runs.PRELOAD
     from evener.search import torch_runs
 
-    return torch_runs.RankRun, torch_runs.PRELOAD
+    return torch_runs.RankRun, RANK_MODULES

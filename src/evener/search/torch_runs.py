@@ -17,9 +17,6 @@ from evener.records.events import RunEvent
 from evener.system.heartbeat import Progress
 from evener.training.rank import train_rank
 
-PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "evener.training.rank"]
-"""The compiler, too: the first optimiser that a process makes loads it, which takes longer than all the rest."""
-
 
 class RankRun:
     """One run of ranks; see `NodeRun`."""

@@ -103,7 +103,7 @@ def answer_to(connection: Connection[m.Header], name: str, key: str) -> m.Header
 
 
 def test_a_node_comes_by_invitation_comes_back_after_it_was_revoked_and_nobody_else_does() -> None:
-    with plane() as ps, ps.control() as admin:
+    with plane(patience=1.0) as ps, ps.control() as admin:
         invitation = admin.invite(Invite(nodes=1, seconds=60.0))
         with invited(ps, invitation.token) as connection:
             assert isinstance(answer_to(connection, "a", KEYS[0]), m.Welcome)

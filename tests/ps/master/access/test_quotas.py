@@ -35,6 +35,7 @@ from evener.wire.limits import Limits
 from support.agreements import SYNC
 from support.linear_engine import job, weights
 from support.master_in_threads import Plane, plane, wait_until
+from support.run_stage import Stage
 from support.strangers import Sent, introduction, joined, refusals, stranger, told_until_closed, welcomed
 
 
@@ -157,8 +158,6 @@ def test_a_node_that_joins_under_name_after_name_is_refused_in_the_end(monkeypat
 
 
 def test_the_events_of_a_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from test_training_run import Stage
-
     monkeypatch.setattr(run_journal, "MOST_EVENTS", 3)
     stage = Stage(SYNC)
     for _ in range(100):

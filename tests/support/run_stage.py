@@ -1,0 +1,74 @@
+"""A training run at the master without sockets, with two nodes at work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from evener.ps.master.nodes import Nodes
+from evener.ps.master.training_run import TrainingRun
+from evener.ps.protocol.job import Job
+from evener.ps.protocol.messages import Contribution, Header, ServerReply
+from evener.records.history import History
+from evener.sync.layout import Flat, layout_of
+from evener.sync.messages import Lease, Push
+from evener.sync.parameter_server import ParameterServer
+from evener.sync.protocol import SyncProtocol, Workload
+from evener.wire.frame import Buffer
+
+LAYOUT = layout_of({"w": np.zeros(4, np.float32)})
+
+
+class Stage:
+    """A run with two nodes that are at work; what it sends is kept."""
+
+    def __init__(self, agreement: SyncProtocol) -> None:
+        workload = Workload(num_samples=20, num_epochs=5)
+        job = Job(
+            run="r",
+            task="t",
+            title="t",
+            protocol="p",
+            agreement=agreement,
+            workload=workload,
+            layout=LAYOUT,
+            num_validation=8,
+        )
+        self.now = 0.0
+        self.nodes, self.sent = Nodes(15.0), list[tuple[int | None, Header]]()
+        server = ParameterServer(agreement, workload, Flat(LAYOUT))
+        self.run = TrainingRun(job, server, History(), self.nodes, self.send, lambda: self.now)
+        self.leases: dict[str, list[Lease]] = {"a": [], "b": []}
+        for peer, name in enumerate("ab"):
+            node = self.nodes.record(name)
+            self.nodes.decide("joined", node, 0.0, incarnation=1)
+            self.nodes.connect(node, peer)
+            self.run.ready(node, 1.0)
+        self.run.begin(self.nodes.present)
+        self.deliver()
+
+    def send(self, peer: int | None, header: Header, buffers: Sequence[Buffer] = ()) -> None:
+        self.sent.append((peer, header))
+
+    def deliver(self) -> list[Any]:
+        """What is sent, leases apart, which are kept."""
+        headers = []
+        while self.sent:
+            peer, header = self.sent.pop(0)
+            if isinstance(header, ServerReply):
+                if header.answer.lease is not None and peer is not None:
+                    self.leases["ab"[peer]].append(header.answer.lease)
+            else:
+                headers.append(header)
+        return headers
+
+    def push(self, name: str, value: float = 1.0) -> None:
+        lease = self.leases[name].pop(0)
+        header = Contribution(run="r", push=Push(number=lease.number, seconds=1.0, loss=1.0))
+        inbox = self.run.inbox(self.nodes.by_name[name], header, LAYOUT.num_bytes)
+        assert inbox is not None
+        inbox[:] = np.full(4, value, np.float32).tobytes()
+        del inbox
+        self.run.contribute(self.nodes.by_name[name], header, LAYOUT.num_bytes)
