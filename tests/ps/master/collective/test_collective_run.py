@@ -268,6 +268,21 @@ def test_a_node_that_is_lost_before_the_first_step_three_times_is_left_behind() 
     assert scene.run.failure.nodes == ("b",)
 
 
+def test_a_node_that_came_after_the_third_beginning_goes_on_without_the_one_that_was_lost() -> None:
+    scene = Scene("a")
+    for process in (1, 2, 3):
+        scene.ready("a")
+        scene.run.tick()
+        if process == 3:
+            scene.come("b")
+        scene.end("a", process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+        scene.run.tick()
+    assert scene.run.failure is None
+    scene.ready("b")
+    scene.run.tick()
+    assert [node.name for node in scene.places()[4].nodes] == ["b"]
+
+
 def test_where_the_rest_are_too_few_the_loss_that_made_them_so_ends_the_run() -> None:
     scene = Scene("a", "b")
     lose_each_time(scene, "a", 3)

@@ -368,13 +368,15 @@ class CollectiveRun:
         nodes = [self._nodes.record(rank.node) for rank in self._table.ranks]
         return [node for node in nodes if self.job.run not in node.not_ready]
 
-    def _leave_behind(self, error: EvenerError, nodes: Sequence[NodeRecord]) -> str:
-        """Leave out those of the `nodes` that `error` names, if others can begin; from where, in words."""
+    def _leave_behind(self, error: EvenerError, founders: Sequence[NodeRecord]) -> str:
+        """Leave out those of the `founders` that `error` names, if others can begin; from where, in words."""
         names = error.nodes if isinstance(error, NodeLost) else ()
-        lost = [node for node in nodes if node.name in names]
+        lost = [node for node in founders if node.name in names]
         if not lost or self._ending.reason is not None:
             return ""
-        words = self._beginnings.without(error, self._clock(), len(nodes) - len(lost))
+        here = [node for node in self._nodes.present if self.job.run not in node.not_ready]
+        others = {node.name for node in (*founders, *here)}.difference(names)
+        words = self._beginnings.without(error, self._clock(), len(others))
         for node in lost if words else ():
             self.not_ready(node, "it was lost before the first step, which the run has tried three times")
         return words
