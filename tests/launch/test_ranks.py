@@ -98,6 +98,26 @@ def test_a_node_that_is_killed_before_the_first_step_each_time_is_left_behind(tm
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def miss_the_second(env: RankEnvironment, _: None) -> None:
+    """All ranks say that the second one was silent, itself among them, as it has woken up."""
+    if len(env.nodes) > 1:
+        raise NodeLost("node b has been silent", ["b"])
+
+
+def test_a_node_that_was_silent_before_the_first_step_and_woke_up_is_left_behind() -> None:
+    asked: list[Sequence[int]] = []
+    run_local(
+        miss_the_second,
+        NODES,
+        None,
+        patience=20,
+        on_event=lambda _: None,
+        is_elastic=True,
+        without=lambda _config, kept, _event: asked.append(kept) or "the same",  # type: ignore[func-returns-value]
+    )
+    assert asked == [[0]]
+
+
 class Left(msgspec.Struct, frozen=True):
     """What ranks do, of which some are left.
 

@@ -177,9 +177,12 @@ class _LoneRank:
 
 
 def _lost(ranks: Sequence[LocalProcess], nodes: Sequence[LocalNode], error: NodeLost) -> list[int]:
-    """Ranks that ended without a word; else those that `error` names, or that are silent while others miss one."""
+    """Ranks that ended without a word; else those that `error` names, or that are silent while others miss one.
+
+    A rank that was silent and woke up says itself that it was missed.
+    """
     silent = [i for i, rank in enumerate(ranks) if rank.failure is None and not rank.has_finished]
-    named = [i for i in silent if nodes[i].name in error.nodes]
+    named = [i for i, node in enumerate(nodes) if node.name in error.nodes]
     return [i for i in silent if ranks[i].has_ended] or named or silent
 
 
