@@ -2,7 +2,15 @@
 
 import pytest
 
-from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse_memory, place, relative_shares
+from evener.launch.nodes import (
+    LocalNode,
+    local_nodes,
+    parse_local_nodes,
+    parse_memory,
+    place,
+    relative_shares,
+    shares_of,
+)
 from evener.records.errors import InvalidValue
 
 
@@ -88,3 +96,12 @@ def test_a_wrong_value_is_refused_with_what_is_wrong_about_it(option: str, value
 
 def test_memory_may_be_in_terabytes() -> None:
     assert parse_memory("2TB,1TiB,512mb") == [2 * 10**12, 2**40, 512 * 10**6]
+
+
+@pytest.mark.parametrize(("shares", "left"), [("measured", "measured"), ("equal", "equal"), ("7,2,1", "7,1")])
+def test_shares_are_those_of_the_nodes_that_are_left(shares: str, left: str) -> None:
+    assert shares_of(shares, [0, 2]) == left
+
+
+def test_nodes_without_a_share_have_none() -> None:
+    assert shares_of("7,0,0", [1, 2]) is None

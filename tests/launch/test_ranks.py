@@ -83,6 +83,43 @@ def test_who_is_killed_each_time_ends_the_run(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
+@pytest.mark.slow
+def test_a_node_that_is_killed_before_the_first_step_each_time_is_left_behind(tmp_path: Path) -> None:
+    told: list[RunEvent] = []
+    asked: list[tuple[Sequence[int], tuple[str, ...]]] = []
+
+    def without(config: tuple[str, int, int, int], kept: Sequence[int], event: Event) -> tuple[str, int, int, int]:
+        asked.append((kept, event.nodes))
+        return config
+
+    words = (str(tmp_path), 9, 0, int(signal.SIGKILL))
+    run_local(end_early, NODES, words, patience=20, on_event=told.append, is_elastic=True, without=without)
+    assert asked == [([0], ("b",))]
+    kinds = [event.kind for event in told if isinstance(event, Event) and event.kind != "told"]
+    assert kinds == ["begins again", "begins again", "node lost"]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def miss_the_second(env: RankEnvironment, _: None) -> None:
+    """All ranks say that the second one was silent, itself among them, as it has woken up."""
+    if len(env.nodes) > 1:
+        raise NodeLost("node b has been silent", ["b"])
+
+
+def test_a_node_that_was_silent_before_the_first_step_and_woke_up_is_left_behind() -> None:
+    asked: list[Sequence[int]] = []
+    run_local(
+        miss_the_second,
+        NODES,
+        None,
+        patience=20,
+        on_event=lambda _: None,
+        is_elastic=True,
+        without=lambda _config, kept, _event: asked.append(kept) or "the same",  # type: ignore[func-returns-value]
+    )
+    assert asked == [[0]]
+
+
 class Left(msgspec.Struct, frozen=True):
     """What ranks do, of which some are left.
 

@@ -1,25 +1,27 @@
 """Seeded schedules of faults: a run completes exactly, or ends with a true sentence, and leaves nothing behind.
 
 A schedule has two to eight faults, the first of which may strike before step 1. EVENER_SCHEDULES=100 tries as many
-seeds on local nodes, EVENER_SCHEDULES_ON_A_MASTER=40 on the ranks of a master.
+seeds on local nodes, EVENER_SCHEDULES_ON_A_MASTER=40 on the ranks of a master; 20-29 tries those seeds alone, and 3,7
+those two. What each seed came to is a line of JSON in the file that EVENER_SCHEDULE_RESULTS names, if it is set.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -31,15 +33,27 @@ from evener.records.schema import read_noun
 from hosts import Host, Hosts, Process, fixture
 from hosts.fixture import Build
 from support.commands import command, processes_of
+from support.fault_schedules import (
+    HOLDERS,
+    LOST,
+    NODES,
+    PATIENCE,
+    Fault,
+    Strikes,
+    drafts,
+    ranks_of,
+    record,
+    schedule,
+    send,
+    strike_while,
+)
 
 build_hosts = fixture.build_hosts
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-PATIENCE, LONGEST, NODES = 3.0, 150.0, 3
-SAMPLES, EPOCHS = 400, 8
-LOST = 4
-"""Exit code of a run whose nodes were lost."""
+SAMPLES, EPOCHS, BATCH = 400, 5, 20
 TASK = """
-import time, torch
+import os, time, torch
+from pathlib import Path
 from torch import nn
 from torch.utils.data import TensorDataset
 from evener import Task
@@ -50,6 +64,8 @@ def data(samples, seed):
     return TensorDataset(torch.randn(samples, 8, generator=draw) + targets[:, None], targets)
 
 def loss(outputs, targets):
+    if "{holders}" in os.environ and outputs.requires_grad:
+        (Path(os.environ["{holders}"]) / str(os.getpid())).touch()
     time.sleep({pause})
     return nn.functional.cross_entropy(outputs, targets)
 
@@ -59,39 +75,19 @@ task = Task(
     loss=loss,
     train_data=lambda: data({samples}, 1),
     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
-    batch_size=20,
+    batch_size={batch},
     epochs={epochs},
 )
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """What happens to one process, host or master.
-
-    Attributes:
-        at: seconds after the first rank was seen.
-        kind: what is done.
-        victim: number of the node, of those that are there.
-        seconds: until it is undone, where it can be.
-    """
-
-    at: float
-    kind: str
-    victim: int
-    seconds: float
-
-
-def schedule(seed: int, kinds: Sequence[str], span: float) -> list[Fault]:
-    """Two to eight faults within `span` seconds, one of them at once in every other schedule."""
-    draw = random.Random(seed)
-    times = sorted(draw.uniform(0, span) for _ in range(draw.randint(2, 8)))
-    if draw.random() < 0.5:
-        times[0] = 0.0
-    return [
-        Fault(at=at, kind=draw.choice(kinds), victim=draw.randrange(NODES), seconds=PATIENCE * draw.uniform(0.3, 2.5))
-        for at in times
-    ]
+def seeds(variable: str, default: str) -> list[int]:
+    """Those that a variable of the environment names: a number of them, a range, or a list."""
+    words = os.environ.get(variable, default)
+    if "-" in words:
+        first, last = map(int, words.split("-"))
+        return list(range(first, last + 1))
+    return list(map(int, words.split(","))) if "," in words else list(range(int(words)))
 
 
 @pytest.fixture(scope="module")
@@ -103,138 +99,132 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     return load_file(folder / "run" / "model.safetensors")
 
 
-def write_task(folder: Path, pause: float = 0.02) -> Path:
+def write_task(folder: Path, pause: float = 0.01) -> Path:
     path = folder / "schedule_task.py"
-    path.write_text(TASK.format(pause=pause, samples=SAMPLES, epochs=EPOCHS))
+    path.write_text(TASK.format(pause=pause, samples=SAMPLES, epochs=EPOCHS, batch=BATCH, holders=HOLDERS))
     return path
 
 
-class Undoing:
-    """What is to be undone, and when."""
+class Trial:
+    """One seed: its folder, the variables of its processes, and what was done to them.
 
-    def __init__(self) -> None:
-        self._due: list[tuple[float, Callable[[], object]]] = []
+    Attributes:
+        folder: of the run and all that it needs.
+        marker: variable by which its processes are known.
+        environment: that it is started with; $TMPDIR is a folder of its own.
+        strikes: see `Strikes`.
+        left: what was left behind.
+    """
 
-    def after(self, seconds: float, undo: Callable[[], object]) -> None:
-        self._due.append((time.monotonic() + seconds, undo))
+    def __init__(self, folder: Path, temporary: Path) -> None:
+        self.folder, self._temporary = folder, temporary
+        self.marker = f"EVENER_TEST={uuid.uuid4()}"
+        holders = folder / "holders"
+        holders.mkdir()
+        self.environment = {
+            **dict([self.marker.split("=")]),
+            HOLDERS: str(holders),
+            "TMPDIR": str(temporary),
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "160",
+        }
+        self.strikes = Strikes(self.marker, holders)
+        self.left: dict[str, list[Any]] = {}
+        self._shared = set(os.listdir("/dev/shm"))
 
-    def look(self, *, everything: bool = False) -> None:
-        now = time.monotonic()
-        ripe = [undo for when, undo in self._due if everything or when <= now]
-        self._due = [] if everything else [one for one in self._due if one[0] > now]
-        for undo in ripe:
-            undo()
+    def see_left(self) -> None:
+        """Note what is left: processes, shared memory, files for a while, and drafts of checkpoints."""
+        end = time.monotonic() + 15
+        while (processes := processes_of(self.marker)) and time.monotonic() < end:
+            time.sleep(0.1)
+        self.left |= {
+            "processes": processes,
+            "shared": sorted(set(os.listdir("/dev/shm")) - self._shared),
+            "temporary": sorted(os.listdir(self._temporary)),
+            "drafts": drafts(self.folder),
+        }
 
+    def judged(self, code: int | None, said: str, alone: dict[str, torch.Tensor], end: float) -> dict[str, Any]:
+        """The verdict, and why it is one: a run completed exactly, or ended as nobody was left."""
+        sentence = next((line for line in reversed(said.splitlines()) if line.startswith("evener: ")), "")
+        found: dict[str, Any] = {"code": code, "sentence": sentence, "left": self.left}
+        behind = {kind: names for kind, names in self.left.items() if names}
+        wrong = [f"left behind: {behind}"] if behind else []
+        if "Traceback" in said:
+            wrong.append("a traceback")
+        if code == 0:
+            wrong += self._inexact(alone, said)
+        elif code != LOST or not sentence:
+            wrong.append(f"exit code {code}")
+        elif healthy := self.strikes.healthy_holders(end):
+            wrong.append(f"ended though {healthy} held the state and had met no fault")
+        verdict = "failed" if wrong else ("exact" if code == 0 else "justified")
+        return {**found, "verdict": verdict, "why": "; ".join(wrong)}
 
-def strike_while(
-    is_running: Callable[[], bool],
-    has_ranks: Callable[[], object],
-    faults: Sequence[Fault],
-    strike: Callable[[Fault, Undoing], None],
-) -> None:
-    """Strike at the times of the schedule, from the moment that there are ranks, while the run goes on."""
-    undoing, left = Undoing(), list(faults)
-    end = time.monotonic() + LONGEST
-    began: float | None = None
-    while is_running():
-        assert time.monotonic() < end, "the run neither completes nor ends"
-        if began is None and has_ranks():
-            began = time.monotonic()
-        while left and began is not None and time.monotonic() - began >= left[0].at:
-            strike(left.pop(0), undoing)
-        undoing.look()
-        time.sleep(0.02)
-    undoing.look(everything=True)
-
-
-def send(process: psutil.Process, number: signal.Signals) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return
-
-
-def ranks_of(marker: str) -> list[psutil.Process]:
-    """The processes of a run that are ranks, in the order in which they were started."""
-    found = []
-    for pid in processes_of(marker):
-        try:
-            process = psutil.Process(pid)
-            parent = process.parent()
-            if parent is not None and "forkserver" in " ".join(parent.cmdline()) and process.status() != "zombie":
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return sorted(found, key=lambda process: process.pid)
-
-
-def hold(folder: Path, code: int, said: str, alone: dict[str, torch.Tensor], faults: Sequence[Fault]) -> None:
-    """The run completed exactly; or it says who was lost, and everybody had been struck."""
-    assert "Traceback" not in said, said[-3000:]
-    if code != 0:
-        assert code == LOST, (code, faults, said[-3000:])
-        assert len(faults) >= NODES, f"ended though some node was never struck: {faults}\n{said[-3000:]}"
-        return
-    weights = load_file(folder / "model.safetensors")
-    assert max(float((weights[name].double() - one.double()).abs().max()) for name, one in alone.items()) < 1e-10
-    record = read_noun(folder / "record.json", TrainRecord)
-    assert sum(step.samples for step in record.steps) == SAMPLES * EPOCHS
-    assert [path.name for path in folder.rglob(".*")] == []
-
-
-def nothing_is_left(marker: str, shared_before: set[str]) -> None:
-    end = time.monotonic() + 15
-    while (left := processes_of(marker)) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert left == []
-    assert set(os.listdir("/dev/shm")) - shared_before == set()
+    def _inexact(self, alone: dict[str, torch.Tensor], said: str) -> list[str]:
+        """In what the result differs from that of one process; the record begins where the last beginning did."""
+        folder = self.folder / "run"
+        weights = load_file(folder / "model.safetensors")
+        off = max(float((weights[name].double() - one.double()).abs().max()) for name, one in alone.items())
+        trained = sum(step.samples for step in read_noun(folder / "record.json", TrainRecord).steps)
+        wrong = [] if off < 1e-10 else [f"weights are off by {off}"]
+        resumed = [int(step) for step in re.findall(r"from the checkpoint of step\s+(\d+)", said)]
+        expected = SAMPLES * EPOCHS - BATCH * max(resumed, default=0)
+        return wrong + ([] if trained == expected else [f"{trained} samples were trained instead of {expected}"])
 
 
 @contextmanager
-def marked() -> Iterator[str]:
-    """A variable of the environment by which the processes of a run are known; none of them is left afterwards."""
-    marker, shared = f"EVENER_TEST={uuid.uuid4()}", set(os.listdir("/dev/shm"))
+def trial(folder: Path) -> Iterator[Trial]:
+    """A seed whose processes have ended afterwards."""
+    temporary = Path(tempfile.mkdtemp(prefix="schedule-"))
+    one = Trial(folder, temporary)
     try:
-        yield marker
-        nothing_is_left(marker, shared)
+        yield one
     finally:
-        for pid in processes_of(marker):
+        for pid in processes_of(one.marker):
             os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(temporary)
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("EVENER_SCHEDULES", "3"))))
+def require(line: dict[str, Any], said: str) -> None:
+    """Fail if the product did."""
+    assert line["verdict"] != "failed", f"{line}\n{said[-3000:]}"
+
+
+@pytest.mark.parametrize("seed", seeds("EVENER_SCHEDULES", "3"))
 def test_local_nodes_under_a_schedule_of_faults(seed: int, tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
     faults = schedule(seed, ["kill", "kill", "freeze", "freeze", "terminate"], span=8.0)
     words = ["train", str(write_task(tmp_path)), "--local-nodes", ",".join("1" * NODES), "--precision", "fp64"]
     words += ["--seed", "3", "--patience", str(PATIENCE), "--output", "run", "--shares", "3,2,1"]
 
-    with marked() as marker:
+    def strike(fault: Fault, strikes: Strikes) -> None:
+        if not (ranks := strikes.see()):
+            return
+        victim = ranks[fault.victim % len(ranks)]
+        strikes.struck(fault, [victim.pid])
+        if fault.kind == "freeze":
+            send(victim, signal.SIGSTOP)
+            strikes.after(fault.seconds, lambda: send(victim, signal.SIGCONT))
+        else:
+            send(victim, signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM)
+
+    with trial(tmp_path) as one:
         with (tmp_path / "said").open("w") as said:
-            environment = {**os.environ, **dict([marker.split("=")]), "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+            environment = {**os.environ, **one.environment}
             run = subprocess.Popen(command(*words), cwd=tmp_path, stdout=said, stderr=said, env=environment)
-
-        def strike(fault: Fault, undoing: Undoing) -> None:
-            ranks = ranks_of(marker)
-            if not ranks:
-                return
-            victim = ranks[fault.victim % len(ranks)]
-            if fault.kind == "freeze":
-                send(victim, signal.SIGSTOP)
-                undoing.after(fault.seconds, lambda: send(victim, signal.SIGCONT))
-            else:
-                send(victim, signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM)
-
-        strike_while(lambda: run.poll() is None, lambda: len(ranks_of(marker)) >= NODES, faults, strike)
-    assert run.returncode is not None
-    hold(tmp_path / "run", run.returncode, (tmp_path / "said").read_text(), alone, faults)
+        end = strike_while(lambda: run.poll() is None, NODES, faults, strike, one.strikes)
+        one.see_left()
+        text = (tmp_path / "said").read_text()
+        line = record("local", seed, one.strikes, end, one.judged(run.returncode, text, alone, end))
+    require(line, text)
 
 
 class MasterAndNodes:
     """A master and its nodes, each on a host of its own, which are killed, frozen, cut off and started again."""
 
-    def __init__(self, hosts: Hosts, folder: Path, marker: str) -> None:
-        self._hosts, self._folder, self._environment = hosts, folder, dict([marker.split("=")])
-        self._home = folder / "home"
+    def __init__(self, hosts: Hosts, one: Trial) -> None:
+        self._hosts, self._trial, self._folder = hosts, one, one.folder
+        self._home = one.folder / "home"
         self._token = ""
         self.up()
         for number in range(NODES):
@@ -255,42 +245,67 @@ class MasterAndNodes:
         words += ["--precision", "fp64", "--seed", "3", "--patience", str(PATIENCE)]
         return self._start("master", *words)
 
-    def strike(self, fault: Fault, undoing: Undoing) -> None:
+    def down(self) -> None:
+        """End the master, and then the nodes."""
+        self._start("master", "down", "--home", str(self._home)).wait(60)
+        for number in range(NODES):
+            node = self._hosts[f"node-{number}"].processes[-1]
+            node.cont()
+            node.signal(signal.SIGTERM)
+
+    def strike(self, fault: Fault, strikes: Strikes) -> None:
         machine, number = self._hosts[f"node-{fault.victim}"], fault.victim
         if fault.kind == "master killed":
             if self._master.is_running:  # else it is down already, and comes back
+                strikes.struck(fault, [])
                 self._master.kill()
-                undoing.after(min(fault.seconds, 4.0), self.up)
-        elif fault.kind == "node killed":
+                strikes.after(min(fault.seconds, 4.0), self.up)
+            return
+        strikes.struck(fault, self._ranks_on(fault.victim, strikes))
+        if fault.kind == "node killed":
             machine.processes[-1].kill()
-            undoing.after(fault.seconds, lambda: self.join(number))
+            strikes.after(fault.seconds, lambda: self.join(number))
         elif fault.kind == "node frozen":
             frozen = machine.processes[-1]
             frozen.stop()
-            undoing.after(fault.seconds, frozen.cont)
+            strikes.after(fault.seconds, frozen.cont)
         else:
             machine.cut() if fault.kind == "cut" else machine.mute()
-            undoing.after(fault.seconds, machine.join)
+            strikes.after(fault.seconds, machine.join)
+
+    def _ranks_on(self, number: int, strikes: Strikes) -> list[int]:
+        """Ids of the ranks on a node's host, which has a network namespace of its own."""
+        here = self._hosts[f"node-{number}"].link.namespace.stat().st_ino
+        found = []
+        for rank in strikes.see():
+            try:
+                found += [rank.pid] if os.stat(f"/proc/{rank.pid}/ns/net").st_ino == here else []
+            except OSError:
+                continue
+        return found
 
     def _start(self, host: str, *words: str) -> Process:
-        environment = {**self._environment, "EVENER_TOKEN": self._token, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+        environment = {**self._trial.environment, "EVENER_TOKEN": self._token}
         return self._hosts[host].start([sys.executable, "-m", "evener", *words], environment=environment)
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("EVENER_SCHEDULES_ON_A_MASTER", "2"))))
+@pytest.mark.parametrize("seed", seeds("EVENER_SCHEDULES_ON_A_MASTER", "2"))
 def test_ranks_of_a_master_under_a_schedule_of_faults(
     seed: int, tmp_path: Path, alone: dict[str, torch.Tensor], build_hosts: Build
 ) -> None:
     kinds = ["node killed", "node killed", "node frozen", "cut", "one-way cut", "master killed"]
     faults = schedule(1000 + seed, kinds, span=12.0)
     nodes = [Host(name=f"node-{number}") for number in range(NODES)]
-    with marked() as marker, build_hosts(Host(name="master"), *nodes) as hosts:
-        cluster = MasterAndNodes(hosts, tmp_path, marker)
+    with trial(tmp_path) as one, build_hosts(Host(name="master"), *nodes) as hosts:
+        cluster = MasterAndNodes(hosts, one)
         run = cluster.train(write_task(tmp_path))
-        strike_while(lambda: run.is_running, lambda: len(ranks_of(marker)) >= 1, faults, cluster.strike)
-        code, said = run.wait(1), run.text
-        hosts["master"].start(
-            [sys.executable, "-m", "evener", "down", "--home", str(tmp_path / "home")],
-            environment=dict([marker.split("=")]),
-        ).wait(60)
-    hold(tmp_path / "run", code, said, alone, faults)
+        end = strike_while(lambda: run.is_running, 1, faults, cluster.strike, one.strikes)
+        code, text = run.wait(1), run.text
+        late = time.monotonic() + 15
+        while (left := ranks_of(one.marker)) and time.monotonic() < late:
+            time.sleep(0.2)
+        one.left["ranks"] = [rank.pid for rank in left]
+        cluster.down()
+        one.see_left()
+        line = record("master", seed, one.strikes, end, one.judged(code, text, alone, end))
+    require(line, text)

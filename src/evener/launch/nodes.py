@@ -156,6 +156,15 @@ def relative_shares(shares: str, size: int | None) -> list[float] | None:
     return weights
 
 
+def shares_of(shares: str, kept: Sequence[int]) -> str | None:
+    """Return `shares`, as a user gives them, of the nodes at the positions `kept`; None if these have no share."""
+    if shares in ("measured", "equal"):
+        return shares
+    numbers = shares.split(",")
+    remaining = [numbers[position] for position in kept]
+    return ",".join(remaining) if any(float(share) for share in remaining) else None
+
+
 def _share(text: str, shares: str) -> float:
     try:
         value = float(text)

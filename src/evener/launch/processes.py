@@ -18,6 +18,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -133,7 +134,7 @@ class LocalProcesses:
         self._context.set_forkserver_preload([*([_SERVER] if is_main else []), *preload])
         with _terminal_is_held_back():
             resource_tracker.ensure_running()  # here, for it lets Ctrl-C through when it has started
-        with _terminal_is_held_back(), _without_main():
+        with _terminal_is_held_back(), _without_main(), _without_socket_file():
             forkserver.ensure_running()  # it ignores Ctrl-C itself, but only when it has loaded all that
         self._started: list[LocalProcess] = []
 
@@ -290,3 +291,26 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextmanager
+def _without_socket_file() -> Iterator[None]:
+    """Inside, a fork server may start; afterwards it is reached by an open descriptor of its socket, on Linux.
+
+    The socket would lie in a folder that Python removes at the end of a process, but not of one that is killed.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
+    before = config.get("tempdir")
+    with tempfile.TemporaryDirectory(prefix="evener-") as folder:
+        config["tempdir"] = folder
+        try:
+            yield
+            if str(server._forkserver_address).startswith(folder):
+                socket = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
+                server._forkserver_address = f"/proc/self/fd/{socket}"
+        finally:
+            config["tempdir"] = before

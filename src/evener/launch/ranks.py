@@ -25,7 +25,7 @@ from evener.system.signals import interrupt_on_stop_signals, requests_to_stop
 
 _GRACE = 1.0
 _BEGINNINGS = 3
-"""Of a run that can go on without a node, at most: who is lost before the first step may be so each time."""
+"""Times that a run begins on the same nodes: a node that is lost before the first step may be lost each time."""
 Without = Callable[[Any, Sequence[int], Event], Any]
 """What to do instead of something where only nodes of these positions are left, which the event says; None: nothing."""
 
@@ -49,8 +49,8 @@ def run_local(
         patience: seconds of silence after which a rank is given up.
         on_event: called with everything of which a rank notifies; at the end of an epoch, whether the run ends there.
         is_elastic: whether the program can go on without a rank, and with another one in its place.
-        without: of a program that cannot: what those do who are left, from `config` and their positions among the
-            nodes; they are started anew.
+        without: what the other nodes do where the ranks cannot go on themselves, from `config` and their positions
+            among the nodes; they are started anew. A node that is lost before the first step has three tries.
 
     Raises:
         EvenerError: of the rank that failed first-hand, with its exit code; all processes have ended by then.
@@ -124,15 +124,16 @@ def _run_once(
             trained.append(event.step)
         return on_event(event)
 
-    was_stopped, trained, lost = False, list[int](), list[int]()
+    was_stopped, has_ended, trained = False, False, list[int]()
     lone = _LoneRank(ranks, store, patience, elastic)
     try:
         was_stopped = _relay(processes, ranks, partial(show_event, store, show), patience, elastic, has_begun, lone)
-        lost = _lost(ranks)
+        has_ended = True
         raise_first(ranks, store, nodes, was_stopped, elastic)
     except NodeLost as error:
         if was_stopped or (elastic is not None and elastic.is_stopping):
             raise
+        lost = _lost(ranks, nodes, error) if has_ended else []
         loss = _Loss(error, lost, max([*steps(), *trained]), bool(trained) or has_trained())
         for rank in ranks:
             processes.end(rank)
@@ -174,10 +175,14 @@ class _LoneRank:
             self._ranks[running[0]].give_up(f"has been silent for {self._patience:g} s,")
 
 
-def _lost(ranks: Sequence[LocalProcess]) -> list[int]:
-    """Those that ended without a word; if nobody did, those that are silent where others say that they lost one."""
+def _lost(ranks: Sequence[LocalProcess], nodes: Sequence[LocalNode], error: NodeLost) -> list[int]:
+    """Ranks that ended without a word; else those that `error` names, or that are silent while others miss one.
+
+    A rank that was silent and woke up says itself that it was missed.
+    """
     silent = [i for i, rank in enumerate(ranks) if rank.failure is None and not rank.has_finished]
-    return [i for i in silent if ranks[i].has_ended] or silent
+    named = [i for i, node in enumerate(nodes) if node.name in error.nodes]
+    return [i for i in silent if ranks[i].has_ended] or named or silent
 
 
 def _relay(

@@ -1,4 +1,8 @@
-"""Where a plan uses one node of several, the others are spare: they go on from its checkpoint when it is lost."""
+"""What the nodes of a local run do without a lost one, where its ranks cannot simply go on.
+
+no step was made, replicas           the other nodes begin again without the lost node
+the plan uses one node of several    the others are spare: one goes on from the last checkpoint, or begins again
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,15 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from evener.config.run_config import RunConfig
+from evener.launch.nodes import shares_of
 from evener.records.events import RunEvent
 from evener.records.plan import Plan
-from evener.records.record import Event, TrainRecord
+from evener.records.record import Event, Step, TrainRecord
 from evener.training.checkpoint import Checkpoints
 
 
 class SpareNodes:
-    """Those of one run.
+    """The nodes of one run.
 
     Args:
         show: shows what happens.
@@ -24,21 +29,42 @@ class SpareNodes:
         self._show = show
         self._plan: Plan | None = None
         self._lost: tuple[Event, ...] = ()
+        self._has_trained = False
 
     def show(self, event: RunEvent) -> object:
         """Show `event`; the record tells of the nodes that were lost before the last beginning, too."""
         if isinstance(event, Plan):
             self._plan = event
+        elif isinstance(event, Step):
+            self._has_trained = True
         elif isinstance(event, TrainRecord):
             event = replace(event, events=(*self._lost, *event.events))
         return self._show(event)
 
-    def take(self, config: RunConfig, _kept: Sequence[int], lost: Event) -> RunConfig | None:
-        """What the nodes that are left have to do without the lost one; None: the run ends.
+    def take(self, config: RunConfig, kept: Sequence[int], lost: Event) -> RunConfig | None:
+        """Return what the nodes at the positions `kept` have to do without the lost ones; None: the run ends.
 
-        They begin again from the last checkpoint, or from the first step if there is none. The result is the same.
+        The result is the same as that of all nodes.
         """
-        if self._plan is None or len(self._plan.assignments) > 1 or config.shares not in ("measured", "equal"):
-            return None
-        self._lost = (*self._lost, lost)
-        return replace(config, resume=not Checkpoints(config.checkpoint_folder).is_empty)
+        if not self._has_trained and config.strategy in ("auto", "data") and config.plan is None:
+            instead = _among(config, kept)
+        elif self._plan is None or len(self._plan.assignments) > 1 or config.shares not in ("measured", "equal"):
+            instead = None
+        else:
+            instead = replace(config, resume=not Checkpoints(config.checkpoint_folder).is_empty)
+        if instead is not None:
+            self._lost = (*self._lost, lost)
+        return instead
+
+
+def _among(config: RunConfig, kept: Sequence[int]) -> RunConfig | None:
+    """Return `config` for the nodes at the positions `kept`; None: the user gave them no share of the samples."""
+    shares = shares_of(config.shares, kept)
+    if shares is None:
+        return None
+    if shares == config.shares or config.local_nodes is None:
+        return replace(config, shares=shares)
+    speeds, memory = config.local_nodes.split(","), config.memory
+    if memory is not None and len(sizes := memory.split(",")) > 1:
+        memory = ",".join(sizes[position] for position in kept)
+    return replace(config, shares=shares, local_nodes=",".join(speeds[position] for position in kept), memory=memory)

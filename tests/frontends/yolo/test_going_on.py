@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from evener.frontends.yolo.going_on import is_complete, shares_of, without
+from evener.frontends.yolo.going_on import is_complete, without
 from evener.frontends.yolo.words import YoloConfig
 from evener.records.record import Event
 
@@ -51,8 +51,3 @@ def test_a_loss_ends_the_run_where_the_rest_is_not_to_go_on_or_cannot(
     tmp_path: Path, options: dict[str, object]
 ) -> None:
     assert without(asked(tmp_path, **options), [0], LOST) is None
-
-
-@pytest.mark.parametrize(("shares", "left"), [("measured", "measured"), ("equal", "equal"), ("7,2,1", "7,1")])
-def test_shares_are_those_of_the_nodes_that_are_left(shares: str, left: str) -> None:
-    assert shares_of(shares, [0, 2]) == left

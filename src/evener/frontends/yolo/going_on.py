@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from evener.frontends.yolo.words import YoloConfig, read_words
+from evener.launch.nodes import shares_of
 from evener.records.record import Event
 
 
@@ -34,15 +35,6 @@ def without(config: YoloConfig, kept: Sequence[int], lost: Event) -> YoloConfig 
             return None
         words = ("train", f"resume={last}")
     return msgspec.structs.replace(config, words=words, shares=shares, lost=(*config.lost, lost))
-
-
-def shares_of(shares: str, kept: Sequence[int]) -> str | None:
-    """`shares` as a user gives them, of those that are left; None if these were to have nothing."""
-    if shares in ("measured", "equal"):
-        return shares
-    given = shares.split(",")
-    left = [given[position] for position in kept]
-    return ",".join(left) if any(float(share) for share in left) else None
 
 
 def is_complete(checkpoint: Path) -> bool:

@@ -239,20 +239,61 @@ def test_a_node_that_comes_in_mid_run_is_given_a_process() -> None:
     assert scene.nodes.by_name["c"].doing == "is rank 3"
 
 
-def test_who_is_lost_before_the_first_step_costs_a_new_beginning_and_three_are_enough() -> None:
-    scene = Scene("a", "b")
-    for beginning in range(3):
+def lose_each_time(scene: Scene, name: str, beginnings: int) -> None:
+    """The process on a node is killed before the first step, in so many beginnings of a run of two nodes."""
+    for beginning in range(beginnings):
         scene.ready("a", "b")
         scene.run.tick()
-        scene.end("a", 1 + 2 * beginning, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+        scene.end(name, 1 + 2 * beginning, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
         scene.run.tick()
         scene.now += 2.0
         scene.run.tick()
-    assert scene.run.failure is not None
+
+
+def test_a_node_that_is_lost_before_the_first_step_three_times_is_left_behind() -> None:
+    scene = Scene("a", "b")
+    lose_each_time(scene, "a", 3)
+    assert scene.run.failure is None
+    scene.run.tick()
+    last = max(scene.places())
+    assert [node.name for node in scene.places()[last].nodes] == ["b"]
+    told = [event for event in scene.run.news.events if isinstance(event, Event)]
+    assert [event.kind for event in told] == ["begins again", "begins again", "left out", "begins again"]
+    assert told[2].nodes == ("a",)
+    scene.end("b", last, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    scene.run.tick()
+    scene.now += 2.0
+    scene.run.tick()
+    assert isinstance(scene.run.failure, NodeLost)
+    assert scene.run.failure.nodes == ("b",)
+
+
+def test_a_node_that_came_after_the_third_beginning_goes_on_without_the_one_that_was_lost() -> None:
+    scene = Scene("a")
+    for process in (1, 2, 3):
+        scene.ready("a")
+        scene.run.tick()
+        if process == 3:
+            scene.come("b")
+        scene.end("a", process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+        scene.run.tick()
+    assert scene.run.failure is None
+    scene.ready("b")
+    scene.run.tick()
+    assert [node.name for node in scene.places()[4].nodes] == ["b"]
+
+
+def test_where_the_rest_are_too_few_the_loss_that_made_them_so_ends_the_run() -> None:
+    scene = Scene("a", "b")
+    lose_each_time(scene, "a", 3)
+    scene.run.tick()
+    last = max(scene.places())
+    scene.end("b", last, has_finished=False, kind=REFUSED, is_own=True, sentence="too few for two shares", ending="x")
+    for _ in range(3):
+        scene.run.tick()
+        scene.now += 1.0
     assert isinstance(scene.run.failure, NodeLost)
     assert scene.run.failure.nodes == ("a",)
-    told = [event.message for event in scene.run.news.events if isinstance(event, Event)]
-    assert told == ["before the first step node a was killed by signal 9 (SIGKILL)"] * 2
 
 
 def test_the_failure_of_a_tasks_own_code_is_that_of_the_run() -> None:
@@ -550,23 +591,59 @@ def test_a_run_all_of_whose_nodes_are_lost_before_the_first_step_begins_again() 
     assert told[-1].message.startswith("before the first step")
 
 
-@pytest.mark.parametrize("is_heard_of_first", [True, False])
-def test_a_run_that_no_rank_may_leave_goes_on_from_its_checkpoint_or_ends(is_heard_of_first: bool) -> None:
-    for saved in (0, 7):
-        scene = Scene("a", "b")
-        scene.ready("a", "b")
+def lose_after_a_step(scene: Scene, first: int, *, is_heard_of_first: bool) -> None:
+    """The rank of node a is killed after a step of a run that no rank may leave, and then that of node b."""
+    scene.ready("a", "b")
+    scene.run.tick()
+    step = encode_events([Step(step=9, epoch=0, samples=1, loss=0.5, seconds=0.1, nodes=())])
+    scene.run.shown(scene.nodes.by_name["a"], first, memoryview(step))
+    if is_heard_of_first:
+        scene.end("a", first, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    said = "node b lost node a (rank 0): the connection was closed"
+    scene.end("b", first + 1, has_finished=False, kind=kind_of(NodeLost("", ["a"])), sentence=said)
+    for _ in range(3):
         scene.run.tick()
-        step = encode_events([Step(step=9, epoch=0, samples=1, loss=0.5, seconds=0.1, nodes=())])
-        scene.run.shown(scene.nodes.by_name["a"], 1, memoryview(step))
-        scene.run.checkpoints.last = Saved(step=saved, digest="ab" * 32)
-        if is_heard_of_first:
-            scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
-        said = "node b lost node a (rank 0): the connection was closed"
-        scene.end("b", 2, has_finished=False, kind=kind_of(NodeLost("", ["a"])), sentence=said)
-        for _ in range(3):
-            scene.run.tick()
-            scene.now += 1
-        assert (scene.run.failure is None) == bool(saved)
+        scene.now += 1
+
+
+@pytest.mark.parametrize("is_heard_of_first", [True, False])
+@pytest.mark.parametrize(("saved", "words"), [(0, "from the first step:"), (7, "from the checkpoint of step 7")])
+def test_a_run_that_no_rank_may_leave_begins_again_where_it_can(
+    saved: int, words: str, is_heard_of_first: bool
+) -> None:
+    scene = Scene("a", "b")
+    scene.run.checkpoints.last = Saved(step=saved, digest="ab" * 32)
+    lose_after_a_step(scene, 1, is_heard_of_first=is_heard_of_first)
+    assert scene.run.failure is None
+    told = [event for event in scene.run.news.events if isinstance(event, Event)]
+    assert told[-1].kind == "begins again"
+    assert told[-1].message.startswith(words)
+    assert scene.run.job.checkpoint == ("ab" * 32 if saved else "")
+
+
+def test_a_run_without_a_checkpoint_begins_from_the_first_step_three_times_at_most() -> None:
+    scene = Scene("a", "b")
+    for beginning in range(3):
+        assert scene.run.failure is None
+        lose_after_a_step(scene, 1 + 2 * beginning, is_heard_of_first=True)
+    assert isinstance(scene.run.failure, NodeLost)
+
+
+def test_when_the_one_node_that_works_is_lost_before_a_checkpoint_another_one_begins_from_the_first_step() -> None:
+    scene = Scene("a", "b")
+    scene.ready("a", "b")
+    scene.run.tick()
+    scene.end("b", 2, has_finished=True, ending="ended")  # the plan has nothing for it
+    step = encode_events([Step(step=9, epoch=0, samples=1, loss=0.5, seconds=0.1, nodes=())])
+    scene.run.shown(scene.nodes.by_name["a"], 1, memoryview(step))
+    scene.nodes.decide("disconnected", scene.nodes.by_name["a"], scene.now)
+    scene.nodes.disconnect(scene.nodes.by_name["a"].peer or 0)
+    for _ in range(10):
+        scene.now += 1.0
+        scene.run.tick()
+    assert scene.run.failure is None
+    last = max(scene.places())
+    assert (last, [node.name for node in scene.places()[last].nodes]) == (3, ["b"])
 
 
 def test_where_fewer_nodes_cannot_go_on_from_a_checkpoint_it_waits_for_as_many_as_before() -> None:

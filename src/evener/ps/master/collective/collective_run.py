@@ -351,12 +351,32 @@ class CollectiveRun:
 
     def _end_by(self, error: EvenerError) -> None:
         """The run cannot go on as it is: it begins again, if nodes were lost and it may, or fails."""
-        has_begun, saved, ranks = self._has_begun, self.checkpoints.last, self._table.ranks
-        able = sum(self.job.run not in self._nodes.record(rank.node).not_ready for rank in ranks)
+        has_begun, saved, nodes = self._has_begun, self.checkpoints.last, self._founders_that_can()
+        began_from = self._beginnings.step
         words = self._beginnings.again(
-            error, saved.step, self._clock(), has_begun=has_begun, before=len(ranks), able=able
+            error, saved.step, self._clock(), has_begun=has_begun, before=len(self._table.ranks), able=len(nodes)
         )
+        if not words and not has_begun:
+            words = self._leave_behind(error, nodes)
         if not words or self._ending.reason is not None:
-            self.failure = error
+            self.failure = error if has_begun else self._beginnings.explained(error)
             return
-        self._begin_again(f"{words} {error}", from_checkpoint=has_begun)
+        self._begin_again(f"{words} {error}", from_checkpoint=self._beginnings.step != began_from)
+
+    def _founders_that_can(self) -> list[NodeRecord]:
+        """Return the nodes of the ranks, without those that cannot take part."""
+        nodes = [self._nodes.record(rank.node) for rank in self._table.ranks]
+        return [node for node in nodes if self.job.run not in node.not_ready]
+
+    def _leave_behind(self, error: EvenerError, founders: Sequence[NodeRecord]) -> str:
+        """Leave out those of the `founders` that `error` names, if others can begin; from where, in words."""
+        names = error.nodes if isinstance(error, NodeLost) else ()
+        lost = [node for node in founders if node.name in names]
+        if not lost or self._ending.reason is not None:
+            return ""
+        here = [node for node in self._nodes.present if self.job.run not in node.not_ready]
+        others = {node.name for node in (*founders, *here)}.difference(names)
+        words = self._beginnings.without(error, self._clock(), len(others))
+        for node in lost if words else ():
+            self.not_ready(node, "it was lost before the first step, which the run has tried three times")
+        return words

@@ -2,8 +2,11 @@
 
 all who are here are ready                                -> it begins with them
 one has waited for the others for the patience            -> it begins with those who are ready
-nobody is left, before the first step                     -> it begins again, three times at most; at once if as many
-                                                             nodes as before are here, else after the patience
+nobody is left, before the first step or without a
+later checkpoint                                          -> it begins again from where it began, three times at most;
+                                                             at once if as many nodes as before are here, else after
+                                                             the patience
+it has begun so three times, before the first step        -> it begins again without the nodes that were lost last
 nobody is left, and there is a checkpoint of a later step
 than it began from                                        -> it begins again from that, as above; at once if as many
                                                              nodes as before are here
@@ -21,7 +24,7 @@ from math import inf
 from evener.membership.elastic_ranks import ElasticRanks
 from evener.ps.master.collective.remote_rank import RemoteRank, why_ended
 from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.records.errors import EvenerError, NodeLost, NoUsableNode, TrainingFailed
+from evener.records.errors import DoesNotFit, EvenerError, InvalidInput, NodeLost, NoUsableNode, TrainingFailed
 
 _MOST = 3
 
@@ -41,6 +44,7 @@ class Beginnings:
         self._nodes, self._run = nodes, run
         self._number, self._expected = 0, 0
         self._first_ready, self._needs_all = inf, False
+        self._first_loss: EvenerError | None = None
         self.step = 0
 
     def resume(self) -> None:
@@ -78,10 +82,30 @@ class Beginnings:
         """
         if not isinstance(error, NodeLost):
             return "" if has_begun else self._with_all(before)
-        if not has_begun and self._number < _MOST:
-            self._first_ready, self._expected = now, able
-            return "before the first step"
+        if has_begun and (words := self.from_checkpoint(saved, before)):
+            return words
+        if self._number < _MOST:
+            return self._from_the_same(now, able, has_begun=has_begun)
         return self.from_checkpoint(saved, before)
+
+    def without(self, error: EvenerError, now: float, others: int) -> str:
+        """From where the `others` begin again without the nodes that `error` names; empty if there are none.
+
+        That is where it began; it has begun there as often as it may with all nodes.
+        """
+        self._first_loss = self._first_loss or error
+        return self._from_the_same(now, others, has_begun=False) if others else ""
+
+    def explained(self, error: EvenerError) -> EvenerError:
+        """Return `error`; or, where too few nodes are left for what was asked, the loss that made them so few."""
+        is_of_few = isinstance(error, InvalidInput | DoesNotFit)
+        return self._first_loss if self._first_loss is not None and is_of_few else error
+
+    def _from_the_same(self, now: float, expected: int, *, has_begun: bool) -> str:
+        self._first_ready, self._expected = now, expected
+        if not has_begun:
+            return "before the first step"
+        return f"from the checkpoint of step {self.step}, as before:" if self.step else "from the first step:"
 
     def from_checkpoint(self, saved: int, expected: int) -> str:
         """From where it begins again, in words, if the checkpoint of step `saved` is new; empty if it does not.
