@@ -75,7 +75,7 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a reader types: with the files that the pages show."""
     made = tmp_path_factory.mktemp("reader")
-    (made / "my_task.py").write_text(documented_file("README.md", "my_task.py"))
+    (made / "my_task.py").write_text(documented_file("docs/tutorial/own-model.md", "my_task.py"))
     (made / "my_search.py").write_text(documented_file("docs/tune.md", "my_search.py"))
     (made / "train.py").write_text(documented_file("docs/programs.md", "train.py"))
     return made

@@ -28,6 +28,22 @@ def test_the_drawing_of_the_rooms_is_what_the_import_law_and_the_rooms_say() -> 
     assert checked.returncode == 0, checked.stderr
 
 
+def test_the_readme_is_short_and_begins_with_five_lines_to_change_and_a_picture() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 1000
+    first_screen = text.splitlines()[:40]
+    assert [number for number in "12345" if any(f"# {number}" in line for line in first_screen)] == list("12345")
+    assert any(line.startswith("![") for line in first_screen)
+
+
+def test_every_link_of_the_readme_leads_to_a_file() -> None:
+    targets = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text())
+    assert {"docs/two-pcs.md", "docs/yolo.md", "docs/strategies.md", "docs/parameter-server.md", "CONTRIBUTING.md"} <= {
+        *targets
+    }
+    assert [one for one in targets if not one.startswith("http") and not (ROOT / one).exists()] == []
+
+
 FILES = [
     f"/{path.relative_to(ROOT)}"
     for room in ("src", "tests", "benchmarks", "examples", "scripts")

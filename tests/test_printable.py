@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -152,3 +153,29 @@ def test_the_reason_for_which_a_peer_closes_is_printable(text: str) -> None:
 @pytest.mark.parametrize("text", EVIL)
 def test_what_is_said_of_a_bad_frame_is_printable(text: str) -> None:
     assert re.search(PRINTABLE, str(BadFrame(f"no field {text}")))
+
+
+def test_a_text_beside_others_does_not_have_what_is_no_event_decoded() -> None:
+    hostile = b'[["TrainRecord",{"task":"\\u0007","steps":1,"x":[' + b"[]," * 300_000 + b"[]]}]]"
+    tracemalloc.start()
+    try:
+        with pytest.raises(msgspec.DecodeError):
+            decode_events(hostile)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * len(hostile)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a\\nb", "a\\nb"), ("a\\\nb", "a\\ b"), ('"\\"', '"\\"'), ("é\x7f", "é?"), ("\\u0041\x1b", "\\u0041?")],
+)
+def test_only_what_does_not_show_itself_is_replaced(text: str, expected: str) -> None:
+    assert decode_events(encode_events([Phase(what=text)])) == [Phase(what=expected)]
+
+
+def test_events_with_a_nul_or_no_text_at_all_are_refused() -> None:
+    for data in (b'[["Phase",{"what":"a\x00"}]]', b'[["Phase",{"what":"\xff"}]]'):
+        with pytest.raises(msgspec.DecodeError):
+            decode_events(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evener.launch.torchrun import named_nodes
+from evener.launch.torchrun import named_nodes, say_what_is_waited_for
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,17 @@ def test_machines_of_one_name_are_told_apart(rows: list[str], names: list[str], 
     nodes = named_nodes([[*row.split(), "cpu", "1.0"] for row in rows])
     assert [node.name for node in nodes] == names
     assert [node.host for node in nodes] == hosts
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "local_size", "is_written"), [("0", "2", True), ("1", "2", False), ("0", "4", False)]
+)
+def test_a_machine_says_once_which_address_it_waits_at(
+    local_rank: str, local_size: str, is_written: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variables = {
+        "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size,
+        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+    }  # fmt: skip
+    say_what_is_waited_for(variables)
+    assert ("10.0.0.1:29500" in capsys.readouterr().err) == is_written

@@ -17,6 +17,7 @@ from evener.oracle.search import LEARNS_OTHERWISE, meshes, search
 from evener.records.errors import DoesNotFit
 from evener.records.plan import Plan
 from evener.records.schema import read_noun, write_noun
+from evener.report.planning_tables import ranking_table
 from support.imagined_machines import convolutions, model
 
 wired = partial(model, alpha=1e-3, beta=1e-6)
@@ -149,3 +150,14 @@ def test_stages_of_a_planned_pipeline_name_their_first_layers() -> None:
     plan = plan_of(ranking, ranking.ranked[0] if ranking.ranked[0].stages else ranking.ranked[1])
     assert plan.assignments[0].first_layer == "conv0"
     assert plan.assignments[1].first_layer in ranking.model.job.graph.by_name
+
+
+def test_the_table_names_what_is_not_used_once_for_each_reason() -> None:
+    ranking = search(wired([1, 0.5]))
+    table = ranking_table(ranking)
+    assert len(table.rows) == len(ranking.ranked)
+    caption = str(table.caption)
+    assert ranking.rejected
+    for one in ranking.rejected:
+        assert one.what in caption
+        assert caption.count(one.reason) == 1

@@ -16,9 +16,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
 
@@ -436,6 +438,39 @@ def try_state(
             for (what, detail), times in Counter((one["what"], one["detail"][-90:]) for one in log).most_common(12):
                 sys.stdout.write(f"    {times:5} {what}: {detail}\n")
     return found
+
+
+def slowest_answer_beside_small_frames(num_peers: int, seconds: float) -> tuple[float, int]:
+    """Seconds that an admin waits at most while peers send heartbeats as fast as they can, and how many they send."""
+    with cluster("--insecure") as ps, Watcher(ps) as watcher, ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        token = (ps.home / "tokens" / "node").read_text()
+        floods = [pool.submit(_flood, ps.address, token, num_peers // 2, seconds) for _ in range(2)]
+        watcher.begin()
+        sent = sum(flood.result() for flood in floods)
+        return watcher.slowest, sent
+
+
+def _flood(address: str, token: str, num_peers: int, seconds: float) -> int:
+    """Send heartbeats over many connections, from a process of its own; how many."""
+    sent, until = 0, time.monotonic() + seconds
+    with ExitStack() as stack:
+        connections: list[Connection[m.Header]] = []
+        for _ in range(num_peers):
+            one: Connection[m.Header] = open_connection(
+                Address.parse(address), Token.parse(token), cast(Any, ToNode), LIMITS
+            )
+            connections.append(stack.enter_context(closing(one)))
+        first = connections[0]._sequence
+        for number in range(10**6):
+            frames = [encode_frame(first + 2000 * number + one, m.Heartbeat(), [], LIMITS) for one in range(2000)]
+            data = b"".join(bytes(view) for views in frames for view in views)
+            for connection in connections:
+                connection._transport.sock.setblocking(True)
+                connection._transport.sock.sendall(data)
+                sent += 2000
+            if time.monotonic() > until:
+                break
+    return sent
 
 
 def _have_run(ps: Cluster, evil: Evil) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.identity import Address, Identity, make_identity
+from evener.wire.identity import Address, Identity, Role, make_identity
 from evener.wire.limits import Limits
 from evener.wire.server import Server
 from evener.wire.server_events import FrameReceived, PeerConnected, ServerEvent
@@ -50,10 +50,13 @@ class World:
         self.events: list[ServerEvent[Kinds]] = []
         self._stack = ExitStack()
 
-    def join(self, limits: Limits | None = None, address: Address | None = None) -> tuple[Connection[Kinds], int]:
+    def join(
+        self, limits: Limits | None = None, address: Address | None = None, role: Role = "admin"
+    ) -> tuple[Connection[Kinds], int]:
         """A connection to the hub, and the peer that it is there."""
+        token = self.identity.token if role == "admin" else self.identity.token_of(role)
         node: Connection[Kinds] = self.meanwhile(
-            lambda: open_connection(address or self.address, self.identity.token, Kinds, limits or self.limits)
+            lambda: open_connection(address or self.address, token, Kinds, limits or self.limits)
         )
         opened = self.until(PeerConnected)
         return self._stack.enter_context(closing(node)), opened.peer

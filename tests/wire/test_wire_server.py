@@ -22,7 +22,7 @@ from evener.wire.connection import Connection
 from evener.wire.errors import BadFrame, CannotListen
 from evener.wire.identity import Address
 from evener.wire.limits import Limits
-from evener.wire.server import DISK_FULL, FAILED
+from evener.wire.server import DISK_FULL, FAILED, MAX_POLL_BYTES, MAX_TURN_FRAMES
 from evener.wire.server_events import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed
 from support.busy_machine import met_once_in
 from support.wire_peers import QUICK, Hello, Kinds, Push, World, world
@@ -440,3 +440,25 @@ def test_what_on_part_has_taken_is_no_event_and_the_next_frame_may_follow_in_the
         assert w.message(peer).header == Push(2)
         assert w.message(peer).header == Hello("last")
         assert taken == [bytes([number]) * 100 for number in range(4)]
+
+
+def test_an_admin_is_served_first_however_many_frames_others_have_sent(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        flooders = [w.join(role="node") for _ in range(4)]
+        admin, _ = w.join(role="admin")
+        for node, _ in flooders:
+            for number in range(300):
+                node.send(Push(number), [])
+        admin.send(Push(1), [])
+        time.sleep(0.2)  # until all of it is here
+        by_poll: list[list[FrameReceived[Kinds]]] = []
+        while not by_poll or by_poll[-1]:
+            by_poll.append([event for event in w.server.poll(0.1) if isinstance(event, FrameReceived)])
+        numbers = {peer for _, peer in flooders}
+        assert by_poll[0][0].peer not in numbers
+        assert max(map(len, by_poll)) <= MAX_POLL_BYTES // 2**14 + MAX_TURN_FRAMES
+        assert sum(map(len, by_poll)) == 4 * 300 + 1
+        for _, peer in flooders:  # in their order, each one once
+            frames = [event for polled in by_poll for event in polled if event.peer == peer]
+            assert [event.header for event in frames] == [Push(number) for number in range(300)]
+            assert all(sum(event.peer == peer for event in polled) <= MAX_TURN_FRAMES for polled in by_poll)

@@ -75,6 +75,15 @@ def torchrun_environment(
     return env
 
 
+def say_what_is_waited_for(variables: Mapping[str, str]) -> None:
+    """Write, once on every machine, that its ranks have started and where they wait for the other machines."""
+    if variables.get("LOCAL_RANK") == "0" and variables.get("LOCAL_WORLD_SIZE") != variables["WORLD_SIZE"]:
+        address = f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}"
+        rank, size = variables["RANK"], variables["WORLD_SIZE"]
+        sys.stderr.write(f"evener: rank {rank} of {size} has started and waits for the others at {address}\n")
+        sys.stderr.flush()
+
+
 def say_where_the_run_is_shown(env: RankEnvironment) -> None:
     """On every machine but the first, say that it takes part and which machine shows the run."""
     first = env.nodes[0].host

@@ -137,9 +137,13 @@ def _timing_row(device: DeviceProfile, timing: TaskTiming, sizes: list[int]) -> 
 
 
 def ranking_table(ranking: Ranking) -> Table:
-    """Every strategy's best way, fastest first; below, those that cannot run, with the reason."""
+    """Return every strategy's best way, fastest first. The caption names what is not used, once for each reason."""
     rows: list[Row] = [_estimate_row(ranking, estimate) for estimate in ranking.ranked]
-    rejected: list[Row] = [(one.what, "-", "-", "-", "-", "-", "-", "-", "-", one.reason) for one in ranking.rejected]
+    names: dict[str, list[str]] = {}
+    for one in ranking.rejected:
+        names.setdefault(one.reason, []).append(one.what)
+    caption = "Speed-up: over the best single device. Sent and memory: of the rank that has most."
+    rejected = [f"Not used: {', '.join(what)}: {reason}." for reason, what in names.items()]
     job = ranking.model.job
     return grid(
         f"Ways to train {job.graph.name}, {job.batch_size} samples a step",
@@ -147,8 +151,8 @@ def ranking_table(ranking: Ranking) -> Table:
             "strategy", ">devices", ">a step", ">computing?", ">exchanging?", ">waiting?", ">speed-up", ">sent?",
             ">memory", "limited by",
         ),
-        [*rows, None, *rejected] if rejected else rows,
-        caption="Speed-up: over the best single device. Sent and memory: of the rank that has most.",
+        rows,
+        caption="\n".join([caption, *rejected]),
     )  # fmt: skip
 
 

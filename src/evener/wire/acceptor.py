@@ -165,7 +165,7 @@ class Acceptor:
             self._send_away(peer, "the master closes")
 
     def _watch(self, listener: socket.socket) -> None:
-        self._poller.watch(listener, partial(self._accept, listener))
+        self._poller.watch(listener, partial(self._accept, listener), is_urgent=True)
 
     def _accept(self, listener: socket.socket, _: int) -> None:
         """Let in who waits at a listener, a few at a time."""
@@ -192,7 +192,7 @@ class Acceptor:
         handshake = MasterHandshake(self._token, secrets.token_bytes(NONCE_BYTES), self.others)
         peer = PendingPeer(self._wrap(sock), handshake, origin)
         self._pending[peer] = None
-        self._poller.watch(sock, partial(self._hear, peer))
+        self._poller.watch(sock, partial(self._hear, peer), is_urgent=True)
 
     def _hear(self, peer: PendingPeer, _: int) -> None:
         reply = peer.advance(self._is_full)

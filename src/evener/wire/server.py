@@ -10,8 +10,9 @@
                 case PeerFailed(peer, error): ...
                 case PeerDisconnected(peer, reason): ...
 
-A peer that is slow, stopped or hostile costs the others nothing: nothing here blocks, each gets its turn for about a
-megabyte, and who does not move for the patience is closed.
+A peer that is slow, stopped or hostile costs the others nothing. Nothing here blocks, and a turn of a peer is bounded:
+about a megabyte, and `MAX_TURN_FRAMES` frames. A poll serves admins first, and ends after `TURN_SECONDS`, or when its
+frames cost `MAX_POLL_BYTES`. A peer that does not move for the patience is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from evener.records.errors import is_of_the_disk
 from evener.wire.acceptor import Acceptor
 from evener.wire.connection import Peer
 from evener.wire.errors import BadFrame
-from evener.wire.frame import Buffer, Frame, H
+from evener.wire.frame import Buffer, Close, Frame, H
 from evener.wire.identity import Address, Grant, Identity, Token
 from evener.wire.limits import Limits
 from evener.wire.reader import FrameReader
@@ -40,7 +41,7 @@ from evener.wire.server_events import (
     PeerRefused,
     ServerEvent,
 )
-from evener.wire.transport import CHUNK, Poller, Transport, explain
+from evener.wire.transport import CHUNK, TURN_SECONDS, Poller, Transport, explain
 
 PeerPlace: TypeAlias = Callable[[int, H, tuple[int, ...]], Sequence[Buffer] | None]
 """Where the buffers of a peer's frame go, given peer, header and lengths; None drops them; BadFrame refuses them.
@@ -57,6 +58,12 @@ FAILED = "what it sent could not be dealt with"
 """Why a connection is closed after an error that is not the peer's, which it is not told."""
 DISK_FULL = "the master's disk is full, or cannot be written to"
 """Why, if the error is of the disk: somebody has to make room there."""
+MAX_TURN_FRAMES = 32
+"""Frames of one peer that are handed out before others have their turn."""
+MAX_POLL_BYTES = 2 * CHUNK
+"""Of the frames that a poll hands out before admins have their turn again; one frame more may come."""
+_FRAME_COST_BYTES = 16 * 1024
+"""That a frame is counted for besides its payload: dealing with an empty one takes time, too."""
 _TICKS = 20
 """How often deadlines are looked at within the shortest of them."""
 
@@ -90,6 +97,8 @@ class Server(Generic[H]):
         self._peers: dict[int, Peer[H]] = {}
         self._events: list[ServerEvent[H]] = []
         self._again: dict[int, Peer[H]] = {}
+        self._unparsed: set[int] = set()
+        self._polled_bytes = 0
         self._num_connected = 0
         self._tick_seconds = min(self._limits.handshake_seconds, self._limits.patience) / _TICKS
         self._ticked = time.monotonic()
@@ -118,14 +127,19 @@ class Server(Generic[H]):
 
     def poll(self, timeout: float) -> list[ServerEvent[H]]:
         """What has happened; waits up to `timeout` seconds for an event, or until a peer `is_sending` no more."""
-        now = time.monotonic()
+        now, self._polled_bytes = time.monotonic(), 0
         until = now if self._events else now + timeout
         while True:
             due = self._ticked + self._tick_seconds
             again, self._again = self._again, {}
-            self._poller.run(0.0 if again else max(0.0, min(until, due) - now))
+            self._poller.run(0.0 if again else max(0.0, min(until, due) - now), self._has_enough)
+            until_next = time.monotonic() + TURN_SECONDS
             for number, end in again.items():
-                if number not in self._again:  # else it was ready, and has been served
+                if number in self._again:  # it was ready, and has been served
+                    continue
+                if self._has_enough() or time.monotonic() > until_next:
+                    self._again[number] = end
+                else:
                     self._serve(end, select.POLLIN)
             now = time.monotonic()
             if now >= due:
@@ -231,34 +245,57 @@ class Server(Generic[H]):
             self._end(end, explain(error))
 
     def _receive(self, end: Peer[H]) -> None:
-        """Read frames, about a megabyte at most, so that nobody keeps the others waiting.
+        """Read frames, about a megabyte and `MAX_TURN_FRAMES` at most, so that no peer keeps the others waiting.
 
         Raises:
             BadFrame: what came is not the frame that was due, or was refused.
             OSError: the connection broke or ended, or (BlockingIOError) nothing more has come.
         """
-        number, reader, transport, events, received = end.number, end.reader, end.transport, self._events, 0
+        number, reader, transport, received, left = end.number, end.reader, end.transport, 0, MAX_TURN_FRAMES
+        if number in self._unparsed:
+            self._unparsed.discard(number)
+            if not (left := self._hand_out(end, reader.feed(0), left)):
+                return
         while received < CHUNK:
             space = reader.space
             if not (count := transport.receive_into(space)):
                 raise ConnectionResetError("cut amid a frame" if reader.midway else "it left without a word")
-            arrived = reader.feed(count)
-            while arrived is not None:
-                if number not in self._peers:  # `place` or `on_part` has disconnected it
-                    return
-                if not isinstance(arrived, Frame):
-                    self._end(end, arrived.words)
-                    return
-                if not reader.is_taken:
-                    events.append(FrameReceived(number, arrived.header, arrived.buffers))
-                arrived = reader.feed(0) if reader.midway else None
-            if number not in self._peers:
+            if not (left := self._hand_out(end, reader.feed(count), left)):
                 return
             if not transport.has_unread and (count < len(space) or not reader.midway):
                 return
             received += count
         if transport.has_unread:  # the socket need not be ready for that
             self._again[number] = end
+
+    def _hand_out(self, end: Peer[H], arrived: Frame[H] | Close | None, left: int) -> int:
+        """Make events of the frames that have been read, `left` at most; how many may follow: 0 ends the turn.
+
+        Raises:
+            BadFrame: the next one is not the frame that was due, or was refused.
+        """
+        number, reader = end.number, end.reader
+        while arrived is not None:
+            if number not in self._peers:  # `place` or `on_part` has disconnected it
+                return 0
+            if not isinstance(arrived, Frame):
+                self._end(end, arrived.words)
+                return 0
+            if not reader.is_taken:
+                self._events.append(FrameReceived(number, arrived.header, arrived.buffers))
+            self._polled_bytes += _FRAME_COST_BYTES + sum(view.nbytes for view in arrived.buffers)
+            left -= 1
+            if not left:
+                if reader.midway:
+                    self._unparsed.add(number)
+                if reader.midway or end.transport.has_unread:
+                    self._again[number] = end
+                return 0
+            arrived = reader.feed(0) if reader.midway else None
+        return left if number in self._peers else 0
+
+    def _has_enough(self) -> bool:
+        return self._polled_bytes >= MAX_POLL_BYTES
 
     def _watch_writing(self, end: Peer[H]) -> None:
         end.is_watched = not end.is_watched
@@ -275,7 +312,7 @@ class Server(Generic[H]):
         if self.on_part is not None:
             reader.on_part = partial(self.on_part, number)
         end = self._peers[number] = Peer(number, transport, reader, self._limits, time.monotonic())
-        self._poller.watch(transport.sock, partial(self._serve, end))
+        self._poller.watch(transport.sock, partial(self._serve, end), is_urgent=grant.role == "admin")
         self._events.append(PeerConnected(number, origin, grant))
 
     def _on_refused(self, origin: str, reason: str) -> None:
@@ -283,6 +320,7 @@ class Server(Generic[H]):
 
     def _end(self, end: Peer[H], reason: str) -> None:
         if self._peers.pop(end.number, None) is not None:
+            self._unparsed.discard(end.number)
             self._poller.forget(end.transport.sock)
             end.transport.sock.close()
             self._events.append(PeerDisconnected(end.number, reason))

@@ -11,11 +11,14 @@ import select
 import socket
 import struct
 import termios
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 CHUNK = 1 << 20
 """Bytes that are received or encrypted at once: few calls, and still what a core's cache holds."""
+TURN_SECONDS = 0.05
+"""For which sockets that are not urgent are served before urgent ones are looked at again."""
 _MOST_VIEWS = 1024
 """Of one sendmsg; POSIX systems take that many."""
 _UNIX_BUFFER_BYTES = 1 << 20
@@ -156,10 +159,16 @@ class PlainTransport:
 
 
 class Poller:
-    """Calls a function of each socket that is ready, by the system's fastest means."""
+    """Calls a function of each socket that is ready, by the system's fastest means.
+
+    A call of `run` serves the sockets that are watched as urgent first, and the others for `TURN_SECONDS`, or until the
+    caller has enough. The rest waits for the next call, in which it comes first.
+    """
 
     def __init__(self) -> None:
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self._urgent: set[int] = set()
+        self._postponed: set[int] = set()
         if hasattr(select, "epoll"):
             self._poll: select.epoll | select.poll = select.epoll()
             self._wait: Callable[[float], list[tuple[int, int]]] = self._poll.poll
@@ -167,9 +176,11 @@ class Poller:
             self._poll = poll = select.poll()
             self._wait = lambda seconds: poll.poll(1000 * seconds)
 
-    def watch(self, sock: socket.socket, handler: Callable[[int], None]) -> None:
+    def watch(self, sock: socket.socket, handler: Callable[[int], None], *, is_urgent: bool = False) -> None:
         """Have `handler` called with the events when `sock` can be read from, or is broken."""
         self._handlers[sock.fileno()] = handler
+        if is_urgent:
+            self._urgent.add(sock.fileno())
         self._poll.register(sock, select.POLLIN)
 
     def watch_writing(self, sock: socket.socket, wanted: bool) -> None:
@@ -179,12 +190,23 @@ class Poller:
     def forget(self, sock: socket.socket) -> None:
         """Leave a socket, which is still open, alone."""
         del self._handlers[sock.fileno()]
+        self._urgent.discard(sock.fileno())
+        self._postponed.discard(sock.fileno())
         self._poll.unregister(sock)
 
-    def run(self, seconds: float) -> None:
-        """Wait up to `seconds` for the first socket, and call the handlers of all that are ready."""
-        handlers = self._handlers
-        for descriptor, events in self._wait(seconds):
+    def run(self, seconds: float, has_enough: Callable[[], bool]) -> None:
+        """Wait up to `seconds` for the first socket, and call the handlers of those that are ready."""
+        handlers, urgent, postponed = self._handlers, self._urgent, self._postponed
+        ready = self._wait(seconds)
+        if len(ready) > 1:
+            ready.sort(key=lambda one: (one[0] not in urgent, one[0] not in postponed))
+        until = time.monotonic() + TURN_SECONDS
+        for descriptor, events in ready:
+            if descriptor not in urgent and descriptor in handlers:
+                if has_enough() or time.monotonic() > until:
+                    postponed.add(descriptor)
+                    continue
+                postponed.discard(descriptor)
             if (handler := handlers.get(descriptor)) is not None:  # else forgotten by one that came before
                 handler(events)
 

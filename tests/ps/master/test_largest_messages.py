@@ -6,7 +6,7 @@ import pytest
 
 from evener.ps.master.access.quotas import MOST_LOG_BYTES
 from evener.wire.identity import Role
-from support.largest_messages import STATES, Found, try_state
+from support.largest_messages import STATES, Found, slowest_answer_beside_small_frames, try_state
 
 MOST_GROWTH, MOST_SECONDS = 0.2, 1.0
 MOST_DISK = 64 * 2**20
@@ -32,3 +32,11 @@ def test_what_a_rank_says_at_its_largest_is_bounded(only: str) -> None:
 @pytest.mark.parametrize(("role", "state"), STATES, ids=lambda one: one.replace(" ", "-"))
 def test_a_thousand_of_every_message_at_its_largest_are_bounded(role: Role, state: str) -> None:
     require_bounded(try_state(role, state, 1000))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_an_admin_is_answered_within_a_second_beside_floods_of_small_frames() -> None:
+    slowest, sent = slowest_answer_beside_small_frames(24, seconds=8.0)
+    assert sent > 100_000
+    assert slowest < MOST_SECONDS

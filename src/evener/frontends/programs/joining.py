@@ -27,7 +27,7 @@ from evener.frontends.programs.session import Run
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment, explained
 from evener.launch.slurm import adopt_slurm
-from evener.launch.torchrun import say_where_the_run_is_shown, torchrun_environment
+from evener.launch.torchrun import say_what_is_waited_for, say_where_the_run_is_shown, torchrun_environment
 from evener.records.errors import EvenerError, NodeLost, TrainingFailed, exit_code_of, explain
 from evener.records.events import RunEvent
 from evener.system.process_exit import exit_now
@@ -101,6 +101,7 @@ def _join_torchrun() -> Run:
             view(event)
 
     leave_others_group()
+    say_what_is_waited_for(os.environ)
     env = torchrun_environment(os.environ, config.patience, show)
     assert env is not None
     say_where_the_run_is_shown(env)

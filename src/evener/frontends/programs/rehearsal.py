@@ -43,6 +43,7 @@ from evener.frontends.programs.work_division import Prepared
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion
 from evener.records.errors import NodeLost, NotExact
+from evener.records.events import Phase
 from evener.records.plan import Check
 from evener.records.profile import TaskTiming
 from evener.records.record import Event
@@ -237,8 +238,13 @@ class Rehearsal:
 
     def _compare(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> None:
         begin = time.perf_counter()
+        if self._group.is_leader:
+            self._env.notify(Phase(what="checking", detail="that these nodes learn what one process learns"))
         few = _SAMPLES * self._group.size + _MORE
+        verdict: Verdict | None = None
         for precision, samples in (("fp64", few), ("fp64", _WHOLE_BATCH), ("own", few)):
+            if samples == _WHOLE_BATCH and verdict is None:
+                continue  # a few samples could not be computed, so more cannot either
             reports = self._round(models, optimizers, samples, is_wide=precision == "fp64")
             if self.understudy is not None:
                 return
