@@ -12,7 +12,7 @@ import msgspec
 from results import open_results, parser_of
 
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.imagined import imagine
+from evener.oracle.hypothetical_cluster import imagine
 from evener.oracle.search import search
 from evener.oracle.zoo.networks import resnet152
 from evener.records.profile import ClusterProfile, Throughput

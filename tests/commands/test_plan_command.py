@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evener.oracle.catalogue import CARDS
-from evener.oracle.imagined import NETWORKS, NODES
+from evener.oracle.hypothetical_cluster import NETWORKS, NODES
 from evener.oracle.zoo.networks import ZOO, default_options, draw
 from evener.records.plan import Plan
 from evener.records.schema import read_noun

@@ -9,7 +9,7 @@ import pytest
 from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.roofline import FORWARD, device_of, layer_seconds
-from evener.oracle.imagined import NETWORKS, imagine
+from evener.oracle.hypothetical_cluster import NETWORKS, imagine
 from evener.oracle.zoo.networks import draw
 from evener.records.graph import ModelGraph
 

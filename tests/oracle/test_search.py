@@ -77,7 +77,7 @@ def test_the_base_install_can_plan_for_a_network_of_the_zoo() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from evener.oracle.advice import advice\n"
-        "from evener.oracle.imagined import imagine\n"
+        "from evener.oracle.hypothetical_cluster import imagine\n"
         "from evener.oracle.cost.model import CostModel, TrainingJob\n"
         "from evener.oracle.search import search\n"
         "from evener.oracle.zoo.networks import draw\n"

@@ -12,10 +12,10 @@ from evener.config.options import PROFILE, PlanConfig
 from evener.data.tasks.load import BUILT_IN_TASKS, is_path, load_task, require_task
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
+from evener.oracle.calibration import fit_profile
 from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.imagined import MAX_DEVICES, NETWORKS, NODES, imagine
-from evener.oracle.learning import fit_profile
+from evener.oracle.hypothetical_cluster import MAX_DEVICES, NETWORKS, NODES, imagine
 from evener.oracle.search import EVERY_STRATEGY, search
 from evener.oracle.zoo.networks import ZOO, default_options, draw
 from evener.records.errors import InvalidInput, InvalidValue, MissingFile, nearest, require

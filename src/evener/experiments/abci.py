@@ -25,7 +25,7 @@ from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.mesh import price_mesh
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.cost.partition import Mode
-from evener.oracle.imagined import NODES
+from evener.oracle.hypothetical_cluster import NODES
 from evener.oracle.zoo.networks import resnet50, vgg16
 from evener.records.graph import ModelGraph
 from evener.records.profile import ClusterProfile, Fabric, Throughput

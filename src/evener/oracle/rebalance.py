@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from math import log, sqrt
 from statistics import median
 
+from evener.oracle.affine_fit import FIXED_PARTS, Timed, plausible, with_fixed_part
 from evener.oracle.apportion import Worker, apportion, finish_seconds
-from evener.oracle.fixed_part import FIXED_PARTS, Timed, plausible, with_fixed_part
 
 CONFIDENCE: tuple[tuple[int, float], ...] = ((3, 0.35), (6, 0.15), (16, 0.05), (24, 0.02))
 """(steps behind a prediction, gain from which it is acted upon)."""

@@ -16,7 +16,7 @@ from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.cost.partition import MODES, DividedLayers, ModelSplit
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.rules import Division
-from evener.oracle.imagined import imagine
+from evener.oracle.hypothetical_cluster import imagine
 from evener.oracle.zoo.networks import draw
 from evener.oracle.zoo.sketch import Sketch
 from evener.records.graph import ModelGraph

@@ -22,7 +22,7 @@ from evener.config.run_config import RunConfig
 from evener.membership.agreement import Standing
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.generation import Generation
-from evener.oracle.copies import FAULT_SECONDS
+from evener.oracle.replication import FAULT_SECONDS
 from evener.parallel.gradient_hooks import copied
 from evener.records.errors import DoesNotFit, InvalidInput
 from evener.records.plan import Assignment, Plan

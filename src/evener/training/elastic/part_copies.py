@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.group import Group
-from evener.oracle.copies import steps_between_copies
+from evener.oracle.replication import steps_between_copies
 from evener.training.elastic.held_state import StateHead, read_head
 
 _TAG = 77

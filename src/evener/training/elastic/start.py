@@ -13,7 +13,7 @@ from evener.comm.step_timing import StepTimer
 from evener.config.run_config import RunConfig
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, weights_to_workers
-from evener.oracle.copies import FAULT_SECONDS
+from evener.oracle.replication import FAULT_SECONDS
 from evener.records.errors import DoesNotFit, NotNeeded
 from evener.records.history import History
 from evener.records.plan import WHOLE_MODEL, Assignment, Plan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from evener.oracle.affine_fit import FIXED_PARTS, Timed, plausible, with_fixed_part
 from evener.oracle.apportion import Worker
-from evener.oracle.fixed_part import FIXED_PARTS, Timed, plausible, with_fixed_part
 
 
 def division(units: tuple[int, ...], phi: float, speeds: tuple[float, ...], slower: float = 1.0) -> list[Timed | None]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from evener.oracle.admission import forecast
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.topology import LinkCost
 from evener.oracle.data_parallel import GradientSync
-from evener.oracle.newcomer import forecast
 
 FAST = Worker(unit_seconds=0.01)
 GIGABIT = GradientSync(gradient_bytes=10**8, alpha=1e-4, beta=8e-9)

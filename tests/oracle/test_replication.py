@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evener.oracle.copies import steps_between_copies
+from evener.oracle.replication import steps_between_copies
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.topology import Topology
-from evener.oracle.imagined import NETWORKS, NODES, imagine
+from evener.oracle.hypothetical_cluster import NETWORKS, NODES, imagine
 from evener.records.errors import InvalidValue
 
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from evener.oracle.advice import plan_of
+from evener.oracle.calibration import fit_profile
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.learning import fit_profile
 from evener.oracle.search import search
 from evener.records.errors import InvalidInput
 from evener.records.plan import Plan
