@@ -38,7 +38,7 @@ def test_fast_links_make_data_parallelism_pay(tmp_path: Path) -> None:
         (("resnet50",), "there is no cluster.json here"),
         (
             ("resnet50", "--machines", "h201"),
-            "a machine of --machines must be one of those that `evener catalogue` prints, such as h200,",
+            "a machine of --machines must be a name that `evener catalogue` prints, such as h200,",
         ),
         (("resnet50", "--machines", "h200", "--strategy", "foo"), "--strategy must be one of serial, data"),
         (("resnet50", "--machines", "h200", "--precision", "foo"), "--precision must be one of"),

@@ -1,16 +1,16 @@
-"""What of a step is fixed, whatever the number of its samples: learnt from what different divisions took.
+"""Estimates which fraction of a step is fixed, independent of the number of samples, from the timings of two divisions.
 
-Of a small model nearly all of a step is fixed (launching operations, Python, hooks). Taken to be proportional, its cost
-promises a gain from every sample that leaves the slower node, which never comes, until that node has none.
+For a small model nearly all of a step is fixed (launching operations, Python, hooks). A model of cost without this part
+would predict a gain from every sample that leaves the slower node, until that node has no samples left.
 
-Nodes are taken to differ in speed alone: n samples cost node i  s_i (phi + n)  seconds, with a phi that belongs to the
-program. Of a division and another one before it, the speeds cancel out:
+Nodes are assumed to differ in speed only: n samples cost node i  s_i (phi + n)  seconds, where phi belongs to the
+program. Comparing two divisions with n and m samples eliminates the speeds:
 
-    log t_i(n_i) - log t_i(m_i)  =  log (phi + n_i) - log (phi + m_i)  +  what befell all nodes alike
+    log t_i(n_i) - log t_i(m_i)  =  log (phi + n_i) - log (phi + m_i)  +  a change common to all nodes
 
-Every phi of a few is as plausible as these differences are under it, by a t distribution, since a node may also have
-become another one in between. Whatever phi is, all nodes finish together where nothing is to be gained; it decides how
-much a change is said to gain, and by how much to change.
+Each of a few values of phi gets the likelihood of the observed differences under a t distribution, because a node's
+speed may also have changed between the divisions. All nodes finish together once there is nothing to gain, for every
+phi; phi determines the predicted gain of a change and its size.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from math import log
 
 from evener.oracle.apportion import Worker
 
-FIXED_PARTS: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
-"""Of a step in which all nodes have as many samples: what may be fixed in it."""
-_LEAST_ERROR = 0.02
-"""Of the logarithm of a time: no median is better known than that from one division to another."""
+FIXED_FRACTIONS: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
+"""Candidate fixed fractions of a step in which all nodes have the same number of samples."""
+_MIN_RELATIVE_ERROR = 0.02
+"""Smallest relative error of a median time when two divisions are compared."""
 _FREEDOM = 3.0
 """Degrees of freedom of the t distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class NodeTiming:
     """What a node took under one division.
 
     Attributes:
-        units: of the node.
-        seconds: for these.
-        error: of the seconds, relative to them.
+        units: units of the node.
+        seconds: seconds for these.
+        error: standard error of the seconds, relative to them.
     """
 
     units: int
@@ -44,53 +44,56 @@ class Timed:
     error: float
 
 
-Division = Sequence[Timed | None]
-"""What every node took; None for one that had nothing to do."""
+Division = Sequence[NodeTiming | None]
+"""The timing of every node; None for a node without units."""
 
 
-def with_fixed_part(worker: Worker, timed: Timed | None, part: float, usual: float) -> Worker:
-    """`worker` as it was timed, if `part` of a step of `usual` units is fixed."""
-    if timed is None:
+def with_fixed_fraction(worker: Worker, timing: NodeTiming | None, fraction: float, mean_units: float) -> Worker:
+    """Return `worker` fitted to its timing, if `fraction` of a step of `mean_units` units is fixed."""
+    if timing is None:
         return worker
-    phi = _phi(part, usual)
-    unit = timed.seconds / (phi + timed.units)
+    phi = _phi(fraction, mean_units)
+    unit = timing.seconds / (phi + timing.units)
     return replace(worker, unit_seconds=unit, fixed_seconds=phi * unit)
 
 
-def plausible(earlier: Sequence[Division], now: Division, usual: float) -> list[float]:
-    """How likely each of FIXED_PARTS is; sums to 1.
+def fraction_probabilities(earlier: Sequence[Division], current: Division, mean_units: float) -> list[float]:
+    """Return the probability of each of FIXED_FRACTIONS; they sum to 1.
 
     Args:
-        earlier: divisions.
-        now: the present one.
-        usual: units of a node, on the average.
+        earlier: previous divisions; the one that differs most from the current one is compared with it.
+        current: the present division.
+        mean_units: mean units of a node.
     """
-    other = max(earlier, key=lambda one: _distance(one, now), default=None)
-    if other is None or not _distance(other, now):
-        return [1 / len(FIXED_PARTS)] * len(FIXED_PARTS)
-    weights = [(1 + _misfit(other, now, _phi(part, usual)) / _FREEDOM) ** (-(_FREEDOM + 1) / 2) for part in FIXED_PARTS]
+    other = max(earlier, key=lambda division: _distance(division, current), default=None)
+    if other is None or not _distance(other, current):
+        return [1 / len(FIXED_FRACTIONS)] * len(FIXED_FRACTIONS)
+    weights = [
+        (1 + _misfit(other, current, _phi(fraction, mean_units)) / _FREEDOM) ** (-(_FREEDOM + 1) / 2)
+        for fraction in FIXED_FRACTIONS
+    ]
     return [weight / sum(weights) for weight in weights]
 
 
-def _phi(part: float, usual: float) -> float:
-    """Units that cost as much as what is fixed."""
-    return usual * part / (1 - part)
+def _phi(fraction: float, mean_units: float) -> float:
+    """Return the number of units that cost as much as the fixed part of a step."""
+    return mean_units * fraction / (1 - fraction)
 
 
-def _pairs(before: Division, now: Division) -> list[tuple[Timed, Timed]]:
-    return [(one, two) for one, two in zip(before, now, strict=True) if one is not None and two is not None]
+def _pairs(before: Division, now: Division) -> list[tuple[NodeTiming, NodeTiming]]:
+    return [(old, new) for old, new in zip(before, now, strict=True) if old is not None and new is not None]
 
 
 def _distance(before: Division, now: Division) -> float:
-    return max((abs(log(two.units / one.units)) for one, two in _pairs(before, now)), default=0.0)
+    return max((abs(log(new.units / old.units)) for old, new in _pairs(before, now)), default=0.0)
 
 
 def _misfit(before: Division, now: Division, phi: float) -> float:
-    """Squares of what the differences of all nodes have besides a common one, in standard errors."""
+    """Return the squared deviations of the nodes' differences from a common one, in standard errors."""
     rows = []
-    for one, two in _pairs(before, now):
-        expected = log((phi + two.units) / (phi + one.units))
-        variance = 2 * _LEAST_ERROR**2 + one.error**2 + two.error**2
-        rows.append((log(two.seconds / one.seconds) - expected, 1 / variance))
-    common = sum(off * weight for off, weight in rows) / sum(weight for _, weight in rows)
-    return sum(weight * (off - common) ** 2 for off, weight in rows)
+    for old, new in _pairs(before, now):
+        expected = log((phi + new.units) / (phi + old.units))
+        variance = 2 * _MIN_RELATIVE_ERROR**2 + old.error**2 + new.error**2
+        rows.append((log(new.seconds / old.seconds) - expected, 1 / variance))
+    common = sum(deviation * weight for deviation, weight in rows) / sum(weight for _, weight in rows)
+    return sum(weight * (deviation - common) ** 2 for deviation, weight in rows)

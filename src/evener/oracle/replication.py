@@ -1,21 +1,24 @@
-"""How often a part of a model is copied elsewhere: what copies cost against what a loss costs without them."""
+"""How often a rank copies its part of the model to another rank: the cost of copies against the cost of a loss."""
 
 from __future__ import annotations
 
 from math import sqrt
 
-FAULT_SECONDS = 3600.0
-"""Between two losses of a node, as nobody knows better: often for machines, rarely for a room of borrowed ones."""
+MEAN_TIME_BETWEEN_LOSSES_S = 3600.0
+"""Default mean time between two losses of a node: pessimistic for servers, optimistic for borrowed computers."""
 
 
-def steps_between_copies(copy_seconds: float, step_seconds: float, fault_seconds: float = FAULT_SECONDS) -> int:
-    """The steps between two copies that cost the least time, copies and repeated steps together: at least 1.
+def replication_interval(
+    copy_seconds: float, step_seconds: float, mean_time_between_losses: float = MEAN_TIME_BETWEEN_LOSSES_S
+) -> int:
+    """Return the steps between two copies, at least 1, that minimise the time lost to copies and repeated steps.
 
-    sqrt(2 C M) seconds (Young, 1974, A first order approximation to the optimum checkpoint interval).
+    The optimal interval is sqrt(2 C M) seconds (Young, 1974, A first order approximation to the optimum checkpoint
+    interval).
 
     Args:
-        copy_seconds: C, that a copy delays the run.
-        step_seconds: of a step.
-        fault_seconds: M, mean time between two losses.
+        copy_seconds: C, by which a copy delays the run.
+        step_seconds: seconds of a step.
+        mean_time_between_losses: M, seconds between two losses of a node.
     """
-    return max(1, round(sqrt(2 * copy_seconds * fault_seconds) / max(step_seconds, 1e-9)))
+    return max(1, round(sqrt(2 * copy_seconds * mean_time_between_losses) / max(step_seconds, 1e-9)))

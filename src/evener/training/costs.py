@@ -102,7 +102,7 @@ def worker_of(timing: TaskTiming, accumulate: float = 1) -> Worker:
     """What a micro-batch costs: the update, which a step makes once, counts to each of its micro-batches in part."""
     fixed, each = affine(timing)
     fixed -= timing.update_seconds * (1 - 1 / accumulate)
-    return Worker(unit_seconds=max(each, 1e-9), fixed_seconds=max(fixed, 0.0), most=timing.max_samples)
+    return Worker(unit_seconds=max(each, 1e-9), fixed_seconds=max(fixed, 0.0), max_units=timing.max_samples)
 
 
 def measure_ring(context: RankContext) -> Ring:

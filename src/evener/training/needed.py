@@ -82,7 +82,7 @@ def require_needed(context: RankContext, plan: Plan, config: RunConfig, own: Wor
     if own is not None:
         found = _forecast(context, plan, present, own, _line_cost(store, context.env.node.name))
         if not found.is_shorter:
-            raise NotNeeded(f"a step would not be shorter: {found.words}")
+            raise NotNeeded(f"a step would not be shorter: {found.summary}")
     return line
 
 

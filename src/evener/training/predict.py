@@ -23,7 +23,7 @@ from evener.benchmark.rehearsal import WARM_UP, rehearse
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
-from evener.oracle.data_parallel import fitted_to_rehearsal
+from evener.oracle.data_parallel import fitted_to_step_profile
 from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, RankStep, TraceEvent, replay
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
@@ -71,7 +71,7 @@ def predict(context: RankContext, plan: Plan, build: Callable[[FakeGroup], Paral
     typical = played[seconds.index(median_low(seconds))]
     prediction = _prediction(typical, max(sent for sent, _ in found))
     plan = msgspec.structs.replace(plan, prediction=prediction)
-    return fitted_to_rehearsal(plan, [rank.computing for rank in typical]) if plan.strategy == "data" else plan
+    return fitted_to_step_profile(plan, [rank.computing for rank in typical]) if plan.strategy == "data" else plan
 
 
 def silent_mesh(mesh: ProcessMesh, silent: FakeGroup) -> ProcessMesh:
