@@ -26,7 +26,7 @@ from results import Results, open_results, parser_of
 
 from evener.search.command import tune
 from evener.search.options import TuneConfig
-from evener.search.torch_runs import PRELOAD
+from evener.search.torch_trial import PRELOAD
 
 TASK = str(Path(__file__).with_name("tune_task.py"))
 SPEEDS = (1.0, 0.5, 0.25)

@@ -14,7 +14,7 @@ from evener.records.errors import EvenerError, TrainingFailed
 from evener.search.trials import SearchTrial
 
 pytest.importorskip("optuna", reason="needs the extra tune")
-from support.imagined_trials import ImaginedRuns, Killed, lost, search
+from support.simulated_trials import ImaginedRuns, Killed, lost, search
 
 SPEEDS = (1.0, 0.5, 0.25)
 

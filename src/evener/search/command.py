@@ -19,13 +19,13 @@ from evener.records.errors import EvenerError, Interrupted, InvalidInput, Traini
 from evener.records.record import Epoch
 from evener.records.search_record import SearchRecord
 from evener.records.task import BatchTask, Task, ThinTask
-from evener.search.board import Board
+from evener.search.assignments import Board
+from evener.search.backends import open_runs, run_config
 from evener.search.options import Metric, TuneConfig
-from evener.search.places import open_runs, run_config
-from evener.search.progress import StudyFile
 from evener.search.search import Search
 from evener.search.space import Suggest, options_of, parse_varied, suggest_varied
 from evener.search.study import Study, open_study, some_values
+from evener.search.study_file import StudyFile
 from evener.search.tables import command_line, importances_table, trial_line, trials_table
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import Rules, SearchTrial

@@ -21,9 +21,9 @@ from evener.records.errors import DoesNotFit, EvenerError, Interrupted, NodeLost
 from evener.records.plan import Plan
 from evener.records.record import Epoch
 from evener.records.search_record import Outcome
-from evener.search.board import Board, Stint
+from evener.search.assignments import Board, Stint
+from evener.search.local_backend import RunEnd, Runs
 from evener.search.placement import takes_next, team_for
-from evener.search.runs import RunEnd, Runs
 from evener.search.space import Suggest
 from evener.search.study import Study
 from evener.search.trial_folder import TrialFolder

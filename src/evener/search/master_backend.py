@@ -30,9 +30,9 @@ from evener.ps.protocol.status import NodeStatus, RunStatus
 from evener.records.errors import EvenerError, InvalidInput, NodeLost, NoUsableNode
 from evener.records.events import RunEvent, decode_events
 from evener.records.record import Epoch
+from evener.search.local_backend import RunEnd
 from evener.search.placement import TrialNode
 from evener.search.run_names import RunNames
-from evener.search.runs import RunEnd
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Frame
 

@@ -12,10 +12,10 @@ from evener.launch.nodes import LocalNode
 from evener.records.errors import EvenerError, Interrupted, NodeLost
 from evener.records.events import RunEvent
 from evener.records.record import Epoch
-from evener.search.board import Board
+from evener.search.assignments import Board
 from evener.search.halving import Pruning
+from evener.search.local_backend import RunEnd
 from evener.search.placement import speed_of
-from evener.search.runs import RunEnd
 from evener.search.search import Search
 from evener.search.space import parse_varied, suggest_varied
 from evener.search.study import open_study
@@ -39,7 +39,7 @@ class _Imagined:
 
 @dataclass
 class ImaginedRuns:
-    """See `evener.search.runs.Runs`; `epoch_seconds` at speed 1, `startup` before each run's first step.
+    """See `evener.search.local_backend.Runs`; `epoch_seconds` at speed 1, `startup` before each run's first step.
 
     `shared_seconds` are those that an epoch of several nodes takes besides; after `tick` the search is asked again,
     though nothing has happened.

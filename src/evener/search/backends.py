@@ -15,8 +15,8 @@ from evener.launch.processes import LocalProcesses
 from evener.records.errors import NodeLost
 from evener.records.plan import Plan
 from evener.records.schema import write_noun
+from evener.search.local_backend import OpenRun, Runs, TrialRuns
 from evener.search.options import TuneConfig
-from evener.search.runs import OpenRun, Runs, TrialRuns
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import SearchTrial
 
@@ -80,7 +80,7 @@ def _master_runs(config: TuneConfig, folder: Path, notify: Callable[[str], None]
     from evener.commands.backends import load_backend
     from evener.commands.train_agreement import check_of, prepare
     from evener.commands.up import open_master
-    from evener.search.master_runs import MasterRuns, Submittable
+    from evener.search.master_backend import MasterRuns, Submittable
 
     def submittable(asked: RunConfig, is_shared: bool) -> Submittable:
         backend, task = load_backend(asked, thin=config.thin)
@@ -115,9 +115,9 @@ def _nodes(config: TuneConfig) -> Sequence[LocalNode]:
 def _opener(config: TuneConfig) -> tuple[OpenRun, list[str]]:
     """What starts a trial here, and what its processes find loaded."""
     if config.thin:
-        from evener.search import thin_runs
+        from evener.search import thin_trial as thin_runs
 
         return thin_runs.ThinRun, thin_runs.PRELOAD
-    from evener.search import torch_runs
+    from evener.search import torch_trial as torch_runs
 
     return torch_runs.RankRun, torch_runs.PRELOAD

@@ -12,10 +12,10 @@ from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.records.errors import EvenerError
 from evener.records.events import RunEvent, encode_events
 from evener.records.record import Epoch
-from evener.search.runs import failure_of
+from evener.search.local_backend import failure_of
 from evener.training.thin_training import ThinSeat, train_thin
 
-PRELOAD = ["evener.training.thin_training", "evener.search.thin_runs"]
+PRELOAD = ["evener.training.thin_training", "evener.search.thin_trial"]
 _OVER, _ON = b"over", b"on"
 
 
