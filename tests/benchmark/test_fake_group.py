@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from evener.benchmark.exchanges import distinct_sizes, measure_exchanges
 from evener.benchmark.fake_group import EventTrace, fake_group
-from evener.benchmark.rehearsal import Step, rehearse
+from evener.benchmark.step_profile import Step, rehearse
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.oracle.division.layout import Replica

@@ -10,9 +10,16 @@ import msgspec
 import torch
 from torch import nn
 
-from evener.benchmark.busy import MOST, ProcessorTime, ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
 from evener.benchmark.dry_run import dry_run_of
 from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
+from evener.benchmark.processor_time import (
+    MOST,
+    ProcessorTime,
+    ProcessorWatch,
+    busy_sentence,
+    quota_sentence,
+    taken_by_others,
+)
 from evener.benchmark.task_timing import affine, time_task
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer

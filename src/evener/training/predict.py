@@ -19,7 +19,7 @@ from evener.benchmark.dry_run import random_numbers_kept
 from evener.benchmark.exchanges import distinct_sizes, measure_exchanges
 from evener.benchmark.fake_group import EventTrace, FakeGroup, fake_group, known_to_torch
 from evener.benchmark.links import measure_message
-from evener.benchmark.rehearsal import WARM_UP, rehearse
+from evener.benchmark.step_profile import WARM_UP, rehearse
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evener.benchmark.busy import ProcessorTime, ProcessorWatch, busy_sentence, taken_by_others
+from evener.benchmark.processor_time import ProcessorTime, ProcessorWatch, busy_sentence, taken_by_others
 
 
 def had(node: str, ran: float, waited: float, *cores: int) -> ProcessorTime:
