@@ -1,10 +1,10 @@
-"""Whether others wanted the processor while something was measured; then it was measured wrongly, and that is said.
+"""Detects whether other processes used the processor during a measurement, which then is unreliable.
 
-Linux counts for every thread how long it ran, and how long it was ready to run while another one had its core
-(`/proc/thread-self/schedstat`, of which the first two numbers are these, in nanoseconds). Idling on purpose is neither,
-so slowed nodes are judged like others. Nodes of this machine that share a core wait for each other as well: as long as
-the others of that core ran at most, which is not counted. A CPU quota stops a thread, too: that is nobody else's doing,
-so it is not counted either, and the quota is named instead.
+Linux counts for every thread how long it ran, and how long it was ready while another thread had its core
+(`/proc/thread-self/schedstat`, first two numbers, in nanoseconds). Deliberate idling is neither, so slowed nodes are
+judged like others. Nodes of this machine that share a core also wait for each other, at most as long as the other nodes
+ran; that time is not counted. A CPU quota also stops a thread. It is not counted as the work of other processes; the
+quota is reported instead.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from pathlib import Path
 from evener.records.schema import Finite, Part
 from evener.system.cores import cpu_quota, throttled_seconds
 
-MOST = 0.1
-"""Share of the wanted time that others may take before it is said."""
-_LEAST_SECONDS = 0.01
+MAX_TAKEN_SHARE = 0.1
+"""Share of the wanted time that other processes may take before a warning."""
+_MIN_WANTED_SECONDS = 0.01
 _COUNTS = Path("/proc/thread-self/schedstat")
 
 
 class ProcessorTime(Part, frozen=True, kw_only=True):
-    """What a thread had of the processor.
+    """Processor time of a thread.
 
     Attributes:
-        node: that it belongs to.
-        cores: that it may run on; empty for all.
-        ran: seconds.
-        waited: seconds in which it was ready to run, and another one ran.
-        quota: cores' worth of time that a control group allows it; None if it allows all cores.
+        node: node that the thread belongs to.
+        cores: cores that it may run on; empty for all.
+        ran: seconds in which it ran.
+        waited: seconds in which it was ready to run while another thread ran.
+        quota: number of cores that a control group allows; None for no limit.
     """
 
     node: str
@@ -40,12 +40,12 @@ class ProcessorTime(Part, frozen=True, kw_only=True):
 
 
 class ProcessorWatch:
-    """Counts from now on what the calling thread has of the processor.
+    """Counts the processor time of the calling thread from now on.
 
     Args:
-        node: that it belongs to.
-        cores: that it may run on; empty for all.
-        counts: the file that says so; where it is not there, nobody ever waits.
+        node: node that the thread belongs to.
+        cores: cores that it may run on; empty for all.
+        counts: file with the kernel's counts; where it does not exist, no waiting is counted.
     """
 
     def __init__(self, node: str, cores: Sequence[int] = (), counts: Path = _COUNTS) -> None:
@@ -53,7 +53,7 @@ class ProcessorWatch:
         self._begin, self._throttled = self._read(), throttled_seconds()
 
     def stop(self) -> ProcessorTime:
-        """What it had until now."""
+        """Return the processor time until now."""
         ran, waited = (now - before for now, before in zip(self._read(), self._begin, strict=True))
         waited = max(0.0, waited - (throttled_seconds() - self._throttled))
         return ProcessorTime(node=self._node, cores=self._cores, ran=ran, waited=waited, quota=cpu_quota())
@@ -67,29 +67,29 @@ class ProcessorWatch:
 
 
 def taken_by_others(times: Sequence[ProcessorTime]) -> dict[str, float]:
-    """By node, the share of the processor time it wanted that others had, who are none of these; at least 0."""
-    found = {}
-    for own in times:
-        beside = sum(one.ran for one in times if one is not own and set(one.cores) & set(own.cores))
-        lost = max(0.0, own.waited - beside)
-        found[own.node] = lost / (own.ran + lost) if own.ran + own.waited > _LEAST_SECONDS else 0.0
-    return found
+    """Return, by node, the share of the wanted processor time that other processes took; at least 0."""
+    shares = {}
+    for time in times:
+        beside = sum(other.ran for other in times if other is not time and set(other.cores) & set(time.cores))
+        lost = max(0.0, time.waited - beside)
+        shares[time.node] = lost / (time.ran + lost) if time.ran + time.waited > _MIN_WANTED_SECONDS else 0.0
+    return shares
 
 
 def quota_sentence(times: Sequence[ProcessorTime]) -> str:
-    """Which nodes a CPU quota limits, and to what; empty if there are none."""
-    limited = [f"{own.quota:.3g} cores on {own.node}" for own in times if own.quota is not None]
+    """Return a sentence about nodes with a CPU quota; empty if there are none."""
+    limited = [f"{time.quota:.3g} cores on {time.node}" for time in times if time.quota is not None]
     if not limited:
         return ""
-    return f"a container or a control group allows {', '.join(limited)}; speeds are measured within that"
+    return f"a container or a control group allows {', '.join(limited)}; speeds are measured within that limit"
 
 
 def busy_sentence(shares: Mapping[str, float]) -> str:
-    """What to say of nodes on which others took much of the time; empty if there are none."""
-    busy = [f"{share:.0%} on {node}" for node, share in shares.items() if share > MOST]
+    """Return a warning about nodes on which other processes took much of the time; empty if there are none."""
+    busy = [f"{share:.0%} on {node}" for node, share in shares.items() if share > MAX_TAKEN_SHARE]
     if not busy:
         return ""
     return (
-        f"other processes took {', '.join(busy)} of the processor time that measuring wanted: these times, and shares "
-        "made of them, may be wrong; measure again when the machine is idle"
+        f"other processes took {', '.join(busy)} of the processor time during the measurement; these times, and shares "
+        "computed from them, may be wrong: measure again when the machine is idle"
     )

@@ -1,4 +1,4 @@
-"""All ranks perform their parts of some steps alone, at the same time, and note what they do: a rehearsal."""
+"""Profiles a step: all ranks perform their parts alone, at the same time, and record their events."""
 
 from __future__ import annotations
 
@@ -13,50 +13,51 @@ from evener.comm.group import Group
 from evener.oracle.replay import TraceEvent
 from evener.records.errors import require
 
-WARM_UP = 2
-"""Steps that do not count: DistributedDataParallel sorts its buckets anew after the first one."""
-_MOST_ROUNDS = 7
+WARM_UP_STEPS = 2
+"""Steps that do not count: DistributedDataParallel reorders its buckets after the first one."""
+_MAX_ROUNDS = 7
 
 Step: TypeAlias = Callable[[], object]
 
 
-def rehearse(
-    group: Group, trace: EventTrace, prepare: Callable[[], Step], seconds: float, rounds: int = _MOST_ROUNDS
+def profile_step(
+    group: Group, trace: EventTrace, prepare: Callable[[], Step], seconds: float, rounds: int = _MAX_ROUNDS
 ) -> list[tuple[TraceEvent, ...]]:
-    """The beats of some steps, as many on every rank, that `prepare` returns what performs; at most `rounds`.
+    """Return the events of up to `rounds` steps, the same number on every rank; `prepare` returns the step function.
 
-    All together take about `seconds`, more where three steps take longer. Nothing if a rank cannot rehearse, of which
-    it warns: a GPU may have no memory for a second copy of weights, and a forecast that fails must not end a run.
+    All steps take about `seconds`, more if three steps take longer. The result is empty, with a warning, if a rank
+    cannot perform its part: a GPU may lack memory for a second copy of the weights, and a failed forecast must not end
+    a run.
     """
     require(seconds > 0, "seconds", seconds, "positive")
     step, slowest = _warm_up(group, trace, prepare)
     if step is None:
         return []
-    rounds = max(1, min(rounds, _MOST_ROUNDS, int(seconds / slowest) - WARM_UP))
-    beats = []
+    rounds = max(1, min(rounds, _MAX_ROUNDS, int(seconds / slowest) - WARM_UP_STEPS))
+    steps = []
     for _ in range(rounds):
         group.barrier()
-        beats.append(_round(trace, step))
-    return beats
+        steps.append(_round(trace, step))
+    return steps
 
 
 def _warm_up(group: Group, trace: EventTrace, prepare: Callable[[], Step]) -> tuple[Step | None, float]:
-    """What performs a step, and the seconds of the last one of some on the slowest rank; nothing if a rank cannot.
+    """Return the step function and the slowest rank's seconds of the last step; None if a rank cannot perform it.
 
-    All ranks learn so after every step: they stay in step, although one may have left its own in the middle.
+    All ranks exchange the result after every step, so that they stay synchronised even if a rank fails in its step.
     """
     step: Step | None = None
     slowest = inf
-    for _ in range(WARM_UP):
-        taken = inf
+    for _ in range(WARM_UP_STEPS):
+        duration = inf
         try:
             step = step or prepare()
             start = time.perf_counter()
             _round(trace, step)
-            taken = time.perf_counter() - start
+            duration = time.perf_counter() - start
         except Exception as error:
-            warnings.warn(f"this rank cannot rehearse a step, so nothing is predicted: {error!r}", stacklevel=3)
-        (slowest,) = group.all_reduce_max([taken])
+            warnings.warn(f"this rank cannot profile a step, so nothing is predicted: {error!r}", stacklevel=3)
+        (slowest,) = group.all_reduce_max([duration])
         if isinf(slowest):
             return None, inf
     return step, slowest

@@ -13,7 +13,7 @@ from torch import nn
 from evener.benchmark.dry_run import dry_run_of
 from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
 from evener.benchmark.processor_time import (
-    MOST,
+    MAX_TAKEN_SHARE,
     ProcessorTime,
     ProcessorWatch,
     busy_sentence,
@@ -101,7 +101,7 @@ def tell_busy(env: RankEnvironment, group: Group, watch: ProcessorWatch) -> None
         limited = tuple(one.node for one in times if one.quota is not None)
         env.notify(Event(step=0, kind="CPU quota", message=sentence, nodes=limited))
     if group.is_leader and (sentence := busy_sentence(shares)):
-        nodes = tuple(node for node, share in shares.items() if share > MOST)
+        nodes = tuple(node for node, share in shares.items() if share > MAX_TAKEN_SHARE)
         env.notify(Event(step=0, kind="busy machine", message=sentence, nodes=nodes))
 
 
