@@ -1,4 +1,4 @@
-"""What may be varied, and how it reaches the task."""
+"""Varied options, and their conversion to options of the task."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class ParameterArena:
 
     Attributes:
         entries: name, shape and place of each parameter, in the order given, without gaps.
-        values: all values; whoever writes into it calls `changed()`, or uses `load`.
+        values: all values; code that writes into it must call `changed()`, or use `load`.
 
     Raises:
         InvalidOperation: there are none, they differ in type or back end, or one lies in another arena.

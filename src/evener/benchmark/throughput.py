@@ -30,7 +30,7 @@ from torch import Tensor
 from evener.benchmark.timing import DeviceClock, run_threaded
 from evener.records.profile import Precision, Throughput
 
-_GAIN_WORTH_A_CALL_OF = ((0.002, 0.0), (0.030, 1.1))
+_MIN_GAINS_BY_SECONDS = ((0.002, 0.0), (0.030, 1.1))
 """(seconds, gain): a call shorter than `seconds` is followed by a larger one if its rate grew by `gain`."""
 _LONG_CALL = 0.005
 _RUNGS_REPEATED = 3
@@ -101,7 +101,7 @@ class Autorange:
         """Return the lowest rung from which climbing does not pay, or else the first that was not timed."""
         below = 0.0
         for rung, (seconds, rate) in enumerate(zip(self._quartiles(), self._rates(), strict=True)):
-            if not any(seconds < limit and rate > enough * below for limit, enough in _GAIN_WORTH_A_CALL_OF):
+            if not any(seconds < limit and rate > enough * below for limit, enough in _MIN_GAINS_BY_SECONDS):
                 return rung
             below = rate
         return len(self._times)

@@ -31,7 +31,7 @@ _FREEDOM = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTiming:
-    """What a node took under one division.
+    """The duration of a step on a node under one division.
 
     Attributes:
         units: units of the node.

@@ -40,7 +40,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientSync:
-    """What the ranks exchange in a step, and the cost of their links.
+    """The exchanges of a step, and the cost of the links between ranks.
 
     Attributes:
         gradient_bytes: size of all weight gradients.

@@ -57,7 +57,7 @@ class Rebalancing:
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """What is known about the nodes' costs, and the present division of work.
+    """The estimated costs of the nodes, and the present division of work.
 
     Attributes:
         workers: predicted cost of n samples on each node.

@@ -1,4 +1,4 @@
-"""What a search varies: ranges and choices from the command line, or a function `space` of the task's file.
+"""The options that a search varies: ranges and choices from the command line, or a function `space` of the task's file.
 
 `lr=1e-4..1e-1:log` is a range with a uniform logarithm, and `width=16..256` a range of whole numbers, because both ends
 are whole. `depth=2,4,8` and `norm=batch,none` are choices.

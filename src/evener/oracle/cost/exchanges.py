@@ -1,4 +1,4 @@
-"""What the ranks of a replica exchange in a pass: the patterns once per division, the bytes for each replica's shares.
+"""Exchanges of a replica's ranks in a pass: the patterns once per division, the bytes for each replica's shares.
 
 pattern             what moves (see `layout.PATTERNS`)       sent by rank r, for a value of V bytes and its part v_r
 spread              its part to all others                   (p-1) v_r
@@ -21,7 +21,7 @@ from evener.oracle.division.placement import Placement, Split, layout_of, parts_
 
 @dataclass(frozen=True, kw_only=True)
 class PassExchanges:
-    """What the ranks exchange in one pass over one sample, as columns over layers.
+    """The exchanges of the ranks in one pass over one sample, as columns over layers.
 
     Attributes:
         messages: number of consecutive messages, each of which takes the latency.

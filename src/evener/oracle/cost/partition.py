@@ -28,7 +28,7 @@ MODES: tuple[Division, ...] = get_args(Division)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSplit:
-    """What every rank of a replica does of every layer; tables are [ranks, layers].
+    """The part of every layer that each rank of a replica does; tables are [ranks, layers].
 
     Attributes:
         layers: how the layers are divided, for any shares.

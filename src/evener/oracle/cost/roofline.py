@@ -35,7 +35,7 @@ FORWARD, BACKWARD = 0, 1
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShare:
-    """What ranks do of every layer, as fractions between 0 and 1, [ranks, layers]."""
+    """The part of every layer that each rank does, as fractions between 0 and 1, [ranks, layers]."""
 
     filters: Numbers
     channels: Numbers

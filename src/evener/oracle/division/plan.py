@@ -95,7 +95,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class ReplicaPlan:
-    """What the ranks of a replica do, operation by operation.
+    """The operations of the ranks of a replica.
 
     Attributes:
         network: the network that they hold together.
