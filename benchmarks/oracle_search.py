@@ -12,7 +12,7 @@ import msgspec
 from results import open_results, parser_of
 
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.imagined import imagine
+from evener.oracle.hypothetical_cluster import hypothetical_profile
 from evener.oracle.search import search
 from evener.oracle.zoo.networks import resnet152
 from evener.records.profile import ClusterProfile, Throughput
@@ -20,7 +20,7 @@ from evener.records.profile import ClusterProfile, Throughput
 
 def uneven(devices: int, seed: int = 0) -> ClusterProfile:
     """GPUs of four a node whose speeds lie anywhere between a fifth and all of a V100's."""
-    draw, profile = random.Random(seed), imagine(f"{devices // 4}xv100-node", "10gbe")
+    draw, profile = random.Random(seed), hypothetical_profile(f"{devices // 4}xv100-node", "10gbe")
     slowed = []
     for device in profile.devices:
         speed = draw.uniform(0.2, 1.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from evener.benchmark.busy import ProcessorTime, ProcessorWatch, quota_sentence, taken_by_others
+from evener.benchmark.processor_time import ProcessorTime, ProcessorWatch, quota_sentence, taken_by_others
 from evener.doctor.load import load_facts
 from evener.doctor.machine_checks import check_machine
 from evener.launch.nodes import local_nodes, parse_local_nodes

@@ -258,7 +258,7 @@ def test_arenas_are_left_in_reverse_order() -> None:
 
 def test_an_arena_entered_twice_is_refused() -> None:
     arena = ad.Arena()
-    with arena, pytest.raises(InvalidOperation, match="cannot be entered twice"), arena:
+    with arena, pytest.raises(InvalidOperation), arena:
         pass
 
 

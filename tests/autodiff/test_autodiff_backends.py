@@ -19,7 +19,7 @@ from evener.autodiff.backends.torch_backend import TorchBackend
 @pytest.mark.parametrize("name", primitives())
 def test_a_back_end_without_a_primitive_cannot_be_made(name: str) -> None:
     others = {other: getattr(ad.NumpyBackend, other) for other in primitives() if other != name}
-    with pytest.raises(TypeError, match=f"Incomplete is no back end: it lacks {name}$"):
+    with pytest.raises(TypeError, match=f"{name}$"):
         type("Incomplete", (ad.Backend,), others)()
 
 

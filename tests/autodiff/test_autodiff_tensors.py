@@ -345,5 +345,5 @@ def test_a_deep_copy_is_a_leaf_of_its_own(backend: ad.Backend) -> None:
 def test_a_model_is_converted_before_an_optimiser_has_it() -> None:
     layer = nn.Linear(1, 1)
     optim.SGD(layer.parameters())
-    with pytest.raises(InvalidOperation, match="converted before an optimiser has its parameters"):
+    with pytest.raises(InvalidOperation):
         layer.double()

@@ -1,4 +1,4 @@
-"""One device's profile: bandwidth of its memory, what small parts cost, and the whole."""
+"""The profile of one device: bandwidth, narrow operations, and the complete profile."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_slowed_node_has_the_rates_that_its_speed_leaves(speed: float) -> None
 
 @pytest.mark.parametrize(("speed", "seconds"), [(0.0, 1.0), (1.5, 1.0), (1.0, 0.0)])
 def test_a_wrong_argument_is_refused_before_anything_is_measured(speed: float, seconds: float) -> None:
-    with pytest.raises(InvalidValue, match=r"speed must be above 0 and at most 1|seconds must be positive"):
+    with pytest.raises(InvalidValue):
         profile_device("alpha", CPU, speed=speed, seconds=seconds)
 
 
@@ -101,7 +101,7 @@ def test_a_cycle_of_copies_is_larger_than_caches_where_memory_allows() -> None:
 
 
 @pytest.mark.parametrize("room", [1, 1000, 1 << 20, 9 << 20])
-def test_the_copies_stay_within_the_room_that_they_get(room: int) -> None:
+def test_copies_stay_within_their_memory_limit(room: int) -> None:
     pieces = device_module._pieces(CPU, room)
     assert 0 < sum(to.nbytes + of.nbytes for to, of in pieces) <= max(8, room)
 

@@ -85,7 +85,7 @@ def largest(
 
 
 @pytest.mark.parametrize("samples", [1, 7, 32])
-def test_what_is_kept_for_backward_is_counted_once_and_without_the_weights(samples: int) -> None:
+def test_saved_storages_count_once_and_without_the_weights(samples: int) -> None:
     everything, most = on_trial(lambda trial: saved_bytes(trial, samples))
     inputs, hidden = samples * 100 * 4, samples * 50 * 4  # ReLU and the second layer keep one and the same storage
     assert (everything, most) == (inputs + hidden, inputs)
@@ -105,14 +105,14 @@ def test_weights_gradients_and_optimiser_state_take_their_part(make_optimizer: A
     assert largest(enough - 10, make_optimizer=make_optimizer) == 9
 
 
-def test_nothing_bounds_a_batch_that_fits_whole() -> None:
+def test_a_batch_that_fits_has_no_limit() -> None:
     assert largest(None) is None
     assert largest(10**8, asked=1) is None
 
 
 @pytest.mark.parametrize("asked", [1, 2, 3, 100])
-def test_a_memory_too_small_for_one_sample_is_an_error_that_says_what_to_do(asked: int) -> None:
-    with pytest.raises(DoesNotFit, match=r"not even one sample fits: .* allow more memory, or train a smaller model"):
+def test_a_memory_too_small_for_one_sample_is_refused_with_advice(asked: int) -> None:
+    with pytest.raises(DoesNotFit, match="allow more memory"):
         largest(WEIGHTS, asked=asked)
 
 
@@ -120,9 +120,10 @@ def test_an_answer_below_the_first_measured_size_is_found() -> None:
     assert largest(math.ceil((2 * WEIGHTS + 1 * 2200) / SHARE_OF_USABLE) + 1, asked=2) == 1
 
 
-def test_a_largest_batch_of_nothing_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="largest must be positive, got 0"):
+def test_a_largest_batch_of_zero_is_refused() -> None:
+    with pytest.raises(InvalidValue) as caught:
         largest(None, asked=0)
+    assert caught.value.field == "largest"
 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(1, 10**12))
@@ -200,7 +201,7 @@ def test_a_gpu_step_that_the_driver_has_no_memory_for_does_not_fit(monkeypatch: 
         capacity(trial, 80, 5)
 
 
-def test_a_gpu_step_that_fails_otherwise_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_of_a_gpu_step_is_not_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_step(self: DryRun, samples: int) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 

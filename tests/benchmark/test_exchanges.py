@@ -1,4 +1,4 @@
-"""What a run measures of its links before it decides: all-reduces, small messages, tensors from rank to rank."""
+"""Link measurements before a plan: all-reduces, small messages, tensors from rank to rank."""
 
 from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
 from evener.benchmark.links import measure_message
@@ -6,7 +6,7 @@ from evener.comm.group import Group
 from support.thread_ranks import together
 
 
-def test_a_tensor_between_two_ranks_takes_the_same_to_all_who_ask() -> None:
+def test_all_ranks_get_the_same_seconds_of_a_message() -> None:
     def rank(group: Group) -> list[float]:
         return [measure_message(group, 0, 1, 64), measure_message(group, 2, 1, 8 * 2**20)]
 
@@ -24,7 +24,7 @@ def test_alpha_and_beta_are_those_of_the_slowest_on_every_rank() -> None:
     assert min(first[0], first[2]) > 0
 
 
-def test_a_rank_alone_has_nothing_to_tell() -> None:
+def test_a_single_rank_measures_nothing() -> None:
     assert together(1, lambda group: (*measure_all_reduce(group, 2**20), measure_small_exchange(group))) == [
         (0.0, 0.0, 0.0)
     ]

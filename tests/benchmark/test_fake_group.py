@@ -1,4 +1,4 @@
-"""A rank's part of a step in silence: the exchanges that it begins are those of a real step, and nothing is kept."""
+"""A rank's part of a step among fake peers begins the exchanges of a real step and leaves no trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from evener.benchmark.exchanges import distinct_sizes, measure_exchanges
 from evener.benchmark.fake_group import EventTrace, fake_group
-from evener.benchmark.rehearsal import Step, rehearse
+from evener.benchmark.step_profile import Step, profile_step
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.oracle.division.layout import Replica
@@ -58,7 +58,7 @@ def step(model: ParallelModel) -> None:
 
 
 def silent(place: ProcessMesh, trace: EventTrace) -> ProcessMesh:
-    """The same place, in silence."""
+    """Return the same mesh among fake peers."""
     world = fake_group(place.world, range(place.world.size), StepTimer(CPU), trace)
     if place.group is place.world:
         return replace(place, world=world, group=world)
@@ -92,8 +92,8 @@ def test_a_rank_begins_the_exchanges_of_a_real_step(division: Division, replicas
         return aloud.group.traffic.sent, alone.group.traffic.sent, trace.finish()
 
     rows = together(arrangement.size, rank)
-    for real, rehearsed, _ in rows:
-        assert rehearsed == real
+    for real, fake, _ in rows:
+        assert fake == real
     played = replay([beats for _, _, beats in rows], lambda *_: 0.001)  # all parts go together
     begun = max(sum(beat.act == "begin" for beat in beats) for _, _, beats in rows)
     assert begun > 2
@@ -111,12 +111,12 @@ def test_a_replica_begins_the_exchanges_of_a_real_step() -> None:
         step(alone)
         return group.traffic.sent, quiet.traffic.sent
 
-    for real, rehearsed in together(2, rank):
-        assert rehearsed == real
+    for real, fake in together(2, rank):
+        assert fake == real
         assert set(real) == {"gradients", "statistics"}
 
 
-def test_a_rehearsal_is_of_equally_many_rounds_everywhere() -> None:
+def test_all_ranks_profile_the_same_number_of_steps() -> None:
     def rank(group: Group) -> list[int]:
         trace = EventTrace(CPU)
         quiet = fake_group(group, range(group.size), StepTimer(CPU), trace)
@@ -124,7 +124,7 @@ def test_a_rehearsal_is_of_equally_many_rounds_everywhere() -> None:
         def part() -> None:
             quiet.all_reduce(torch.rand(100 * (1 + group.rank)).sum(), "gradients")
 
-        return [len(beats) for beats in rehearse(group, trace, lambda: part, 0.05)]
+        return [len(beats) for beats in profile_step(group, trace, lambda: part, 0.05)]
 
     first, second = together(2, rank)
     assert first == second
@@ -132,38 +132,38 @@ def test_a_rehearsal_is_of_equally_many_rounds_everywhere() -> None:
     assert set(first) == {3}  # one exchange is begun, needed, and the step finished
 
 
-def test_a_short_run_is_rehearsed_once() -> None:
-    (beats,) = together(1, lambda group: rehearse(group, EventTrace(CPU), lambda: time.localtime, 0.05, rounds=0))
+def test_a_short_run_is_profiled_once() -> None:
+    (beats,) = together(1, lambda group: profile_step(group, EventTrace(CPU), lambda: time.localtime, 0.05, rounds=0))
     assert len(beats) == 1
 
 
-def test_where_a_rank_cannot_make_its_twin_nobody_rehearses_and_it_says_why() -> None:
+def test_no_rank_profiles_if_one_cannot_copy_its_model() -> None:
     def rank(group: Group) -> int:
         def prepare() -> Step:
             if group.rank == 1:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return time.localtime
 
-        return len(rehearse(group, EventTrace(CPU), prepare, 0.05))
+        return len(profile_step(group, EventTrace(CPU), prepare, 0.05))
 
     with pytest.warns(UserWarning, match=r"nothing is predicted: .*CUDA out of memory"):
         assert together(3, rank) == [0, 0, 0]
 
 
-def test_a_rank_that_leaves_its_step_in_the_middle_leaves_the_others_in_step() -> None:
+def test_a_rank_that_fails_in_its_step_leaves_the_others_synchronised() -> None:
     def rank(group: Group) -> int:
         def step() -> None:
             group.all_gather_bytes(b"what I am about to do")
             if group.rank == 2:
                 raise ValueError("no such step")
 
-        return len(rehearse(group, EventTrace(CPU), lambda: step, 0.05))
+        return len(profile_step(group, EventTrace(CPU), lambda: step, 0.05))
 
     with pytest.warns(UserWarning, match="nothing is predicted: .*no such step"):
         assert together(3, rank) == [0, 0, 0]
 
 
-def test_exchanges_are_measured_alike_on_all_ranks() -> None:
+def test_all_ranks_get_the_same_exchange_timings() -> None:
     def rank(group: Group) -> list[ExchangeTiming]:
         return measure_exchanges(group, {"exchange": [64, 200_000], "all-reduce": [4096], "all-gather": [64]})
 
@@ -177,12 +177,12 @@ def test_exchanges_are_measured_alike_on_all_ranks() -> None:
     assert first[2].points[1].seconds > 0
 
 
-def test_sizes_that_hardly_differ_are_measured_once() -> None:
+def test_nearly_equal_sizes_are_measured_once() -> None:
     assert distinct_sizes([0, 100, 101, 120, 200]) == [4, 120, 200]
 
 
-def test_statistics_in_silence_are_those_of_the_own_samples() -> None:
-    """A rank that heard zeros would refuse them, and would then compute something else."""
+def test_statistics_among_fake_peers_are_those_of_the_own_samples() -> None:
+    """A rank would reject statistics of zero and compute something else."""
 
     def rank(group: Group) -> list[Tensor]:
         quiet: Any = fake_group(group, range(group.size), StepTimer(CPU), EventTrace(CPU))
@@ -192,7 +192,7 @@ def test_statistics_in_silence_are_those_of_the_own_samples() -> None:
         assert [row.tolist() for row in rows] == [[1.0, 2.0], [1.0, 2.0]]
 
 
-def test_a_rank_without_samples_hears_the_statistics_of_others_in_silence() -> None:
+def test_a_rank_without_samples_gets_statistics_from_fake_peers() -> None:
     def rank(group: Group) -> list[Tensor]:
         quiet: Any = fake_group(group, range(group.size), StepTimer(CPU), EventTrace(CPU))
         return list(quiet.all_gather(torch.zeros(2), "statistics"))

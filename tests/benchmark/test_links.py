@@ -31,7 +31,7 @@ Body = Callable[[Group], object]
 
 
 def run_ranks(size: int, body: Body, folder: Path, patience: float = 30.0) -> list[object]:
-    """What `body` returns on each of `size` ranks, every one a process; a failing rank fails the test."""
+    """Return the result of `body` on each of `size` rank processes; a failing rank fails the test."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "evener.benchmark.links"])
     ranks: list[tuple[BaseProcess, Connection]] = []
@@ -108,7 +108,7 @@ def narrowed_twice(group: Group) -> tuple[int, int, list[str], float, float] | N
     return group.rank, group.size, list(group.nodes), gathered, float(group.all_reduce(number, "test"))
 
 
-def test_a_group_that_is_narrowed_is_the_ranks_that_are_left(tmp_path: Path) -> None:
+def test_a_narrowed_group_consists_of_the_remaining_ranks(tmp_path: Path) -> None:
     left = ["node-2", "node-3"]
     assert run_ranks(4, narrowed_twice, tmp_path) == [None, None, (0, 2, left, 3.0, 3.0), (1, 2, left, 3.0, 3.0)]
 
@@ -141,15 +141,16 @@ def leave_rank_0_alone(group: Group) -> str:
 
 def test_a_rank_that_does_not_answer_is_an_error_within_the_time_limit(tmp_path: Path) -> None:
     seconds, _, sentence = str(run_ranks(2, leave_rank_0_alone, tmp_path, patience=8.0)[0]).partition(" ")
-    assert sentence.startswith("a rank left node node-0 (rank 0) without an answer while links were measured")
+    assert sentence.startswith("node node-0 (rank 0)")
     assert float(seconds) < 40
 
 
 def test_a_process_alone_has_no_links() -> None:
     alone = join_group(rank=0, nodes=["only"], device=torch.device("cpu"), store=None, patience=1.0)
     assert measure_links(alone) == ()
-    with pytest.raises(InvalidValue, match="seconds must be positive"):
+    with pytest.raises(InvalidValue) as caught:
         measure_links(alone, seconds=0)
+    assert caught.value.field == "seconds"
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 0), (2, 1), (3, 3), (8, 28), (9, 15), (20, 37)])
@@ -168,7 +169,7 @@ def test_alpha_and_beta_of_an_exact_link_are_recovered(alpha: float, beta: float
     assert found[1] == pytest.approx(beta, abs=1e-9 * (alpha + beta * large))
 
 
-def test_half_of_a_round_trip_counts_and_the_large_message_is_one_that_takes_its_time(
+def test_half_of_a_round_trip_counts_and_the_large_message_takes_long_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The peer is simulated: a link of 50 us and 1 GB/s, on which every third round trip is held up."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evener.oracle.catalogue import CARDS
-from evener.oracle.imagined import NETWORKS, NODES
+from evener.oracle.hypothetical_cluster import NETWORKS, NODES
 from evener.oracle.zoo.networks import ZOO, default_options, draw
 from evener.records.plan import Plan
 from evener.records.schema import read_noun
@@ -38,7 +38,7 @@ def test_fast_links_make_data_parallelism_pay(tmp_path: Path) -> None:
         (("resnet50",), "there is no cluster.json here"),
         (
             ("resnet50", "--machines", "h201"),
-            "a machine of --machines must be one of those that `evener catalogue` prints, such as h200,",
+            "a machine of --machines must be a name that `evener catalogue` prints, such as h200,",
         ),
         (("resnet50", "--machines", "h200", "--strategy", "foo"), "--strategy must be one of serial, data"),
         (("resnet50", "--machines", "h200", "--precision", "foo"), "--precision must be one of"),

@@ -1,4 +1,4 @@
-"""The published settings: what was given comes out again, and the rest follows without further knobs."""
+"""The published settings: inputs are reproduced, and the other figures follow without further constants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rows(machine: Machine) -> Rows:
     return {(row.strategy, row.model, row.gpus): row for row in abci.predictions(machine)}
 
 
-def test_what_was_given_comes_out_again(rows: Rows) -> None:
+def test_published_inputs_are_reproduced(rows: Rows) -> None:
     assert rows["data", "resnet50", 1].total_seconds == pytest.approx(0.1834, rel=1e-6)
     assert rows["data", "vgg16", 1].total_seconds == pytest.approx(0.2619, rel=1e-6)
     assert rows["data", "vgg16", 8].total_seconds == pytest.approx(0.4547, rel=1e-6)
@@ -35,7 +35,7 @@ def test_the_constants_are_those_of_a_v100_and_of_pcie(machine: Machine) -> None
     assert 5e9 < machine.ring_bandwidth < 12.5e9
 
 
-def test_every_asked_setting_has_a_row_and_its_parts_sum_up(rows: Rows) -> None:
+def test_every_published_setting_has_a_row_whose_parts_sum_up(rows: Rows) -> None:
     asked = {("data", 1 << k) for k in range(11)}
     asked |= {(f"data+{mode}", 1 << k) for mode in ("filter", "spatial") for k in range(4, 11)}
     asked |= {(mode, 1 << k) for mode in ("filter", "channel") for k in range(2, 7)}
@@ -64,7 +64,7 @@ def test_four_rings_share_two_adapters(rows: Rows) -> None:
     assert filters.communication_seconds > 1.5 * strips.communication_seconds
 
 
-def test_the_file_has_the_columns_that_were_asked_for(rows: Rows, tmp_path: Path) -> None:
+def test_the_file_has_the_documented_columns(rows: Rows, tmp_path: Path) -> None:
     write_csv([abci.as_row(row) for row in rows.values()], tmp_path / "abci.csv")
     lines = (tmp_path / "abci.csv").read_text().splitlines()
     assert lines[0] == "strategy,model,gpus,compute_seconds,communication_seconds,total_seconds"

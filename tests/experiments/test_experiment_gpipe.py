@@ -19,7 +19,7 @@ from evener.experiments.gpipe_models import (
     Largest,
     PipelineSpeed,
     Scale,
-    most,
+    largest_fitting,
 )
 from evener.experiments.options import GpipeConfig
 from support.commands import evener, evener_here
@@ -49,7 +49,7 @@ def test_more_devices_train_a_larger_model_within_their_memory(done: tuple[Path,
         assert 0.5 < row["fullest"] / row["memory"] < 1.1, row
 
 
-def test_what_is_planned_is_what_is_held(tmp_path: Path) -> None:
+def test_the_planned_memory_is_the_measured_memory(tmp_path: Path) -> None:
     config = GpipeConfig(table="1", stages="2", micro_batches="4", planned=True, output=tmp_path)
     naive, one, two = run(config, as_json=False, families=[TINY])["1"]
     assert 0 < naive["parameters"] < one["parameters"] < two["parameters"]
@@ -60,9 +60,7 @@ def test_what_is_planned_is_what_is_held(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_is_trained_holds_what_was_planned(
-    done: tuple[Path, dict[str, list[Any]]], tmp_path: Path
-) -> None:
+def test_a_trained_model_holds_the_planned_memory(done: tuple[Path, dict[str, list[Any]]], tmp_path: Path) -> None:
     config = GpipeConfig(table="1", stages="2", micro_batches="4", planned=True, output=tmp_path)
     for planned, trained in zip(run(config, as_json=False, families=[TINY])["1"], done[1]["1"], strict=True):
         assert planned["parameters"] == trained["parameters"]
@@ -90,17 +88,17 @@ def test_the_files_hold_the_tables(done: tuple[Path, dict[str, list[Any]]]) -> N
 @pytest.mark.parametrize("guess", [1, 4, 7, 8, 15])
 @pytest.mark.parametrize("last", [0, 1, 3, 7, 40])
 def test_the_search_finds_the_last_that_fits_from_any_guess(guess: int, last: int) -> None:
-    assert most(lambda count: count <= last, guess) == last
+    assert largest_fitting(lambda count: count <= last, guess) == last
 
 
-def test_the_search_tries_few_models_however_far_off_its_guess_is() -> None:
+def test_the_search_tries_few_models_for_any_guess() -> None:
     tried: list[int] = []
 
     def fits(count: int) -> bool:
         tried.append(count)
         return count <= 1000
 
-    assert most(fits, 1) == 1000
+    assert largest_fitting(fits, 1) == 1000
     assert len(tried) <= 22
 
 
@@ -125,7 +123,7 @@ def speed(stages: int, micro_batches: int, rate: float) -> PipelineSpeed:
     )
 
 
-def test_speeds_are_relative_to_the_first_ours_and_published_alike() -> None:
+def test_measured_and_published_speeds_are_relative_to_the_first() -> None:
     rows = throughput_rows([speed(2, 4, 10.0), speed(4, 4, 15.0), speed(4, 32, 20.0), speed(4, 7, 18.0)])
     assert [row["relative"] for row in rows] == [1.0, 1.5, 2.0, 1.8]
     assert [row["published_relative"] for row in rows] == pytest.approx([1.0, 3.2 / 1.7, 2.0, None])
@@ -139,11 +137,11 @@ def test_scales_are_of_both_families_and_have_the_papers_size() -> None:
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(123e6, rel=0.01)
 
 
-def test_wrong_words_are_one_sentence_before_anything_starts(tmp_path: Path) -> None:
+def test_invalid_options_are_refused_before_anything_starts(tmp_path: Path) -> None:
     for words, sentence in {
         ("--table", "4"): "--table must be some of 1,2,3",
         ("--micro-batches", "1,65"): "--micro-batches must be at most 64",
-        ("--full", "--stages", "99"): "--full is for 99 GPUs",
+        ("--full", "--stages", "99"): "--full needs 99 GPUs",
         ("--planned",): "--table must be 1 with --planned",
     }.items():
         result = evener_here("experiment", "gpipe", *words, cwd=tmp_path)

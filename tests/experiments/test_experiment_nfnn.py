@@ -44,7 +44,7 @@ def write_idx(path: Path, array: np.ndarray[Any, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images whose brightest column tells the digit, but for every third, in MNIST's files."""
+    """Write MNIST files of images whose brightest column gives the digit, except for every third image."""
     folder = tmp_path_factory.mktemp("mnist")
     random = np.random.default_rng(0)
     labels = random.integers(0, 10, IMAGES)
@@ -66,7 +66,7 @@ def done(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 
 SEEDED = ("accuracy", "accuracy_interval", "bytes_sent", "bytes_received")
-"""What the seed alone decides."""
+"""Columns that depend on the seed only."""
 
 Done = tuple[Path, dict[tuple[str, int], Any], str]
 
@@ -150,7 +150,7 @@ def test_the_difference_to_the_publication_is_in_points_of_accuracy() -> None:
         (("--seed", "-1"), "--seed must be 0 or more, got -1"),
     ],
 )
-def test_options_that_cannot_be_are_one_sentence(digits: Path, words: tuple[str, str], sentence: str) -> None:
+def test_invalid_options_are_refused_in_one_sentence(digits: Path, words: tuple[str, str], sentence: str) -> None:
     result = evener_here("experiment", "nfnn", "--data", str(digits), *words, cwd=digits)
     assert (result.returncode, result.stderr) == (2, f"evener: {sentence}\n")
 
@@ -170,7 +170,7 @@ def test_missing_and_truncated_data_are_one_sentence(digits: Path, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_however_it_ends_nothing_is_left_running(digits: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_no_process_survives_the_command(digits: Path, tmp_path: Path, number: signal.Signals) -> None:
     name, value = "EVENER_TEST", str(uuid.uuid4())
     words = ("--workers", "2", "--updates", "1000000", "--repeat", "1")
     process = subprocess.Popen(

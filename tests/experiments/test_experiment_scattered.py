@@ -1,4 +1,4 @@
-"""The experiment with scattered GPUs: what it types, and what it makes of records."""
+"""The experiment with scattered GPUs: its commands and its evaluation of records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evener.experiments.options import ScatteredConfig
-from evener.experiments.scattered import TimedWay, Way, command_of, row_of, rows_of, ways_of
+from evener.experiments.scattered import Method, TimedRun, command_of, methods_of, row_of, rows_of
 from evener.records.errors import InvalidValue
 from evener.records.plan import Assignment, Plan
 from evener.records.record import NodeStep, NodeSummary, Step, TrainRecord
@@ -27,7 +27,7 @@ def asked(folder: Path, **settings: Any) -> ScatteredConfig:
 def record(
     *seconds: float, io: float = 0.5, compute: float = 3.0, shares: tuple[float, ...] = (0.5, 0.5)
 ) -> TrainRecord:
-    """Of a run whose epochs took so long."""
+    """Return the record of a run with epochs of these durations."""
     node = NodeStep(
         samples=4, io_seconds=io, compute_seconds=compute, wait_seconds=0.25, update_seconds=0.0, sent_bytes=1
     )
@@ -71,52 +71,52 @@ def record(
 
 
 def test_every_way_is_timed_on_every_set_of_nodes_between_the_node_alone(tmp_path: Path) -> None:
-    ways = [(way.speeds, way.name) for way in ways_of(asked(tmp_path))]
+    methods = [(method.speeds, method.name) for method in methods_of(asked(tmp_path))]
     names = ("every batch", "average, threads", "average, device", "average, cores", "diloco")
     alone = ("1", "alone")
-    assert ways == [alone, *(("1,1", name) for name in names), alone, *(("1,0.5", name) for name in names), alone]
+    assert methods == [alone, *(("1,1", name) for name in names), alone, *(("1,0.5", name) for name in names), alone]
 
 
-def test_nodes_are_compared_with_the_one_alone_right_before_and_right_after_them() -> None:
-    alone, two, uneven = Way("alone", "1", ()), Way("every batch", "1,1", ()), Way("every batch", "1,0.5", ())
+def test_nodes_are_compared_with_the_single_node_before_and_after_them() -> None:
+    alone, two, uneven = Method("alone", "1", ()), Method("every batch", "1,1", ()), Method("every batch", "1,0.5", ())
     seconds = {alone: iter((10.0, 12.0, 20.0)), two: iter((5.5,)), uneven: iter((16.0,))}
     rows = rows_of(
-        [TimedWay(way, record(90.0, next(seconds[way])), None) for way in (alone, two, alone, uneven, alone)]
+        [TimedRun(method, record(90.0, next(seconds[method])), None) for method in (alone, two, alone, uneven, alone)]
     )
     assert [row["of_ideal"] for row in rows] == pytest.approx([1.0, 1.0, 1.0, 16.0 / 1.5 / 16.0, 1.0])
     assert [row["seconds"] for row in rows] == [10.0, 5.5, 12.0, 16.0, 20.0]
 
 
 def test_diloco_exchanges_about_once_an_epoch(tmp_path: Path) -> None:
-    way = Way("diloco", "1,0.5", ("--agreement", "diloco", "--local-steps", "{an epoch}"))
-    words = command_of(asked(tmp_path, batch_size=8), way, tmp_path / "run", images=205)
+    method = Method("diloco", "1,0.5", ("--agreement", "diloco", "--local-steps", "{an epoch}"))
+    words = command_of(asked(tmp_path, batch_size=8), method, tmp_path / "run", images=205)
     assert words[words.index("--local-steps") + 1] == "18"  # of the node that does two thirds of 26 batches
     assert words[words.index("--local-nodes") + 1] == "1,0.5"
     assert "nbs=8" not in words
 
 
-def test_where_nodes_meet_in_every_batch_each_is_a_step(tmp_path: Path) -> None:
-    words = command_of(asked(tmp_path, batch_size=8), Way("every batch", "1,1", ()), tmp_path / "run", images=205)
+def test_every_batch_is_a_step_where_nodes_synchronise(tmp_path: Path) -> None:
+    words = command_of(asked(tmp_path, batch_size=8), Method("every batch", "1,1", ()), tmp_path / "run", images=205)
     assert "nbs=8" in words
     assert "--agreement" not in words
 
 
 def test_the_first_epoch_is_not_counted_and_the_ideal_is_the_sum_of_the_speeds() -> None:
-    alone = row_of(TimedWay(Way("alone", "1", ()), record(90.0, 10.0, 10.0, shares=(1.0,)), 0.5), None)
+    alone = row_of(TimedRun(Method("alone", "1", ()), record(90.0, 10.0, 10.0, shares=(1.0,)), 0.5), None)
     assert (alone["seconds"], alone["of_ideal"], alone["transfer_seconds"]) == (10.0, 1.0, 0.0)
-    merged = row_of(TimedWay(Way("average, device", "1,1", ("--agreement",)), record(90.0, 6.25, 6.25), 0.4), alone)
+    merged = row_of(TimedRun(Method("average, device", "1,1", ("--agreement",)), record(90.0, 6.25, 6.25), 0.4), alone)
     assert merged["of_ideal"] == pytest.approx(0.8)
     assert merged["published_of_ideal"] == pytest.approx(0.767, abs=1e-3)
     assert merged["transfer_seconds"] == pytest.approx(6.25 - 3.5)
     assert merged["loading_seconds"] == pytest.approx(0.25)  # half of what one alone loads
-    uneven = row_of(TimedWay(Way("every batch", "1,0.5", ()), record(90.0, 8.0), None), alone)
+    uneven = row_of(TimedRun(Method("every batch", "1,0.5", ()), record(90.0, 8.0), None), alone)
     assert uneven["of_ideal"] == pytest.approx(10 / 1.5 / 8)
     assert (uneven["transfer_seconds"], uneven["published_of_ideal"], uneven["map"]) == (0.25, None, None)
     assert (alone["take_part"], uneven["take_part"]) == (1, 2)
 
 
-def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match=r"DATA must be a file, such as my-data\.yaml"):
+def test_invalid_configurations_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue):
         ScatteredConfig(data=tmp_path / "no.yaml")
     done = evener_here("experiment", "scattered-gpus", "no.yaml", cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

@@ -1,4 +1,4 @@
-"""What is forecast of common GPUs against published measurements of whole networks."""
+"""Forecasts for common GPUs against published measurements of complete networks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.roofline import FORWARD, device_of, layer_seconds
-from evener.oracle.imagined import NETWORKS, imagine
+from evener.oracle.hypothetical_cluster import NETWORKS, hypothetical_profile
 from evener.oracle.zoo.networks import draw
 from evener.records.graph import ModelGraph
 
@@ -57,7 +57,7 @@ def test_published_forward_passes_are_forecast_within_a_quarter(
     assert samples / seconds == pytest.approx(published, rel=0.25)
 
 
-def test_the_page_of_machines_has_every_card_as_it_is() -> None:
+def test_the_page_of_machines_lists_every_card_correctly() -> None:
     page = (Path(__file__).parents[2] / "docs" / "machines.md").read_text()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.count("|") == 8]
     rows = {row[0].strip("`"): row[1:] for row in cells[2:]}
@@ -73,7 +73,7 @@ def test_the_page_of_machines_has_every_card_as_it_is() -> None:
 
 
 HALF_BY_GENERATION = {"gtx10": 1 / 64, "gtx16": 2, "rtx20": 4, "rtx30": 2, "rtx40": 2}
-"""Operations at fp16 to one at fp32, where both sums are fp32: what the architecture's white paper says."""
+"""fp16 operations per fp32 operation, both accumulated in fp32, by the architecture's white paper."""
 
 
 @pytest.mark.parametrize("name", [name for name in CARDS if name[:5] in HALF_BY_GENERATION])
@@ -84,10 +84,10 @@ def test_a_geforce_cards_peaks_are_those_of_its_generation(name: str) -> None:
     assert card.fp32 / card.fp64 == pytest.approx(64 if generation in ("rtx30", "rtx40") else 32, rel=0.15)
 
 
-def test_the_cards_and_networks_that_people_own_are_there() -> None:
+def test_common_cards_and_networks_are_in_the_catalogue() -> None:
     owned = ["gtx1060", "gtx1660", "rtx2080", "rtx3050", "rtx3060ti", "rtx3070ti", "rtx3080ti"]
     owned += ["rtx4060ti", "rtx4070ti", "rtx3060-laptop", "rtx4060-laptop"]
-    profile = imagine(",".join(owned), "wifi6")
+    profile = hypothetical_profile(",".join(owned), "wifi6")
     assert len(profile.devices) == len(owned)
     speeds = [1 / NETWORKS[name].beta for name in ("wifi5", "wifi6", "100mbit", "1gbe", "2.5gbe", "5gbe", "10gbe")]
     assert speeds[2] < speeds[0] < speeds[1] < speeds[3]

@@ -1,4 +1,4 @@
-"""Shares follow the machines, and do not follow noise."""
+"""Shares follow changes of speed and ignore noise."""
 
 import random
 
@@ -13,7 +13,7 @@ def balance(*units: float, shares: tuple[int, ...]) -> Balance:
 def steps(
     state: Balance, seconds_per_sample: list[float], count: int, noise: float = 0.0, seed: int = 0
 ) -> tuple[Balance, int]:
-    """The balance after `count` steps at these speeds, and how often the shares were moved."""
+    """Return the balance after `count` steps at these speeds, and the number of changes."""
     draw, moves = random.Random(seed), 0
     for _ in range(count):
         took = [
@@ -36,14 +36,14 @@ def test_noise_of_a_twentieth_moves_nothing() -> None:
         assert state.shares == (64, 64)
 
 
-def test_noise_of_a_fifth_moves_few_samples_and_seldom() -> None:
+def test_noise_of_a_fifth_rarely_moves_samples() -> None:
     for seed in range(20):
         state, moves = steps(balance(1.0, 1.0, shares=(64, 64)), [1.0, 1.0], 200, noise=0.2, seed=seed)
         assert abs(state.shares[0] - 64) <= 8
         assert moves <= 200 / 16
 
 
-def test_a_lasting_difference_of_a_tenth_is_mended_in_the_end() -> None:
+def test_a_lasting_difference_of_a_tenth_is_eventually_corrected() -> None:
     state, moves = steps(balance(1.0, 1.0, shares=(640, 640)), [1.0, 1.2], 24)
     assert state.shares == (698, 582)
     assert moves == 1
@@ -61,7 +61,7 @@ def test_a_node_that_recovers_gets_its_share_back() -> None:
     assert state.shares == (64, 64)
 
 
-def test_a_wrong_promise_of_the_trial_is_corrected_after_the_first_steps() -> None:
+def test_a_wrong_trial_is_corrected_after_the_first_steps() -> None:
     fresh = Balance(workers=(Worker(unit_seconds=1.0), Worker(unit_seconds=1.0)), shares=(64, 64))
     state, moves = steps(fresh, [1.0, 1.15], 4)
     assert state.shares == (69, 59)
@@ -71,31 +71,31 @@ def test_a_wrong_promise_of_the_trial_is_corrected_after_the_first_steps() -> No
     assert moves == 0
 
 
-def test_a_slightly_wrong_promise_is_corrected_after_a_few_more() -> None:
+def test_a_slightly_wrong_trial_is_corrected_after_a_few_more_steps() -> None:
     fresh = Balance(workers=(Worker(unit_seconds=1.0), Worker(unit_seconds=1.0)), shares=(640, 640))
     state, moves = steps(fresh, [1.0, 1.06], 10)
     assert state.shares == (659, 621)
     assert moves == 1
 
 
-def test_a_lasting_difference_of_a_twentieth_is_mended_where_steps_are_steady() -> None:
+def test_a_lasting_difference_of_a_twentieth_is_corrected_if_steps_are_steady() -> None:
     state, moves = steps(balance(1.0, 1.0, shares=(640, 640)), [1.0, 1.06], 24, noise=0.01)
     assert abs(state.shares[0] - 659) <= 3
     assert moves == 1
 
 
-def test_where_steps_vary_it_is_left_to_them() -> None:
+def test_a_difference_of_a_twentieth_is_ignored_if_steps_vary() -> None:
     _, moves = steps(balance(1.0, 1.0, shares=(640, 640)), [1.0, 1.06], 48, noise=0.3, seed=3)
     assert moves == 0
 
 
-def test_nothing_is_decided_before_every_node_was_seen() -> None:
+def test_nothing_is_decided_before_every_node_was_timed() -> None:
     state = balance(1.0, 1.0, shares=(64, 64)).observe((64, 64), [64.0, 192.0])
     assert state.decide().shares is None
 
 
 def test_memory_bounds_hold_when_shares_move() -> None:
-    workers = (Worker(unit_seconds=1.0, most=70), Worker(unit_seconds=1.0))
+    workers = (Worker(unit_seconds=1.0, max_units=70), Worker(unit_seconds=1.0))
     state, _ = steps(Balance(workers=workers, shares=(64, 64), is_tried=True), [1.0, 3.0], 20)
     assert state.shares == (70, 58)
 
@@ -109,7 +109,7 @@ def test_shares_always_sum_to_the_batch() -> None:
 
 
 def learnt(costs: list[tuple[float, float]], count: int, seed: int, is_learning: bool = True) -> tuple[Balance, int]:
-    """The balance after `count` steps of nodes with these (fixed, unit) seconds, which nobody predicted."""
+    """The balance after `count` steps of nodes with these (fixed, unit) seconds, which were not predicted."""
     state = Balance(workers=(Worker(unit_seconds=1.0),) * 2, shares=(32, 32), is_learning=is_learning)
     draw, moves = random.Random(seed), 0
     for _ in range(count):
@@ -121,7 +121,7 @@ def learnt(costs: list[tuple[float, float]], count: int, seed: int, is_learning:
     return state, moves
 
 
-def test_a_small_model_s_fixed_cost_is_learnt_and_keeps_shares_from_drifting() -> None:
+def test_a_fitted_fixed_cost_keeps_shares_from_drifting() -> None:
     costs = [(2e-3, 1e-6), (2.6e-3, 1e-6)]
     for seed in range(10):
         state, moves = learnt(costs, 300, seed)
@@ -131,7 +131,7 @@ def test_a_small_model_s_fixed_cost_is_learnt_and_keeps_shares_from_drifting() -
     assert min(drifted.shares) == 0
 
 
-def test_proportional_and_affine_costs_are_both_divided_so_that_nodes_finish_together() -> None:
+def test_nodes_finish_together_under_proportional_and_affine_costs() -> None:
     for seed in range(5):
         state, _ = learnt([(0.0, 1e-3), (0.0, 3e-3)], 300, seed)
         assert abs(state.shares[0] - 48) <= 2, seed
@@ -139,7 +139,7 @@ def test_proportional_and_affine_costs_are_both_divided_so_that_nodes_finish_tog
         assert abs(state.shares[0] - 48) <= 3, seed
 
 
-def test_a_node_whose_speed_changes_is_believed_though_its_earlier_times_say_otherwise() -> None:
+def test_a_changed_speed_is_believed_despite_earlier_timings() -> None:
     state, _ = learnt([(1e-3, 1e-3), (1e-3, 2e-3)], 100, 0)
     for _ in range(100):
         took = [3 * (1e-3 + state.shares[0] * 1e-3), 1e-3 + state.shares[1] * 2e-3]
@@ -148,14 +148,14 @@ def test_a_node_whose_speed_changes_is_believed_though_its_earlier_times_say_oth
 
 
 def busy(draw: random.Random) -> float:
-    """What a step takes on a machine that does other things: a fifth more or less, now and then three times as much."""
+    """Return the noise of a busy machine: a fifth more or less, sometimes three times as much."""
     return draw.lognormvariate(0, 0.2) * (draw.uniform(1, 3) if draw.random() < 0.1 else 1)
 
 
 def test_on_a_busy_machine_shares_of_small_models_do_not_drift_to_one_node() -> None:
     for seed in range(4):
         draw = random.Random(seed)
-        workers = (Worker(unit_seconds=1.0, least=2),) * 2
+        workers = (Worker(unit_seconds=1.0, min_units=2),) * 2
         state, moves = Balance(workers=workers, shares=(32, 32), is_learning=True), 0
         for _ in range(400):
             took = [(fixed + n * 1e-6) * busy(draw) for n, fixed in zip(state.shares, (2e-3, 2.6e-3), strict=True)]
@@ -165,7 +165,7 @@ def test_on_a_busy_machine_shares_of_small_models_do_not_drift_to_one_node() -> 
         assert moves <= 4, seed
 
 
-def test_a_change_by_three_is_seen_whatever_little_was_learnt_before() -> None:
+def test_a_change_by_three_is_seen_after_little_learning() -> None:
     for seed in range(3):
         state, _ = learnt([(0.0, 1e-3), (0.0, 1.25e-3)], 100, seed)
         draw = random.Random(seed)
@@ -175,7 +175,7 @@ def test_a_change_by_three_is_seen_whatever_little_was_learnt_before() -> None:
         assert abs(state.shares[0] - 51) <= 3, seed
 
 
-def test_changes_that_are_taken_back_ask_for_more_until_they_are_forgotten() -> None:
+def test_reverted_changes_raise_the_bound_until_they_are_forgotten() -> None:
     state, _ = steps(balance(1.0, 1.0, shares=(64, 64)), [1.0, 3.0], 12)
     state, _ = steps(state, [1.0, 1.0], 12)
     assert state.doubt == 1
@@ -188,8 +188,8 @@ def test_changes_that_are_taken_back_ask_for_more_until_they_are_forgotten() -> 
     assert later.doubt == 0
 
 
-def test_a_node_keeps_what_it_is_given_at_least_and_is_believed_when_it_has_recovered() -> None:
-    workers = (Worker(unit_seconds=1.0, least=2), Worker(unit_seconds=1.0, least=2))
+def test_a_node_keeps_its_minimum_and_regains_its_share_on_recovery() -> None:
+    workers = (Worker(unit_seconds=1.0, min_units=2), Worker(unit_seconds=1.0, min_units=2))
     state, _ = steps(Balance(workers=workers, shares=(32, 32), is_tried=True), [1.0, 500.0], 20)
     assert state.shares == (62, 2)
     state, _ = steps(state, [1.0, 1.0], 40)

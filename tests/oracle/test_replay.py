@@ -1,4 +1,4 @@
-"""What ranks take together, from what each does alone: who waits for whom, and what is hidden."""
+"""Replays of steps: which ranks wait, and which exchanges are hidden."""
 
 import pytest
 from hypothesis import given
@@ -32,15 +32,15 @@ def test_the_early_rank_waits_for_the_late_one_and_both_for_the_exchange() -> No
     assert (late.computing, late.waiting, late.exchanging, late.seconds) == (6, 0, 1, 7)
 
 
-def test_what_is_computed_between_beginning_and_need_is_told_to_the_cost() -> None:
-    told: list[float] = []
+def test_the_cost_receives_the_computing_between_beginning_and_need() -> None:
+    computed: list[float] = []
 
     def hidden(_kind: ExchangeKind, _ranks: Ranks, _nbytes: int, meanwhile: float) -> float:
-        told.append(meanwhile)
+        computed.append(meanwhile)
         return max(0.25, 2 - meanwhile)
 
     first, second = replay([[begins(1), needs(4)], [begins(3), needs(0.5)]], hidden)
-    assert sorted(told) == [0.5, 2]  # since the exchange began, which both had joined at 3
+    assert sorted(computed) == [0.5, 2]  # since the exchange began, which both had joined at 3
     assert (first.seconds, second.seconds) == (5.25, 5)
 
 
@@ -54,7 +54,7 @@ def test_exchanges_are_matched_by_their_ranks_in_order() -> None:
     assert (third.seconds, first.seconds, second.seconds) == (4, 9, 9)
 
 
-def test_an_exchange_is_one_of_neighbours_if_any_rank_has_no_word_for_a_peer() -> None:
+def test_an_exchange_is_of_neighbours_if_any_rank_skips_a_peer() -> None:
     kinds: list[ExchangeKind] = []
 
     def heard(kind: ExchangeKind, _ranks: Ranks, _nbytes: int, _meanwhile: float) -> float:
@@ -73,9 +73,10 @@ def test_an_exchange_is_one_of_neighbours_if_any_rank_has_no_word_for_a_peer() -
     assert set(kinds) == {"neighbours"}
 
 
-def test_a_rank_that_would_wait_for_ever_is_named() -> None:
-    with pytest.raises(InvalidValue, match=r"wait for ever must be none.*got \[0\]"):
+def test_a_rank_that_would_wait_for_ever_is_reported() -> None:
+    with pytest.raises(InvalidValue) as caught:
         replay([[begins(1), needs()], [ends(1)]], one_second)
+    assert caught.value.value == [0]
 
 
 seconds = st.floats(min_value=0, max_value=10)
@@ -91,7 +92,7 @@ def test_a_step_is_no_shorter_than_any_ranks_computing_and_no_longer_than_all_in
         for rank in ranks
     ]
     played = replay(parts, lambda *_: cost)
-    whole = sum(max(row) for row in rounds) + cost * len(rounds)  # all meet at every exchange
-    for rank, one in enumerate(played):
-        assert one.computing == pytest.approx(sum(row[rank] for row in rounds))
-        assert one.seconds == pytest.approx(whole)
+    longest = sum(max(row) for row in rounds) + cost * len(rounds)  # all meet at every exchange
+    for rank, rank_step in enumerate(played):
+        assert rank_step.computing == pytest.approx(sum(row[rank] for row in rounds))
+        assert rank_step.seconds == pytest.approx(longest)

@@ -51,15 +51,15 @@ def play(table: list[list[Action]]) -> list[dict[Action, int]]:
 
 
 def drawing(name: ScheduleName) -> list[str]:
-    found = []
+    lines = []
     for times in play(rows(name, 4, 3)):
         letters = {t: "abc"[a.micro_batch] if a.kind == "backward" else str(a.micro_batch) for a, t in times.items()}
-        found.append(" ".join(letters.get(t, ".") for t in range(12)))
-    return found
+        lines.append(" ".join(letters.get(t, ".") for t in range(12)))
+    return lines
 
 
 @pytest.mark.parametrize(("name", "column"), [("gpipe", 0), ("1f1b", 1)])
-def test_the_drawing_in_the_docstring_is_what_happens(name: ScheduleName, column: int) -> None:
+def test_the_docstring_draws_the_schedule_correctly(name: ScheduleName, column: int) -> None:
     assert schedule.__doc__ is not None
     drawn = [
         re.split(r"\s*stage \d  ", line)[1:]
@@ -91,7 +91,7 @@ def test_gpipe_holds_all_micro_batches_1f1b_no_more_than_stages_behind(stages: i
 
 
 @given(names, numbers, numbers, st.sets(st.integers(min_value=0, max_value=5)))
-def test_recomputing_any_micro_batches_adds_no_waiting_and_comes_right_before_backward(
+def test_recomputing_comes_right_before_backward_and_adds_no_waiting(
     name: ScheduleName, stages: int, micro_batches: int, again: set[int]
 ) -> None:
     table = []
@@ -139,12 +139,12 @@ def test_every_pass_runs_once_and_waits_for_its_input(
     transfer = data.draw(st.lists(st.floats(0, 1), min_size=len(forward) - 1, max_size=len(forward) - 1))
     step = simulate(forward, backward, micro_batches, name, transfer)
     for stage in range(len(forward)):
-        own = times(step, stage)
-        assert set(own) == {Action(kind, m) for kind in ("forward", "backward") for m in range(micro_batches)}
+        passes = times(step, stage)
+        assert set(passes) == {Action(kind, m) for kind in ("forward", "backward") for m in range(micro_batches)}
         for m in range(micro_batches):
-            assert own[Action("backward", m)][0] >= own[Action("forward", m)][1] - 1e-9
+            assert passes[Action("backward", m)][0] >= passes[Action("forward", m)][1] - 1e-9
             if stage:
                 before = times(step, stage - 1)
-                assert own[Action("forward", m)][0] >= before[Action("forward", m)][1] + transfer[stage - 1] - 1e-9
-                assert before[Action("backward", m)][0] >= own[Action("backward", m)][1] + transfer[stage - 1] - 1e-9
+                assert passes[Action("forward", m)][0] >= before[Action("forward", m)][1] + transfer[stage - 1] - 1e-9
+                assert before[Action("backward", m)][0] >= passes[Action("backward", m)][1] + transfer[stage - 1] - 1e-9
     assert step.seconds >= max(step.busy) - 1e-9

@@ -22,8 +22,8 @@ ONE_EACH = Held(waiting=(1,) * 8, kept=(1,) * 8)
 
 def units(costs: Sequence[float], speeds: Sequence[float], **columns: Sequence[float]) -> Units:
     """Units of `costs` on devices of `speeds`; other columns are of zeros unless they are given."""
-    given = {name: np.array(columns.get(name, np.zeros(len(costs))), dtype=float) for name in BYTES}
-    return Units(seconds=np.array([[cost / speed for speed in speeds] for cost in costs]), **given)
+    byte_columns = {name: np.array(columns.get(name, np.zeros(len(costs))), dtype=float) for name in BYTES}
+    return Units(seconds=np.array([[cost / speed for speed in speeds] for cost in costs]), **byte_columns)
 
 
 def team(size: int, in_order: bool = False) -> DeviceGroup:
@@ -98,7 +98,7 @@ def test_no_other_division_is_faster(problem: tuple[Units, DeviceGroup, Held, in
     every = [cost_of(division, chain, members, held) for division in every_division(len(chain), stages, members)]
     best = min(every)
     if best[0] == math.inf:
-        with pytest.raises(DoesNotFit, match="no division of the model into"):
+        with pytest.raises(DoesNotFit):
             divide(chain, members, held, stages)
         return
     found = divide(chain, members, held, stages)
@@ -107,7 +107,7 @@ def test_no_other_division_is_faster(problem: tuple[Units, DeviceGroup, Held, in
 
 
 @given(problems())
-def test_what_is_computed_in_strips_is_the_same(problem: tuple[Units, DeviceGroup, Held, int]) -> None:
+def test_tables_computed_in_strips_are_equal(problem: tuple[Units, DeviceGroup, Held, int]) -> None:
     def found() -> StageCut | str:
         try:
             return divide(*problem)
@@ -116,7 +116,7 @@ def test_what_is_computed_in_strips_is_the_same(problem: tuple[Units, DeviceGrou
 
     whole = found()
     for most in (1, 7):
-        with mock.patch.object(stages, "_MOST_FLOATS", most):
+        with mock.patch.object(stages, "_MAX_TABLE_FLOATS", most):
             assert found() == whole
 
 
@@ -126,11 +126,11 @@ def test_devices_that_would_not_pay_are_left_out_if_the_number_is_free() -> None
     assert (found.ends, len(found.devices), found.pace) == ((3,), 1, 3.0)
 
 
-def test_memory_moves_a_cut_away_from_the_fastest_place() -> None:
+def test_memory_moves_a_cut_away_from_the_fastest_position() -> None:
     chain = units([1] * 4, [1, 1], weight_bytes=[10] * 4)
     tight = DeviceGroup(memory=(10, 30))
     assert divide(chain, tight, ONE_EACH, 2).ends == (1, 4)
-    with pytest.raises(DoesNotFit, match="into 2 stages fits the devices' memory"):
+    with pytest.raises(DoesNotFit):
         divide(chain, DeviceGroup(memory=(10, 20)), ONE_EACH, 2)
 
 
@@ -144,9 +144,8 @@ def test_thousands_of_units_on_eight_equal_devices_take_seconds_at_most() -> Non
     assert found.pace == pytest.approx(sum(1.0 + i % 7 for i in range(1200)) / 8, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"), [(0, "stages must be 1 to 2, or None, got 0"), (3, "stages must be 1 to 2")]
-)
-def test_impossible_numbers_of_stages_are_refused(stages: int, message: str) -> None:
-    with pytest.raises(InvalidValue, match=message):
+@pytest.mark.parametrize("stages", [0, 3])
+def test_impossible_numbers_of_stages_are_refused(stages: int) -> None:
+    with pytest.raises(InvalidValue) as caught:
         divide(units([1, 1], [1, 1, 1]), team(3), ONE_EACH, stages)
+    assert (caught.value.field, caught.value.value) == ("stages", stages)

@@ -55,7 +55,7 @@ def test_a_search_shows_a_table_importances_and_the_best_trial_to_paste(tmp_path
     assert not list((tmp_path / "found").glob("trials/*/checkpoints/step-*"))
 
 
-def test_a_search_without_anything_to_vary_says_what_to_type(tmp_path: Path) -> None:
+def test_a_search_without_varied_options_suggests_vary(tmp_path: Path) -> None:
     result = evener("tune", "digits", "--thin", cwd=tmp_path)
     assert result.returncode == 2
     assert (
@@ -74,7 +74,7 @@ def test_an_error_of_the_users_code_names_file_and_line_and_fails_that_trial(tmp
     assert all(f"{POINTS} line 25: ValueError: an unlucky width" in one["reason"] for one in failed)
 
 
-def test_a_broken_space_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_broken_space_is_reported_with_its_line(tmp_path: Path) -> None:
     result = evener("tune", POINTS, "--thin", cwd=tmp_path, EVENER_TEST_SPACE="broken")
     assert result.returncode == 3
     assert f"{POINTS} line 70: KeyError: 'space'" in result.stderr
@@ -82,7 +82,7 @@ def test_a_broken_space_is_told_with_its_line(tmp_path: Path) -> None:
 
 
 def killed(words: tuple[str, ...], cwd: Path, *, node: bool, after: float) -> None:
-    """Start a search and kill -9 it, or one of its nodes, when a trial has ended; of a search, wait for its end."""
+    """Start a search and kill -9 it, or one of its nodes, when a trial has ended; then wait for its end."""
     with subprocess.Popen(
         command(*words), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as search:
@@ -106,7 +106,7 @@ def _workers(pid: int) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_a_killed_search_and_a_killed_node_change_nothing_of_what_is_found(tmp_path: Path) -> None:
+def test_a_killed_search_and_a_killed_node_do_not_change_the_results(tmp_path: Path) -> None:
     words: tuple[str, ...] = (
         "tune",
         POINTS,
@@ -131,7 +131,7 @@ def test_a_killed_search_and_a_killed_node_change_nothing_of_what_is_found(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_trials_of_pytorch_find_the_same_on_one_node_and_on_three_that_join(tmp_path: Path) -> None:
+def test_pytorch_trials_have_equal_scores_on_one_node_and_on_three(tmp_path: Path) -> None:
     words = ("tune", str(SLEEPING), "--trials", "4", "--vary", "lr=1e-3..1:log", "--epochs", "4", "--prune", "none")
     for name, nodes, pause in (("one", "1", "0"), ("three", "1,0.5,0.25", "0.4")):
         result = evener(

@@ -49,7 +49,7 @@ def test_one_that_makes_a_step_shorter_is_taken_and_knows_what_later_ones_are_co
 
 def test_one_that_makes_it_longer_is_not_and_says_what_was_predicted(store: SignedStore) -> None:
     slow = Worker(unit_seconds=0.01, fixed_seconds=2.0)
-    said = "a step would not be shorter: 2 s are predicted with it, 1 s without it"
+    said = "2 s per step with it, 1 s without it"
     with pytest.raises(NotNeeded, match=said):
         require_needed(context_of(store), PLAN, CONFIG, slow)
 

@@ -29,7 +29,7 @@ from evener.records.plan import Check
 from evener.records.record import Event, TrainRecord
 from evener.records.schema import read_noun
 from evener.records.task import Task, ThinTask
-from evener.search.places import _master_runs
+from evener.search.backends import _master_backend
 
 SAMPLES, FEATURES, CLASSES = 96, 8, 3
 MILD_WEIGHTS = torch.tensor([1.0, 1.1, 0.9])
@@ -272,12 +272,12 @@ def test_a_trial_of_a_search_is_checked_where_nodes_share_it(tmp_path: Path, mon
 
     prepared: list[Any] = []
     monkeypatch.setattr("evener.commands.up.open_master", no_master)
-    monkeypatch.setattr("evener.search.master_runs.MasterRuns.__init__", lambda *words: prepared.append(words[3]))
-    monkeypatch.setattr("evener.search.master_runs.MasterRuns.close", lambda _: None)
+    monkeypatch.setattr("evener.search.master_backend.MasterBackend.__init__", lambda *words: prepared.append(words[3]))
+    monkeypatch.setattr("evener.search.master_backend.MasterBackend.close", lambda _: None)
     asked = RunConfig(task=TINY, agreement="sync")
     from evener.search.options import TuneConfig
 
-    with _master_runs(TuneConfig(task=TINY, agreement="sync", vary=("x=1,2",)), tmp_path, lambda _: None):
+    with _master_backend(TuneConfig(task=TINY, agreement="sync", vary=("x=1,2",)), tmp_path, lambda _: None):
         prepared[0](asked, False)
         with pytest.raises(NotExact):
             prepared[0](asked, True)

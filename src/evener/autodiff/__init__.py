@@ -14,7 +14,7 @@
 
 In the order in which a step passes: `tensors` and `functional` ask `rules` (a table) how to compute on a `backends`
 array, in memory of an `arena`; `graph` walks back and adds gradients to the flat buffers of `parameters`; `optim` makes
-one pass over them. It stands alone: nothing of Evener is imported here.
+one pass over them. It is self-contained and imports nothing of Evener.
 """
 
 from evener.autodiff import functional, nn, optim

@@ -1,4 +1,4 @@
-"""Memory for the temporaries of one iteration: handed out by moving a pointer, taken back all at once.
+"""Memory for the temporaries of one iteration: allocated by moving a pointer, freed all at once.
 
     arena = Arena()
     for images, labels in batches:
@@ -28,7 +28,7 @@ _SMALLEST = 1 << 16
 
 
 class Mark(NamedTuple):
-    """A place in an arena that it can go back to."""
+    """A position in an arena to which it can be rewound."""
 
     arena: Arena
     chunk: Array
@@ -59,12 +59,12 @@ class Arena:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it holds in one piece."""
+        """Bytes of its present chunk."""
         return self._capacity
 
     def __enter__(self) -> Arena:
         if self._outer is not None:
-            raise InvalidOperation("an arena cannot be entered twice at a time; make one for each thread or depth")
+            raise InvalidOperation("this arena is already entered; make one for each thread or depth")
         place = self.backend.place
         self.iterations += 1
         self._lease = Lease(self.backend, self.iterations)
@@ -77,13 +77,15 @@ class Arena:
     ) -> None:
         place, outer = self.backend.place, self._outer
         if place.arena is not self or outer is None:
-            raise InvalidOperation("arenas are left in the reverse order of entering, by the thread that entered them")
+            raise InvalidOperation(
+                "arenas must be left in the reverse order of entering, by the thread that entered them"
+            )
         place.arena, place.lease = outer
         self._outer = None
         self._reset()
 
     def take(self, shape: Shape, dtype: NativeType) -> Array:
-        """An array with unspecified contents, until the arena is left."""
+        """Return an array with unspecified contents, valid until the arena is left."""
         number = self._next
         self._next = number + 1
         if number < len(self._slots):
@@ -94,13 +96,13 @@ class Arena:
         return self._take_new(number, shape, dtype)
 
     def mark(self) -> Mark:
-        """Where it is now."""
+        """Return the present position."""
         return Mark(self, self._chunk, self._offset)
 
     def rewind(self, mark: Mark) -> None:
-        """Take back what was taken since `mark`, unless the arena has gone on in a larger chunk since.
+        """Free the allocations since `mark`, unless the arena has moved to a larger chunk since.
 
-        The slots stay in use: the next request has one of its own, so that the next iteration finds the same ones.
+        The slots stay in use: the next request gets a new one, so that the next iteration finds the same slots.
         """
         self._most = max(self._most, self._offset)
         if mark.chunk is self._chunk:
@@ -121,7 +123,7 @@ class Arena:
         return array
 
     def _replace_chunk(self, capacity: int) -> None:
-        """Go on in a larger chunk; arrays in the old one keep it alive until they are gone."""
+        """Move to a larger chunk; arrays in the old one keep it alive."""
         self._chunk = self.backend.allocate(capacity)
         self._capacity = capacity
         self._slots.clear()
@@ -129,6 +131,6 @@ class Arena:
 
     def _reset(self) -> None:
         self._lease.alive = False
-        if self._used:  # several chunks: from now on a single one that holds them all
+        if self._used:  # several chunks were used: allocate a single one that holds them all
             self._replace_chunk(self._used + max(self._most, self._offset))
         self._next = self._offset = self._most = self._used = 0

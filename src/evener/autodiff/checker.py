@@ -1,4 +1,4 @@
-"""The gradient checker: what backward computes against what a small change of each input does."""
+"""Checks gradients of backward against finite differences."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gradcheck(
 def _difference_quotients(
     function: Callable[..., Tensor], values: list[np.ndarray], which: int, weights: np.ndarray, eps: float
 ) -> np.ndarray:
-    """(f(x + eps) - f(x - eps)) / (2 eps) for every element of input `which`, f being the weighted sum of outputs."""
+    """Return the central difference for every element of input `which`; f is the weighted sum of outputs."""
     moved = [value.copy() for value in values]
     quotients = np.empty_like(values[which])
     for place in np.ndindex(quotients.shape):

@@ -1,22 +1,22 @@
-"""Every error that this library raises on purpose: one sentence that says the rule, what broke it, and what to do.
+"""The errors of this library; each message has the rule, the offending value, and what to do.
 
 AutodiffError
-|- InvalidOperation  (ValueError)      an operation was given shapes, types or arguments that it cannot take
+|- InvalidOperation  (ValueError)      an operation got shapes, types or arguments that it does not support
 |- TensorExpired     (RuntimeError)    a tensor was used after its arena had been reset
-|- GraphFreed        (RuntimeError)    a graph was to be walked again after backward had freed it
+|- GraphFreed        (RuntimeError)    backward was called again after it had freed the graph
 |- ParameterChanged  (RuntimeError)    a parameter was changed between forward and backward
-|- NoGradient        (RuntimeError)    backward was asked of something that has no gradient
-|- StateMismatch     (ValueError)      a state does not fit the model or optimiser that should load it
+|- NoGradient        (RuntimeError)    backward was called for a tensor without a gradient
+|- StateMismatch     (ValueError)      a state does not fit the model or optimizer that loads it
 `- WrongGradient     (AssertionError)  a rule's gradient differs from the finite difference
 """
 
 
 class AutodiffError(Exception):
-    """Base of all errors below."""
+    """Base class of the errors of the thin engine."""
 
 
 class InvalidOperation(AutodiffError, ValueError):
-    """An operation was given shapes, types or arguments that it cannot take; names operation and shapes."""
+    """An operation got shapes, types or arguments that it does not support; names operation and shapes."""
 
 
 class TensorExpired(AutodiffError, RuntimeError):
@@ -24,7 +24,7 @@ class TensorExpired(AutodiffError, RuntimeError):
 
 
 class GraphFreed(AutodiffError, RuntimeError):
-    """A graph was to be walked again after backward had freed it; says how to keep it."""
+    """Backward was called again after it had freed the graph; says how to keep it."""
 
 
 class ParameterChanged(AutodiffError, RuntimeError):
@@ -32,11 +32,11 @@ class ParameterChanged(AutodiffError, RuntimeError):
 
 
 class NoGradient(AutodiffError, RuntimeError):
-    """Backward was asked of something that has no gradient."""
+    """Backward was called for a tensor without a gradient."""
 
 
 class StateMismatch(AutodiffError, ValueError):
-    """A state does not fit the model or optimiser that should load it; names what is missing, unknown or misshapen."""
+    """A state does not fit the model or optimizer that loads it; names missing, unknown and misshapen entries."""
 
 
 class WrongGradient(AutodiffError, AssertionError):
@@ -46,7 +46,7 @@ class WrongGradient(AutodiffError, AssertionError):
 def require(condition: bool, sentence: str, *values: object) -> None:
     """Raise InvalidOperation with `sentence`, its braces filled with `values`, unless `condition` holds.
 
-    The sentence is put together only when it is needed: these checks run in every step.
+    The sentence is formatted only on failure, because these checks run in every step.
     """
     if not condition:
         raise InvalidOperation(sentence.format(*values))

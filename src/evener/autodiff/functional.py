@@ -82,7 +82,7 @@ def scaled_dot_product_attention(
 def attention_weights(
     query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
 ) -> Tensor:
-    """How much each query takes of each value, [..., L, S]; arguments as for `scaled_dot_product_attention`."""
+    """Return the attention weights [..., L, S]; the arguments are those of `scaled_dot_product_attention`."""
     require(not (is_causal and attn_mask is not None), "give either attn_mask or is_causal, not both")
     if is_causal:
         attn_mask = query._made(query._lease.backend.from_numpy(np.tri(query.shape[-2], key.shape[-2], dtype=bool)))
@@ -97,7 +97,7 @@ def _masked(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def pair(size: Size) -> tuple[int, int]:
-    """One number for both image dimensions, or one for each."""
+    """Return a pair from one number for both image dimensions, or one for each."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
@@ -146,7 +146,7 @@ def _pooling(x: Tensor, kernel: Size, stride: Size | None, padding: Size, dilati
 
 @lru_cache(maxsize=1024)
 def _window(kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, image: tuple[int, ...]) -> Window:
-    """A window that was checked to fit images of rows and columns `image`."""
+    """Return a window after checking that it fits images of rows and columns `image`."""
     window = Window(kernel, stride, padding, dilation)
     positive = min(*kernel, *stride, *dilation) >= 1 and min(padding) >= 0
     require(positive, "kernel, stride and dilation must be at least 1, padding at least 0, got {}", window)
@@ -262,7 +262,7 @@ def mse_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
 
 
 def _share(reduction: str, count: int) -> float | None:
-    """What the sum over `count` losses is multiplied with; None where they are not summed."""
+    """Return the factor of the sum over `count` losses; None where they are not summed."""
     require(reduction in ("mean", "sum", "none"), "reduction must be 'mean', 'sum' or 'none', got {!r}", reduction)
     if reduction == "none":
         return None

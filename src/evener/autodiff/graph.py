@@ -1,4 +1,4 @@
-"""The engine: what was computed from what, and the loop that walks it backwards.
+"""The engine: the graph of computations, and the loop that walks it backwards.
 
 Every operation on a tensor that needs a gradient leaves a node. A node knows its rule, what the rule saved, and an edge
 for every input: to the node that made it, to the leaf that collects its gradient, or None where none is wanted. Nodes
@@ -22,7 +22,7 @@ Forward = Callable[..., tuple[Any, Any]]
 Vjp = Callable[[Any, Any, Any, Any], Any]
 
 clock = count(1)
-"""Numbers nodes, and changes of parameters, in the order in which they happen."""
+"""Numbers nodes and changes of parameters in order of time."""
 
 
 class _Mode(threading.local):
@@ -33,13 +33,13 @@ mode = _Mode()
 
 
 class no_grad(ContextDecorator):
-    """Inside `with no_grad():`, or in a function decorated with `@no_grad()`, nothing is recorded."""
+    """Disables recording inside `with no_grad():`, or in a function decorated with `@no_grad()`."""
 
     def __init__(self) -> None:
         self._before: list[bool] = []
 
     def _recreate_cm(self) -> no_grad:
-        """A decorated function gets one for each call, because several threads may call it."""
+        """Return a new context for each call of a decorated function, because several threads may call it."""
         return no_grad()
 
     def __enter__(self) -> None:
@@ -53,12 +53,12 @@ class no_grad(ContextDecorator):
 
 
 def is_grad_enabled() -> bool:
-    """Whether operations are recorded."""
+    """Return whether operations are recorded."""
     return mode.enabled
 
 
 class Leaf:
-    """Collects the gradient of a tensor that was not computed.
+    """Collects the gradient of a leaf tensor.
 
     Attributes:
         shape: of the tensor.
@@ -75,11 +75,11 @@ class Leaf:
         self.gradient: Array | None = None
 
     def destination(self) -> Array | None:
-        """Memory that the first gradient may be written into; None if there is none, or one is already there."""
+        """Return memory for the first gradient; None if there is none, or a gradient exists already."""
         return self.room if self.gradient is None else None
 
     def receive(self, gradient: Array) -> None:
-        """Add `gradient`, which may be what `destination` gave; any other is copied, because others may hold it."""
+        """Add `gradient`; unless it is the array of `destination`, it is copied, because it may be shared."""
         backend = self.lease.backend
         if self.gradient is not None:
             backend.add(self.gradient, gradient, self.gradient)
@@ -90,7 +90,7 @@ class Leaf:
 
     def _memory(self, gradient: Array) -> Array:
         backend = self.lease.backend
-        new = backend.new if self.lease is backend.place.lease else backend.empty  # no arena that ends sooner
+        new = backend.new if self.lease is backend.place.lease else backend.empty  # not from an arena that ends sooner
         return new(self.shape, gradient.dtype)
 
 
@@ -112,7 +112,7 @@ class Rule(NamedTuple):
 
 
 class Node:
-    """One operation that was performed."""
+    """One recorded operation."""
 
     __slots__ = ("edges", "lease", "made_at", "rule", "saved", "shape")
 
@@ -122,7 +122,7 @@ class Node:
         self.made_at = next(clock)
 
     def free(self) -> None:
-        """Let go of what the rule saved, and of the nodes before this one."""
+        """Release the arrays that the rule saved, and the nodes before this one."""
         self.rule, self.edges, self.saved = None, (), None
 
 
@@ -136,14 +136,14 @@ def backward(root: Node, gradient: Array, retain_graph: bool) -> None:
     """
     nodes = _nodes_behind(root)
     pending = {root: gradient}
-    own: set[Node] = set()  # nodes whose pending gradient is a sum made here, which may be added to in place
+    summed: set[Node] = set()  # nodes whose pending gradient is a sum made here, which may be added to in place
     for node in nodes:
-        _propagate(node, pending.pop(node), pending, own)
+        _propagate(node, pending.pop(node), pending, summed)
         if not retain_graph:
             node.free()
 
 
-def _propagate(node: Node, g: Array, pending: dict[Node, Array], own: set[Node]) -> None:
+def _propagate(node: Node, g: Array, pending: dict[Node, Array], summed: set[Node]) -> None:
     """Send the gradient `g` of a node's output along its edges."""
     rule, saved, backend = node.rule, node.saved, node.lease.backend
     assert rule is not None
@@ -156,24 +156,24 @@ def _propagate(node: Node, g: Array, pending: dict[Node, Array], own: set[Node])
         if partial.shape != edge.shape:
             partial = backend.sum_to(partial, edge.shape)
         if isinstance(edge, Node):
-            _add(edge, partial, pending, own, backend)
+            _add(edge, partial, pending, summed, backend)
         else:
             edge.receive(partial)
 
 
-def _add(node: Node, partial: Array, pending: dict[Node, Array], own: set[Node], backend: Backend) -> None:
+def _add(node: Node, partial: Array, pending: dict[Node, Array], summed: set[Node], backend: Backend) -> None:
     before = pending.get(node)
     if before is None:
         pending[node] = partial
-    elif node in own:
+    elif node in summed:
         backend.add(before, partial, before)
     else:
         pending[node] = backend.add(before, partial)
-        own.add(node)
+        summed.add(node)
 
 
 def _nodes_behind(root: Node) -> list[Node]:
-    """All nodes that `root` was computed from, itself included, each before those that it was computed from."""
+    """Return `root` and all nodes that it was computed from, each before its own inputs."""
     seen, stack = {root}, [root]
     while stack:
         node = stack.pop()

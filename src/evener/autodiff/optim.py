@@ -1,4 +1,4 @@
-"""Optimisers, one fused pass over the flat buffers: SGD with momentum, Adam (Kingma and Ba 2015), AdamW."""
+"""Optimizers, one fused pass over the flat buffers: SGD with momentum, Adam (Kingma and Ba 2015), AdamW."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Parameters = Iterable[Parameter] | Iterable[Mapping[str, Any]]
 
 
 class Optimizer:
-    """Changes parameters by their gradients; subclasses say how, in `_update`.
+    """Changes parameters by their gradients; subclasses define `_update`.
 
     Args:
         params: parameters, or groups: dictionaries with `params` and whatever options differ from the defaults.
@@ -34,7 +34,7 @@ class Optimizer:
         self.param_groups = [self._checked(group) for group in _groups(params, defaults)]
         everything = [p for group in self.param_groups for p in group["params"]]
         strangers = [type(p).__name__ for p in everything if not isinstance(p, Parameter)]
-        require(not strangers, "an optimiser takes parameters (nn.Parameter), got a {}", *strangers[:1])
+        require(not strangers, "an optimizer takes parameters (nn.Parameter), got a {}", *strangers[:1])
         require(len({id(p) for p in everything}) == len(everything), "a parameter must be in one group only")
         self.arena = arena_of(everything)
         self._flats: dict[str, Array] = {}
@@ -43,7 +43,7 @@ class Optimizer:
         self._scratch = self.arena.backend.empty((2, min(block, self.arena.size)), self.arena.values.dtype)
 
     def zero_grad(self) -> None:
-        """Forget the gradients of its parameters."""
+        """Reset the gradients of its parameters."""
         if len(self._steps) == len(self.arena.entries):
             self.arena.zero_grad()
         else:
@@ -65,21 +65,21 @@ class Optimizer:
         arena.changed()
 
     def state_dict(self) -> dict[str, Any]:
-        """What it needs to go on later: flat arrays by name, and `steps`, how often each parameter was stepped."""
+        """Return the state: flat arrays by name, and `steps`, the number of steps of each parameter."""
         to_numpy = self.arena.backend.to_numpy
         flats = {name: np.array(to_numpy(self._state(name))) for name in self._kept()}
         return {**flats, "steps": np.array(list(self._steps.values()))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same method and model.
+        """Load a state of the same method and model.
 
         Raises:
             StateMismatch: an array is missing, unknown, or of another size.
         """
         expected = {**dict.fromkeys(self._kept(), self.arena.size), "steps": len(self._steps)}
-        given = {name: np.size(array) for name, array in state.items()}
-        if given != expected:
-            raise StateMismatch(f"the optimiser's state needs arrays of sizes {expected}, got {given}")
+        sizes = {name: np.size(array) for name, array in state.items()}
+        if sizes != expected:
+            raise StateMismatch(f"the optimizer's state needs arrays of sizes {expected}, got {sizes}")
         for name in self._kept():
             self.arena.backend.copy(self.arena.backend.from_numpy(np.asarray(state[name])), self._state(name))
         self._steps = dict(zip(self._steps, map(int, state["steps"]), strict=True))
@@ -89,21 +89,21 @@ class Optimizer:
         raise NotImplementedError
 
     def _checked(self, group: dict[str, Any]) -> dict[str, Any]:
-        """`group`, if its options are allowed. Raises InvalidOperation."""
+        """Return `group` if its options are allowed. Raises InvalidOperation."""
         raise NotImplementedError
 
     def _kept(self) -> tuple[str, ...]:
-        """Which of `states` the options of the groups need."""
+        """Return the names in `states` that the options of the groups need."""
         return self.states
 
     def _state(self, name: str) -> Array:
-        """The flat buffer `name` of `states`; zeros at first."""
+        """Return the flat buffer `name` of `states`, which is initially zero."""
         if name not in self._flats:
             self._flats[name] = self.arena.zeros()
         return self._flats[name]
 
     def _runs(self, parameters: list[Parameter]) -> Iterator[tuple[int, int, int]]:
-        """Neighbours that have gradients and were stepped equally often: (first element, behind the last, step).
+        """Yield runs of adjacent parameters with gradients and equal steps: (first element, behind the last, step).
 
         In the order of the buffers; counts the step.
         """
@@ -127,12 +127,12 @@ def _offset(home: Home) -> int:
 
 
 def _groups(params: Parameters, defaults: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Groups with all options; parameters by themselves are one group."""
-    given: list[Any] = list(params)
-    require(bool(given), "an optimiser needs at least one parameter")
-    for group in given if isinstance(given[0], Mapping) else [{"params": given}]:
+    """Return groups with all options; parameters without groups are one group."""
+    items: list[Any] = list(params)
+    require(bool(items), "an optimizer needs at least one parameter")
+    for group in items if isinstance(items[0], Mapping) else [{"params": items}]:
         unknown = group.keys() - defaults.keys() - {"params"}
-        require(not unknown, "a group of this optimiser may set {}, got {}", sorted(defaults), sorted(unknown))
+        require(not unknown, "a group of this optimizer may set {}, got {}", sorted(defaults), sorted(unknown))
         yield {**defaults, **group, "params": list(group["params"])}
 
 

@@ -1,11 +1,11 @@
-"""Parameters, and the flat buffers in which they live: what is sent, saved or stepped is one contiguous array.
+"""Parameters, and their flat buffers: one contiguous array is sent, saved or stepped.
 
     arena = ParameterArena(model.named_parameters())
-    arena.values       [P]  all parameters, one behind the other; each parameter's tensor is a view of it
+    arena.values       [P]  all parameters, concatenated; each parameter's tensor is a view
     arena.gradients    [P]  what backward has added up, zero where nothing was
-    arena.entries           name, shape and place of each
+    arena.entries           name, shape and position of each
 
-An optimiser makes the arena by itself, or finds the one that is there. Backward writes into it directly.
+An optimizer creates the arena, or uses the existing one. Backward writes into it directly.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Parameter(Tensor):
         self.requires_grad_(requires_grad)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Make it collect its gradient, or stop doing so (for a layer that is to stay as it is)."""
+        """Make it collect its gradient, or stop doing so (for a frozen layer)."""
         super().requires_grad_(requires_grad)
         if requires_grad and self._home is not None:
             self._edge = self._home.leaf
@@ -47,10 +47,10 @@ class Parameter(Tensor):
 
 
 class Entry(NamedTuple):
-    """Where a parameter lies in the flat buffers.
+    """The position of a parameter in the flat buffers.
 
     Attributes:
-        name: as the model calls it; its number where no names were given.
+        name: name in the model; its number if the parameters have no names.
         shape: of the parameter.
         offset: of its first element.
         size: number of its elements.
@@ -63,7 +63,7 @@ class Entry(NamedTuple):
 
 
 class Home(NamedTuple):
-    """Where a parameter was moved to: the arena, its place there, and what collects its gradient in the arena."""
+    """The arena of a parameter, its position there, and its gradient's leaf in the arena."""
 
     arena: ParameterArena
     entry: Entry
@@ -78,7 +78,7 @@ class ParameterArena:
 
     Attributes:
         entries: name, shape and place of each parameter, in the order given, without gaps.
-        values: all values; whoever writes into it calls `changed()`, or uses `load`.
+        values: all values; code that writes into it must call `changed()`, or use `load`.
 
     Raises:
         InvalidOperation: there are none, they differ in type or back end, or one lies in another arena.
@@ -95,7 +95,7 @@ class ParameterArena:
 
     @property
     def size(self) -> int:
-        """Number of elements of all parameters."""
+        """The number of elements of all parameters."""
         return len(self.values)
 
     @property
@@ -107,33 +107,33 @@ class ParameterArena:
         return self._gradients
 
     def load(self, values: Any) -> None:
-        """Take over all values, an array [P], for instance from a server."""
+        """Load all values from an array [P], for instance from a server."""
         self._write(self.values, values)
         self.changed()
 
     def load_gradients(self, gradients: Any) -> None:
-        """Take over all gradients, an array [P], for instance an average over workers, for the next step."""
+        """Load all gradients from an array [P], for instance an average over workers, for the next step."""
         self._write(self._gradients, gradients)
         for leaf in self._leaves:
             leaf.gradient = leaf.room
 
     def changed(self) -> None:
-        """Note that values were changed: a graph made before can no longer be walked."""
+        """Record a change of values, after which earlier graphs cannot be walked."""
         now = next(clock)
         for leaf in self._leaves:
             leaf.changed_at = now
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Reset all gradients."""
         for leaf in self._leaves:
             leaf.gradient = None
 
     def zeros(self) -> Array:
-        """A new flat buffer [P] in the order of the parameters, for an optimiser's state."""
+        """Return a new flat buffer [P] in the order of the parameters, for an optimizer's state."""
         return self.backend.fill(self._flat(self.values.dtype), 0)
 
     def parts(self, flat: Array) -> list[Array]:
-        """Each parameter's part of a flat buffer, in its shape: views."""
+        """Return views of each parameter's part of a flat buffer, in its shape."""
         be = self.backend
         return [be.reshape(flat[e.offset : e.offset + e.size], e.shape) for e in self.entries]
 
@@ -157,7 +157,7 @@ class ParameterArena:
 
 
 def arena_of(parameters: Sequence[Parameter]) -> ParameterArena:
-    """The arena in which all of `parameters` lie; a new one if they lie in none.
+    """Return the arena of all `parameters`; a new one if they have none.
 
     Raises:
         InvalidOperation: they lie in different arenas, or only some in one.
@@ -172,15 +172,15 @@ def arena_of(parameters: Sequence[Parameter]) -> ParameterArena:
 
 
 def _named(parameters: Iterable[Parameter] | Iterable[tuple[str, Parameter]]) -> list[tuple[str, Parameter]]:
-    """Names and parameters, each parameter once."""
-    found: dict[int, tuple[str, Parameter]] = {}
-    for number, one in enumerate(parameters):
-        name, parameter = one if isinstance(one, tuple) else (str(number), one)
+    """Return names and parameters, each parameter once."""
+    by_id: dict[int, tuple[str, Parameter]] = {}
+    for number, item in enumerate(parameters):
+        name, parameter = item if isinstance(item, tuple) else (str(number), item)
         require(isinstance(parameter, Parameter), "an arena holds nn.Parameter, got {}", type(parameter).__name__)
         require(parameter._home is None, "parameter {} lies in another arena already", name)
-        found.setdefault(id(parameter), (name, parameter))
-    require(bool(found), "an arena needs at least one parameter")
-    return list(found.values())
+        by_id.setdefault(id(parameter), (name, parameter))
+    require(bool(by_id), "an arena needs at least one parameter")
+    return list(by_id.values())
 
 
 def _common_backend(named: list[tuple[str, Parameter]]) -> Backend:

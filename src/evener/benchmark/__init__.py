@@ -1,1 +1,1 @@
-"""Machines -> ClusterProfile: how fast and large every device is, what messages cost, how long a task takes on it."""
+"""Measures a ClusterProfile: speed and memory of every device, cost of messages, and duration of a task."""

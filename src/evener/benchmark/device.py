@@ -1,4 +1,4 @@
-"""One device's profile: its memory, bandwidth and throughputs, what becomes of small parts; and what measured it."""
+"""Measures the profile of one device: memory, bandwidth, throughput, and the efficiency of narrow operations."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _THROUGHPUT_SHARE = 1 - 2 * _BANDWIDTH_SHARE - _WIDTHS_SHARE - _PASS_SHARE
 _CPU_COPY_BYTES = 128 << 20
 _CPU_PIECE_BYTES = 4 << 20
 _GPU_COPY_BYTES = 1 << 30
-_SHARE_OF_MEMORY = 8
+_MEMORY_DIVISOR = 8
 _FILTERS = (4, 8, 16, 32, 64, 128, 256)
 _CHANNELS, _SIDE = 64, 32
-"""Of the images that are convolved."""
+"""Channels and side of the convolved images."""
 _LAYERS = 32
-_LEAST_ROUNDS = 3
+_MIN_ROUNDS = 3
 
 
 def profile_device(
@@ -42,16 +42,15 @@ def profile_device(
 ) -> DeviceProfile:
     """Measure one device of `node`.
 
-    Everything is measured again and again over the whole time and the best counts, so that a short disturbance spoils
-    nothing. The FLOP/s and bytes/s of a node slowed down on purpose are those of the device times `speed`: what its
-    `Pace` leaves of them.
+    Every quantity is measured repeatedly over the full time and the best value counts, so that a short disturbance has
+    no effect. FLOP/s and bytes/s of a deliberately slowed node are those of the device times `speed`.
 
     Args:
         node: name of the machine.
-        device: to measure.
+        device: device to measure.
         speed: 1.0, or the fraction to which the node is slowed down.
-        memory_limit: bytes that the user grants on this node; None for all that are usable.
-        seconds: for the whole measure, about; compiling at a first call comes on top.
+        memory_limit: bytes that the user grants on this node; None for all usable memory.
+        seconds: approximate duration of all measurements; compiling in first calls takes additional time.
 
     Raises:
         InvalidValue: `speed` is not above 0 and at most 1; `memory_limit` or `seconds` is not positive.
@@ -79,7 +78,7 @@ def profile_device(
 
 
 def environment() -> dict[str, str]:
-    """Versions and facts that a reader of a profile or record needs to compare it with another."""
+    """Return the versions and facts that are needed to compare a profile or record with another one."""
     facts = {**host.environment(), "cuda": torch.version.cuda or "none"}
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
@@ -93,7 +92,7 @@ def _slowed(throughput: Throughput, speed: float) -> Throughput:
 
 
 def _model_and_cores(device: torch.device) -> tuple[str, int]:
-    """The maker's name; multiprocessors of a GPU, or the threads with which PyTorch computes on the CPU."""
+    """Return the model name, and the multiprocessors of a GPU or the number of PyTorch's CPU threads."""
     if device.type != "cuda":
         return host.cpu_model(), torch.get_num_threads()
     properties = torch.cuda.get_device_properties(device)
@@ -101,46 +100,46 @@ def _model_and_cores(device: torch.device) -> tuple[str, int]:
 
 
 def measure_bandwidth(device: torch.device, budget_seconds: float) -> float:
-    """Bytes per second that `device` reads and writes, together, in copies larger than its caches.
+    """Return the bytes per second that `device` reads and writes, together, in copies larger than its caches.
 
     On a CPU each of PyTorch's threads copies memory of its own, all at the same time, and their rates are added (see
-    `timing`). Pieces of 4 MB are timed one by one, cycling through memory, so that none is in a cache when its turn
-    comes again; the fastest tenth counts, for on a shared machine strangers take of the same memory.
+    `timing`). Pieces of 4 MB are timed individually while cycling through memory, so that no piece is still in a cache.
+    The fastest tenth counts, because other processes may use the same memory.
 
-    Ends after `budget_seconds`; every piece is copied at least twice.
+    The measurement ends after `budget_seconds`; every piece is copied at least twice.
     """
-    room = usable_memory(str(device))[1] // _SHARE_OF_MEMORY // num_workers(device)
+    room = usable_memory(str(device))[1] // _MEMORY_DIVISOR // num_workers(device)
     return sum(run_threaded(device, lambda: _copy_rate(device, room, budget_seconds)))
 
 
 def _copy_rate(device: torch.device, room_bytes: int, budget_seconds: float) -> float:
-    """Bytes per second that the calling thread reads and writes, copying within `room_bytes`."""
+    """Return the bytes per second that the calling thread reads and writes, copying within `room_bytes`."""
     pieces = _pieces(device, room_bytes)
     clock, times = DeviceClock(device), list[float]()
-    for _ in rounds(budget_seconds, least=2):
+    for _ in rounds(budget_seconds, min_rounds=2):
         times += [clock.time(partial(to.copy_, of)) for to, of in pieces]
     return 2 * pieces[0][0].nbytes / sorted(times)[len(times) // 10]
 
 
 def _pieces(device: torch.device, room_bytes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pairs to copy (to, from), all of one size, together as large as is of use and has room."""
-    whole = min(_GPU_COPY_BYTES if device.type == "cuda" else _CPU_COPY_BYTES, room_bytes)
-    piece = whole // 2 if device.type == "cuda" else min(_CPU_PIECE_BYTES, whole // 2)
-    count, elements = max(1, whole // 2 // max(1, piece)), max(1, piece // 4)
+    """Return pairs to copy (to, from) of equal size, together as large as useful within `room_bytes`."""
+    total = min(_GPU_COPY_BYTES if device.type == "cuda" else _CPU_COPY_BYTES, room_bytes)
+    piece = total // 2 if device.type == "cuda" else min(_CPU_PIECE_BYTES, total // 2)
+    count, elements = max(1, total // 2 // max(1, piece)), max(1, piece // 4)
     target, source = (torch.full((count, elements), value, device=device) for value in (0.0, 1.0))
     return list(zip(target.unbind(), source.unbind(), strict=True))
 
 
 def measure_widths(device: torch.device, budget_seconds: float) -> tuple[WidthEfficiency, ...]:
-    """FLOP/s of 3x3 convolutions of few filters, as fractions of those of the best of them; each is timed thrice."""
+    """Return the relative FLOP/s of 3x3 convolutions by number of filters; each is timed at least three times."""
     clock, images = DeviceClock(device), torch.rand(4, _CHANNELS, _SIDE, _SIDE, device=device)
     weights = [torch.rand(filters, _CHANNELS, 3, 3, device=device) for filters in _FILTERS]
     seconds: list[list[float]] = [[] for _ in weights]
     with torch.no_grad():
-        for _ in rounds(budget_seconds, least=_LEAST_ROUNDS + 1):
-            for taken, weight in zip(seconds, weights, strict=True):
-                taken.append(clock.time(partial(F.conv2d, images, weight, padding=1)))
-    rates = [filters / median(taken[1:]) for filters, taken in zip(_FILTERS, seconds, strict=True)]
+        for _ in rounds(budget_seconds, min_rounds=_MIN_ROUNDS + 1):
+            for times, weight in zip(seconds, weights, strict=True):
+                times.append(clock.time(partial(F.conv2d, images, weight, padding=1)))
+    rates = [filters / median(times[1:]) for filters, times in zip(_FILTERS, seconds, strict=True)]
     return tuple(
         WidthEfficiency(filters=filters, efficiency=min(1.0, rate / max(rates)))
         for filters, rate in zip(_FILTERS, rates, strict=True)
@@ -148,14 +147,14 @@ def measure_widths(device: torch.device, budget_seconds: float) -> tuple[WidthEf
 
 
 def measure_pass(device: torch.device, budget_seconds: float) -> float:
-    """Seconds of one pass of one layer that has next to nothing to compute: the mean of forward and backward."""
+    """Return the seconds of one pass of one layer with almost nothing to compute: the mean of forward and backward."""
     layers = nn.Sequential(*(nn.Linear(1, 1) for _ in range(_LAYERS))).to(device)
-    clock, numbers, taken = DeviceClock(device), torch.ones(1, 1, device=device), list[float]()
+    clock, numbers, times = DeviceClock(device), torch.ones(1, 1, device=device), list[float]()
 
     def passes() -> None:
-        made: Tensor = layers(numbers)
-        torch.autograd.backward(made * made)  # cuBLAS warns if the backward pass begins with it on a fresh thread
+        outputs: Tensor = layers(numbers)
+        torch.autograd.backward(outputs * outputs)  # cuBLAS warns if backward begins with it on a fresh thread
 
-    for _ in rounds(budget_seconds, least=_LEAST_ROUNDS + 1):
-        taken.append(clock.time(passes))
-    return median(taken[1:]) / (2 * _LAYERS)
+    for _ in rounds(budget_seconds, min_rounds=_MIN_ROUNDS + 1):
+        times.append(clock.time(passes))
+    return median(times[1:]) / (2 * _LAYERS)

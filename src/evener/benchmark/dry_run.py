@@ -1,13 +1,13 @@
-"""A copy of a task's model on which training steps are tried, and the largest batch that fits a device's memory.
+"""Runs training steps on a copy of a task's model, and finds the largest batch that fits a device's memory.
 
-    need(n)  = bytes of a whole step on n samples
+    need(n)  = bytes of a complete step on n samples
     capacity = the largest n with need(n) <= 90 % of the usable memory
 
-On a GPU need(n) is PyTorch's peak, and only batches whose peak was measured are promised: libraries take more memory
-for some sizes than for others, and the step of a small batch may need most of its memory for the weights. On a CPU
-need(n) is counted at two small n and taken as a straight line: weights, buffers, gradients, optimiser state, what the
-graph keeps for the backward pass (each storage once), and four times the largest of these for gradients in flight and
-for the layouts that kernels reorder them into. What re-materialisation saves is seen by counting live bytes.
+On a GPU need(n) is PyTorch's peak, and the result is always a batch whose peak was measured. Libraries need more memory
+for some sizes than for others, and weights may dominate the step of a small batch. On a CPU need(n) is counted at two
+small n and extrapolated linearly. It sums weights, buffers, gradients, optimizer state, what the graph keeps for the
+backward pass (each storage once), and four times the largest of these for gradients in flight and for the layouts that
+kernels reorder them into. Counting live bytes shows what re-materialisation saves.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _TOLERANCE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What training steps are tried with.
+    """A model and optimizer for trial steps.
 
     Attributes:
         model: a copy, in training mode.
-        optimizer: of the copy's parameters.
+        optimizer: optimizer of the copy's parameters.
         loss_step: (model, batch) -> scalar loss.
-        fetch: number of samples -> a batch of so many, on the device.
-        device: that computes.
+        fetch: number of samples -> a batch of that size, on the device.
+        device: device that computes.
     """
 
     model: nn.Module
@@ -62,7 +62,7 @@ class DryRun:
     device: torch.device
 
     def run_step(self, samples: int) -> None:
-        """One whole step on a fresh batch of `samples`; gradients are kept."""
+        """Run one complete step on a new batch of `samples`; gradients are kept."""
         self.clear_gradients()
         self.loss_step(self.model, self.fetch(samples)).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -76,7 +76,7 @@ class DryRun:
 def dry_run_of(
     model: nn.Module, make_optimizer: MakeOptimizer, loss_step: LossStep, fetch: Fetch, device: torch.device
 ) -> Iterator[DryRun]:
-    """A trial with a copy of `model`; afterwards the model and all random number generators are as they were."""
+    """Yield a dry run with a copy of `model`; afterwards the model and all random number generators are unchanged."""
     with random_numbers_kept(device):
         twin = copied(model).train()
         twin.zero_grad(set_to_none=True)
@@ -86,7 +86,7 @@ def dry_run_of(
 
 @contextmanager
 def random_numbers_kept(device: torch.device) -> Iterator[None]:
-    """Afterwards Python, NumPy and PyTorch (CPU and `device`) draw the random numbers that they would have drawn."""
+    """Restore the random number generators of Python, NumPy and PyTorch (CPU and `device`) at the end."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -97,17 +97,17 @@ def random_numbers_kept(device: torch.device) -> Iterator[None]:
 
 
 def capacity(trial: DryRun, largest: int, usable_bytes: int) -> int | None:
-    """The largest number of samples, below `largest`, that one training step can hold in `usable_bytes`.
+    """Return the largest number of samples below `largest` for which one training step fits `usable_bytes`.
 
-    On a GPU a step of the answer, and of some smaller batches, is run.
+    On a GPU this runs a step with the returned number, and with some smaller ones.
 
     Args:
-        trial: whose weights count, besides those of the model that it is a copy of.
-        largest: batch that will ever be asked for.
-        usable_bytes: of the device's memory.
+        trial: the dry run, whose weights need memory in addition to those of the original model.
+        largest: largest batch of interest.
+        usable_bytes: usable bytes of the device's memory.
 
     Returns:
-        From 1 to `largest` - 1; None if `largest` samples fit, so that memory bounds nothing.
+        1 to `largest` - 1; None if `largest` samples fit, so that memory is no limit.
 
     Raises:
         DoesNotFit: not even one sample fits.
@@ -124,7 +124,7 @@ def capacity(trial: DryRun, largest: int, usable_bytes: int) -> int | None:
         fitting = samples_that_fit(usable_bytes, fixed, (few, need_few), (more, need_more))
         if fitting < 1:
             raise DoesNotFit(
-                f"not even one sample fits: a step on {few} needs {need_few} bytes, of {usable_bytes} that are usable; "
+                f"not even one sample fits: a step on {few} needs {need_few} of {usable_bytes} usable bytes; "
                 "allow more memory, or train a smaller model"
             )
         samples = int(min(fitting, largest))
@@ -135,12 +135,12 @@ def largest_measured(peak: Callable[[int], float], largest: int, room: float) ->
     """Return the largest batch whose measured peak is within `room`, to about 2 %; 0 if one sample needs more.
 
     The batch grows along the line through the two largest peaks, at most eightfold at a time, so that no step needs
-    much more than `room`. Between a batch that fits and one that does not, the line through both says what to try next.
+    much more than `room`. Between a batch that fits and one that does not, the line through both gives the next size.
 
     Args:
         peak: (samples) -> bytes of a step, or infinity if it runs out of memory. Its first answer may be too large.
-        largest: batch that is of interest.
-        room: bytes that may be taken.
+        largest: largest batch of interest.
+        room: bytes that a step may use.
     """
     samples = min(_SMALL_BATCHES[0], largest)
     peak(samples)  # makes the optimizer's state and the libraries' workspaces
@@ -159,11 +159,11 @@ def largest_measured(peak: Callable[[int], float], largest: int, room: float) ->
 
 
 def _next_batch(below: tuple[int, float], fits: tuple[int, float], excess: tuple[int, float], room: float) -> int:
-    """The batch to try after (samples, bytes) of the two largest that fit and of the smallest that does not."""
+    """Return the next batch, given (samples, bytes) of the two largest that fit and of the smallest that does not."""
     low, high = fits[0], excess[0] - 1
     if low == 0:
         return high // 2 if high > 1 else high
-    if excess[1] == math.inf:  # ran out of memory: how much it needs is not known
+    if excess[1] == math.inf:  # it ran out of memory, so its need is unknown
         return (low + high + 1) // 2
     if excess[1] > 0:
         slope = (excess[1] - fits[1]) / (excess[0] - low)
@@ -176,11 +176,11 @@ def _next_batch(below: tuple[int, float], fits: tuple[int, float], excess: tuple
 
 
 def samples_that_fit(usable_bytes: int, fixed_bytes: int, few: tuple[int, int], more: tuple[int, int]) -> float:
-    """The largest n whose need, a straight line through two measured (n, bytes), is within 90 % of `usable_bytes`.
+    """Return the largest n whose need, a line through two measured (n, bytes), is within 90 % of `usable_bytes`.
 
     Args:
-        usable_bytes: of the device.
-        fixed_bytes: that any batch needs; stands in for the line's start where `few` and `more` are the same batch.
+        usable_bytes: usable bytes of the device.
+        fixed_bytes: bytes that any batch needs; the line starts there if `few` and `more` are the same batch.
         few: a small batch and its bytes.
         more: a larger one, or the same.
 
@@ -196,22 +196,22 @@ def samples_that_fit(usable_bytes: int, fixed_bytes: int, few: tuple[int, int], 
 
 
 def saved_bytes(trial: DryRun, samples: int) -> tuple[int, int]:
-    """Bytes that the forward pass of `samples` keeps for the backward pass: (in all, of the largest piece).
+    """Return the bytes that the forward pass of `samples` keeps for backward: (in total, of the largest storage).
 
-    Every storage counts once; parameters and buffers, which live anyway, do not count.
+    Every storage counts once; parameters and buffers do not count.
     """
-    batch, kept = trial.fetch(samples), dict[int, int]()
-    own = {t.untyped_storage().data_ptr() for t in _state(trial.model)}
+    batch, storages = trial.fetch(samples), dict[int, int]()
+    state_pointers = {t.untyped_storage().data_ptr() for t in _state(trial.model)}
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
+            storages[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = trial.loss_step(trial.model, batch)
-    sizes = [nbytes for pointer, nbytes in kept.items() if pointer not in own]
+    sizes = [nbytes for pointer, nbytes in storages.items() if pointer not in state_pointers]
     del loss
     return sum(sizes), max(sizes, default=0)
 
@@ -220,12 +220,12 @@ def _cpu_needs(trial: DryRun, few: int, more: int) -> tuple[int, int, int]:
     trial.run_step(few)
     gradients = (p.grad for p in trial.model.parameters() if p.grad is not None)
     fixed = _total(_state(trial.model)) + _total(gradients) + _total(_optimizer_state(trial))
-    kept = [saved_bytes(trial, samples) for samples in (few, more)]
-    return (fixed, *(fixed + everything + _IN_FLIGHT * largest for everything, largest in kept))  # type: ignore[return-value]
+    saved = [saved_bytes(trial, samples) for samples in (few, more)]
+    return (fixed, *(fixed + total + _IN_FLIGHT * largest for total, largest in saved))  # type: ignore[return-value]
 
 
 def _gpu_peak(trial: DryRun, samples: int) -> float:
-    """PyTorch's peak in a step of `samples`, less what others hold; infinity if the GPU runs out of memory."""
+    """Return PyTorch's peak in a step of `samples`, less other allocations; infinity if the GPU runs out of memory."""
     trial.clear_gradients()
     others = torch.cuda.memory_allocated(trial.device) - _total(_state(trial.model)) - _total(_optimizer_state(trial))
     torch.cuda.reset_peak_memory_stats(trial.device)
@@ -237,7 +237,7 @@ def _gpu_peak(trial: DryRun, samples: int) -> float:
 
 
 def _runs(trial: DryRun, samples: int) -> bool:
-    """Whether a step of `samples` fits. A function of its own: what the error holds on to is free when it returns."""
+    """Return whether a step of `samples` fits; as a function, so that the error's references are freed on return."""
     try:
         trial.run_step(samples)
     except RuntimeError as error:
@@ -260,18 +260,18 @@ def _total(tensors: Iterable[Any]) -> int:
 
 
 def _nbytes(tensor: Tensor) -> int:
-    """Bytes of a tensor; of a sparse one, those of its rows and where they are."""
+    """Return the bytes of a tensor; for a sparse one, those of its values and indices."""
     if tensor.is_sparse:
         return tensor._indices().nbytes + tensor._values().nbytes
     return tensor.nbytes
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, counts what operations of this thread (backward passes on CPUs included) allocate.
+    """While entered, counts what operations of this thread (backward passes on CPUs included) allocate.
 
     Attributes:
-        now: bytes of the tensors that were made since it was entered, and are still there.
-        peak: the most that `now` has been.
+        now: bytes of live tensors that were created since it was entered.
+        peak: the maximum of `now`.
     """
 
     def __init__(self) -> None:
@@ -282,11 +282,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func`; its results count if they do not share the memory of an argument."""
-        given = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
+        arguments = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
         outputs = func(*args, **(kwargs or {}))
         for tensor in tensors_in(outputs):
             storage = tensor.untyped_storage()
-            if storage._cdata not in given and storage not in self._known:
+            if storage._cdata not in arguments and storage not in self._known:
                 self._known.add(storage)
                 self._change(storage.nbytes())
                 weakref.finalize(storage, self._change, -storage.nbytes())

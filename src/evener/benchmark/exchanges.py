@@ -1,9 +1,9 @@
-"""What exchanges cost the ranks of a group beyond what each of them computes for it: by kind and by size.
+"""Measures what exchanges cost the ranks of a group beyond each rank's own computing for them, by kind and size.
 
     cost = seconds of the exchange among the ranks - seconds that a rank packs and unpacks for it among fake peers
 
-The slowest rank packs longest, and the others wait for it: what is left of its seconds is the transport, so the least
-difference of all ranks counts. Before a plan is made, the alpha and beta of the ring that all ranks form tell enough.
+The slowest rank packs longest, and the others wait for it. The remaining seconds are the transport, so the smallest
+difference of all ranks counts. Before a plan exists, alpha and beta of the ring of all ranks suffice.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ _Begin: TypeAlias = Callable[[], Callable[[], object]]
 _Beginning: TypeAlias = Callable[[Group, int], _Begin]
 
 _SMALL_BYTES = 8
-_LEAST_LARGE_BYTES = 2**20
+_MIN_LARGE_BYTES = 2**20
 _MESSAGES = 20
 _ROUNDS = 5
 _REPEATS = 4
-_ATTEMPTS = 3
+_MAX_ATTEMPTS = 3
 _SIDE = 128
-"""Rows and columns of the matrices that are multiplied meanwhile."""
-_ENOUGH = 1.5
-"""Times the seconds of an exchange are computed meanwhile, to hide all that can be hidden."""
-_STEP = 1.25
-"""Sizes nearer to each other than by this factor are not measured apart."""
+"""Rows and columns of the matrices that are multiplied during an exchange."""
+_COMPUTING_FACTOR = 1.5
+"""An exchange is timed beside computing of this many times its duration, which hides all that can be hidden."""
+_SIZE_FACTOR = 1.25
+"""Sizes that differ by less than this factor are not measured separately."""
 
 
 def measure_exchanges(group: Group, sizes: Mapping[ExchangeKind, Collection[int]]) -> list[ExchangeTiming]:
-    """What exchanges among the ranks of `group` cost; every rank calls this and gets the same.
+    """Return the cost of exchanges among the ranks of `group`; every rank calls this and gets the same result.
 
     Args:
         group: the ranks.
-        sizes: by kind, bytes of the rank that sends or receives most, as in `Beat`.
+        sizes: for each kind, bytes of the rank that sends or receives most, as in `TraceEvent`.
     """
     timings = []
-    for kind, wanted in sorted(sizes.items()):
-        points = [_point(group, kind, nbytes) for nbytes in distinct_sizes(wanted)]
+    for kind, kind_sizes in sorted(sizes.items()):
+        points = [_point(group, kind, nbytes) for nbytes in distinct_sizes(kind_sizes)]
         timings.append(ExchangeTiming(kind=kind, ranks=group.size, points=tuple(points)))
     return timings
 
 
 def measure_all_reduce(group: Group, largest_bytes: int) -> tuple[float, float]:
-    """(alpha [s], beta [s/byte]) of a ring all-reduce: 2 (p-1) (alpha + n/p beta) seconds for n bytes over p ranks.
+    """Return (alpha [s], beta [s/byte]) of a ring all-reduce: 2 (p-1) (alpha + n/p beta) seconds for n bytes, p ranks.
 
     All ranks of the group call this and get the same answer, that of the slowest.
 
     Args:
         group: the ranks; (0, 0) for a single one.
-        largest_bytes: of the messages to come; the large message is of this size, within reason.
+        largest_bytes: largest message of the run; the large test message has this size, within limits.
     """
     if group.size == 1:
         return 0.0, 0.0
-    large_bytes = min(max(largest_bytes, _LEAST_LARGE_BYTES), 25 * 2**20)
+    large_bytes = min(max(largest_bytes, _MIN_LARGE_BYTES), 25 * 2**20)
     small, large = (_all_reduce_seconds(group, nbytes) for nbytes in (_SMALL_BYTES, large_bytes))
     steps = 2 * (group.size - 1)
     alpha = small / steps
@@ -75,28 +75,28 @@ def measure_all_reduce(group: Group, largest_bytes: int) -> tuple[float, float]:
 
 
 def measure_small_exchange(group: Group) -> float:
-    """Seconds of an exchange of small tensors among all ranks, such as BatchNorm's statistics: that of the slowest."""
+    """Return the slowest rank's seconds for an exchange of small tensors, such as BatchNorm's statistics."""
     if group.size == 1:
         return 0.0
-    message, taken = torch.zeros(64, device=group.device), []
+    message, times = torch.zeros(64, device=group.device), []
     for _ in range(_MESSAGES):
         start = time.perf_counter()
         group.all_sum(message, "measuring")
-        taken.append(now(group.device) - start)
-    return group.all_reduce_max([median(taken)])[0]
+        times.append(now(group.device) - start)
+    return group.all_reduce_max([median(times)])[0]
 
 
 def distinct_sizes(sizes: Iterable[int]) -> list[int]:
-    """The sizes to measure: of those that hardly differ, the larger one; each at least 4 bytes."""
-    kept: list[int] = []
+    """Return the sizes to measure: the larger of nearly equal ones; each at least 4 bytes."""
+    distinct: list[int] = []
     for size in sorted({max(4, size) for size in sizes}, reverse=True):
-        if not kept or size * _STEP <= kept[-1]:
-            kept.append(size)
-    return kept[::-1]
+        if not distinct or size * _SIZE_FACTOR <= distinct[-1]:
+            distinct.append(size)
+    return distinct[::-1]
 
 
 def _all_reduce_seconds(group: Group, nbytes: int) -> float:
-    """Least seconds of an all-reduce of `nbytes`."""
+    """Return the least seconds of an all-reduce of `nbytes`."""
     buffer = torch.zeros(nbytes // 4, device=group.device)
     best = float("inf")
     for _ in range(_ROUNDS):
@@ -108,10 +108,10 @@ def _all_reduce_seconds(group: Group, nbytes: int) -> float:
 
 
 def _point(group: Group, kind: ExchangeKind, nbytes: int) -> ExchangePoint:
-    """The figures of one size."""
+    """Return the measurement of one size."""
     comparison = _Comparison(group, _BEGINNINGS[kind], nbytes)
     seconds = comparison.difference(0)
-    beside = comparison.difference(seconds * _ENOUGH) if kind in _BEGIN_EARLY else seconds
+    beside = comparison.difference(seconds * _COMPUTING_FACTOR) if kind in _BEGIN_EARLY else seconds
     return ExchangePoint(nbytes=nbytes, seconds=seconds, beside=min(seconds, beside))
 
 
@@ -120,8 +120,8 @@ class _Comparison:
 
     Args:
         group: the ranks.
-        beginning: of the exchange: (group, bytes) -> what begins it and returns what waits for it.
-        nbytes: of the rank that sends or receives most.
+        beginning: (group, bytes) -> a function that begins the exchange and returns a function that waits for it.
+        nbytes: bytes of the rank that sends or receives most.
     """
 
     def __init__(self, group: Group, beginning: _Beginning, nbytes: int) -> None:
@@ -132,18 +132,18 @@ class _Comparison:
         self._side = torch.rand(_SIDE, _SIDE, device=group.device)
 
     def difference(self, computing: float) -> float:
-        """Seconds that the exchange takes longer than with fake peers, with so many of computing before its end.
+        """Return the additional seconds of the exchange among real peers, with `computing` seconds before its end.
 
-        What takes no time at all, though nothing is computed beside it, was disturbed, and is measured again.
+        A measurement of zero without computing was disturbed, and is repeated.
         """
         products = self._products(computing)
-        for _ in range(1 if computing else _ATTEMPTS):
-            if (least := self._least_median(products)) > 0:
-                return least
+        for _ in range(1 if computing else _MAX_ATTEMPTS):
+            if (seconds := self._least_median(products)) > 0:
+                return seconds
         return 0.0
 
     def _least_median(self, products: int) -> float:
-        """Of all ranks, the least median of the difference."""
+        """Return the smallest median difference of all ranks."""
         differences = []
         for _ in range(_ROUNDS + 1):
             differences.append(self._seconds_real(products) - self._seconds_fake(products))
@@ -152,7 +152,7 @@ class _Comparison:
         return min(map(float, rows))
 
     def _products(self, seconds: float) -> int:
-        """How many small matrix products take so long here."""
+        """Return how many small matrix products take `seconds` on this rank."""
         if not seconds:
             return 0
         start = time.perf_counter()
@@ -175,7 +175,7 @@ class _Comparison:
         self._timer.resume("fb")
         self._run(self._fake, products)
         self._timer.pause()
-        return sum(beat.computing for beat in self._trace.finish()) / _REPEATS
+        return sum(event.computing for event in self._trace.finish()) / _REPEATS
 
     def _run(self, begin: _Begin, products: int) -> None:
         for _ in range(_REPEATS):
@@ -208,14 +208,14 @@ def _gathered(group: Group, nbytes: int) -> _Begin:
 
 
 def _exchanged(group: Group, nbytes: int) -> _Begin:
-    """Every rank has a row that all others need."""
+    """Let every rank have a row that all other ranks need."""
     width = max(1, nbytes // 4 // (group.size - 1))
     own = tuple(_rows(rank, rank + 1, width) for rank in range(group.size))
     return _gather_rows(group, own, (_rows(0, group.size, width),) * group.size, width)
 
 
 def _with_neighbours(group: Group, nbytes: int) -> _Begin:
-    """Every rank has a row that the ranks before and after it need."""
+    """Let every rank have a row that the ranks before and after it need."""
     width = max(1, nbytes // 4 // min(2, group.size - 1))
     own = tuple(_rows(rank, rank + 1, width) for rank in range(group.size))
     need = tuple(_rows(max(0, rank - 1), min(group.size, rank + 2), width) for rank in range(group.size))
@@ -239,4 +239,4 @@ _BEGINNINGS: dict[ExchangeKind, _Beginning] = {
     "neighbours": _with_neighbours,
 }
 _BEGIN_EARLY: tuple[ExchangeKind, ...] = ("all-reduce", "exchange", "neighbours")
-"""Kinds that a rank may begin before it needs them."""
+"""Kinds that a rank may begin before it needs their result."""

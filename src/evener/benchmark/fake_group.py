@@ -1,10 +1,10 @@
-"""A rank performs its part of a step alone, in a process group of fake peers, as if all others were there.
+"""Lets a rank perform its part of a step alone, in a process group of fake peers, as if all other ranks were there.
 
-Nothing is sent. What would come from the others is zeros, so that the rank computes what it would compute; but of
-statistics, where zeros would be refused as those of no samples, any others. A trace says when the rank computes, when
-it begins an exchange and when it needs the result; the oracle replays the traces of all ranks. Nobody waits for fake
-peers, so a step takes the rank's own time: computing, the idling of a slowed node, what Python takes. All ranks perform
-their parts at the same time, so that what they share (a memory bus, a core) is shared as in a run.
+Nothing is sent. Tensors from other ranks are zeros, so that the rank computes as usual; statistics are arbitrary
+non-zero numbers, because BatchNorm rejects those of no samples. A trace records when the rank computes, when it begins
+an exchange and when it needs the result; the oracle replays the traces of all ranks. A rank does not wait for fake
+peers, so a step takes its own time only: computing, the idling of a slowed node, Python. All ranks perform their parts
+at the same time, so that they share a memory bus or a core as in a run.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from evener.comm.traffic import Traffic
 from evener.oracle.replay import ExchangeKind, TraceEvent
 
 _ANY_COUNT = 2.0
-"""As statistics that come from the others: BatchNorm refuses a single value a channel."""
+"""The count in statistics of fake peers: BatchNorm rejects a single value per channel."""
 
 
 class EventTrace:
-    """The beats of one rank, as they are played.
+    """The events of one rank, recorded while it runs.
 
     Attributes:
-        kind: of what is exchanged next, as traffic is counted.
+        kind: kind of the next exchange, under which its traffic is counted.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.kind = ""
-        self._beats: list[TraceEvent] = []
+        self._events: list[TraceEvent] = []
         self._begun = 0
         self._open: set[int] = set()
         self._computing = 0.0
         self._since: float | None = None
 
     def start(self) -> None:
-        """From now on time counts."""
+        """Start to count time."""
         self._since = now(self._device)
 
     def stop(self) -> None:
-        """From now on time does not count."""
+        """Stop to count time."""
         if self._since is not None:
             self._computing += now(self._device) - self._since
         self._since = None
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Inside, time does not count."""
+        """Do not count time inside the block."""
         was_running = self._since is not None
         self.stop()
         yield
@@ -65,47 +65,48 @@ class EventTrace:
             self.start()
 
     def begin(self, kind: ExchangeKind, ranks: tuple[int, ...], nbytes: int) -> int:
-        """An exchange begins; its number."""
+        """Record that an exchange begins, and return its number."""
         number, self._begun = self._begun, self._begun + 1
-        self._beats.append(
-            TraceEvent(computing=self._taken(), act="begin", exchange=number, kind=kind, ranks=ranks, nbytes=nbytes)
+        event = TraceEvent(
+            computing=self._take_computing(), act="begin", exchange=number, kind=kind, ranks=ranks, nbytes=nbytes
         )
+        self._events.append(event)
         self._open.add(number)
         return number
 
     def need(self, number: int | None) -> None:
-        """The result of an exchange is needed now; nothing if it was needed before, or is of no exchange."""
+        """Record that the result of an exchange is needed, unless it was needed before or `number` is None."""
         if number is not None and number in self._open:
             self._open.remove(number)
-            self._beats.append(TraceEvent(computing=self._taken(), act="need", exchange=number))
+            self._events.append(TraceEvent(computing=self._take_computing(), act="need", exchange=number))
 
     def finish(self) -> tuple[TraceEvent, ...]:
-        """The step is over; its beats. The next one begins."""
+        """Return the events of the completed step, and begin the next one."""
         self.stop()
         for number in sorted(self._open):
             self.need(number)
-        beats = (*self._beats, TraceEvent(computing=self._taken()))
-        self._beats, self._begun = [], 0
-        return beats
+        events = (*self._events, TraceEvent(computing=self._take_computing()))
+        self._events, self._begun = [], 0
+        return events
 
-    def _taken(self) -> float:
-        """Seconds computed since the last beat."""
+    def _take_computing(self) -> float:
+        """Return the seconds computed since the last event, and reset them."""
         if self._since is not None:
             self.stop()
             self.start()
-        taken, self._computing = self._computing, 0.0
-        return taken
+        seconds, self._computing = self._computing, 0.0
+        return seconds
 
 
 class _Sent(dist.Work):
-    """Something that was sent to nobody; waiting for it ends at once."""
+    """A fake exchange, for which waiting ends immediately."""
 
     def __init__(self, trace: EventTrace, number: int | None, result: Any, filling: float | None = None) -> None:
         super().__init__()
         self._trace, self._number, self._result, self._filling = trace, number, result, filling
 
     def wait(self, *_timeout: Any) -> bool:
-        """The result is needed now."""
+        """Record that the result is needed now, and fill it."""
         self._trace.need(self._number)
         if self._filling is not None:
             with self._trace.stopped():
@@ -113,26 +114,26 @@ class _Sent(dist.Work):
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """What has the result already."""
-        devices: list[Any] = [one.device for one in self._result if isinstance(one, Tensor) and one.is_cuda]
+        """Return a completed future with the result."""
+        devices: list[Any] = [part.device for part in self._result if isinstance(part, Tensor) and part.is_cuda]
         future: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
         future.set_result(self._result)
         return future
 
 
 class FakeProcessGroup(dist.ProcessGroup):
-    """The process group of a rank, number `rank` of `ranks` of the run; methods are those that PyTorch calls."""
+    """The fake process group of `rank` among `ranks` of the run; PyTorch calls its methods."""
 
     def __init__(self, ranks: Sequence[int], rank: int, trace: EventTrace) -> None:
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]  # the constructor for those written in Python
         self.ranks, self.trace = tuple(ranks), trace
 
     def getBackendName(self) -> str:
-        """Of nothing that PyTorch has."""
+        """Return a name that no backend of PyTorch has."""
         return "fake"
 
     def alltoall_base(self, output: Tensor, source: Tensor, takes: list[int], gives: list[int], _: Any = None) -> _Sent:
-        """Blocks for every peer."""
+        """Record an exchange of blocks with every peer."""
         size = max(source.numel(), output.numel()) * source.element_size()
         peers = sum(give + take > 0 for give, take in zip(gives, takes, strict=True))
         kind: ExchangeKind = "exchange" if peers == len(self.ranks) - 1 else "neighbours"
@@ -140,65 +141,68 @@ class FakeProcessGroup(dist.ProcessGroup):
         return _Sent(self.trace, self.trace.begin(kind, self.ranks, size), [output], filling)
 
     def allreduce(self, tensors: list[Tensor], _: Any = None) -> _Sent:  # type: ignore[override]  # as it is called
-        """The sum, were there others."""
+        """Record an all-reduce; the result is this rank's addend."""
         return _Sent(self.trace, self.trace.begin("all-reduce", self.ranks, sum(t.nbytes for t in tensors)), tensors)
 
     def all_gather_single(self, output: Tensor, source: Tensor, _: Any = None) -> _Sent:
-        """Everybody's numbers: copies of the own ones; any statistics, where they would be those of no samples."""
+        """Record an all-gather; the others' numbers are copies of this rank's, or arbitrary statistics where those are
+        zero.
+        """
         number = self.trace.begin("all-gather", self.ranks, source.nbytes)
         with self.trace.stopped():
-            rows, own = output.view(len(self.ranks), -1), source.view(1, -1)
-            others = own if own.any() or self.trace.kind != "statistics" else torch.full_like(own, _ANY_COUNT)
+            rows, source_row = output.view(len(self.ranks), -1), source.view(1, -1)
+            is_valid = source_row.any() or self.trace.kind != "statistics"
+            others = source_row if is_valid else torch.full_like(source_row, _ANY_COUNT)
             rows.copy_(others.expand_as(rows))
-            rows[self.rank()] = own[0]
+            rows[self.rank()] = source_row[0]
         return _Sent(self.trace, number, [output])
 
     _allgather_base = all_gather_single  # type: ignore[assignment]  # the name before PyTorch 2.13
 
     def send(self, tensors: list[Tensor], to: int, _tag: int) -> _Sent:
-        """A message to one peer."""
+        """Record a message to one peer."""
         ranks = self.ranks[self.rank()], self.ranks[to]
         return _Sent(self.trace, self.trace.begin("message", ranks, tensors[0].nbytes), tensors)
 
     def recv(self, tensors: list[Tensor], sender: int, _tag: int) -> _Sent:
-        """A message of one peer."""
+        """Record a message from one peer; its content is zeros."""
         ranks = self.ranks[sender], self.ranks[self.rank()]
         return _Sent(self.trace, self.trace.begin("message", ranks, tensors[0].nbytes), tensors, 0.0)
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[Tensor]], sources: list[Tensor], _: Any = None
     ) -> _Sent:
-        """What DistributedDataParallel compares before its first step: everybody has the same."""
+        """Copy this rank's tensors for all ranks; DistributedDataParallel compares them before its first step."""
         for row, source in zip(outputs, sources, strict=True):
             for output in row:
                 output.copy_(source)
         return _Sent(self.trace, None, outputs)
 
     def broadcast(self, tensors: list[Tensor], _: Any = None) -> _Sent:  # type: ignore[override]
-        """What the first rank has, and everybody else."""
+        """Do nothing: every rank has the tensors already."""
         return _Sent(self.trace, None, tensors)
 
 
 @dataclass
 class _TracedTraffic(Traffic):
-    """Bytes that would be sent; the trace notes of what kind the next exchange is."""
+    """Traffic that would be sent; it tells the trace the kind of the next exchange."""
 
     trace: EventTrace = field(kw_only=True)
 
     def count(self, kind: str, sent: float, received: float) -> None:
-        """Add one call of `kind`."""
+        """Count one call of `kind`."""
         super().count(kind, sent, received)
         self.trace.kind = kind
 
 
 @dataclass
 class FakeGroup(Group):
-    """A group whose ranks get no tensors of each other; bytes, by which they agree on what to do, they do get.
+    """A group whose ranks receive fake tensors but real bytes, by which they agree on decisions.
 
     Attributes:
-        real: the same ranks.
-        trace: that notes every exchange.
-        made: of the subgroups that were made of it, the ranks' real ones.
+        real: the real group of the same ranks.
+        trace: records every exchange.
+        made: real groups of the subgroups that were made of it.
     """
 
     real: Group = field(kw_only=True)
@@ -207,16 +211,16 @@ class FakeGroup(Group):
 
     @property
     def prefers_mesh(self) -> bool:
-        """Small tensors are not sent either."""
+        """Return False: small tensors are not sent either."""
         return False
 
     def all_gather_bytes(self, message: bytes, topic: str = "") -> list[bytes]:
-        """Every rank's `message`, in order of ranks; its time does not count."""
+        """Return every rank's `message`, in order of ranks; the time does not count."""
         with self.trace.stopped():
             return self.real.all_gather_bytes(message, topic)
 
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
-        """Some of the ranks, fake as well."""
+        """Return a fake group of some of the ranks."""
         real = self.real.subgroup(ranks)
         if real is None:
             return None
@@ -225,7 +229,7 @@ class FakeGroup(Group):
 
 
 def fake_group(group: Group, ranks: Sequence[int], timer: StepTimer, trace: EventTrace) -> FakeGroup:
-    """The ranks of `group`, numbers `ranks` of the run, as fake peers; `timer` is that of this rank among them."""
+    """Return the ranks of `group`, numbers `ranks` of the run, as fake peers; `timer` is this rank's timer."""
     return FakeGroup(
         rank=group.rank,
         size=group.size,
@@ -242,7 +246,7 @@ def fake_group(group: Group, ranks: Sequence[int], timer: StepTimer, trace: Even
 
 @contextmanager
 def known_to_torch(group: Group) -> Iterator[None]:
-    """Inside, PyTorch answers `gloo` when it is asked for the backend of a fake group."""
+    """Let PyTorch report `gloo` as the backend of a fake group inside the block."""
     known = groups_known_to_torch()
     if group.process_group is not None:
         known[group.process_group] = (dist.Backend.GLOO, None)

@@ -1,4 +1,4 @@
-"""The one timer of links: what a message costs between two ranks, alpha + bytes * beta seconds, by ping-pong.
+"""Measures links: a message between two ranks costs alpha + bytes * beta seconds, by ping-pong.
 
     for every pair:                     all other ranks wait at the barrier
         asker                           answerer
@@ -6,9 +6,9 @@
         rounds times:
             send payload         ->     receive payload
             receive payload      <-     send payload
-        the least round trip counts
+        the shortest round trip counts
 
-Each waits for its message before it sends the next: the two strictly take turns.
+Each rank waits for its message before it sends the next one.
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ from evener.records.errors import NodeLost, require
 from evener.records.profile import LinkProfile
 
 _HEADER = struct.Struct("<qq")
-_ALL_PAIRS_UP_TO = 8
+_MAX_RANKS_FOR_ALL_PAIRS = 8
 _SMALL_BYTES = 8
 _LARGE_BYTES = tuple(1 << power for power in range(16, 28, 2))
-_LONG_ROUND_TRIP = 0.008
+_LONG_ROUND_TRIP_S = 0.008
 _TRIAL_ROUNDS = 3
-_MOST_ROUNDS = 400
+_MAX_ROUNDS = 400
 _TURNS = 4
 _MESSAGES = 20
 
 
 def measure_links(group: Group, first: int = 0, seconds: float = 0.5) -> tuple[LinkProfile, ...]:
-    """Measure alpha and beta between the ranks of `group`; every rank has to call this.
+    """Measure alpha and beta between the ranks of `group`; every rank must call this.
 
-    All pairs up to 8 ranks; with more, neighbours in the ring and every rank with rank 0.
+    All pairs are measured up to 8 ranks; with more, neighbours in the ring and every rank with rank 0.
 
     Args:
-        group: the ranks; every wait is bounded by the time limit of its process groups.
+        group: the ranks; every wait is bounded by the timeout of its process groups.
         first: index, in the profile, of the device of rank 0; the other ranks follow in order.
-        seconds: for each pair; a slow link may take longer, at least three round trips of 64 KB.
+        seconds: duration per pair; a slow link may take longer, at least three round trips of 64 KB.
 
     Returns:
-        One profile a measured pair, by source and target, the same on every rank; empty for a single rank.
+        One profile per measured pair, by source and target, the same on every rank; empty for a single rank.
 
     Raises:
         InvalidValue: `seconds` is not positive.
         NodeLost: a rank did not answer in time.
     """
     require(seconds > 0, "seconds", seconds, "positive")
-    own = []
+    own_links = []
     try:
         for asker, answerer in pairs(group.size):
             group.barrier()
             if group.rank == asker:
-                own.append(_ask(group, answerer, seconds, first))
+                own_links.append(_ask(group, answerer, seconds, first))
             elif group.rank == answerer:
                 _answer(group, asker)
-        parts = group.all_gather_bytes(msgspec.json.encode(own))
+        parts = group.all_gather_bytes(msgspec.json.encode(own_links))
     except RuntimeError as error:
         me = f"node {group.nodes[group.rank]} (rank {group.rank})"
-        raise NodeLost(f"a rank left {me} without an answer while links were measured: {error}") from error
+        raise NodeLost(f"{me} got no answer from a rank while measuring links: {error}") from error
     links = [link for part in parts for link in msgspec.json.decode(part, type=list[LinkProfile])]
     return tuple(sorted(links, key=lambda link: (link.source, link.target)))
 
 
 def measure_message(group: Group, sender: int, receiver: int, nbytes: int) -> float:
-    """Seconds of a tensor of `nbytes` from one rank to another; every rank of the group calls this."""
+    """Return the seconds of a tensor of `nbytes` from one rank to another; every rank of the group calls this."""
     seconds = 0.0
     if group.rank in (sender, receiver):
         peer = sender + receiver - group.rank
@@ -83,23 +83,23 @@ def measure_message(group: Group, sender: int, receiver: int, nbytes: int) -> fl
 
 
 def pairs(size: int) -> list[tuple[int, int]]:
-    """The pairs (lower rank, higher rank) of `size` ranks to measure, in order.
+    """Return the pairs (lower rank, higher rank) of `size` ranks to measure, in order.
 
-    All of them up to 8 ranks; with more, neighbours in the ring and every rank with rank 0.
+    All pairs are measured up to 8 ranks; with more, neighbours in the ring and every rank with rank 0.
     """
-    if size <= _ALL_PAIRS_UP_TO:
+    if size <= _MAX_RANKS_FOR_ALL_PAIRS:
         return list(combinations(range(size), 2))
     return sorted({(0, rank) for rank in range(1, size)} | {(rank, rank + 1) for rank in range(size - 1)})
 
 
 def latency_and_cost(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, float]:
-    """The (alpha, beta) of the line through two messages of (bytes, seconds one way); neither is negative."""
+    """Return (alpha, beta) of the line through two messages of (bytes, seconds one way); neither is negative."""
     beta = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
     return max(0.0, small[1] - small[0] * beta), beta
 
 
 def _ask(group: Group, peer: int, seconds: float, first: int) -> LinkProfile:
-    """Lead the measure with `peer`: small and large messages in turn, and the least seconds of each."""
+    """Lead the measurement with `peer`: small and large messages in turn, and the shortest time of each."""
     deadline = time.perf_counter() + seconds
     large_bytes, large = _large_message(group, peer)
     small = _round_trip(group, peer, _SMALL_BYTES, _TRIAL_ROUNDS)
@@ -114,27 +114,27 @@ def _ask(group: Group, peer: int, seconds: float, first: int) -> LinkProfile:
 
 
 def _large_message(group: Group, peer: int) -> tuple[int, float]:
-    """The bytes of a message so large that its latency hardly counts, and its seconds there and back."""
+    """Return the bytes of a message whose latency is negligible, and its round-trip seconds."""
     for nbytes in _LARGE_BYTES:
         seconds = _round_trip(group, peer, nbytes, _TRIAL_ROUNDS)
-        if seconds > _LONG_ROUND_TRIP:
+        if seconds > _LONG_ROUND_TRIP_S:
             break
     return nbytes, seconds
 
 
 def _rounds(seconds: float, round_trip: float) -> int:
-    """Round trips that fit `seconds`, from 1 to a bound."""
-    return int(min(max(seconds / max(round_trip, 1e-9), 1), _MOST_ROUNDS))
+    """Return the number of round trips that fit `seconds`, from 1 to a limit."""
+    return int(min(max(seconds / max(round_trip, 1e-9), 1), _MAX_ROUNDS))
 
 
 def _round_trip(group: Group, peer: int, nbytes: int, rounds: int) -> float:
-    """Least seconds there and back of `rounds` messages of `nbytes`."""
+    """Return the shortest of `rounds` round trips with messages of `nbytes`."""
     _send_header(group, peer, nbytes, rounds)
     return min(_ping_pong(group, peer, nbytes, rounds, leads=True))
 
 
 def _answer(group: Group, peer: int) -> None:
-    """Send back what the asker `peer` sends, until it has no more."""
+    """Return what the asker `peer` sends, until it sends a header without rounds."""
     assert group.mesh is not None
     while True:
         nbytes, rounds = _HEADER.unpack(group.mesh.receive_from(peer))
@@ -144,7 +144,7 @@ def _answer(group: Group, peer: int) -> None:
 
 
 def _ping_pong(group: Group, peer: int, nbytes: int, rounds: int, *, leads: bool) -> list[float]:
-    """Seconds there and back of every round with `peer`; the one who leads sends first."""
+    """Return the round-trip seconds of every round with `peer`; the leader sends first."""
     payload, seconds = _payload(group, nbytes), []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -165,6 +165,6 @@ def _send_header(group: Group, peer: int, nbytes: int, rounds: int) -> None:
 
 
 def _payload(group: Group, nbytes: int) -> Tensor:
-    """A message on the GPU where NCCL carries it, in main memory otherwise."""
+    """Return a message on the GPU where NCCL carries it, in main memory otherwise."""
     device = group.device if dist.get_backend(group.process_group) == "nccl" else torch.device("cpu")
     return torch.zeros(nbytes, dtype=torch.uint8, device=device)

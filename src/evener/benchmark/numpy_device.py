@@ -1,4 +1,4 @@
-"""How strong a node without PyTorch is: the rate of NumPy's matrix products, as a profile like any other device's."""
+"""Measures a node without PyTorch: the rate of NumPy's matrix products, as a device profile."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DTYPES: dict[Precision, DTypeLike] = {"fp64": np.float64, "fp32": np.float32}
 
 
 def profile_numpy(node: str, speed: float, seconds: float = 2.0) -> DeviceProfile:
-    """The profile of this machine's processor: the best rate of matrix products in float64 and float32.
+    """Return the profile of this machine's CPU: the best rate of matrix products in float64 and float32.
 
     Args:
-        node: name.
+        node: name of the node.
         speed: 1, or the fraction to which the node is slowed down.
-        seconds: for all of it.
+        seconds: approximate duration of all measurements.
     """
     total, usable = usable_memory()
     share = seconds / len(_DTYPES)
@@ -48,7 +48,7 @@ def _throughput(precision: Precision, speed: float, seconds: float) -> Throughpu
 
 
 def _rate(n: int, dtype: DTypeLike, seconds: float) -> float:
-    """FLOP/s of the fastest product of two n x n matrices within about `seconds`."""
+    """Return the FLOP/s of the fastest product of two n x n matrices within about `seconds`."""
     generator = np.random.default_rng(0)
     a, b = (generator.standard_normal((n, n)).astype(dtype) for _ in range(2))
     out: Any = np.empty((n, n), dtype)

@@ -1,15 +1,15 @@
-"""How many FLOP/s a device does at each precision: square matrix products and 3x3 convolutions of growing size.
+"""Measures a device's FLOP/s at each precision: square matrix products and 3x3 convolutions of increasing size.
 
-    rung 0, 1, 2 ...         ever larger problems of one kind, each timed on the way up
-    climb on while           a call is short (below 2 ms), or is longer but its rate well above that of the rung below
-    the top                  the lowest rung from which it is not worth while to climb on, as far as is known
-    until the time is over   on one ladder after the other, time the top and the two rungs below it again, find the top
-                             anew, and climb on if that is worth while now
-    the answer               the highest rate among these three and what is above
+    rung 0, 1, 2 ...         increasing problems of one kind, each timed on the way up
+    climb while              a call is short (below 2 ms), or longer but its rate well above that of the rung below
+    the top                  the lowest rung from which climbing further does not pay, as far as known
+    until the time is over   for each ladder in turn: time the top and the two rungs below it again, find the new top,
+                             and climb further if that pays now
+    the answer               the highest rate among these three rungs and those above
 
-The seconds of a rung are the lower quartile of its calls. A busy machine makes many a call slower, so the mean would
-not repeat; a few are faster than they can be for long, while a neighbour that shares the core happens to pause, so the
-least would not either. Where to stop is decided anew by the quartile, not by one unlucky call.
+The seconds of a rung are the lower quartile of its calls. On a busy machine many calls are slower, so the mean would
+not be repeatable. A few calls are faster than sustainable, while a process that shares the core happens to pause, so
+the minimum would not be repeatable either. The quartile decides where to stop, not a single call.
 
 Shape letters: N samples, C channels (in and out), H rows and columns.
 """
@@ -30,11 +30,11 @@ from torch import Tensor
 from evener.benchmark.timing import DeviceClock, run_threaded
 from evener.records.profile import Precision, Throughput
 
-_GAIN_WORTH_A_CALL_OF = ((0.002, 0.0), (0.030, 1.1))
-"""(seconds, gain): a call shorter than so many seconds is followed by a larger one if it gained so much in rate."""
+_MIN_GAINS_BY_SECONDS = ((0.002, 0.0), (0.030, 1.1))
+"""(seconds, gain): a call shorter than `seconds` is followed by a larger one if its rate grew by `gain`."""
 _LONG_CALL = 0.005
 _RUNGS_REPEATED = 3
-_LEAST_ROUNDS = 4
+_MIN_ROUNDS = 4
 
 DTYPES: dict[Precision, torch.dtype] = {
     "fp64": torch.float64,
@@ -48,12 +48,12 @@ Random = Callable[..., Tensor]
 
 
 class Autorange:
-    """Ever larger problems of one kind.
+    """Problems of one kind and increasing size.
 
     Args:
-        flops: of one call at every rung, increasing.
+        flops: FLOPs of one call at every rung, increasing.
         seconds_of: runs the problem of a rung once and returns its seconds. If it raises RuntimeError or TypeError, the
-            ladder ends below that rung (out of memory); at rung 0 the device refuses this kind of work.
+            ladder ends below that rung (out of memory); at rung 0 the device does not support this kind of work.
     """
 
     def __init__(self, flops: Sequence[float], seconds_of: Callable[[int], float]) -> None:
@@ -64,11 +64,11 @@ class Autorange:
 
     @property
     def rate(self) -> float | None:
-        """FLOP/s, as known by now; None where the device refuses the work, as `refusal` says."""
+        """The FLOP/s measured so far; None where the device does not support the work, as `refusal` says."""
         return max(self._rates()[self._lowest() :], default=None)
 
     def climb(self) -> None:
-        """Time the next rungs, as far as worth while."""
+        """Time the next rungs, as long as climbing pays."""
         while len(self._times) < self._height and self._top() == len(self._times):
             try:
                 self._times.append(self._first_times(len(self._times)))
@@ -77,13 +77,13 @@ class Autorange:
                 self.refusal = str(error).strip().partition("\n")[0] or type(error).__name__
 
     def repeat(self) -> None:
-        """Time the top rungs again, and climb on if that made them look better."""
+        """Time the top rungs again, and climb further if that pays now."""
         for rung in range(len(self._times))[self._lowest() : self._top() + 1]:
             insort(self._times[rung], self._seconds_of(rung))
         self.climb()
 
     def _first_times(self, rung: int) -> list[float]:
-        """Of the first call, or of the second where the first was long: it may have had to compile."""
+        """Return the time of the first call, or, if that was long, of the second: the first may include compiling."""
         seconds = self._seconds_of(rung)
         return [seconds if seconds < _LONG_CALL else min(seconds, self._seconds_of(rung))]
 
@@ -94,14 +94,14 @@ class Autorange:
         return [flops / seconds for flops, seconds in zip(self._flops, self._quartiles(), strict=False)]
 
     def _lowest(self) -> int:
-        """The lowest rung that is repeated."""
+        """Return the lowest rung that is repeated."""
         return max(0, min(self._top(), len(self._times) - 1) - _RUNGS_REPEATED + 1)
 
     def _top(self) -> int:
-        """The lowest rung from which it is not worth while to climb on, or else the first that was not timed."""
+        """Return the lowest rung from which climbing does not pay, or else the first that was not timed."""
         below = 0.0
         for rung, (seconds, rate) in enumerate(zip(self._quartiles(), self._rates(), strict=True)):
-            if not any(seconds < limit and rate > enough * below for limit, enough in _GAIN_WORTH_A_CALL_OF):
+            if not any(seconds < limit and rate > enough * below for limit, enough in _MIN_GAINS_BY_SECONDS):
                 return rung
             below = rate
         return len(self._times)
@@ -110,21 +110,21 @@ class Autorange:
 def autorange(
     ladders: Sequence[Autorange], budget_seconds: float, now: Callable[[], float] = time.perf_counter
 ) -> None:
-    """Climb every ladder, then repeat them in turn until the time (by the clock `now`) is over, four times at least."""
+    """Climb every ladder, then repeat them in turn until the time (by the clock `now`) is over, at least four times."""
     start = now()
     for ladder in ladders:
         ladder.climb()
     for count, ladder in enumerate(cycle(ladders)):
-        if count >= _LEAST_ROUNDS * len(ladders) and now() - start >= budget_seconds:
+        if count >= _MIN_ROUNDS * len(ladders) and now() - start >= budget_seconds:
             return
         ladder.repeat()
 
 
 class Problem(NamedTuple):
-    """One call that can be timed.
+    """A call to time.
 
     Attributes:
-        flops: of the call; a multiply-add counts two.
+        flops: FLOPs of the call; a multiply-add counts two.
         prepare: (maker of random operands of a shape) -> the call.
     """
 
@@ -133,7 +133,7 @@ class Problem(NamedTuple):
 
 
 def matrix_product(n: int) -> Problem:
-    """The product of two n x n matrices."""
+    """Return the product of two n x n matrices."""
 
     def prepare(random: Random) -> Work:
         a, b, out = random(n, n), random(n, n), random(n, n)
@@ -143,7 +143,7 @@ def matrix_product(n: int) -> Problem:
 
 
 def convolution(samples: int, channels: int, height: int) -> Problem:
-    """A 3x3 convolution of images (N, C, H, H) to as many channels, padded to keep H."""
+    """Return a 3x3 convolution of images (N, C, H, H) to as many channels, padded to keep H."""
 
     def prepare(random: Random) -> Work:
         images, weight = random(samples, channels, height, height), random(channels, channels, 3, 3)
@@ -170,20 +170,20 @@ _KINDS = {"matrix product": MATRIX_PRODUCTS, "convolution": CONVOLUTIONS}
 def measure_throughputs(
     device: torch.device, precisions: Sequence[Precision], budget_seconds: float
 ) -> tuple[Throughput, ...]:
-    """FLOP/s of `device` at some precisions, the best over sizes that fill it.
+    """Return the FLOP/s of `device` at some precisions, the best over sizes that fill it.
 
-    fp32 is what this process is set to: by PyTorch's default a GPU's convolutions use TF32, its matrix products do not.
-    What the device only emulates is measured like the rest, with smaller problems. On a CPU each of PyTorch's threads
+    fp32 uses this process's settings: by PyTorch's default a GPU's convolutions use TF32, its matrix products do not.
+    Precisions that the device only emulates are measured with smaller problems. On a CPU each of PyTorch's threads
     works on problems of its own, at the same time, and their rates are added (see `timing`).
 
     Args:
-        device: to measure.
-        precisions: of operands and results.
-        budget_seconds: for all together. The climb takes its time all the same, some 0.3 s for a kind of work and
-            precision, and so does what has to be compiled at a first call.
+        device: device to measure.
+        precisions: precisions of operands and results.
+        budget_seconds: duration of all measurements. The first climb always completes, about 0.3 s for a kind of work
+            and precision, and first calls may compile.
 
     Returns:
-        For every precision the two rates; None, with the reason, for an operator that the device refuses.
+        The two rates for every precision; None, with the reason, for an operator that the device does not support.
     """
     with warnings.catch_warnings(action="ignore"):
         members = run_threaded(device, lambda: _climb(device, precisions, budget_seconds))
@@ -191,7 +191,7 @@ def measure_throughputs(
 
 
 def _climb(device: torch.device, precisions: Sequence[Precision], budget_seconds: float) -> list[Throughput]:
-    """What the calling thread measures."""
+    """Return what the calling thread measures."""
     ladders = [
         {kind: _ladder(problems, device, DTYPES[precision]) for kind, problems in _KINDS.items()}
         for precision in precisions
@@ -210,9 +210,9 @@ def _climb(device: torch.device, precisions: Sequence[Precision], budget_seconds
 
 
 def _together(members: Sequence[Throughput]) -> Throughput:
-    """The sum of what threads measured at the same time; all of them are refused the same operators."""
-    matmul = [one.matmul_flops for one in members if one.matmul_flops is not None]
-    conv = [one.conv_flops for one in members if one.conv_flops is not None]
+    """Return the sum of what threads measured at the same time; all threads support the same operators."""
+    matmul = [member.matmul_flops for member in members if member.matmul_flops is not None]
+    conv = [member.conv_flops for member in members if member.conv_flops is not None]
     return Throughput(
         precision=members[0].precision,
         matmul_flops=sum(matmul) or None,
@@ -222,7 +222,7 @@ def _together(members: Sequence[Throughput]) -> Throughput:
 
 
 def _ladder(problems: Sequence[Problem], device: torch.device, dtype: torch.dtype) -> Autorange:
-    """The problems with random operands on `device`, made when first needed."""
+    """Return the problems with random operands on `device`, which are created on first use."""
     clock, calls = DeviceClock(device), dict[int, Work]()
     generator = torch.Generator(device).manual_seed(0)
 

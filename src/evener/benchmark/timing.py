@@ -1,8 +1,9 @@
-"""How work of a device is timed: by events in the stream of a GPU, by the wall clock elsewhere; on all cores at once.
+"""Times work of a device: by events in the stream of a GPU, by the wall clock elsewhere; on all cores at once.
 
-PyTorch divides an operator among threads that meet at its end. Where other processes hold a core for a moment, every
-such meeting waits for it: on a busy machine a call of 1 ms then takes 30 ms, always. Threads that each do their own
-work lose only what is really taken from them: a median or quartile of many short calls is as on a quiet machine.
+PyTorch divides an operator among threads that synchronise at its end. If another process holds a core for a moment,
+every operator waits for it: on a busy machine a call of 1 ms then always takes 30 ms. Threads that each do their own
+work lose only the time that is taken from them. The median or quartile of many short calls is then as on an idle
+machine.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ class DeviceClock:
     """The clock of one device.
 
     Args:
-        device: whose work is timed.
+        device: device whose work is timed.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def mark(self) -> Moment:
-        """This moment; on a GPU the one at which the work queued so far is done."""
+        """Return the present moment; on a GPU, the moment at which the queued work is done."""
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -39,7 +40,7 @@ class DeviceClock:
         return event
 
     def seconds(self, begin: Moment, end: Moment) -> float:
-        """Seconds between two marks; waits until the work before `end` is done."""
+        """Return the seconds between two marks; waits until the work before `end` is done."""
         if isinstance(begin, float) or isinstance(end, float):
             assert isinstance(begin, float)
             assert isinstance(end, float)
@@ -48,34 +49,34 @@ class DeviceClock:
         return float(begin.elapsed_time(end)) / 1e3
 
     def time(self, work: Callable[[], object]) -> float:
-        """Seconds that one call of `work` takes."""
+        """Return the seconds of one call of `work`."""
         begin = self.mark()
         work()
         return self.seconds(begin, self.mark())
 
 
 def now(device: torch.device) -> float:
-    """The time in seconds, once all that `device` was given to do is done."""
+    """Return the time in seconds, once `device` has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def rounds(seconds: float, least: int, most: float = math.inf) -> Iterator[int]:
-    """Numbers from 0, until the time is over; `least` of them in any case, and no more than `most`."""
+def rounds(seconds: float, min_rounds: int, max_rounds: float = math.inf) -> Iterator[int]:
+    """Yield numbers from 0 until the time is over, at least `min_rounds` and at most `max_rounds`."""
     start, number = time.perf_counter(), 0
-    while number < least or (number < most and time.perf_counter() - start < seconds):
+    while number < min_rounds or (number < max_rounds and time.perf_counter() - start < seconds):
         yield number
         number += 1
 
 
 def num_workers(device: torch.device) -> int:
-    """How many threads it takes to use all of `device`: those of PyTorch on a CPU, one for a GPU."""
+    """Return the number of threads that use all of `device`: PyTorch's threads on a CPU, one for a GPU."""
     return 1 if device.type == "cuda" else torch.get_num_threads()
 
 
 def run_threaded(device: torch.device, work: Callable[[], T]) -> list[T]:
-    """What each of `num_workers` threads returns that run `work` at the same time, with one thread an operator."""
+    """Return the results of `num_workers` threads that run `work` at the same time, with one thread per operator."""
     size = num_workers(device)
     if size == 1:
         return [work()]

@@ -22,8 +22,8 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
-from evener.benchmark.busy import ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
 from evener.benchmark.numpy_device import profile_numpy
+from evener.benchmark.processor_time import ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
 from evener.commands.backends import build_engine, build_thin_engine
 from evener.commands.hosted_rank import host_of
 from evener.commands.node_look import look_here

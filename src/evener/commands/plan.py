@@ -12,11 +12,11 @@ from evener.config.options import PROFILE, PlanConfig
 from evener.data.tasks.load import BUILT_IN_TASKS, is_path, load_task, require_task
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
+from evener.oracle.calibration import fit_profile
 from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.imagined import MAX_DEVICES, NETWORKS, NODES, imagine
-from evener.oracle.learning import fit_profile
-from evener.oracle.search import EVERY_STRATEGY, search
+from evener.oracle.hypothetical_cluster import MAX_DEVICES, NETWORKS, NODES, hypothetical_profile
+from evener.oracle.search import ALL_STRATEGIES, search
 from evener.oracle.zoo.networks import ZOO, default_options, draw
 from evener.records.errors import InvalidInput, InvalidValue, MissingFile, nearest, require
 from evener.records.graph import ModelGraph
@@ -52,7 +52,7 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
         precision=config.precision,
         task=task,
     )
-    strategies = config.strategy or EVERY_STRATEGY
+    strategies = config.strategy or ALL_STRATEGIES
     console = open_console(as_json)
     if config.scale is not None:
         curves = curves_of(job, profile, _sizes(config.scale), strategies)
@@ -87,7 +87,7 @@ def _profile(config: PlanConfig) -> ClusterProfile:
     path = config.profile or (PROFILE if config.machines is None else None)
     largest = max(_sizes(config.scale)) if config.scale is not None else 0
     if path is None:
-        profile = imagine(config.machines or "", config.network, at_least=largest)
+        profile = hypothetical_profile(config.machines or "", config.network, at_least=largest)
     elif config.profile is None and not path.exists():
         raise MissingFile(
             f"there is no {path} here, which `evener benchmark` writes: name it with --profile, "

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from evener.benchmark.busy import ProcessorWatch
 from evener.benchmark.device import environment, profile_device
 from evener.benchmark.links import measure_links
+from evener.benchmark.processor_time import ProcessorWatch
 from evener.comm.joining import leave_group
 from evener.commands.dashboard import page_beside
 from evener.config.options import BenchmarkConfig, DemoConfig, NodesConfig, TraceConfig

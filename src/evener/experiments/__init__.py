@@ -1,1 +1,1 @@
-"""Published experiments, done again: each prints its figures beside those that were published."""
+"""Reproductions of published experiments: each prints its figures beside the published ones."""

@@ -1,15 +1,15 @@
-"""What the oracle says of the published measurements of CNN training on up to 1024 V100s (Kahira et al., HPDC 2021).
+"""Forecasts of published measurements of CNN training on up to 1024 V100s (Kahira et al., HPDC 2021).
 
-Given, and used as it is given: one iteration end to end on one GPU for two networks; one iteration of VGG-16 on eight;
-the machines. From these, four constants follow and nothing else is fitted:
+Three published inputs are used as they are: one iteration end to end on one GPU for two networks, one iteration of
+VGG-16 on eight GPUs, and the machines. Four constants follow from these, and nothing else is fitted:
 
     conv_flops, pass_seconds    the two one-GPU iterations: one network has many small layers, the other few large ones
-    bandwidth of a ring         the iteration on eight GPUs, less its computing: what the packed all-reduce took
+    bandwidth of a ring         the iteration on eight GPUs, less its computing: the time of the packed all-reduce
     bandwidth out of a node     twice that: two adapters
 
-Published is computing per sample layer by layer, too. It is not used: timed one at a time, layers take longer than in a
-row, where the next one starts while the last one ends (ResNet-50: 64 x 3.12 ms are more than the whole iteration).
-`docs/oracle.md` has the reasons at length.
+The published computing time per sample of each layer is not used: layers timed individually take longer than in a
+sequence, where the next one starts while the last one ends (ResNet-50: 64 x 3.12 ms exceed the complete iteration).
+`docs/oracle.md` gives the reasons in detail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.mesh import price_mesh
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.cost.partition import Mode
-from evener.oracle.imagined import NODES
+from evener.oracle.hypothetical_cluster import NODES
 from evener.oracle.zoo.networks import resnet50, vgg16
 from evener.records.graph import ModelGraph
 from evener.records.profile import ClusterProfile, Fabric, Throughput
@@ -45,7 +45,7 @@ _CALIBRATION_GPUS, _CALIBRATION_SECONDS = 8, 0.4547
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredNetwork:
-    """A network, samples of one GPU (of a node that holds one model together), seconds of an iteration on one GPU."""
+    """A network, the samples of one GPU (or of a node that holds one model), and seconds of an iteration on one GPU."""
 
     graph: ModelGraph
     samples: int
@@ -66,11 +66,11 @@ class IterationForecast:
 
 @dataclass(frozen=True)
 class Machine:
-    """The constants of the machine.
+    """The fitted constants of the machine.
 
     Attributes:
         conv_flops: FLOP/s of convolutions and matrix products.
-        pass_seconds: of starting and ending a pass of a layer.
+        pass_seconds: seconds of starting and ending a pass of a layer.
         ring_bandwidth: bytes per second of one ring that leaves the nodes.
     """
 
@@ -79,7 +79,7 @@ class Machine:
     ring_bandwidth: float = _ADAPTER_BANDWIDTH
 
     def profile(self, gpus: int) -> ClusterProfile:
-        """`gpus` GPUs: nodes filled one after the other, leaves likewise."""
+        """Return the profile of `gpus` GPUs; nodes and leaves are filled one after the other."""
         speed = Throughput(precision="fp32", matmul_flops=self.conv_flops, conv_flops=self.conv_flops)
         gpu = msgspec.structs.replace(CARDS["v100"].profile(), throughputs=(speed,), pass_seconds=self.pass_seconds)
         devices = (
@@ -106,7 +106,7 @@ class Machine:
 
 
 def networks() -> dict[str, MeasuredNetwork]:
-    """The two networks; VGG-16 is pooled with sizes rounded up, so that its first linear layer sees 8 x 8."""
+    """Return the two networks; VGG-16 is pooled with sizes rounded up, so that its first linear layer reads 8 x 8."""
     return {
         "resnet50": MeasuredNetwork(graph=resnet50(), samples=64, seconds=0.1834),
         "vgg16": MeasuredNetwork(graph=vgg16((3, 226, 226), ceil=True), samples=32, seconds=0.2619),
@@ -114,7 +114,7 @@ def networks() -> dict[str, MeasuredNetwork]:
 
 
 def predictions(machine: Machine) -> Iterator[IterationForecast]:
-    """One row a setting."""
+    """Yield one row per setting."""
     for name, net in networks().items():
         for gpus in _powers(1, 1024):
             yield _row("data", name, net, machine, gpus, "none", 1)
@@ -127,18 +127,18 @@ def predictions(machine: Machine) -> Iterator[IterationForecast]:
 
 
 def run(csv: Path) -> None:
-    """`evener experiment oracle-abci`: predictions of the published settings, as a CSV file."""
+    """Run `evener experiment oracle-abci`: write predictions of the published settings to a CSV file."""
     write_csv([as_row(forecast) for forecast in predictions(calibrate())], csv)
     print_line(f"wrote {csv}")
 
 
 def as_row(forecast: IterationForecast) -> Row:
-    """Its columns in the CSV file, seconds to the microsecond."""
+    """Return the columns of the CSV file, with seconds to the microsecond."""
     return {name: f"{value:.6f}" if isinstance(value, float) else value for name, value in asdict(forecast).items()}
 
 
 def calibrate() -> Machine:
-    """The constants that follow from both networks on one GPU, and from the wide one on eight."""
+    """Return the constants that follow from both networks on one GPU and from the wide one on eight."""
     deep, wide = networks()["resnet50"], networks()["vgg16"]
 
     def flops(pass_seconds: float) -> float:
@@ -158,9 +158,9 @@ def calibrate() -> Machine:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a continuous function is zero that is negative at `low` and positive at `high`.
+    """Return the zero of a continuous function that is negative at `low` and positive at `high`.
 
-    By false position, halving the weight of an end that stays (the Illinois rule, Dowell & Jarratt 1971).
+    Uses false position, halving the weight of an end that stays (the Illinois rule, Dowell & Jarratt 1971).
     """
     at_low, at_high, side = function(low), function(high), 0
     for _ in range(60):
@@ -180,7 +180,7 @@ def _alone(net: MeasuredNetwork, machine: Machine) -> float:
 
 
 def _estimate(net: MeasuredNetwork, machine: Machine, gpus: int, mode: Mode, members: int) -> CostEstimate:
-    """The price of one iteration in which every `members` GPUs hold one model together."""
+    """Return the price of one iteration in which groups of `members` GPUs hold one model each."""
     job = TrainingJob(
         graph=net.graph,
         batch_size=net.samples * gpus // members,
@@ -209,7 +209,7 @@ def _row(
 
 
 def _nvlink(gpus: int) -> Fabric:
-    """Inside of a node: two GPUs have the links of a pair, four use all of theirs."""
+    """Return the links inside a node: two GPUs use the links of a pair, four use all of theirs."""
     inside = NODES["v100-node"].inside
     few = 2 <= gpus < _GPUS_OF_A_NODE
     return msgspec.structs.replace(inside, beta=inside.beta * _NVLINKS / _NVLINKS_OF_A_PAIR) if few else inside

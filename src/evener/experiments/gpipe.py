@@ -1,12 +1,11 @@
-"""`evener experiment gpipe`: tables 1 to 3 of the GPipe paper (Huang et al., 2019), in a size that runs here.
+"""`evener experiment gpipe`: tables 1 to 3 of the GPipe paper (Huang et al., 2019), at a size for this machine.
 
-table 1   the largest AmoebaNet-D and Transformer that train, by number of devices, each of so much memory
-table 2   samples a second by stages K and micro-batches M
-table 3   the same for the most micro-batches, where tensors travel through the host
+    table 1   the largest AmoebaNet-D and Transformer that train, by number of devices with limited memory
+    table 2   samples per second by stages K and micro-batches M
+    table 3   the same for the most micro-batches, where tensors travel through the host
 
-Devices are processes of this machine, slowed so that as many as there are share its cores honestly; with `--full` they
-are GPUs, and models and memory are those of the paper. With `--planned`, table 1 says what is to fit by the division
-that is found; nothing is trained.
+Devices are processes of this machine, slowed so that they share its cores fairly. With `--full` they are GPUs, with the
+models and memory of the paper. With `--planned`, table 1 gives what the division predicts to fit; nothing is trained.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from evener.records.errors import require
 from evener.report.text import human_bytes, human_count
 from evener.training.console import open_console, print_line
 
-# What Huang et al. (2019) measured.
+# Figures measured by Huang et al. (2019).
 
 PUBLISHED_PARAMETERS = {
     "AmoebaNet-D": {NAIVE: 82e6, 1: 318e6, 2: 542e6, 4: 1.05e9, 8: 1.8e9},
     "Transformer": {NAIVE: 282.2e6, 1: 785.8e6, 8: 5.3e9, 32: 21.0e9, 128: 83.9e9},
 }
-"""Table 1: of the largest model that trains, by number of accelerators, of 8 GB and of 16 GB."""
+"""Table 1: parameters of the largest trainable model, by number of accelerators, of 8 GB and of 16 GB."""
 
 PUBLISHED_THROUGHPUT = {
     "AmoebaNet-D": {
@@ -91,14 +90,14 @@ _CAPTION = "naive: one device that keeps all activations. Fullest: weights, grad
 def speeds(
     scale: Scale, nodes: Sequence[LocalNode], micro_batches: Sequence[int], steps: int, through_host: bool
 ) -> list[PipelineSpeed]:
-    """Of the model that is timed, a stage on each of `nodes`, for every number of micro-batches in turn.
+    """Return the speed of the timed model, with a stage on each of `nodes`, for every number of micro-batches.
 
     Args:
-        scale: of the model.
-        nodes: one a stage.
+        scale: sizes of the model.
+        nodes: one per stage.
         micro_batches: numbers M.
-        steps: to be timed.
-        through_host: whether tensors travel through the memory of the host, even between GPUs.
+        steps: number of timed steps.
+        through_host: whether tensors travel through host memory, even between GPUs.
     """
     on_gpus = all(node.device.startswith("cuda") for node in nodes)
     backend = "nccl" if on_gpus and not through_host else "gloo"
@@ -110,7 +109,7 @@ def _speeds(scale: Scale, micro_batches: Sequence[int], steps: int, group: Group
 
 
 def _timed(scale: Scale, micro_batches: int, steps: int, group: Group) -> PipelineSpeed:
-    """Steps of all stages; the first one, which warms up, is not counted."""
+    """Time steps of all stages; the first step is a warm-up and does not count."""
     torch.manual_seed(0)
     inputs, targets = scale.batch(scale.timed_samples)
     pipeline = Pipeline(
@@ -124,7 +123,7 @@ def _timed(scale: Scale, micro_batches: int, steps: int, group: Group) -> Pipeli
         costs="estimated",
         weigh=scale.weigh,
     )
-    took = []
+    seconds = []
     for _ in range(steps + 1):
         group.barrier()
         begin = time.perf_counter()
@@ -132,26 +131,26 @@ def _timed(scale: Scale, micro_batches: int, steps: int, group: Group) -> Pipeli
         if group.device.type == "cuda":
             torch.cuda.synchronize(group.device)
         group.barrier()
-        took.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - begin)
     return PipelineSpeed(
         family=scale.family,
         stages=group.size,
         micro_batches=micro_batches,
-        samples_per_second=scale.timed_samples / median(took[1:]),
+        samples_per_second=scale.timed_samples / median(seconds[1:]),
         bubble=pipeline.timeline().bubble,
     )
 
 
 def run(config: GpipeConfig, *, as_json: bool, families: Sequence[Scale] = ()) -> dict[str, list[Row]]:
-    """Do the experiment; write `gpipe-table-1.csv` and so on.
+    """Run the experiment and write `gpipe-table-1.csv` and so on.
 
     Args:
-        config: what is asked for; table 1 also tries one device, table 3 takes the largest number of micro-batches.
-        as_json: print all rows as the last line.
-        families: sizes of the models; by default as the config says.
+        config: configuration; table 1 also includes one device, table 3 uses the largest number of micro-batches.
+        as_json: whether to print all rows as the last line.
+        families: sizes of the models; by default those of the configuration.
 
     Raises:
-        InvalidInput: there are too many micro-batches, or too few GPUs; nothing was started.
+        InvalidInput: there are too many micro-batches or too few GPUs; nothing was started.
     """
     full, families = config.full, families or (FULL if config.full else SMALL)
     counts = numbers("--stages", config.stages or ("2,4,8" if full else "2,4"))
@@ -162,11 +161,11 @@ def run(config: GpipeConfig, *, as_json: bool, families: Sequence[Scale] = ()) -
         require(chunks[-1] <= scale.timed_samples, "--micro-batches", chunks[-1], f"at most {scale.timed_samples}")
     console, nodes = open_console(as_json), where(max(counts))
     timed: list[PipelineSpeed] = []
-    found: dict[str, list[Row]] = {}
+    rows_by_table: dict[str, list[Row]] = {}
     for number in numbers("--table", config.table):
         if number == 1:
-            tried = sorted({NAIVE, 1, *counts})
-            rows = memory_rows([_largest(scale, k, config, console) for scale in families for k in tried])
+            stage_counts = sorted({NAIVE, 1, *counts})
+            rows = memory_rows([_largest(scale, k, config, console) for scale in families for k in stage_counts])
             title = f"Table 1: the largest model that {'is to fit' if config.planned else 'trains'}"
             table = table_of(title, _MEMORY, rows, _CAPTION)
         elif number == 2:
@@ -175,23 +174,23 @@ def run(config: GpipeConfig, *, as_json: bool, families: Sequence[Scale] = ()) -
             table = table_of("Table 2: throughput", _SPEED, rows, nodes)
         else:
             timed = [speed for speed in timed if speed.micro_batches == chunks[-1]]
-            if full or not timed:  # between processors tensors always travel through the host
+            if full or not timed:  # between CPU processes tensors always travel through the host
                 timed = _speeds_of(families, counts, chunks[-1:], config.steps, through_host=True)
             rows = host_rows(timed)
             table = table_of("Table 3: throughput through the host", _SPEED, rows, nodes)
         console.print(table)
         write_csv(rows, config.output / f"gpipe-table-{number}.csv")
-        found[str(number)] = rows
+        rows_by_table[str(number)] = rows
     console.print(f"wrote {config.output}")
     if as_json:
-        print_line(json.dumps({"tables": found}))
-    return found
+        print_line(json.dumps({"tables": rows_by_table}))
+    return rows_by_table
 
 
 def _speeds_of(
     families: Sequence[Scale], counts: Sequence[int], chunks: Sequence[int], steps: int, *, through_host: bool
 ) -> list[PipelineSpeed]:
-    """By family, then by stages, then by micro-batches."""
+    """Return the speeds by family, then by stages, then by micro-batches."""
     return [
         speed
         for scale in families
@@ -201,14 +200,14 @@ def _speeds_of(
 
 
 def _largest(scale: Scale, stages: int, config: GpipeConfig, console: Console) -> Largest:
-    found = largest(scale, stages, is_planned=config.planned)
-    who = {NAIVE: "naive", 1: "1 device"}.get(stages, f"{stages} devices")
-    console.print(f"{scale.family}, {who}: {found.layers} layers, {found.parameters:,} parameters")
-    return found
+    model = largest(scale, stages, is_planned=config.planned)
+    devices = {NAIVE: "naive", 1: "1 device"}.get(stages, f"{stages} devices")
+    console.print(f"{scale.family}, {devices}: {model.layers} layers, {model.parameters:,} parameters")
+    return model
 
 
 def memory_rows(models: Sequence[Largest]) -> list[Row]:
-    """Table 1: each largest model beside the published one; ratios are to one device with re-materialisation."""
+    """Return table 1: each largest model beside the published one; ratios are to one device with re-materialisation."""
     ones = {model.family: model.parameters for model in models if model.stages == 1}
     return [
         {
@@ -217,8 +216,8 @@ def memory_rows(models: Sequence[Largest]) -> list[Row]:
             "layers": model.layers,
             "parameters": model.parameters,
             "of_one_device": ratio(model.parameters, ones.get(model.family)),
-            "published_parameters": _known(model),
-            "published_of_one_device": ratio(_known(model), PUBLISHED_PARAMETERS[model.family][1]),
+            "published_parameters": _published_parameters(model),
+            "published_of_one_device": ratio(_published_parameters(model), PUBLISHED_PARAMETERS[model.family][1]),
             "activation_bytes": model.activation_bytes,
             "fullest": model.fullest,
             "memory": model.memory,
@@ -228,17 +227,17 @@ def memory_rows(models: Sequence[Largest]) -> list[Row]:
     ]
 
 
-def _known(model: Largest) -> float | None:
+def _published_parameters(model: Largest) -> float | None:
     return PUBLISHED_PARAMETERS[model.family].get(model.stages)
 
 
 def throughput_rows(speeds: Sequence[PipelineSpeed]) -> list[Row]:
-    """Table 2: samples a second over those of the first row of a family, beside the published ones."""
+    """Return table 2: samples per second relative to the first row of a family, beside the published ratios."""
     return [_speed_row(speed, speeds, PUBLISHED_THROUGHPUT[speed.family]) for speed in speeds]
 
 
 def host_rows(speeds: Sequence[PipelineSpeed]) -> list[Row]:
-    """Table 3: likewise, of tensors that travel through the host."""
+    """Return table 3: the same for tensors that travel through the host."""
     return [
         _speed_row(speed, speeds, {(k, speed.micro_batches): v for k, v in known.items()})
         for speed in speeds
@@ -247,8 +246,8 @@ def host_rows(speeds: Sequence[PipelineSpeed]) -> list[Row]:
 
 
 def _speed_row(speed: PipelineSpeed, speeds: Sequence[PipelineSpeed], known: Mapping[tuple[int, int], float]) -> Row:
-    """Relative to the first of the family, ours and published alike, so that both columns begin with 1."""
-    first = next(one for one in speeds if one.family == speed.family)
+    """Return a row relative to the first of the family, measured and published, so that both columns begin with 1."""
+    first = next(other for other in speeds if other.family == speed.family)
     reference = known.get((first.stages, first.micro_batches))
     return {
         "family": speed.family,

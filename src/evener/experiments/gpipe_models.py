@@ -1,9 +1,9 @@
-"""The two families of models that GPipe was measured on, and the largest of each that a budget of memory allows.
+"""The two families of models of the GPipe paper, and the largest of each that fits a memory budget.
 
 for every number of stages (and one without re-materialisation, "naive")
-    guess the number of layers from the bytes that a layer takes
-    go from there to the last one for which the library finds a division that fits
-    train a step of that model, a process a stage, and count what it really holds; or say what the division foresees
+    guess the number of layers from the bytes of a layer
+    search from there for the last one for which the library finds a division that fits
+    train a step of that model, a process per stage, and count its memory; or report what the division predicts
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from evener.tracer.meta_model import on_meta
 
 AMOEBANET, TRANSFORMER = "AmoebaNet-D", "Transformer"
 NAIVE = 0
-"""Stands for one accelerator without re-materialisation, where a number of stages is meant."""
+"""Stands for one accelerator without re-materialisation, in place of a number of stages."""
 
 
 class PipelineSpeed(Part, frozen=True, kw_only=True):
-    """How fast K stages train with M micro-batches in the median step, and the idle share of their time in the last."""
+    """Speed of K stages with M micro-batches in the median step, and the idle share of their time in the last."""
 
     family: str
     stages: int
@@ -52,12 +52,12 @@ class Scale(Part, frozen=True, kw_only=True):
     """Sizes of one family.
 
     Attributes:
-        width: filters of AmoebaNet-D; of a Transformer D; in the search for the largest model.
-        length: rows and columns of an image; tokens of a sentence.
-        classes: of an image; of a token.
-        samples: of a batch in that search, in `micro_batches` parts.
+        width: filters of AmoebaNet-D, or D of a Transformer, in the search for the largest model.
+        length: rows and columns of an image, or tokens of a sentence.
+        classes: classes of an image, or of a token.
+        samples: samples of a batch in that search, in `micro_batches` parts.
         memory: bytes of a device in that search.
-        timed_layers: of the model that is timed, as are the other two.
+        timed_layers: layers of the timed model; `timed_width` and `timed_samples` are its other sizes.
     """
 
     family: str
@@ -73,16 +73,16 @@ class Scale(Part, frozen=True, kw_only=True):
 
     @property
     def unit(self) -> int:
-        """Layers by which a model grows."""
+        """The number of layers by which a model grows."""
         return 3 if self.family == AMOEBANET else 1
 
     def build_without_memory(self, layers: int) -> nn.Module:
-        """A model of so many layers for the search, on the meta device."""
+        """Return a model with `layers` layers for the search, on the meta device."""
         with torch.device("meta"):
             return self._build(layers, self.width)
 
     def build_timed(self) -> nn.Module:
-        """The model that is timed."""
+        """Return the model that is timed."""
         return self._build(self.timed_layers, self.timed_width)
 
     def _build(self, layers: int, width: int) -> nn.Module:
@@ -92,7 +92,7 @@ class Scale(Part, frozen=True, kw_only=True):
         return Transformer(self.classes, layers, width, heads, 4 * width, dropout=0.0, tied=False)
 
     def batch(self, samples: int) -> tuple[Any, Tensor]:
-        """Inputs and targets: noise, the same on every rank."""
+        """Return inputs and targets: noise, the same on every rank."""
         draw = torch.Generator().manual_seed(0)
         if self.family == AMOEBANET:
             images = torch.randn(samples, 3, self.length, self.length, generator=draw)
@@ -102,12 +102,12 @@ class Scale(Part, frozen=True, kw_only=True):
 
     @property
     def loss(self) -> Loss:
-        """Of the model's outputs and targets."""
+        """The loss of the model's outputs and targets."""
         return F.cross_entropy if self.family == AMOEBANET else translation_loss
 
     @property
     def weigh(self) -> LossWeight:
-        """What the loss is a mean over."""
+        """The weight of a batch in the mean of losses."""
         count: Callable[[Tensor], float] = len if self.family == AMOEBANET else lambda t: float(tokens_in(t))
         return count
 
@@ -122,7 +122,7 @@ SMALL = (
         timed_layers=4, timed_width=256, timed_samples=64,
     ),
 )  # fmt: skip
-"""For a few cores."""
+"""Sizes for a few CPU cores."""
 FULL = (
     Scale(
         family=AMOEBANET, width=256, length=224, classes=1000, samples=128, micro_batches=32, memory=8e9,
@@ -133,17 +133,17 @@ FULL = (
         timed_layers=24, timed_width=2048, timed_samples=32,
     ),
 )  # fmt: skip
-"""As in the paper: AmoebaNet-D(18, 256), and Transformer-48 as 24 layers of encoder and of decoder."""
+"""Sizes of the paper: AmoebaNet-D(18, 256), and Transformer-48 as 24 layers of encoder and of decoder."""
 
 
 class Largest(Part, frozen=True, kw_only=True):
     """The largest model of a family.
 
     Attributes:
-        stages: devices; NAIVE for one without re-materialisation.
-        layers: none fits if 0.
-        activation_bytes: that the fullest device held at the peak of a step, transient tensors included.
-        fullest: bytes of weights, gradients, optimiser's state and activations there.
+        stages: number of devices; NAIVE for one without re-materialisation.
+        layers: number of layers; 0 if no model fits.
+        activation_bytes: bytes that the fullest device held at the peak of a step, including transient tensors.
+        fullest: bytes of weights, gradients, optimizer state and activations on that device.
         memory: bytes that a device may hold.
     """
 
@@ -157,24 +157,26 @@ class Largest(Part, frozen=True, kw_only=True):
 
 
 def largest(scale: Scale, stages: int, *, is_planned: bool = False) -> Largest:
-    """The largest model of `scale` on so many devices (NAIVE: one, without re-materialisation or micro-batches).
+    """Return the largest model of `scale` on `stages` devices (NAIVE: one, without re-materialisation or
+    micro-batches).
 
     Args:
-        scale: of its family.
-        stages: devices.
-        is_planned: what it holds is what its division foresees; it is not trained.
+        scale: sizes of its family.
+        stages: number of devices.
+        is_planned: whether to report the memory that the division predicts instead of training.
     """
-    layers = most(lambda count: _fits(scale, stages, count * scale.unit), _guess(scale, stages)) * scale.unit
-    hold = _foresee if is_planned else _train
-    held = hold(scale, stages, layers) if layers else {"parameters": 0, "activation_bytes": 0, "fullest": 0}
-    return Largest(family=scale.family, stages=stages, layers=layers, memory=scale.memory, **held)
+    units = largest_fitting(lambda count: _fits(scale, stages, count * scale.unit), _guess(scale, stages))
+    layers = units * scale.unit
+    measure = _predict_memory if is_planned else _train
+    sizes = measure(scale, stages, layers) if layers else {"parameters": 0, "activation_bytes": 0, "fullest": 0}
+    return Largest(family=scale.family, stages=stages, layers=layers, memory=scale.memory, **sizes)
 
 
-def most(fits: Callable[[int], bool], guess: int) -> int:
-    """The largest number that fits, as all smaller ones do; 0 if not even 1 does.
+def largest_fitting(fits: Callable[[int], bool], guess: int) -> int:
+    """Return the largest number that fits, if all smaller ones do; 0 if 1 does not.
 
-    It is looked for from `guess` on, at twice the distance each time until it is passed, then in between: a try follows
-    all operations of a model of that size.
+    The search starts at `guess`, doubles its stride until it passes the limit, and then bisects, because every try
+    traces all operations of a model.
     """
     fit, stride = 0, 1
     if fits(guess):
@@ -193,13 +195,13 @@ def most(fits: Callable[[int], bool], guess: int) -> int:
 
 
 def _guess(scale: Scale, stages: int) -> int:
-    """Units of layers that fill all devices, by the bytes of one and of two of them."""
+    """Return the units of layers that fill all devices, from the bytes of one and of two units."""
     one, two = (_bytes(_subject(scale, stages, units * scale.unit)) for units in (1, 2))
     return max(1, int(1 + (scale.memory * max(1, stages) - one) / (two - one)))
 
 
 def _bytes(model: PartitionProblem) -> int:
-    """Of weights, and of the activations of one micro-batch: of all of them if nothing is computed again."""
+    """Return the bytes of weights and of the activations of one micro-batch, without re-materialisation."""
     return model.weight_bytes(0, len(model.costs)) + model.kept_bytes(0, len(model.costs))
 
 
@@ -234,14 +236,14 @@ def _fits(scale: Scale, stages: int, layers: int) -> bool:
 
 
 def _divided(problem: PartitionProblem, scale: Scale, stages: int) -> PartitionPlan:
-    """The division of `problem` among so many devices. Raises DoesNotFit."""
+    """Return the division of `problem` among `stages` devices. Raises DoesNotFit."""
     devices = (torch.device("cpu"),) * max(1, stages)
     placement = StagePlacement(group=None, devices=devices, replicas=(tuple(range(len(devices))),))
     return plan_partition(problem, _config(scale, stages), placement)[0]
 
 
-def _foresee(scale: Scale, stages: int, layers: int) -> dict[str, int]:
-    """Parameters of the model, and what its fullest device is to hold by the division."""
+def _predict_memory(scale: Scale, stages: int, layers: int) -> dict[str, int]:
+    """Return the parameters of the model, and the memory that the division predicts for its fullest device."""
     problem = _subject(scale, stages, layers)
     plan, held = _divided(problem, scale, stages), _config(scale, stages).held(max(1, stages))
     activations = [
@@ -253,18 +255,18 @@ def _foresee(scale: Scale, stages: int, layers: int) -> dict[str, int]:
     return {
         "parameters": sum(p.numel() for p in problem.skeleton.parameters()),
         "activation_bytes": max(activations),
-        "fullest": max(own + weights for own, weights in zip(activations, plan.weight_bytes, strict=True)),
+        "fullest": max(sum(pair) for pair in zip(activations, plan.weight_bytes, strict=True)),
     }
 
 
 def _train(scale: Scale, stages: int, layers: int) -> dict[str, int]:
-    """Train a step on a process a stage; parameters of the model, and what the fullest process held."""
+    """Train a step with a process per stage; return the model's parameters and the memory of the fullest process."""
     nodes = equal_nodes(max(1, stages), max(1, stages))
     return measure_on(nodes, partial(_hold, scale, stages, layers), dict[str, int])
 
 
 def _hold(scale: Scale, stages: int, layers: int, group: Group) -> dict[str, int]:
-    """One stage: the second step of the model, counted."""
+    """Run one stage and count the memory of the model's second step."""
     config = _config(scale, stages)
     inputs, targets = scale.batch(scale.samples)
     pipeline = Pipeline(
@@ -282,12 +284,13 @@ def _hold(scale: Scale, stages: int, layers: int, group: Group) -> dict[str, int
     pipeline.step(inputs, targets)
     with LiveBytes() as live:
         pipeline.step(inputs, targets)
-    own = [sum(p.numel() for p in pipeline.parameters()), live.peak, sum(p.nbytes for p in pipeline.parameters())]
-    return _held(group, own)
+    parameters = list(pipeline.parameters())
+    sizes = [sum(p.numel() for p in parameters), live.peak, sum(p.nbytes for p in parameters)]
+    return _held(group, sizes)
 
 
-def _held(group: Group, own: list[int]) -> dict[str, int]:
-    rows = [msgspec.json.decode(row, type=list[int]) for row in group.all_gather_bytes(msgspec.json.encode(own))]
+def _held(group: Group, sizes: list[int]) -> dict[str, int]:
+    rows = [msgspec.json.decode(row, type=list[int]) for row in group.all_gather_bytes(msgspec.json.encode(sizes))]
     return {
         "parameters": sum(count for count, _, _ in rows),
         "activation_bytes": max(peak for _, peak, _ in rows),

@@ -1,4 +1,4 @@
-"""Measuring on ranks of this machine: a GPU each where there are enough, else local nodes of one speed."""
+"""Measurements on ranks of this machine: one GPU each if there are enough, else local nodes of equal speed."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from evener.training.context import join_world
 
 R = TypeVar("R")
 
-_PATIENCE = 600.0
+_PATIENCE_S = 600.0
 
 
 def measure_on(
     nodes: Sequence[LocalNode], measurement: Callable[[Group], R], result: type[R], backend: str | None = None
 ) -> R:
-    """What `measurement` gives on the leader of a group with a rank on each of `nodes`.
+    """Run `measurement` on a group with a rank on each of `nodes`, and return the leader's result.
 
     Args:
-        nodes: one a rank.
-        measurement: what every rank does; a module-level function, or a `partial` of one.
-        result: type of what it gives; a plain value.
-        backend: `nccl` or `gloo`; by default what suits the devices.
+        nodes: one per rank.
+        measurement: function that every rank calls; a module-level function, or a `partial` of one.
+        result: type of its result; a plain value.
+        backend: `nccl` or `gloo`; by default chosen by device.
 
     Raises:
-        EvenerError: of the rank that failed first-hand.
+        EvenerError: the error of the rank that failed first.
     """
     return measure_ranks(nodes, partial(_of_group, measurement), result, backend)
 
@@ -49,10 +49,10 @@ def measure_ranks(
     result: type[R],
     backend: str | None = None,
 ) -> R:
-    """As `measure_on`, for what needs every rank's environment, too, as a run does."""
+    """Run a measurement that also needs every rank's environment; otherwise like `measure_on`."""
     with tempfile.TemporaryDirectory(prefix="evener-") as folder:
         file = Path(folder, "result.json")
-        run_local(_rank, nodes, (measurement, str(file), backend), patience=_PATIENCE, on_event=lambda _: None)
+        run_local(_rank, nodes, (measurement, str(file), backend), patience=_PATIENCE_S, on_event=lambda _: None)
         return msgspec.json.decode(file.read_bytes(), type=result)
 
 
@@ -63,36 +63,36 @@ def _of_group(measurement: Callable[[Group], R], _environment: RankEnvironment, 
 def _rank(environment: RankEnvironment, order: tuple[Callable[[RankEnvironment, Group], Any], str, str | None]) -> None:
     measurement, file, backend = order
     group = join_world(environment, backend)
-    found = measurement(environment, group)
+    result = measurement(environment, group)
     if group.is_leader:
-        atomic_write(Path(file), msgspec.json.encode(found))
+        atomic_write(Path(file), msgspec.json.encode(result))
     group.barrier()
     leave_group()
 
 
-def equal_nodes(ranks: int, most: int) -> list[LocalNode]:
-    """`ranks` nodes, each as fast as if there were `most` of them, so that different numbers can be compared.
+def equal_nodes(ranks: int, max_ranks: int) -> list[LocalNode]:
+    """Return `ranks` nodes, each as fast as if there were `max_ranks`, so that different numbers are comparable.
 
-    Where there are fewer cores than `most`, every node is slowed down to its part of a core.
+    With fewer cores than `max_ranks`, every node is slowed down to its fraction of a core.
     """
-    if torch.cuda.device_count() >= most:
+    if torch.cuda.device_count() >= max_ranks:
         return local_nodes([f"cuda:{i}" for i in range(ranks)])
-    speed = min(1.0, usable_cores() / most)
+    speed = min(1.0, usable_cores() / max_ranks)
     return parse_local_nodes(",".join([str(speed)] * ranks))
 
 
-def where(most: int) -> str:
-    """A few words about such nodes."""
-    if torch.cuda.device_count() >= most:
+def where(max_ranks: int) -> str:
+    """Return a phrase that describes such nodes."""
+    if torch.cuda.device_count() >= max_ranks:
         return f"a node: {torch.cuda.get_device_name()}"
     cores = usable_cores()
-    return f"a node: a core of {cores}" if most <= cores else f"a node: {cores / most:.0%} of a core"
+    return f"a node: a core of {cores}" if max_ranks <= cores else f"a node: {cores / max_ranks:.0%} of a core"
 
 
-def require_gpus(option: str, most: int) -> None:
-    """Raise InvalidInput unless this machine has `most` GPUs."""
-    if torch.cuda.device_count() < most:
+def require_gpus(option: str, count: int) -> None:
+    """Raise InvalidInput unless this machine has `count` GPUs."""
+    if torch.cuda.device_count() < count:
         raise InvalidInput(
-            f"--full is for {most} GPUs, and this machine has {torch.cuda.device_count()}: "
-            f"name smaller numbers with {option}, or leave --full out"
+            f"--full needs {count} GPUs, but this machine has {torch.cuda.device_count()}: "
+            f"use smaller numbers for {option}, or remove --full"
         )

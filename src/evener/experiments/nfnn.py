@@ -1,17 +1,16 @@
-"""`evener experiment nfnn`: NfNN's experiment (A10) on Evener's parameter server, beside what was published.
+"""`evener experiment nfnn`: NfNN's experiment (A10) on Evener's parameter server, beside the published figures.
 
-for workers in 1, 2, 3:
-    a master and that many thin nodes, each a process with one thread
-    for mode in sync, async; for every repetition:
-        5000 updates of a 784-32-10 perceptron on MNIST; seconds, accuracy, bytes
+    for workers in 1, 2, 3:
+        a master and that many thin nodes, each a process with one thread
+        for mode in sync, async; for every repetition:
+            5000 updates of a 784-32-10 perceptron on MNIST; seconds, accuracy, bytes
 
-The published server adds the workers' gradients up, ours averages them: so that both do the same, the rate of a
-synchronous run is multiplied by the number of workers.
+The published server adds the workers' gradients, Evener averages them. To match, the learning rate of a synchronous run
+is multiplied by the number of workers.
 
-All runs begin with the weights of one seed, as the published ones did: those of one worker agree to the last digit
-between the modes. The order of the samples is another one in each repetition; accuracy is the mean over them. Weights
-matter more than the order does: with one worker 20 seeds come to 79.9 to 83.9 % (mean 82.2 %), 8 orders of one seed to
-83.6 to 84.2 %.
+All runs begin with the weights of one seed, as the published ones did, whose results for one worker agree to the last
+digit between the modes. The order of the samples differs in each repetition; accuracy is the mean over them. Weights
+matter more than order: with one worker 20 seeds give 79.9 to 83.9 % (mean 82.2 %), 8 orders of one seed 83.6 to 84.2 %.
 """
 
 from __future__ import annotations
@@ -55,16 +54,18 @@ from evener.version import pip_install
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What the authors measured in a data centre, by mode and number of workers.
+# Figures measured by the authors in a data centre, by mode and number of workers.
 
 PUBLISHED_UPDATES = 5000
 PUBLISHED_SECONDS = {"sync": {1: 230.0, 2: 230.0, 3: 230.0}, "async": {1: 229.0, 2: 114.0, 3: 74.0}}
 PUBLISHED_ACCURACY = {"sync": {1: 0.8369, 2: 0.8711, 3: 0.8850}, "async": {1: 0.8369, 2: 0.8361, 3: 0.8380}}
 PUBLISHED_BYTES = 509_000_000
-"""Each way and worker in 5000 updates of its own: 25 450 parameters of 4 bytes."""
+"""Bytes per direction and worker in 5000 updates of its own: 25 450 parameters of 4 bytes."""
 
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-"""Quantile of Student's distribution for a 95 % confidence interval of the mean of so many values; more: the last."""
+"""Quantile of Student's distribution for the 95 % confidence interval of the mean of a number of values; more use the
+last.
+"""
 
 _SECONDS = (
     Column("mode", "mode"),
@@ -89,7 +90,9 @@ _ACCURACY = (
 
 
 class NfnnOutcome(NamedTuple):
-    """What came of a run: seconds from the first lease to the last update, accuracy, bytes of all workers together."""
+    """The result of a run: seconds from the first lease to the last update, accuracy, and bytes of all workers
+    together.
+    """
 
     seconds: float
     accuracy: float
@@ -98,15 +101,14 @@ class NfnnOutcome(NamedTuple):
 
 
 def run(config: NfnnConfig, *, as_json: bool) -> list[Row]:
-    """Do the experiment; write `nfnn.csv` and, where matplotlib is installed, `nfnn.png`.
+    """Run the experiment and write `nfnn.csv` and, where matplotlib is installed, `nfnn.png`.
 
     Args:
-        config: what is asked for; the first repetition takes its seed for the order of the samples, too, the next ones
-            take the seeds after it.
-        as_json: print the rows as the last line.
+        config: configuration; the first repetition orders the samples by its seed, the next ones by the seeds after it.
+        as_json: whether to print the rows as the last line.
 
     Raises:
-        MissingFile: MNIST is not there; says what to fetch from where.
+        MissingFile: MNIST is missing; the message says what to download.
     """
     data = (config.data or MNIST_FOLDER).resolve()
     task = load_task(config.data or MNIST_FOLDER)
@@ -136,14 +138,14 @@ def run(config: NfnnConfig, *, as_json: bool) -> list[Row]:
 
 
 def load_task(data: Path) -> ThinTask:
-    """The task, which reads MNIST in folder `data` once. Raises MissingFile."""
+    """Return the task, which reads MNIST in folder `data` once. Raises MissingFile."""
     task = load_thin_task("nfnn", data)
     assert task.validation_data is not None
     return replace(task, train_data=cache(task.train_data), validation_data=cache(task.validation_data))
 
 
 def job_of(task: ThinTask, data: Path, mode: str, workers: int, updates: int, order_seed: int) -> Job:
-    """A run of so many updates of the common weights, on nodes that find MNIST in folder `data`."""
+    """Return a run of `updates` updates of the common weights, on nodes that read MNIST in folder `data`."""
     is_sync = mode == "sync"
     sgd = Sgd(learning_rate=NFNN_RATE * workers if is_sync else NFNN_RATE)
     return Job(
@@ -161,7 +163,7 @@ def job_of(task: ThinTask, data: Path, mode: str, workers: int, updates: int, or
 def outcome_of(
     task: ThinTask, job: Job, weights_seed: int, client: MasterClient, check: Callable[[], None]
 ) -> NfnnOutcome:
-    """Do `job`, calling `check` now and then. Raises EvenerError: it ended before it was complete."""
+    """Run `job`, calling `check` regularly. Raises EvenerError if it ended early."""
     backend = ThinBackend(task, weights_seed, "fp32")
     client.submit(job, backend.initial_weights(), [])
     result = client.watch(job.run, lambda _: None, check)
@@ -185,7 +187,7 @@ def _accuracy(task: ThinTask, model: ad.nn.Module) -> float:
 
 
 def row_of(mode: str, workers: int, runs: Sequence[NfnnOutcome], updates: int) -> Row:
-    """Means of some runs, and what was published; accuracies are compared after as many updates only."""
+    """Return the means of some runs beside the published figures; accuracies only for equal numbers of updates."""
     seconds, accuracies = [run.seconds for run in runs], [run.accuracy for run in runs]
     part = updates / PUBLISHED_UPDATES
     known = PUBLISHED_SECONDS[mode].get(workers)
@@ -210,39 +212,39 @@ def row_of(mode: str, workers: int, runs: Sequence[NfnnOutcome], updates: int) -
 
 
 def _interval(values: Sequence[float]) -> float | None:
-    """Half of the 95 % confidence interval of the mean, by Student's distribution; None for one value."""
+    """Return half of the 95 % confidence interval of the mean, by Student's distribution; None for one value."""
     count = len(values)
     return _STUDENT[min(count, max(_STUDENT))] * stdev(values) / sqrt(count) if count > 1 else None
 
 
 def _line(row: Row) -> str:
-    """What is printed when a row is done."""
-    who = "1 worker" if row["workers"] == 1 else f"{row['workers']} workers"
+    """Return the line that is printed when a row is complete."""
+    workers = "1 worker" if row["workers"] == 1 else f"{row['workers']} workers"
     speed = f"{row['seconds']:.2f} s, {row['updates_per_second']:,.0f} updates/s"
-    return f"{row['mode']}, {who}: {speed}, accuracy {row['accuracy']:.2%}"
+    return f"{row['mode']}, {workers}: {speed}, accuracy {row['accuracy']:.2%}"
 
 
 def _show(rows: Sequence[Row], console: Console, output: Path) -> None:
     write_csv(rows, output / "nfnn.csv")
     for table in tables(rows):
         console.print(table)
-    written = "nfnn.csv"
+    files = "nfnn.csv"
     if can_draw():
         save_png(seconds_and_accuracy(rows), output / "nfnn.png")
-        written += " and nfnn.png"
+        files += " and nfnn.png"
     else:
-        console.print(f"there is no figure, which needs matplotlib: {pip_install('report')}")
-    console.print(f"wrote {written} into {output}")
+        console.print(f"no figure was drawn, because matplotlib is missing: {pip_install('report')}")
+    console.print(f"wrote {files} into {output}")
 
 
 def tables(rows: Sequence[Row]) -> tuple[Table, Table]:
-    """Seconds, then accuracy and traffic, beside the published ones."""
+    """Return a table of seconds, and one of accuracy and traffic, beside the published figures."""
     seconds = table_of("Seconds", _SECONDS, rows, "published: 5000 updates in a data centre")
     return seconds, table_of("Accuracy and traffic, all workers together", _ACCURACY, rows)
 
 
 def seconds_and_accuracy(rows: Sequence[Row]) -> Figure:
-    """Seconds and accuracy by workers, ours and published."""
+    """Return a figure of seconds and accuracy by workers, measured and published."""
     counts = sorted({row["workers"] for row in rows})
     with canvas(9.5, 4.0, "NfNN's experiment") as figure:
         left, right = figure.subplots(1, 2)

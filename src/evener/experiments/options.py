@@ -1,4 +1,4 @@
-"""What the experiments are asked, field by field: their options are made of these."""
+"""The options of the experiments, field by field."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from evener.records.schema import Part
 
 
 class AbciConfig(Part, frozen=True, kw_only=True):
-    """What `evener experiment oracle-abci` is asked."""
+    """The configuration of `evener experiment oracle-abci`."""
 
     csv: Annotated[Path, Meta(description="File to write.")] = Path("oracle-abci.csv")
 
 
 class NfnnConfig(Part, frozen=True, kw_only=True):
-    """What `evener experiment nfnn` is asked. Raises InvalidValue: a value is not allowed."""
+    """The configuration of `evener experiment nfnn`. Raises InvalidValue if a value is not allowed."""
 
     data: Annotated[Path | None, Meta(description="Folder of MNIST's IDX files; data/mnist by default.")] = None
-    updates: Annotated[int, Meta(description="Of the common weights, in every run.")] = 5000
+    updates: Annotated[int, Meta(description="Updates of the common weights in every run.")] = 5000
     workers: Annotated[str, Meta(description="Numbers of workers, such as 1,2,3.")] = "1,2,3"
     mode: Annotated[str, Meta(description="sync, async or sync,async.")] = "sync,async"
     repeat: Annotated[int, Meta(description="Runs of every cell.")] = 5
     tls: Annotated[bool, Meta(description="Encrypt as between machines, which loopback does not need.")] = False
     seed: Annotated[
-        int, Meta(description="Of the weights, and of the first run's order; 9 is nearest to the published.")
+        int, Meta(description="Seed of the weights, and of the first run's order; 9 is nearest to the published.")
     ] = 9
     output: Annotated[Path, Meta(description="Folder of table and figure.")] = Path("nfnn")
 
@@ -46,23 +46,23 @@ class NfnnConfig(Part, frozen=True, kw_only=True):
 
     @property
     def modes(self) -> list[str]:
-        """In the order in which they are tried."""
+        """The modes in the order in which they run."""
         return [item.strip() for item in self.mode.split(",")]
 
 
 class StrategiesConfig(Part, frozen=True, kw_only=True):
-    """What `evener experiment resnet152-strategies` is asked. Raises InvalidValue: a value is not allowed."""
+    """The configuration of `evener experiment resnet152-strategies`. Raises InvalidValue if a value is not allowed."""
 
     ranks: Annotated[str | None, Meta(description="Numbers of ranks; 1,2 by default.")] = None
     batch_size: Annotated[str | None, Meta(description="Samples of a step, such as 16,64; 8 by default.")] = None
     chunks: Annotated[str | None, Meta(description="Micro-batches of pipelines, such as 2,8; 4 by default.")] = None
     strategies: Annotated[
         str,
-        Meta(description="As of `evener train --strategy`, such as data,sharded; all that divide one way."),
+        Meta(description="As in `evener train --strategy`, such as data,sharded. Default: all single divisions."),
     ] = "data,spatial,filter,channel,hybrid,sharded,pipeline"
-    steps: Annotated[int | None, Meta(description="To be timed in every cell; 2 by default.")] = None
+    steps: Annotated[int | None, Meta(description="Timed steps of every cell; 2 by default.")] = None
     size: Annotated[int, Meta(description="Rows and columns of an image.")] = 64
-    full: Annotated[bool, Meta(description="As published, for a machine with 8 GPUs.")] = False
+    full: Annotated[bool, Meta(description="The published sizes, for a machine with 8 GPUs.")] = False
     output: Annotated[Path, Meta(description="Folder of table and curves.")] = Path("resnet152-strategies")
 
     def __post_init__(self) -> None:
@@ -74,15 +74,15 @@ class StrategiesConfig(Part, frozen=True, kw_only=True):
 
 
 class GpipeConfig(Part, frozen=True, kw_only=True):
-    """What `evener experiment gpipe` is asked. Raises InvalidValue: a value is not allowed."""
+    """The configuration of `evener experiment gpipe`. Raises InvalidValue if a value is not allowed."""
 
-    table: Annotated[str, Meta(description="Of the paper: some of 1,2,3.")] = "1,2,3"
+    table: Annotated[str, Meta(description="Tables of the paper: some of 1,2,3.")] = "1,2,3"
     stages: Annotated[str | None, Meta(description="Numbers of stages; 2,4 by default.")] = None
     micro_batches: Annotated[str, Meta(description="Numbers of micro-batches in table 2.")] = "1,4,32"
-    steps: Annotated[int, Meta(description="To be timed for every number.")] = 2
+    steps: Annotated[int, Meta(description="Timed steps for every number.")] = 2
     full: Annotated[bool, Meta(description="The paper's models and memory, on 8 GPUs.")] = False
     planned: Annotated[
-        bool, Meta(description="Table 1 by the division alone: nothing is trained, and no GPU is needed.")
+        bool, Meta(description="Table 1 from the division alone: nothing is trained, and no GPU is needed.")
     ] = False
     output: Annotated[Path, Meta(description="Folder of the tables.")] = Path("gpipe")
 
@@ -91,20 +91,22 @@ class GpipeConfig(Part, frozen=True, kw_only=True):
         numbers("--stages", self.stages or "1")
         numbers("--micro-batches", self.micro_batches)
         require(self.steps > 0, "--steps", self.steps, "positive")
-        require(not self.planned or self.table == "1", "--table", self.table, "1 with --planned: others are of time")
+        require(
+            not self.planned or self.table == "1", "--table", self.table, "1 with --planned: the others need timing"
+        )
         _require_folder(self.output)
 
 
 class ScatteredConfig(Part, frozen=True, kw_only=True):
-    """What `evener experiment scattered-gpus` is asked. Raises InvalidValue: a value is not allowed."""
+    """The configuration of `evener experiment scattered-gpus`. Raises InvalidValue if a value is not allowed."""
 
     data: Annotated[Path, Meta(description="Description of a data set, as Ultralytics reads it.")]
-    model: Annotated[str, Meta(description="Of Ultralytics.")] = "yolov8n.yaml"
+    model: Annotated[str, Meta(description="Model of Ultralytics.")] = "yolov8n.yaml"
     nodes: Annotated[str, Meta(description="Speeds of local nodes; of several runs, with semicolons.")] = "1,1;1,0.5"
     batch_size: Annotated[int, Meta(description="Images of a step.")] = 16
     imgsz: Annotated[int, Meta(description="Rows and columns of an image.")] = 640
-    epochs: Annotated[int, Meta(description="Of every run; the first one is not counted.")] = 4
-    seed: Annotated[int, Meta(description="Of weights, order and transforms.")] = 0
+    epochs: Annotated[int, Meta(description="Epochs of every run; the first one does not count.")] = 4
+    seed: Annotated[int, Meta(description="Seed of weights, order and transforms.")] = 0
     output: Annotated[Path, Meta(description="Folder of table, picture, page and runs.")] = Path("scattered-gpus")
 
     def __post_init__(self) -> None:
@@ -115,11 +117,11 @@ class ScatteredConfig(Part, frozen=True, kw_only=True):
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Different positive numbers such as 1,2,4, in order. Raises InvalidValue."""
-    found = [int(item) if item.strip().isdecimal() else 0 for item in text.split(",")]
-    is_allowed = all(found) and len(set(found)) == len(found)
+    """Return different positive numbers such as 1,2,4, in order. Raises InvalidValue."""
+    values = [int(item) if item.strip().isdecimal() else 0 for item in text.split(",")]
+    is_allowed = all(values) and len(set(values)) == len(values)
     require(is_allowed, option, text, "different positive numbers such as 1,2,4")
-    return tuple(sorted(found))
+    return tuple(sorted(values))
 
 
 def _require_folder(output: Path) -> None:

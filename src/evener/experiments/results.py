@@ -1,4 +1,4 @@
-"""Rows of an experiment as a table and as a file: a row is a dict, whose columns are those of the CSV file."""
+"""Rows of an experiment as a table and as a CSV file: a row is a dict with the file's columns as keys."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Row = Mapping[str, Any]
 
 
 class Column(NamedTuple):
-    """A column of a table that is shown.
+    """A column of a displayed table.
 
     Attributes:
-        head: of the column, as for `grid`.
-        key: of a row.
-        form: how a value is shown, as a format or a function; None is shown as `-`.
+        head: head of the column, as for `grid`.
+        key: key in a row.
+        form: format or function that displays a value; None is displayed as `-`.
     """
 
     head: str
@@ -31,7 +31,7 @@ class Column(NamedTuple):
 
 
 def table_of(title: str, columns: Sequence[Column], rows: Sequence[Row], caption: str = "") -> Table:
-    """Some columns of `rows`."""
+    """Return a table of some columns of `rows`."""
     cells = [[_cell(row[column.key], column.form) for column in columns] for row in rows]
     return grid(title, [column.head for column in columns], cells, caption)
 
@@ -43,7 +43,7 @@ def _cell(value: Any, form: str | Callable[[Any], str]) -> str:
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """Write all columns of `rows`, which all have those of the first; makes the folder."""
+    """Write all columns of `rows`, which all have those of the first; creates the folder."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -52,10 +52,10 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
 
 
 def megabytes(num_bytes: float) -> str:
-    """Bytes in MB, for a column whose head says so."""
+    """Return bytes as text in MB, for a column whose head has the unit."""
     return f"{num_bytes / 1e6:,.1f}"
 
 
 def ratio(value: float | None, reference: float | None) -> float | None:
-    """`value` over `reference`; None where one of them is not known."""
+    """Return `value` over `reference`; None where one of them is unknown."""
     return value / reference if value is not None and reference else None

@@ -1,13 +1,13 @@
 """`evener experiment resnet152-strategies`: seconds of a step of ResNet-152 by strategy, ranks and batch (C9).
 
-for batch in batches:
-    one process
-    for ranks in numbers of ranks:
-        for strategy in data, spatial, filter, channel, hybrid, sharded, pipeline (for every number of chunks),
-        and, of four ranks and more, pipeline+filter, pipeline+channel, pipeline+hybrid (two ranks a stage):
-            the median of some steps, and the bytes that a rank sends
+    for batch in batches:
+        one process
+        for ranks in numbers of ranks:
+            for strategy in data, spatial, filter, channel, hybrid, sharded, pipeline (for every number of chunks),
+            and, for four ranks and more, pipeline+filter, pipeline+channel, pipeline+hybrid (two ranks a stage):
+                the median of some steps, and the bytes that a rank sends
 
-The published curves are of 200 classes, 64x64 images, 1 to 8 GPUs and batches of 16 to 2048; that is `--full`.
+The published curves have 200 classes, 64x64 images, 1 to 8 GPUs and batches of 16 to 2048; `--full` uses these.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ from evener.records.schema import Part
 from evener.training.console import open_console, print_line
 
 CLASSES = 200
-"""Of Tiny ImageNet."""
+"""The classes of Tiny ImageNet."""
 
 
 class ResNetSize(Part, frozen=True, kw_only=True):
-    """Which ResNet, on what: rows and columns of an image, channels of the stem, blocks of the four layers."""
+    """Sizes of a ResNet: rows and columns of an image, channels of the stem, blocks of the four layers."""
 
     size: int = 64
     width: int = 64
     depths: tuple[int, int, int, int] = (3, 8, 36, 3)
 
     def build(self) -> nn.Sequential:
-        """With the same weights on every rank."""
+        """Return the network with the same weights on every rank."""
         torch.manual_seed(0)
         return resnet152(CLASSES, self.width, self.depths)
 
     def batch(self, samples: int) -> tuple[Tensor, Tensor]:
-        """Images that are noise, and labels; the same on every rank."""
+        """Return noise images and labels, the same on every rank."""
         draw = torch.Generator().manual_seed(1)
         images = torch.randn(samples, 3, self.size, self.size, generator=draw)
         return images, torch.randint(0, CLASSES, (samples,), generator=draw)
 
 
 def time_cell(cell: StrategyCell, network: ResNetSize, nodes: Sequence[LocalNode], steps: int) -> StepTime | None:
-    """Time `steps` steps on `nodes`; None if they do not fit their memory.
+    """Time `steps` steps on `nodes`; return None if they do not fit their memory.
 
     Raises:
         EvenerError: a rank failed for another reason.
@@ -82,15 +82,15 @@ def time_cell(cell: StrategyCell, network: ResNetSize, nodes: Sequence[LocalNode
 
 
 def _timed(cell: StrategyCell, network: ResNetSize, steps: int, group: Group) -> StepTime:
-    """Steps of all ranks together; the first one, which warms up, is not counted."""
+    """Time steps of all ranks together; the first step is a warm-up and does not count."""
     images, labels = network.batch(cell.batch)
     samples = samples_of_replicas(cell.rows, [1.0] * cell.ranks, cell.batch)
     replica = next(i for i, row in enumerate(cell.rows) if group.rank in row)
     start, count = sum(samples[:replica]), samples[replica]
-    own, targets = (whole[start : start + count].to(group.device) for whole in (images, labels))
-    model = _joined(cell, network, group, replica, own)
+    inputs, targets = (tensor[start : start + count].to(group.device) for tensor in (images, labels))
+    model = _parallel_model(cell, network, group, replica, inputs)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    took: list[float] = []
+    durations: list[float] = []
     before = 0.0
     for _ in range(steps + 1):
         before = group.traffic.sent_bytes
@@ -98,15 +98,15 @@ def _timed(cell: StrategyCell, network: ResNetSize, steps: int, group: Group) ->
         begin = time.perf_counter()
         optimizer.zero_grad()
         group.timer.resume("fb")
-        model.add_gradients(own, targets, samples=count, total=cell.batch, is_last=True)
+        model.add_gradients(inputs, targets, samples=count, total=cell.batch, is_last=True)
         group.timer.pause()
         group.timer.resume("wu")
         optimizer.step()
         group.timer.close_step(count)
         _wait_for_all(group)
-        took.append(time.perf_counter() - begin)
+        durations.append(time.perf_counter() - begin)
     (sent,) = group.all_reduce_max([group.traffic.sent_bytes - before])
-    counted = took[1:]
+    counted = durations[1:]
     return StepTime(seconds=median(counted), fastest=min(counted), slowest=max(counted), sent_bytes=round(sent))
 
 
@@ -116,8 +116,10 @@ def _wait_for_all(group: Group) -> None:
     group.barrier()
 
 
-def _joined(cell: StrategyCell, network: ResNetSize, group: Group, replica: int, inputs: Tensor) -> ParallelModel:
-    """This rank's part of the network."""
+def _parallel_model(
+    cell: StrategyCell, network: ResNetSize, group: Group, replica: int, inputs: Tensor
+) -> ParallelModel:
+    """Return this rank's part of the network."""
     model = network.build()
     criterion = Criterion(loss=F.cross_entropy, autocast=nullcontext, scale=lambda loss: loss)
     if is_pipeline(cell.strategy):
@@ -133,7 +135,7 @@ def _joined(cell: StrategyCell, network: ResNetSize, group: Group, replica: int,
 
 
 def _teams(cell: StrategyCell) -> StageTeams | None:
-    """Of a pipeline of teams, two ranks a stage."""
+    """Return the teams of a pipeline of teams, two ranks per stage; None for other strategies."""
     if not is_of_teams(cell.strategy):
         return None
     teams = tuple((rank, rank + 1) for rank in range(0, cell.ranks, 2))
@@ -141,34 +143,36 @@ def _teams(cell: StrategyCell) -> StageTeams | None:
 
 
 def run(config: StrategiesConfig, *, as_json: bool, network: ResNetSize | None = None) -> list[StrategyRow]:
-    """Do the experiment; write `strategies.csv` and, where matplotlib is installed, curves.
+    """Run the experiment and write `strategies.csv` and, where matplotlib is installed, curves.
 
     Args:
-        config: what is asked for.
-        as_json: print the rows as the last line.
-        network: another one than ResNet-152.
+        config: configuration.
+        as_json: whether to print the rows as the last line.
+        network: another network than ResNet-152.
 
     Raises:
-        InvalidInput: a strategy is not known, or there are too few GPUs; nothing was started.
+        InvalidInput: a strategy is unknown, or there are too few GPUs; nothing was started.
     """
     cells = cells_of(config)
-    most, steps = max(cell.ranks for cell in cells), config.steps or (20 if config.full else 2)
+    max_ranks, steps = max(cell.ranks for cell in cells), config.steps or (20 if config.full else 2)
     if config.full:
-        require_gpus("--ranks", most)
+        require_gpus("--ranks", max_ranks)
     network = network or ResNetSize(size=config.size)
     console, rows = open_console(as_json), list[StrategyRow]()
     for cell in cells:
-        timing = time_cell(cell, network, equal_nodes(cell.ranks, most), steps)
+        timing = time_cell(cell, network, equal_nodes(cell.ranks, max_ranks), steps)
         rows.append(StrategyRow(cell=cell, timing=timing))
         console.print(line(rows[-1]))
-    show(rows, where(most), console, config.output)
+    show(rows, where(max_ranks), console, config.output)
     if as_json:
         print_line(json.dumps({"cells": [as_row(row, rows) for row in rows]}))
     return rows
 
 
 def cells_of(config: StrategiesConfig) -> list[StrategyCell]:
-    """What is timed, in order: all but what has too few samples for its ranks or chunks. Raises InvalidValue."""
+    """Return the cells to time, in order, without those that lack samples for their ranks or chunks. Raises
+    InvalidValue.
+    """
     names = [name.strip() for name in config.strategies.split(",")]
     allowed: Sequence[str] = [name for name in STRATEGIES if name != "auto"]
     for name in names:
@@ -184,6 +188,6 @@ def cells_of(config: StrategiesConfig) -> list[StrategyCell]:
         if not is_of_teams(strategy) or (size % 2 == 0 and size > 2)
         for number in (chunks if is_pipeline(strategy) else (1,))
     ]
-    kept = [cell for cell in cells if cell.strategy == "serial" or cell.batch >= cell.chunks * len(cell.rows)]
-    require(bool(kept), "--batch-size", config.batch_size or "8", "at least a sample for every rank and micro-batch")
-    return kept
+    feasible = [cell for cell in cells if cell.strategy == "serial" or cell.batch >= cell.chunks * len(cell.rows)]
+    require(bool(feasible), "--batch-size", config.batch_size or "8", "at least a sample per rank and micro-batch")
+    return feasible

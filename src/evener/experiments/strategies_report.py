@@ -1,4 +1,4 @@
-"""The experiment with strategies as text, CSV and curves like the published ones."""
+"""Text, CSV file and curves of the experiment with strategies, like the published ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 EPOCH = 100_000
-"""Training images of Tiny ImageNet."""
+"""The number of training images of Tiny ImageNet."""
 _PUBLISHED = (
     "Published, on 1 to 8 GPUs: data scales best; pipelines flatten at 4 to 6 GPUs; filter (`out`) gets slower with "
     "every GPU that is added; hybrid gains a little from 2 to 4."
@@ -29,7 +29,7 @@ _PUBLISHED = (
 
 
 class StrategyCell(Part, frozen=True, kw_only=True):
-    """What is to be timed; `serial` is one process, `chunks` are the micro-batches of a pipeline, 1 elsewhere."""
+    """A cell to time; `serial` is one process, `chunks` are the micro-batches of a pipeline, 1 for other strategies."""
 
     strategy: str
     ranks: int
@@ -45,7 +45,7 @@ class StrategyCell(Part, frozen=True, kw_only=True):
 
 
 class StepTime(Part, frozen=True, kw_only=True):
-    """Median, least and most seconds of a step, and the bytes that the rank sends that sends most."""
+    """Median, least and most seconds of a step, and the bytes of the rank that sends most."""
 
     seconds: float
     fastest: float
@@ -54,35 +54,35 @@ class StepTime(Part, frozen=True, kw_only=True):
 
 
 class StrategyRow(Part, frozen=True, kw_only=True):
-    """A cell and what it took; None if it did not fit the memory."""
+    """A cell and its timing; None if it did not fit the memory."""
 
     cell: StrategyCell
     timing: StepTime | None
 
 
 def name_of(cell: StrategyCell) -> str:
-    """Of the curve that a cell lies on."""
+    """Return the name of the curve that contains a cell."""
     return f"{cell.strategy}, {cell.chunks} chunks" if is_pipeline(cell.strategy) else cell.strategy
 
 
 def speed_up(row: StrategyRow, rows: Sequence[StrategyRow]) -> float | None:
-    """Over one process with the same batch, if both were timed."""
+    """Return the speed-up over one process with the same batch, if both were timed."""
     alone = next((r.timing for r in rows if r.cell.ranks == 1 and r.cell.batch == row.cell.batch), None)
     return alone.seconds / row.timing.seconds if alone and row.timing else None
 
 
 def as_row(row: StrategyRow, rows: Sequence[StrategyRow]) -> Row:
-    """A row by names: cell, timing, and what follows from them."""
+    """Return a row as a dict: cell, timing, and derived values."""
     timing = {field: getattr(row.timing, field, None) for field in StepTime.__struct_fields__}
     rate = row.cell.batch / row.timing.seconds if row.timing else None
     return {**asdict(row.cell), **timing, "samples_per_second": rate, "speed_up": speed_up(row, rows)}
 
 
 def line(row: StrategyRow) -> str:
-    """What is said when a cell is done."""
+    """Return the line that is printed when a cell is complete."""
     cell = row.cell
-    who = f"{name_of(cell)}, {cell.ranks} {'rank' if cell.ranks == 1 else 'ranks'}, batch {cell.batch}"
-    return f"{who}: {row.timing.seconds:.3f} s a step" if row.timing else f"{who}: does not fit the memory"
+    ranks = f"{name_of(cell)}, {cell.ranks} {'rank' if cell.ranks == 1 else 'ranks'}, batch {cell.batch}"
+    return f"{ranks}: {row.timing.seconds:.3f} s a step" if row.timing else f"{ranks}: does not fit the memory"
 
 
 def show(rows: Sequence[StrategyRow], nodes: str, console: Console, output: Path) -> None:
@@ -105,7 +105,7 @@ _COLUMNS = (
 
 
 def table(rows: Sequence[StrategyRow], nodes: str) -> Table:
-    """All rows."""
+    """Return the table of all rows."""
     shown = [
         {
             **as_row(row, rows),
@@ -118,7 +118,7 @@ def table(rows: Sequence[StrategyRow], nodes: str) -> Table:
 
 
 def _draw(rows: Sequence[StrategyRow], output: Path) -> None:
-    """Seconds of an epoch against ranks and, of several batches, against them; nothing without matplotlib."""
+    """Draw seconds of an epoch by ranks and, for several batches, by batch; do nothing without matplotlib."""
     if not can_draw():
         return
     batches, ranks = (sorted({getattr(row.cell, field) for row in rows}) for field in ("batch", "ranks"))
@@ -132,27 +132,27 @@ def _panels(panels: Sequence[tuple[str, Sequence[StrategyRow]]], against: str, o
     columns = min(len(panels), 3)
     lines = -(-len(panels) // columns)
     with canvas(2.5 + 3.6 * columns, 0.8 + 3.2 * lines, "ResNet-152 on Tiny ImageNet's sizes") as figure:
-        places = list(figure.subplots(lines, columns, squeeze=False).flat)
-        for axes in places[len(panels) :]:
+        subplots = list(figure.subplots(lines, columns, squeeze=False).flat)
+        for axes in subplots[len(panels) :]:
             axes.set_axis_off()
-        for axes, (title, rows) in zip(places, panels, strict=False):
+        for axes, (title, rows) in zip(subplots, panels, strict=False):
             _curves(axes, rows, against)
             axes.set(title=title, xlabel=against)
-        places[0].set_ylabel("an epoch of 100 000 images")
-        handles, labels = places[0].get_legend_handles_labels()
+        subplots[0].set_ylabel("an epoch of 100 000 images")
+        handles, labels = subplots[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right center")
         save_png(figure, output / f"strategies-by-{against}.png")
 
 
 def _curves(axes: Axes, rows: Sequence[StrategyRow], against: str) -> None:
-    """A line a strategy; those against ranks all begin at one process."""
+    """Draw one line per strategy; lines by ranks all begin at one process."""
     ticks = sorted({getattr(row.cell, against) for row in rows})
     alone = [row for row in rows if row.cell.ranks == 1]
     names = list(dict.fromkeys(name_of(row.cell) for row in rows if row.cell.ranks > 1))
     for i, name in enumerate(names):
-        own = alone + [row for row in rows if name_of(row.cell) == name]
-        at = [ticks.index(getattr(r.cell, against)) for r in own if r.timing]
-        seconds = [r.timing.seconds / r.cell.batch * EPOCH for r in own if r.timing]
+        curve = alone + [row for row in rows if name_of(row.cell) == name]
+        at = [ticks.index(getattr(r.cell, against)) for r in curve if r.timing]
+        seconds = [r.timing.seconds / r.cell.batch * EPOCH for r in curve if r.timing]
         style = LINES[i // len(COLORS) % len(LINES)]
         axes.plot(at, seconds, f"o{style}", color=COLORS[i % len(COLORS)], label=name)
     axes.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])

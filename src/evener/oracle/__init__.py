@@ -1,1 +1,1 @@
-"""The oracle: pure functions that say who should do how much and what it will cost. No torch, no sockets, no clock."""
+"""Plan who does how much and predict what it costs, with pure functions: no torch, no sockets, no clock."""

@@ -1,6 +1,7 @@
-"""What follows from a ranking: advice in at most two sentences, the Plan that training performs, and curves of scaling.
+"""Turns a ranking into advice of at most two sentences, into the Plan that training performs, and into scaling curves.
 
-A curve shows seconds, efficiency and memory of a strategy against the number of devices, and where it stops paying.
+A scaling curve gives seconds, efficiency and memory of a strategy by number of devices, and how many devices still
+help.
 """
 
 from __future__ import annotations
@@ -11,26 +12,26 @@ from dataclasses import dataclass
 import msgspec
 
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
-from evener.oracle.search import EVERY_STRATEGY, LEARNS_OTHERWISE, WORTH, Ranking, estimates_on
+from evener.oracle.search import ALL_STRATEGIES, INEXACT_STRATEGIES, MAX_STEP_RATIO, Ranking, estimates_on
 from evener.records.errors import require
 from evener.records.plan import Assignment, Plan, Prediction, Rejected, Strategy
 from evener.records.profile import ClusterProfile
 
-_MUCH = 1.1
-"""Local steps are advised from this many times the speed of what learns exactly alike on."""
+_MIN_AVERAGING_GAIN = 1.1
+"""Advise local steps only if they are at least this many times as fast as the best strategy that trains equally."""
 
 
 def advice(ranking: Ranking) -> str:
-    """What to do and why; if it pays, what else would be faster and at which price."""
+    """Return what to do and why; where local steps would be faster, name that option and its price."""
     sentences = [_first(ranking)]
     other = next((estimate for estimate in ranking.ranked if estimate.strategy == "averaging"), None)
-    if other is not None and ranking.best.step_seconds > _MUCH * other.step_seconds:
+    if other is not None and ranking.best.step_seconds > _MIN_AVERAGING_GAIN * other.step_seconds:
         sentences.append(_second(ranking, other))
     return " ".join(sentences)
 
 
 def plan_of(ranking: Ranking, estimate: CostEstimate | None = None) -> Plan:
-    """The plan of `estimate`, by default the best one's, with what was rejected for it."""
+    """Return the plan of `estimate`, by default the best one, together with the rejected alternatives."""
     estimate, model = estimate or ranking.best, ranking.model
     fastest = min(model.workers[device].unit_seconds for device in estimate.devices)
     names = [layer.name for layer in model.job.graph.layers]
@@ -79,7 +80,7 @@ def _prediction(ranking: Ranking, estimate: CostEstimate) -> Prediction:
 
 
 def _slower(ranking: Ranking, estimate: CostEstimate) -> list[Rejected]:
-    """The other strategies, with what they would take."""
+    """Return the other strategies with their predicted seconds per step."""
     return [
         Rejected(
             what=_name(other),
@@ -92,8 +93,8 @@ def _slower(ranking: Ranking, estimate: CostEstimate) -> list[Rejected]:
 
 
 def _why_not(other: CostEstimate, estimate: CostEstimate) -> str:
-    if other.step_seconds < estimate.step_seconds and other.strategy in LEARNS_OTHERWISE:
-        return "does not give what one process would"
+    if other.step_seconds < estimate.step_seconds and other.strategy in INEXACT_STRATEGIES:
+        return "does not train the same as one process"
     return f"slower: {other.bottleneck}"
 
 
@@ -117,8 +118,8 @@ def _first(ranking: Ranking) -> str:
 
 
 def _next_best(ranking: Ranking) -> str:
-    """Why more devices do not pay: the best of them and what it spends its time on."""
-    others = [q for q in ranking.ranked if len(q.devices) > 1 and q.strategy not in LEARNS_OTHERWISE]
+    """Return why more devices do not help: the best such plan and its bottleneck."""
+    others = [q for q in ranking.ranked if len(q.devices) > 1 and q.strategy not in INEXACT_STRATEGIES]
     if not others:
         return "nothing else fits the memory"
     speed = ranking.speedup(others[0])
@@ -132,18 +133,18 @@ def _second(ranking: Ranking, other: CostEstimate) -> str:
     gain = f"{speed:.2g}x" if speed else f"{ranking.best.step_seconds / other.step_seconds:.2g}x that speed"
     return (
         f"Averaging after every {other.local_steps} local steps is {gain} on {len(other.devices)} devices: "
-        "use it if the result may differ a little from that of one process."
+        "use it if the result may differ slightly from single-process training."
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A strategy on some devices.
+    """A strategy on a number of devices.
 
     Attributes:
-        devices: number of them.
-        estimate: the fastest one that uses all of them.
-        efficiency: of the devices' summed speeds, what training gets.
+        devices: number of devices.
+        estimate: the fastest estimate that uses all of them.
+        efficiency: samples per second divided by the sum of the devices' own samples per second.
     """
 
     devices: int
@@ -156,9 +157,9 @@ class Curve:
     """A strategy over numbers of devices.
 
     Attributes:
-        strategy: whose curve it is.
-        points: by increasing number of devices; numbers at which it cannot run are left out.
-        pays_up_to: the number from which on no larger one is at least 1 % faster; 0 if it cannot run.
+        strategy: the strategy of this curve.
+        points: one per number of devices, increasing; numbers on which the strategy cannot run are omitted.
+        pays_up_to: the largest number of devices that still shortens the step by 1 %; 0 if the strategy cannot run.
     """
 
     strategy: Strategy
@@ -167,21 +168,21 @@ class Curve:
 
 
 def scale(
-    job: TrainingJob, profile: ClusterProfile, sizes: Collection[int], strategies: Collection[Strategy] = EVERY_STRATEGY
+    job: TrainingJob, profile: ClusterProfile, sizes: Collection[int], strategies: Collection[Strategy] = ALL_STRATEGIES
 ) -> tuple[Curve, ...]:
-    """The curves of `strategies` on the first 1, 2, 4 ... devices of `profile`.
+    """Return the curves of `strategies` on the first 1, 2, 4 ... devices of `profile`.
 
     Args:
-        job: with the batch of all sizes alike: what is asked is how much sooner the same step is done.
-        profile: of at least as many devices as the largest size.
+        job: what is trained; the batch size is the same for every number of devices (strong scaling).
+        profile: at least as many devices as the largest size.
         sizes: numbers of devices.
-        strategies: to look at.
+        strategies: strategies to price.
 
     Raises:
         InvalidValue: the profile has fewer devices than the largest size.
     """
     require(0 < max(sizes) <= len(profile.devices), "--scale", max(sizes), f"at most {len(profile.devices)} devices")
-    found: dict[Strategy, list[Point]] = {strategy: [] for strategy in strategies}
+    points_of: dict[Strategy, list[Point]] = {strategy: [] for strategy in strategies}
     for size in sorted(sizes):
         part = msgspec.structs.replace(
             profile,
@@ -191,15 +192,15 @@ def scale(
         model = CostModel(job, part)
         for strategy in strategies:
             for point in _points(model, strategy):
-                found[strategy].append(point)
+                points_of[strategy].append(point)
     return tuple(
         Curve(strategy=strategy, points=tuple(points), pays_up_to=_pays_up_to(points))
-        for strategy, points in found.items()
+        for strategy, points in points_of.items()
     )
 
 
 def _points(model: CostModel, strategy: Strategy) -> Iterator[Point]:
-    """The fastest estimate of `strategy` on all devices of `model`, if there is one."""
+    """Yield the fastest estimate of `strategy` on all devices of `model`, if one fits."""
     estimates, _ = estimates_on(model, strategy, range(model.size))
     if estimates:
         best = min(estimates, key=lambda estimate: estimate.step_seconds)
@@ -210,6 +211,6 @@ def _points(model: CostModel, strategy: Strategy) -> Iterator[Point]:
 def _pays_up_to(points: list[Point]) -> int:
     best: Point | None = None
     for point in points:
-        if best is None or point.estimate.step_seconds < WORTH * best.estimate.step_seconds:
+        if best is None or point.estimate.step_seconds < MAX_STEP_RATIO * best.estimate.step_seconds:
             best = point
     return best.devices if best else 0

@@ -1,7 +1,8 @@
-"""Divides whole units among unequal workers so that the last one finishes soonest.
+"""Divides whole units among unequal workers so that the last worker finishes as early as possible.
 
-D'Hondt's rule: give each next unit to whoever would finish it soonest. No other division into whole units finishes
-sooner, because a unit is moved nowhere without finishing there later. (Largest-remainder rules do not have this.)
+D'Hondt's rule gives each next unit to the worker that would finish it first. No other division into whole units
+finishes earlier, because no unit can move to another worker without finishing later there. Largest-remainder rules lack
+this property.
 """
 
 from __future__ import annotations
@@ -17,90 +18,99 @@ from evener.records.errors import DoesNotFit, require
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """What n units cost one worker: fixed_seconds + n * unit_seconds.
+    """The affine cost of a worker: n units take fixed_seconds + n * unit_seconds.
 
     Attributes:
-        unit_seconds: for each unit.
-        fixed_seconds: whatever the number of units.
-        most: units that it can hold; None if nothing bounds it.
-        least: units that it is given before anybody has more, where there are so many: who takes part in every step
-            anyhow saves nothing without them, and nobody would see any more what it is worth.
+        unit_seconds: seconds per unit.
+        fixed_seconds: seconds that do not depend on the number of units.
+        max_units: units that the worker can hold; None for no limit.
+        min_units: units that the worker receives before any worker receives more, if there are enough. A worker that
+            takes part in every step saves nothing by idling, and without units its speed can no longer be measured.
     """
 
     unit_seconds: float
     fixed_seconds: float = 0.0
-    most: int | None = None
-    least: int = 0
+    max_units: int | None = None
+    min_units: int = 0
 
     def __post_init__(self) -> None:
         require(0 < self.unit_seconds < inf, "unit_seconds", self.unit_seconds, "positive and finite")
         require(0 <= self.fixed_seconds < inf, "fixed_seconds", self.fixed_seconds, "zero or more and finite")
-        require(self.most is None or self.most >= 0, "most", self.most, "zero or more, or None")
-        require(0 <= self.least <= self.room, "least", self.least, "zero or more, and at most what it can hold")
+        require(self.max_units is None or self.max_units >= 0, "max_units", self.max_units, "zero or more, or None")
+        require(0 <= self.min_units <= self.capacity, "min_units", self.min_units, f"0 to {self.capacity}")
 
     def seconds(self, units: int) -> float:
-        """Seconds for `units` units."""
+        """Return the seconds for `units` units."""
         return self.fixed_seconds + units * self.unit_seconds
 
     @property
-    def room(self) -> float:
-        """Units that it can hold, infinity if unbounded."""
-        return inf if self.most is None else self.most
+    def capacity(self) -> float:
+        """The number of units that the worker can hold, infinity for no limit."""
+        return inf if self.max_units is None else self.max_units
 
 
 def apportion(total: int, workers: Sequence[Worker]) -> tuple[int, ...]:
-    """Units for each worker, summing to `total`, such that the slowest finishes as soon as possible.
+    """Return the units of each worker, which sum to `total`, so that the slowest worker finishes as early as possible.
 
-    Takes O(p log p) time whatever `total`. Ties go to the earlier worker.
+    Takes O(p log p) time for p workers, independent of `total`. Ties go to the earlier worker.
 
     Raises:
         DoesNotFit: the workers together cannot hold `total` units.
     """
     require(total >= 0, "total", total, "zero or more")
     require(bool(workers), "workers", workers, "at least one worker")
-    room = sum(worker.room for worker in workers)
-    if room < total:
-        raise DoesNotFit(f"{total} samples at once do not fit: the memory of all nodes together holds {room:.0f}")
-    least = sum(worker.least for worker in workers)
-    if 0 < least <= total:
-        rest = apportion(total - least, [_after_least(worker) for worker in workers])
-        return tuple(n + worker.least for n, worker in zip(rest, workers, strict=True))
+    capacity = sum(worker.capacity for worker in workers)
+    if capacity < total:
+        raise DoesNotFit(
+            f"a micro-batch of {total} samples does not fit: all nodes' memory together holds {capacity:.0f} samples"
+        )
+    min_units = sum(worker.min_units for worker in workers)
+    if 0 < min_units <= total:
+        remaining = apportion(total - min_units, [_after_minimum(worker) for worker in workers])
+        return tuple(n + worker.min_units for n, worker in zip(remaining, workers, strict=True))
     units = _below_level(total, workers)
     queue = [
-        (worker.seconds(n + 1), i) for i, (worker, n) in enumerate(zip(workers, units, strict=True)) if n < worker.room
+        (worker.seconds(n + 1), i)
+        for i, (worker, n) in enumerate(zip(workers, units, strict=True))
+        if n < worker.capacity
     ]
     heapq.heapify(queue)
     for _ in range(total - sum(units)):
         _, i = heapq.heappop(queue)
         units[i] += 1
-        if units[i] < workers[i].room:
+        if units[i] < workers[i].capacity:
             heapq.heappush(queue, (workers[i].seconds(units[i] + 1), i))
     return tuple(units)
 
 
-def fewest_micro_batches(batch_size: int, most: Sequence[int | None]) -> int:
-    """As few micro-batches, 1, 2, 4 ..., as let replicas that hold `most` samples each (None: any) hold one.
+def fewest_micro_batches(batch_size: int, max_samples: Sequence[int | None]) -> int:
+    """Return the smallest power of two of micro-batches for which the replicas can hold a micro-batch.
+
+    Args:
+        batch_size: samples of a step over all replicas.
+        max_samples: samples that each replica can hold at once; None for no limit.
 
     Raises:
         DoesNotFit: a replica cannot hold one sample.
     """
-    if any(room == 0 for room in most):
-        raise DoesNotFit("not even one sample fits the memory of one of the devices")
-    room = sum(inf if one is None else one for one in most)
+    if any(capacity == 0 for capacity in max_samples):
+        raise DoesNotFit("a device's memory cannot hold one sample; leave that device out or use a smaller model")
+    capacity = sum(inf if limit is None else limit for limit in max_samples)
     accumulate = 1
-    while -(-batch_size // accumulate) > room:
+    while -(-batch_size // accumulate) > capacity:
         accumulate *= 2
     return accumulate
 
 
 @lru_cache(maxsize=65536)
 def by_shares(total: int, shares: tuple[float, ...]) -> tuple[int, ...]:
-    """`total` units in proportion to `shares`, by the same rule: what divides filters, channels and rows.
+    """Return `total` units divided in proportion to `shares` by the same rule; divides filters, channels and rows.
 
-    The rule gives nobody less than its quota rounded down (Balinski & Young 1982); only what is left is handed out.
+    The rule gives each share at least its quota rounded down (Balinski & Young 1982); only the remainder is assigned
+    unit by unit.
     """
-    whole = sum(shares)
-    units = [int(total * share / whole) for share in shares]
+    sum_of_shares = sum(shares)
+    units = [int(total * share / sum_of_shares) for share in shares]
     queue = [((n + 1) / share, rank) for rank, (n, share) in enumerate(zip(units, shares, strict=True)) if share > 0]
     heapq.heapify(queue)
     for _ in range(total - sum(units)):
@@ -110,26 +120,27 @@ def by_shares(total: int, shares: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(units)
 
 
-def weights_to_workers(weights: Sequence[float], most: Sequence[int | None]) -> list[Worker]:
-    """Workers whose speeds are `weights`, to divide by given shares; a weight of zero gets nothing."""
+def weights_to_workers(weights: Sequence[float], max_units: Sequence[int | None]) -> list[Worker]:
+    """Return workers whose speeds are `weights`, to divide by given shares; a weight of zero receives nothing."""
     return [
-        Worker(unit_seconds=1 / w if w > 0 else 1.0, most=m if w > 0 else 0) for w, m in zip(weights, most, strict=True)
+        Worker(unit_seconds=1 / weight if weight > 0 else 1.0, max_units=limit if weight > 0 else 0)
+        for weight, limit in zip(weights, max_units, strict=True)
     ]
 
 
 def finish_seconds(shares: Sequence[int], workers: Sequence[Worker]) -> float:
-    """Seconds until the last worker has done its share."""
+    """Return the seconds until the last worker has done its share."""
     return max(worker.seconds(n) for worker, n in zip(workers, shares, strict=True))
 
 
-def _after_least(worker: Worker) -> Worker:
-    """What units beyond its least cost a worker."""
-    most = None if worker.most is None else worker.most - worker.least
-    return replace(worker, fixed_seconds=worker.seconds(worker.least), most=most, least=0)
+def _after_minimum(worker: Worker) -> Worker:
+    """Return the worker's cost for the units beyond its minimum."""
+    max_units = None if worker.max_units is None else worker.max_units - worker.min_units
+    return replace(worker, fixed_seconds=worker.seconds(worker.min_units), max_units=max_units, min_units=0)
 
 
 def _below_level(total: int, workers: Sequence[Worker]) -> list[int]:
-    """Most of the units, none of which the rule would place elsewhere: what is surely done before a common finish."""
+    """Return the units that surely finish before the common finishing time, so that only few remain to be assigned."""
     low, high = 0.0, 2 * (max(w.fixed_seconds for w in workers) + total * max(w.unit_seconds for w in workers))
     level = (total + sum(w.fixed_seconds / w.unit_seconds for w in workers)) / sum(1 / w.unit_seconds for w in workers)
     units = [0] * len(workers)
@@ -141,4 +152,4 @@ def _below_level(total: int, workers: Sequence[Worker]) -> list[int]:
 
 
 def _done_by(level: float, worker: Worker) -> int:
-    return int(min(worker.room, max(0, floor((level - worker.fixed_seconds) / worker.unit_seconds))))
+    return int(min(worker.capacity, max(0, floor((level - worker.fixed_seconds) / worker.unit_seconds))))

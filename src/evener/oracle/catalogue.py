@@ -1,20 +1,22 @@
-"""GPUs that are common, as their maker's data sheets state them, and how much of it training reaches.
+"""Common GPUs: the peak rates of their data sheets, and the fraction of these that training reaches.
 
-A sheet states peaks, of dense operands that are accumulated in fp32. What training reaches of them is learned, for
-each architecture, from published measurements of whole networks (tests/oracle/test_catalogue.py has them all):
+Data sheets state peaks of dense operands accumulated in fp32. The reachable fraction of each architecture is fitted to
+published measurements of whole networks (tests/oracle/test_catalogue.py lists them all):
 
     Tesla V100   ResNet-50 at fp32 and fp16                             NVIDIA, DeepLearningExamples, container 21.03
-    A100         ResNet-50 at fp32 (TF32) and fp16                      likewise
+    A100         ResNet-50 at fp32 (TF32) and fp16                      the same source
     RTX 3090     ResNet-50, ResNet-152, VGG-16 at fp16, trained         timm's results, PyTorch 1.12, channels last
     RTX 4090     the same, forward only                                 timm's results, PyTorch 2.4, channels last
     RTX 5090     the same, forward only                                 timm's results, PyTorch 2.9
 
-so that the forecast of each is within 10 % where a training was published and within 25 % where a forward pass was.
-What has no point of its own takes the numbers of its relatives: cards before Ampere those of the V100; cards for data
-centres and workstations, whose tensor units accumulate in fp32 at full rate, those of the A100; TF32 of GeForce cards
-is a guess. Matrix products reach more than convolutions do: 80 %, as on a H200. No point is of AMD's cards.
+The forecasts are within 10 % of published trainings and within 25 % of published forward passes.
 
-At fp32, PyTorch's convolutions use TF32 where there is such a unit, and its matrix products do not.
+Cards without a measurement of their own take the fractions of related cards. Cards before Ampere take those of the
+V100; data-centre and workstation cards, which accumulate in fp32 at full rate, take those of the A100. TF32 of GeForce
+cards is a guess. Matrix products reach more than convolutions: 80 %, as measured on an H200. No AMD card has been
+measured.
+
+At fp32, PyTorch's convolutions use TF32 where the GPU has it; its matrix products do not.
 """
 
 from __future__ import annotations
@@ -26,27 +28,29 @@ from evener.records.profile import DeviceProfile, Precision, Throughput, WidthEf
 
 _TERA, _GIGA, _GIB = 1e12, 1e9, 1 << 30
 _BANDWIDTH = 0.9
-"""Of the sheet's, that a large copy reaches."""
-_DRIVER = 16
-"""One part in so many of the memory is the driver's."""
+"""The fraction of the sheet's memory bandwidth that a large copy reaches."""
+_DRIVER_MEMORY_DIVISOR = 16
+"""The driver takes one part in this many of the memory."""
 NARROW = (WidthEfficiency(filters=1, efficiency=1 / 32), WidthEfficiency(filters=32, efficiency=1.0))
-"""Matrix kernels work on tiles of at least 32 columns: of fewer filters, the rest of a tile is wasted."""
+"""Matrix kernels work on tiles of at least 32 columns; with fewer filters the rest of a tile is wasted."""
 SPREAD = 0.013
-"""GPUs of one kind differ by 8 % from the slowest to the fastest (Sinha et al., SC 2022): some six deviations."""
+"""GPUs of one kind differ by 8 % from the slowest to the fastest (Sinha et al., SC 2022), about six standard
+deviations.
+"""
 PASS_SECONDS = 34e-6
-"""Start and end of a pass of a layer under PyTorch, as two networks of unequal depth on a V100 give it (abci.py)."""
+"""Fixed seconds of a layer's pass under PyTorch, fitted to two networks of different depth on a V100 (abci.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """Fractions of a sheet's peaks that training reaches on one architecture.
+    """Fractions of a data sheet's peak rates that training reaches on one architecture.
 
     Attributes:
-        plain: of fp64 and fp32 without tensor units.
-        tf32: of convolutions at fp32 on tensor units; 0 where there are none.
-        half: of convolutions at fp16 and bf16.
-        matmul: of matrix products at fp16 and bf16.
-        has_bf16: as fast as fp16.
+        plain: fp64 and fp32 without tensor cores.
+        tf32: fp32 convolutions on tensor cores; 0 where there are none.
+        half: fp16 and bf16 convolutions.
+        matmul: fp16 and bf16 matrix products.
+        has_bf16: whether bf16 is as fast as fp16.
     """
 
     plain: float = 0.85
@@ -65,17 +69,17 @@ _GEFORCE_50 = Efficiency(tf32=0.6, half=0.6)
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU as its data sheet has it.
+    """A GPU according to its data sheet.
 
     Attributes:
-        model: its name.
-        units: multiprocessors.
-        gib: memory, in GiB.
-        bandwidth: of the memory, GB/s.
-        fp64, fp32: TFLOP/s without tensor units.
+        model: name of the card.
+        units: number of multiprocessors.
+        gib: memory in GiB.
+        bandwidth: memory bandwidth in GB/s.
+        fp64, fp32: TFLOP/s without tensor cores.
         tf32: TFLOP/s of dense TF32; 0 where there is none.
         half: TFLOP/s of dense fp16, accumulated in fp32.
-        efficiency: what training gets of it.
+        efficiency: fractions of these rates that training reaches.
     """
 
     model: str
@@ -89,14 +93,14 @@ class Card:
     efficiency: Efficiency
 
     def profile(self) -> DeviceProfile:
-        """As a device, `cuda:0` of `node`."""
+        """Return the card as device `cuda:0` of `node`."""
         return DeviceProfile(
             node="node",
             device="cuda:0",
             model=self.model,
             cores=self.units,
             memory_bytes=self.gib * _GIB,
-            usable_memory_bytes=self.gib * _GIB * (_DRIVER - 1) // _DRIVER,
+            usable_memory_bytes=self.gib * _GIB * (_DRIVER_MEMORY_DIVISOR - 1) // _DRIVER_MEMORY_DIVISOR,
             bandwidth=_BANDWIDTH * self.bandwidth * _GIGA,
             throughputs=self._throughputs(),
             pass_seconds=PASS_SECONDS,
@@ -198,4 +202,4 @@ CARDS: Mapping[str, Card] = {
     "b200":      Card("B200-SXM",               148, 179, 8000, 37.0,   75.0, 1125.0, 2250.0, _AMPERE),
 }
 # fmt: on
-"""By the name that `evener plan --machines` takes."""
+"""The cards by the names that `evener plan --machines` accepts."""

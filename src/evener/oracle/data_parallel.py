@@ -1,7 +1,7 @@
-"""Plans by what the nodes of a run were measured to take: data parallelism, and replicas that hold a model together.
+"""Plans from measured costs of nodes: data parallelism, and replicas whose ranks hold a model together.
 
-Of data parallelism, the candidates are taken from the fastest on; one more joins as long as the predicted step gets
-shorter by it. A step takes the slowest rank's computing plus the exchange that no backward pass hides.
+For data parallelism, candidates are tried in order of speed; another candidate joins as long as it shortens the
+predicted step. A step takes the slowest rank's computing plus the exchange that no backward pass hides.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from evener.oracle.division.layout import ring_bytes
 from evener.records.errors import DoesNotFit, require
 from evener.records.plan import Assignment, Plan, Prediction, Rejected, Strategy
 
-_WORTH = 0.99
-"""One more node has to bring a step to this fraction of what it was: a predicted gain below 1 % is noise."""
-_MUCH_SHORTER = 0.9
-"""Planned nodes are left out if a step then takes this fraction: a smaller gain may be noise of the rehearsal."""
+_MAX_STEP_RATIO = 0.99
+"""Another node must reduce a step to at most this fraction: a predicted gain below 1 % is noise."""
+_MAX_STEP_RATIO_WITHOUT = 0.9
+"""Leaving out planned nodes must reduce a step to at most this fraction: a smaller gain may be noise of the profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,8 @@ class Candidate:
 
     Attributes:
         node: name of its machine.
-        device: as PyTorch names it.
-        worker: what a micro-batch of n samples costs it, and the most that its memory holds.
+        device: name of the device in PyTorch.
+        worker: cost of a micro-batch of n samples, and the number of samples that the memory holds.
     """
 
     node: str
@@ -40,16 +40,16 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientSync:
-    """What the ranks have to tell each other in a step, and over what.
+    """The exchanges of a step, and the cost of the links between ranks.
 
     Attributes:
-        gradient_bytes: of all weight gradients.
+        gradient_bytes: size of all weight gradients.
         statistics: number of small exchanges in forward and backward (BatchNorm), which nothing hides.
-        statistics_bytes: that a rank sends to each other one in these.
-        message_seconds: of one small exchange.
-        alpha: seconds of latency of one step of a ring.
+        statistics_bytes: bytes that a rank sends to each other rank in these.
+        message_seconds: seconds of one small exchange.
+        alpha: latency of one ring step, seconds.
         beta: seconds per byte.
-        bucket_bytes: of the last bucket of gradients, the one that no backward pass hides.
+        bucket_bytes: size of the last gradient bucket, which no backward pass hides.
     """
 
     gradient_bytes: int
@@ -61,11 +61,11 @@ class GradientSync:
     bucket_bytes: int = 25 * 2**20
 
     def sent_bytes(self, size: int) -> int:
-        """Bytes that each of `size` ranks sends in a step."""
+        """Return the bytes that each of `size` ranks sends in a step."""
         return round(ring_bytes(self.gradient_bytes, size) + (size - 1) * self.statistics_bytes)
 
     def seconds(self, size: int) -> float:
-        """Seconds of a step in which `size` ranks exchange and cannot compute meanwhile."""
+        """Return the seconds of a step in which `size` ranks exchange and cannot compute."""
         exposed = min(self.gradient_bytes, self.bucket_bytes)
         small = self.statistics * self.message_seconds if size > 1 else 0.0
         return all_reduce_seconds(exposed, size, self.alpha, self.beta) + small
@@ -79,22 +79,22 @@ def plan_data_parallel(
     accumulate: int = 1,
     shares: Sequence[float] | None = None,
 ) -> Plan:
-    """The plan of least predicted seconds per step for `batch_size` samples.
+    """Return the plan with the fewest predicted seconds per step.
 
     Args:
-        candidates: in the order of ranks.
+        candidates: in order of ranks.
         batch_size: samples of a step over all ranks.
         exchange: what a step exchanges.
         accumulate: micro-batches of a step.
-        shares: relative shares to take instead of the best ones; then every candidate takes part.
+        shares: relative shares to use instead of the best ones; every candidate then takes part.
 
     Raises:
-        DoesNotFit: all candidates together cannot hold a micro-batch; says which `accumulate` would fit.
+        DoesNotFit: all candidates together cannot hold a micro-batch; the message says which `accumulate` would fit.
     """
     require(bool(candidates), "nodes", len(candidates), "at least one")
     trial = _Trial(candidates, batch_size, exchange, accumulate)
     if shares is not None:
-        workers = weights_to_workers(shares, [c.worker.most for c in candidates])
+        workers = weights_to_workers(shares, [c.worker.max_units for c in candidates])
         return trial.plan(range(len(candidates)), trial.divide(workers), ())
     order = sorted(range(len(candidates)), key=lambda i: candidates[i].worker.seconds(trial.micro))
     members, sizes = trial.best_prefix(order)
@@ -103,7 +103,7 @@ def plan_data_parallel(
 
 @dataclass(frozen=True)
 class _Trial:
-    """What is divided among whichever candidates take part."""
+    """The job that is divided among the participating candidates."""
 
     candidates: Sequence[Candidate]
     batch_size: int
@@ -112,57 +112,57 @@ class _Trial:
 
     @property
     def micro(self) -> int:
-        """Samples of a micro-batch."""
+        """The samples of a micro-batch."""
         return -(-self.batch_size // self.accumulate)
 
     def workers(self, members: Sequence[int]) -> list[Worker]:
-        """Those of some candidates."""
+        """Return the workers of some candidates."""
         return [self.candidates[i].worker for i in members]
 
     def divide(self, workers: Sequence[Worker]) -> tuple[int, ...]:
-        """`apportion`, whose error says which accumulation would fit. Raises DoesNotFit."""
+        """Call `apportion` and add the accumulation that would fit to its error. Raises DoesNotFit."""
         try:
             return apportion(self.micro, workers)
         except DoesNotFit as error:
-            room = sum(int(w.room) for w in workers)
-            advice = f"; use --accumulate {-(-self.batch_size // room)}" if room else ""
+            capacity = sum(int(w.capacity) for w in workers)
+            advice = f"; use --accumulate {-(-self.batch_size // capacity)}" if capacity else ""
             raise DoesNotFit(f"{error}{advice}") from error
 
     def computing(self, members: Sequence[int], sizes: Sequence[int]) -> float:
-        """Seconds of a step in which the slowest of `members` computes."""
+        """Return the seconds per step that the slowest of `members` computes."""
         return self.accumulate * finish_seconds(sizes, self.workers(members))
 
     def seconds(self, members: Sequence[int], sizes: Sequence[int]) -> float:
-        """Of a step of `members`."""
+        """Return the seconds of a step of `members`."""
         return self.computing(members, sizes) + self.exchange.seconds(len(members))
 
     def best_prefix(self, order: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
-        """The members (in order of ranks) and their sizes of the best k first of `order`. Raises DoesNotFit."""
+        """Return members (in order of ranks) and sizes of the fastest prefix of `order`. Raises DoesNotFit."""
         best: tuple[float, list[int], tuple[int, ...]] | None = None
         for k in range(1, len(order) + 1):
             members = sorted(order[:k])
-            if k < len(order) and sum(worker.room for worker in self.workers(members)) < self.micro:
+            if k < len(order) and sum(worker.capacity for worker in self.workers(members)) < self.micro:
                 continue
             sizes = self.divide(self.workers(members))
             if min(sizes) == 0 and best is not None:
                 continue
             seconds = self.seconds(members, sizes)
-            if best is None or seconds < best[0] * _WORTH:
+            if best is None or seconds < best[0] * _MAX_STEP_RATIO:
                 best = (seconds, members, sizes)
-        assert best is not None, "the last k is everybody, who either fit or raise"
+        assert best is not None, "the last prefix holds all candidates, for which divide() returned or raised"
         return best[1:]
 
     def with_one_more(self, members: Sequence[int], index: int) -> Rejected:
-        """What a step would take with candidate `index`, who is no member."""
+        """Return the predicted step with the additional candidate `index`."""
         trial = sorted([*members, index])
         sizes = apportion(self.micro, self.workers(trial))
         too_slow = sizes[trial.index(index)] == 0
-        alone = "by the time it had done one sample, the others have done all"
-        reason = alone if too_slow else "a step would be no shorter with it"
+        idle = "the other nodes finish all samples before this node has finished one"
+        reason = idle if too_slow else "the step would not be shorter with it"
         return Rejected(what=self.candidates[index].node, reason=reason, step_seconds=self.seconds(trial, sizes))
 
     def plan(self, members: Sequence[int], sizes: Sequence[int], rejected: tuple[Rejected, ...]) -> Plan:
-        """Of `members` with micro-batches of `sizes`."""
+        """Return the plan of `members` with micro-batches of `sizes`."""
         fastest = min(worker.seconds(max(sizes)) for worker in self.workers(members))
         assignments = tuple(
             _assignment(rank, self.candidates[i], n, fastest / self.candidates[i].worker.seconds(max(sizes)))
@@ -178,7 +178,7 @@ class _Trial:
         )
 
     def _prediction(self, members: Sequence[int], sizes: Sequence[int]) -> Prediction:
-        alone = [c.worker.seconds(self.micro) for c in self.candidates if c.worker.room >= self.micro]
+        alone = [c.worker.seconds(self.micro) for c in self.candidates if c.worker.capacity >= self.micro]
         return Prediction(
             step_seconds=self.seconds(members, sizes),
             compute_seconds=self.computing(members, sizes),
@@ -188,18 +188,19 @@ class _Trial:
         )
 
 
-def fitted_to_rehearsal(plan: Plan, computing: Sequence[float]) -> Plan:
-    """`plan` whose costs of samples, and whose step on one device alone, agree with a step that was rehearsed.
+def fitted_to_step_profile(plan: Plan, computing: Sequence[float]) -> Plan:
+    """Return `plan` with sample costs, and single-device seconds, scaled to agree with a profiled step.
 
-    What was fitted before and what was rehearsed can differ: the machines may have been busier at one time than at the
-    other. Compared with each other they could tell that two equal nodes are four times as fast as one.
+    The costs were fitted at another time than the step was profiled, when the machines may have been more or less busy.
+    Without scaling, the comparison could claim that two equal nodes are four times as fast as one.
 
     Args:
-        plan: of whole models, predicted by the rehearsed step.
-        computing: seconds of every rank in that step.
+        plan: data-parallel plan, predicted from the profiled step.
+        computing: seconds that each rank computed in that step.
     """
     assignments = tuple(
-        _scaled(one, seconds / plan.accumulate) for one, seconds in zip(plan.assignments, computing, strict=True)
+        _scaled(assignment, seconds / plan.accumulate)
+        for assignment, seconds in zip(plan.assignments, computing, strict=True)
     )
     plan = msgspec.structs.replace(plan, assignments=assignments)
     assert plan.prediction is not None
@@ -207,61 +208,69 @@ def fitted_to_rehearsal(plan: Plan, computing: Sequence[float]) -> Plan:
     return msgspec.structs.replace(plan, prediction=prediction)
 
 
-def _scaled(one: Assignment, seconds: float) -> Assignment:
-    """`one` whose samples are predicted to take `seconds`."""
-    predicted = one.fixed_seconds + one.samples * one.sample_seconds
-    if not (one.samples and one.sample_seconds and seconds > 0):
-        return one
+def _scaled(assignment: Assignment, seconds: float) -> Assignment:
+    """Return `one` with costs that predict `seconds` for its samples."""
+    predicted = assignment.fixed_seconds + assignment.samples * assignment.sample_seconds
+    if not (assignment.samples and assignment.sample_seconds and seconds > 0):
+        return assignment
     factor = seconds / predicted
     return msgspec.structs.replace(
-        one, fixed_seconds=factor * one.fixed_seconds, sample_seconds=factor * one.sample_seconds
+        assignment, fixed_seconds=factor * assignment.fixed_seconds, sample_seconds=factor * assignment.sample_seconds
     )
 
 
 def _alone_seconds(plan: Plan) -> float | None:
-    """Of a step on the fastest node that holds it alone; None if none does, or a node was not timed."""
-    if not all(one.sample_seconds for one in plan.assignments):
+    """Return the seconds of a step on the fastest node that holds it alone; None if none does or one was not timed."""
+    if not all(assignment.sample_seconds for assignment in plan.assignments):
         return None
-    workers = [worker_of_assignment(one) for one in plan.assignments]
-    alone = [worker.seconds(plan.micro_batch_size) for worker in workers if worker.room >= plan.micro_batch_size]
+    workers = [worker_of_assignment(assignment) for assignment in plan.assignments]
+    alone = [worker.seconds(plan.micro_batch_size) for worker in workers if worker.capacity >= plan.micro_batch_size]
     return plan.accumulate * min(alone) if alone else None
 
 
-def worker_of_assignment(one: Assignment, least: int = 0) -> Worker:
-    """What samples cost the node of an assignment that was timed."""
-    return Worker(unit_seconds=one.sample_seconds, fixed_seconds=one.fixed_seconds, most=one.max_samples, least=least)
+def worker_of_assignment(assignment: Assignment, min_units: int = 0) -> Worker:
+    """Return the cost of samples on the node of an assignment that was timed."""
+    return Worker(
+        unit_seconds=assignment.sample_seconds,
+        fixed_seconds=assignment.fixed_seconds,
+        max_units=assignment.max_samples,
+        min_units=min_units,
+    )
 
 
-def divided_anew(plan: Plan, members: Sequence[int] | None = None) -> Plan:
-    """`plan` with samples by what they cost now, among all its ranks or the `members` alone.
+def reapportioned(plan: Plan, members: Sequence[int] | None = None) -> Plan:
+    """Return `plan` with samples redistributed by their current costs, among all its ranks or `members` only.
 
-    What a step takes besides computing stays as predicted; a single rank waits for nobody.
+    The part of a step that is not computing stays as predicted; a single rank does not wait.
 
     Args:
-        plan: of whole models, with costs of samples and a prediction.
-        members: ranks that take part.
+        plan: data-parallel plan with sample costs and a prediction.
+        members: ranks that take part; all by default.
     """
     ranks = range(len(plan.assignments)) if members is None else members
     chosen = [plan.assignments[rank] for rank in ranks]
-    workers = [worker_of_assignment(one, least=min(1, one.samples)) for one in chosen]
+    workers = [worker_of_assignment(assignment, min_units=min(1, assignment.samples)) for assignment in chosen]
     sizes, before = apportion(plan.micro_batch_size, workers), plan.prediction
     assert before is not None
     fastest = min(worker.seconds(max(sizes)) for worker in workers)
-    candidates = [Candidate(node=one.node, device=one.device, worker=worker_of_assignment(one)) for one in chosen]
+    candidates = [
+        Candidate(node=assignment.node, device=assignment.device, worker=worker_of_assignment(assignment))
+        for assignment in chosen
+    ]
     computing = plan.accumulate * finish_seconds(sizes, workers)
     is_alone = len(chosen) == 1
-    besides = 0.0 if is_alone else max(0.0, before.step_seconds - before.compute_seconds)
+    other_seconds = 0.0 if is_alone else max(0.0, before.step_seconds - before.compute_seconds)
     shrink = ring_bytes(1, len(chosen)) / ring_bytes(1, len(plan.assignments)) if len(plan.assignments) > 1 else 0.0
     return msgspec.structs.replace(
         plan,
         strategy="serial" if is_alone else plan.strategy,
         assignments=tuple(
-            _assignment(rank, one, n, fastest / one.worker.seconds(max(sizes)))
-            for rank, (one, n) in enumerate(zip(candidates, sizes, strict=True))
+            _assignment(rank, candidate, n, fastest / candidate.worker.seconds(max(sizes)))
+            for rank, (candidate, n) in enumerate(zip(candidates, sizes, strict=True))
         ),
         prediction=msgspec.structs.replace(
             before,
-            step_seconds=computing + besides,
+            step_seconds=computing + other_seconds,
             compute_seconds=computing,
             communication_seconds=0.0 if is_alone else before.communication_seconds,
             waiting_seconds=0.0 if is_alone else before.waiting_seconds,
@@ -271,24 +280,24 @@ def divided_anew(plan: Plan, members: Sequence[int] | None = None) -> Plan:
 
 
 def without_slow_nodes(plan: Plan) -> Plan | None:
-    """`plan` without nodes that make its steps much longer; None if there are none.
+    """Return `plan` without nodes that make its steps much longer; None if there are no such nodes.
 
     Args:
-        plan: of whole models, with costs of samples and a prediction that agree.
+        plan: data-parallel plan with sample costs that agree with its prediction.
     """
     members = faster_members(
-        [worker_of_assignment(one) for one in plan.assignments],
-        [one.samples for one in plan.assignments],
+        [worker_of_assignment(assignment) for assignment in plan.assignments],
+        [assignment.samples for assignment in plan.assignments],
         plan.accumulate,
         plan.prediction.step_seconds if plan.prediction else 0.0,
     )
     if members is None:
         return None
     assert plan.prediction is not None
-    fewer, seconds = divided_anew(plan, members[0]), plan.prediction.step_seconds
-    out = [one.node for rank, one in enumerate(plan.assignments) if rank not in members[0]]
+    fewer, seconds = reapportioned(plan, members[0]), plan.prediction.step_seconds
+    removed = [assignment.node for rank, assignment in enumerate(plan.assignments) if rank not in members[0]]
     reasons = (
-        Rejected(what=node, reason="a step would be longer with it, as rehearsed", step_seconds=seconds) for node in out
+        Rejected(what=node, reason="the profiled step is longer with it", step_seconds=seconds) for node in removed
     )
     return msgspec.structs.replace(fewer, rejected=(*plan.rejected, *reasons))
 
@@ -296,42 +305,42 @@ def without_slow_nodes(plan: Plan) -> Plan | None:
 def faster_members(
     workers: Sequence[Worker], sizes: Sequence[int], accumulate: int, step_seconds: float
 ) -> tuple[list[int], float] | None:
-    """Some of `workers` among whom a step is much shorter, in order, with its seconds; None if it needs all of them.
+    """Return the subset of `workers` with a much shorter step, in order, and its seconds; None if all are needed.
 
     Args:
-        workers: what samples cost each rank.
+        workers: cost of samples on each rank.
         sizes: samples of each rank in a micro-batch.
         accumulate: micro-batches of a step.
-        step_seconds: that a step of all takes; what it takes besides computing stays, unless one rank is left.
+        step_seconds: seconds of a step of all ranks. Time not spent computing stays, unless a single rank remains.
     """
     samples = sum(sizes)
-    besides = max(0.0, step_seconds - accumulate * finish_seconds(sizes, workers))
+    other_seconds = max(0.0, step_seconds - accumulate * finish_seconds(sizes, workers))
     order = sorted(range(len(workers)), key=lambda rank: workers[rank].seconds(samples))
-    found: tuple[list[int], float] | None = None
+    best: tuple[list[int], float] | None = None
     for count in range(1, len(order)):
         members = sorted(order[:count])
         chosen = [workers[rank] for rank in members]
-        if sum(worker.room for worker in chosen) < samples:
+        if sum(worker.capacity for worker in chosen) < samples:
             continue
         computing = accumulate * finish_seconds(apportion(samples, chosen), chosen)
-        seconds = computing + (besides if count > 1 else 0.0)
-        if seconds < (_MUCH_SHORTER * step_seconds if found is None else _WORTH * found[1]):
-            found = members, seconds
-    return found
+        seconds = computing + (other_seconds if count > 1 else 0.0)
+        if seconds < (_MAX_STEP_RATIO_WITHOUT * step_seconds if best is None else _MAX_STEP_RATIO * best[1]):
+            best = members, seconds
+    return best
 
 
-def _assignment(rank: int, one: Candidate, samples: int, speed: float) -> Assignment:
-    worker, reason = one.worker, f"speed {speed:.2f} of the fastest"
-    if worker.most is not None and samples == worker.most:
-        reason = f"memory holds no more than {worker.most}; {reason}"
+def _assignment(rank: int, candidate: Candidate, samples: int, speed: float) -> Assignment:
+    worker, reason = candidate.worker, f"speed {speed:.2f} of the fastest"
+    if worker.max_units is not None and samples == worker.max_units:
+        reason = f"memory holds no more than {worker.max_units}; {reason}"
     return Assignment(
         rank=rank,
-        node=one.node,
-        device=one.device,
+        node=candidate.node,
+        device=candidate.device,
         samples=samples,
         fixed_seconds=worker.fixed_seconds,
         sample_seconds=worker.unit_seconds,
-        max_samples=worker.most,
+        max_samples=worker.max_units,
         reason=reason,
     )
 
@@ -341,20 +350,20 @@ Rows = Sequence[Sequence[int]]
 
 
 def samples_of_replicas(rows: Rows, speeds: Sequence[float], samples: int) -> tuple[int, ...]:
-    """How many of `samples` each replica takes: one is as fast as its ranks together.
+    """Return how many of `samples` each replica takes, in proportion to the summed speeds of its ranks.
 
     Args:
-        rows: of every replica, its ranks.
-        speeds: of the ranks, in any unit.
-        samples: of a micro-batch.
+        rows: the ranks of each replica.
+        speeds: speed of each rank, in any unit.
+        samples: samples of a micro-batch.
 
     Raises:
-        InvalidValue: there are fewer samples than replicas, or a replica whose ranks have no speed.
+        InvalidValue: there are fewer samples than replicas, or the ranks of a replica have no speed.
     """
     require(samples >= len(rows), "--batch-size", samples, f"at least the {len(rows)} replicas, for every micro-batch")
-    together = [sum(speeds[rank] for rank in row) for row in rows]
-    require(min(together) > 0, "--shares", list(speeds), "positive for a node of every replica")
-    return apportion(samples, [Worker(unit_seconds=1 / speed) for speed in together])
+    replica_speeds = [sum(speeds[rank] for rank in row) for row in rows]
+    require(min(replica_speeds) > 0, "--shares", list(speeds), "positive for at least one node of every replica")
+    return apportion(samples, [Worker(unit_seconds=1 / speed) for speed in replica_speeds])
 
 
 def plan_divided(
@@ -366,13 +375,13 @@ def plan_divided(
     *,
     accumulate: int = 1,
 ) -> Plan:
-    """The plan of `strategy`, in which ranks of a replica have shares of its work in proportion to their speeds.
+    """Return the plan of a model-parallel `strategy`; ranks of a replica share its work in proportion to their speeds.
 
     Args:
-        strategy: with filters, channels, rows or layers divided.
+        strategy: divides filters, channels, rows or layers.
         candidates: all ranks.
-        rows: of every replica, its ranks.
-        speeds: relative, one a rank.
+        rows: the ranks of each replica.
+        speeds: relative speed of each rank.
         batch_size: samples of a step over all replicas.
         accumulate: micro-batches of a step.
 
@@ -382,17 +391,17 @@ def plan_divided(
     sizes = samples_of_replicas(rows, speeds, -(-batch_size // accumulate))
     assignments = []
     for index, (row, samples) in enumerate(zip(rows, sizes, strict=True)):
-        together = sum(speeds[rank] for rank in row)
+        replica_speed = sum(speeds[rank] for rank in row)
         for rank in row:
-            one, share = candidates[rank], speeds[rank] / together
+            candidate, share = candidates[rank], speeds[rank] / replica_speed
             assignments.append(
                 Assignment(
                     rank=rank,
-                    node=one.node,
-                    device=one.device,
+                    node=candidate.node,
+                    device=candidate.device,
                     samples=samples,
-                    fixed_seconds=one.worker.fixed_seconds,
-                    sample_seconds=one.worker.unit_seconds,
+                    fixed_seconds=candidate.worker.fixed_seconds,
+                    sample_seconds=candidate.worker.unit_seconds,
                     reason=f"{share:.0%} of the speed of its replica",
                     replica=index,
                     share=share,

@@ -1,12 +1,12 @@
-"""What a step of several ranks takes, from what each one computes by itself and from what their exchanges cost.
+"""Predicts a step of several ranks from what each rank computes alone and from what their exchanges cost.
 
-Every rank has rehearsed its part of the step alone: it computes, begins an exchange, computes, needs the exchange's
-result ... Here all of them play together:
+Each rank's part of the step was profiled alone: it computes, begins an exchange, computes, needs the exchange's result
+and so on. The replay runs all parts together:
 
     an exchange starts when the last of its ranks has begun it
-    a rank that needs its result goes on when it has started and what the rank's computing has not hidden of it is over
+    a rank that needs its result continues once the exchange has started and the part not hidden by computing is over
 
-What exchanges cost was measured among the same ranks, by kind and size; between the sizes it is interpolated.
+Exchange costs were measured among the same ranks, by kind and size, and are interpolated between sizes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class ExchangePoint(Part, frozen=True, kw_only=True):
     """Measured seconds of an exchange of one size: the transport, without packing and unpacking.
 
     Attributes:
-        nbytes: of the rank that sends or receives most.
-        seconds: from its beginning to its end.
-        beside: that it takes longer than what the ranks compute meanwhile, if that is enough to hide all that can be
-            hidden; the transport of CPUs is work of the cores that compute.
+        nbytes: bytes of the rank that sends or receives most.
+        seconds: seconds from its beginning to its end.
+        beside: additional seconds if the ranks compute long enough meanwhile to hide all that can be hidden. It is not
+            zero where the transport uses the cores that compute.
     """
 
     nbytes: int
@@ -41,17 +41,17 @@ class ExchangePoint(Part, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         require(self.nbytes >= 0, "nbytes", self.nbytes, "zero or more")
         require(self.seconds >= 0, "seconds", self.seconds, "zero seconds or more")
-        require(0 <= self.beside <= self.seconds, "beside", self.beside, f"zero to the whole {self.seconds} seconds")
+        require(0 <= self.beside <= self.seconds, "beside", self.beside, f"zero to {self.seconds} seconds")
 
 
 class ExchangeTiming(Part, frozen=True, kw_only=True):
     """Measured seconds of one kind of exchange among some ranks.
 
     Attributes:
-        kind: `all-reduce`, `all-gather`, `exchange` (every rank tells all others), `neighbours` (those next to it) or
-            `message` (one rank tells one).
-        ranks: that take part.
-        points: by increasing bytes.
+        kind: `all-reduce`, `all-gather`, `exchange` (every rank sends to all others), `neighbours` (each rank sends to
+            adjacent ranks) or `message` (one rank sends to one).
+        ranks: number of ranks that take part.
+        points: measurements by increasing bytes.
     """
 
     kind: ExchangeKind
@@ -65,11 +65,11 @@ class ExchangeTiming(Part, frozen=True, kw_only=True):
         require(all(a < b for a, b in pairwise(sizes)), "points", sizes, "in order of increasing bytes")
 
     def seconds(self, nbytes: float, meanwhile: float = 0.0) -> float:
-        """That an exchange of so many bytes still takes when the ranks have computed for `meanwhile` since it began."""
+        """Return the remaining seconds of an exchange of `nbytes` after the ranks have computed `meanwhile` seconds."""
         return max(self._between(nbytes, "beside"), self._between(nbytes, "seconds") - meanwhile)
 
     def _between(self, nbytes: float, field: Literal["seconds", "beside"]) -> float:
-        """Interpolated between the measured sizes; above the largest in proportion, below the smallest as that."""
+        """Interpolate between measured sizes; scale above the largest, and use the smallest below it."""
         sizes = [point.nbytes for point in self.points]
         values: list[float] = [getattr(point, field) for point in self.points]
         if nbytes > sizes[-1]:
@@ -82,20 +82,21 @@ class ExchangeTiming(Part, frozen=True, kw_only=True):
 
 
 Cost: TypeAlias = Callable[[ExchangeKind, tuple[int, ...], int, float], float]
-"""Seconds that an exchange of a kind among some ranks still takes, by the bytes of the rank that sends or receives most
-and by the seconds for which a rank has computed since it started."""
+"""A function of kind, ranks, bytes of the rank that sends or receives most, and seconds that a rank has computed since
+the exchange started; it returns the remaining seconds of the exchange.
+"""
 
 
 class TraceEvent(Part, frozen=True, kw_only=True):
-    """Something that a rank computes, and what it does next.
+    """A piece of a rank's computing, and the action that follows it.
 
     Attributes:
         computing: seconds.
-        act: to begin an exchange, to need its result (and wait for it), or to have finished the step.
-        exchange: its number on this rank.
-        kind: of an exchange that begins.
-        ranks: that take part in it.
-        nbytes: that this rank sends or receives, whichever is more.
+        act: begin an exchange, need its result (and wait for it), or finish the step.
+        exchange: number of the exchange on this rank.
+        kind: kind of an exchange that begins.
+        ranks: ranks that take part in it.
+        nbytes: bytes that this rank sends or receives, whichever is more.
     """
 
     computing: float
@@ -115,9 +116,9 @@ class RankStep:
     """How one rank spent a step, in seconds.
 
     Attributes:
-        computing: by itself.
-        waiting: until the others had begun what it needed.
-        exchanging: until exchanges were over that everybody had begun.
+        computing: computing alone.
+        waiting: waiting until the other ranks had begun the exchanges that it needed.
+        exchanging: waiting for exchanges that all ranks had begun.
     """
 
     computing: float = 0.0
@@ -126,13 +127,13 @@ class RankStep:
 
     @property
     def seconds(self) -> float:
-        """Of the step."""
+        """The seconds of the step."""
         return self.computing + self.waiting + self.exchanging
 
 
 @dataclass
 class _RankCursor:
-    """Where a rank is in its part."""
+    """The position of a rank in its part."""
 
     events: Sequence[TraceEvent]
     position: int = 0
@@ -142,13 +143,13 @@ class _RankCursor:
 
     @property
     def event(self) -> TraceEvent | None:
-        """The next one; None at the end."""
+        """The next event; None at the end."""
         return self.events[self.position] if self.position < len(self.events) else None
 
 
 @dataclass
 class _Exchange:
-    """An exchange for which not all ranks are there yet, or that is under way."""
+    """An exchange that waits for some of its ranks, or that is under way."""
 
     ranks: tuple[int, ...]
     kind: ExchangeKind = "exchange"
@@ -162,21 +163,21 @@ class _Exchange:
         return self.present == len(self.ranks)
 
     def join(self, event: TraceEvent, moment: float) -> None:
-        """One more rank begins it: as a rank that has no word for all its peers, among neighbours only."""
+        """Let one more rank begin the exchange; it is of kind neighbours if any rank sends to its neighbours only."""
         self.kind = "neighbours" if "neighbours" in (self.kind, event.kind) else event.kind
         self.nbytes, self.start = max(self.nbytes, event.nbytes), max(self.start, moment)
         self.present += 1
 
 
 def replay(parts: Sequence[Sequence[TraceEvent]], cost: Cost) -> list[RankStep]:
-    """How every rank spends a step that all of them begin at the same moment.
+    """Return how each rank spends a step that all ranks begin at the same moment.
 
     Args:
-        parts: of every rank, its events in order.
-        cost: of exchanges.
+        parts: the events of each rank, in order.
+        cost: cost of exchanges.
 
     Raises:
-        InvalidValue: the parts do not go together: a rank needs what another one never begins.
+        InvalidValue: the parts do not match: a rank needs an exchange that another rank never begins.
     """
     ranks = [_RankCursor(events) for events in parts]
     exchanges: dict[tuple[tuple[int, ...], int], _Exchange] = {}
@@ -189,7 +190,7 @@ def replay(parts: Sequence[Sequence[TraceEvent]], cost: Cost) -> list[RankStep]:
                 moved = True
     stuck = [index for index, rank in enumerate(ranks) if rank.event is not None]
     if stuck:
-        raise InvalidValue("ranks that wait for ever", stuck, "none: every rank has to begin the same exchanges")
+        raise InvalidValue("ranks that would wait for ever", stuck, "none: every rank must begin the same exchanges")
     return [rank.played for rank in ranks]
 
 
@@ -199,7 +200,7 @@ def _play(
     exchanges: dict[tuple[tuple[int, ...], int], _Exchange],
     cost: Cost,
 ) -> bool:
-    """Let `rank` go past `event`; False if what it needs has not started."""
+    """Advance `rank` past `event`; return False if the exchange that it needs has not started."""
     played = rank.played
     if event.act == "begin":
         played.computing += event.computing

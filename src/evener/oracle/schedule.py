@@ -1,4 +1,4 @@
-"""In which order a stage of a pipeline works on its micro-batches, and how long a step takes in that order.
+"""The order in which a pipeline stage works on its micro-batches, and the duration of a step in that order.
 
 Four stages, three micro-batches; a number is a forward pass, a letter the backward pass of that micro-batch:
 
@@ -20,25 +20,25 @@ from typing import Literal, NamedTuple
 Kind = Literal["forward", "recompute", "backward", "evaluate"]
 ScheduleName = Literal["gpipe", "1f1b"]
 Rematerialise = Literal["always", "except_last", "never", "auto"]
-"""Which micro-batches a stage computes a second time for their backward pass, to hold less."""
+"""For which micro-batches a stage recomputes activations in the backward pass to save memory."""
 
 
 class Action(NamedTuple):
-    """One thing to do with one micro-batch."""
+    """A pass over one micro-batch."""
 
     kind: Kind
     micro_batch: int
 
 
 def gpipe(stage: int, num_stages: int, micro_batches: int) -> list[Action]:
-    """All forward passes, then all backward passes in reverse order; alike for all stages."""
+    """Return all forward passes, then all backward passes in reverse order; it is the same for all stages."""
     del stage, num_stages
     forward = [Action("forward", i) for i in range(micro_batches)]
     return forward + [Action("backward", i) for i in reversed(range(micro_batches))]
 
 
 def one_forward_one_backward(stage: int, num_stages: int, micro_batches: int) -> list[Action]:
-    """As many forward passes as there are stages behind this one, then forward and backward in turn."""
+    """Return forward passes for the stages behind this one, then forward and backward passes in turn."""
     ahead = min(num_stages - 1 - stage, micro_batches)
     actions = [Action("forward", i) for i in range(ahead)]
     for i in range(micro_batches):
@@ -55,48 +55,51 @@ SCHEDULES: dict[ScheduleName, Callable[[int, int, int], list[Action]]] = {
 
 
 def evaluation(micro_batches: int) -> list[Action]:
-    """Forward passes of which nothing is kept."""
+    """Return forward passes whose activations are not kept."""
     return [Action("evaluate", i) for i in range(micro_batches)]
 
 
 def with_recomputing(actions: Sequence[Action], recomputed: Collection[int]) -> list[Action]:
-    """`actions` with a second forward pass in front of the backward pass of every micro-batch in `recomputed`.
+    """Return `actions` with a second forward pass before the backward pass of each micro-batch in `recomputed`.
 
-    A stage begins it as soon as it has nothing else to do, before the gradient that it needs for backward arrives.
+    A stage begins it as soon as it is idle, before the gradient that its backward pass needs arrives.
     """
-    found = []
+    result = []
     for action in actions:
         if action.kind == "backward" and action.micro_batch in recomputed:
-            found.append(Action("recompute", action.micro_batch))
-        found.append(action)
-    return found
+            result.append(Action("recompute", action.micro_batch))
+        result.append(action)
+    return result
 
 
 def max_held(actions: Sequence[Action], recomputed: Collection[int] = ()) -> int:
-    """Micro-batches whose activations a stage holds at once, at most: those `recomputed` only from then on."""
-    held = most = 0
+    """Return the largest number of micro-batches whose activations a stage holds at once.
+
+    Those in `recomputed` are held from their recomputation only.
+    """
+    held = largest = 0
     for action in with_recomputing(actions, recomputed):
         if action.kind == "backward":
             held -= 1
         elif action.kind == "recompute" or action.micro_batch not in recomputed:
             held += 1
-        most = max(most, held)
-    return most
+        largest = max(largest, held)
+    return largest
 
 
 def bubble(num_stages: int, micro_batches: int) -> float:
-    """Share of the time for which equal stages idle: (K-1) / (M+K-1)."""
+    """Return the fraction of time for which equal stages idle: (K-1) / (M+K-1)."""
     return (num_stages - 1) / (micro_batches + num_stages - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedStep:
-    """A step of a pipeline, pass by pass.
+    """A simulated step of a pipeline, pass by pass.
 
     Attributes:
         seconds: from the first pass to the last.
-        busy: seconds that every stage computes.
-        passes: of every stage, in order: (action, start, end).
+        busy: seconds that each stage computes.
+        passes: the passes of each stage, in order: (action, start, end).
     """
 
     seconds: float
@@ -111,13 +114,13 @@ def simulate(
     schedule: ScheduleName = "1f1b",
     transfer: Sequence[float] = (),
 ) -> SimulatedStep:
-    """A step in which a pass starts when its stage is free and its input has come: from the stage before, or behind.
+    """Simulate a step in which a pass starts when its stage is free and its input has arrived.
 
     Args:
-        forward, backward: seconds of every stage for one micro-batch.
-        micro_batches: of the step.
-        schedule: of every stage.
-        transfer: seconds from stage k to stage k+1 and back, one for each but the last; zero by default.
+        forward, backward: seconds of each stage for one micro-batch.
+        micro_batches: number of micro-batches of the step.
+        schedule: order of passes of each stage.
+        transfer: seconds from stage k to stage k+1 and back, one for each stage but the last; zero by default.
     """
     num_stages = len(forward)
     links = [*(transfer or [0.0] * (num_stages - 1)), 0.0]
@@ -142,7 +145,7 @@ def simulate(
 
 
 def _arrival(ends: Sequence[dict[Action, float]], stage: int, action: Action, links: Sequence[float]) -> float | None:
-    """When the input of a pass is there; None while that is not known."""
+    """Return when the input of a pass is available; None while that is unknown."""
     if action.kind == "forward":
         if stage == 0:
             return 0.0

@@ -1,14 +1,14 @@
-"""Finds the best way to train: prices the candidates of every strategy and ranks them.
+"""Finds the fastest way to train: prices the candidates of every strategy and ranks them.
 
-Candidates are pruned, because there are too many of them; every division inside of one is exact:
+Candidates are pruned, because there are too many; the division of work inside a candidate is exact:
 
     sets of devices    the k fastest, k = 1, 2, 4 ... all; then halfway between the best k and its neighbours
     meshes             groups of 2, 4 and 8 neighbours, and the devices of each node
-    pipelines          2, 4 and 8 times as many micro-batches as stages; of many stages, or rows of them, 4 times
+    pipelines          2, 4 and 8 times as many micro-batches as stages; 4 times for many stages or several pipelines
     pipelines of teams 2, 4 and 8 neighbours for every stage
-    local steps        as few as make their exchange a tenth of the computing
+    local steps        the fewest for which their exchange takes a tenth of the computing
 
-No set of devices is ever recommended that is slower than its best member: one device alone is a candidate, too.
+A single device is a candidate, too, so that the search never recommends a set that is slower than its best member.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from evener.oracle.cost.topology import all_reduce_seconds
 from evener.records.errors import DoesNotFit
 from evener.records.plan import Rejected, Strategy, is_of_teams
 
-_MANY, _VERY_MANY = 32, 128
-_ALONE: frozenset[Strategy] = frozenset(("data", "averaging", "server", "asynchronous server"))
-"""Strategies in which every device holds a model of its own."""
-EVERY_STRATEGY: tuple[Strategy, ...] = get_args(Strategy)
-LEARNS_OTHERWISE: frozenset[Strategy] = frozenset(("averaging", "server", "asynchronous server"))
-"""Strategies that do not give what one process would; chosen only where they are asked for. (A synchronous server does,
-but it is a parameter server: it is for machines that come and go.)"""
-WORTH = 0.99
-"""More devices have to bring a step to this fraction of what fewer take: a predicted gain below 1 % is noise."""
+_MANY_DEVICES, _VERY_MANY_DEVICES = 32, 128
+_WHOLE_MODEL_STRATEGIES: frozenset[Strategy] = frozenset(("data", "averaging", "server", "asynchronous server"))
+"""Strategies in which every device holds a complete model."""
+ALL_STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+INEXACT_STRATEGIES: frozenset[Strategy] = frozenset(("averaging", "server", "asynchronous server"))
+"""Strategies that do not train the same as one process; chosen only on request. (A synchronous server does train the
+same, but it is a parameter server, meant for machines that come and go.)
+"""
+MAX_STEP_RATIO = 0.99
+"""More devices must reduce a step to at most this fraction: a predicted gain below 1 % is noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """What is to be expected.
+    """The result of a search.
 
     Attributes:
-        model: that was looked at.
+        model: the cost model that was searched.
         ranked: the best estimate of every strategy that can run, fastest first.
-        rejected: strategies that cannot run, and devices left out of the best one.
+        rejected: strategies that cannot run, and nodes that the best estimate leaves out.
         alone: the best single device's estimate; None where the job fits none.
-        best: the estimate to take: the fastest that learns what one process would.
+        best: the recommended estimate: the fastest that trains the same as one process.
     """
 
     model: CostModel
@@ -58,38 +59,38 @@ class Ranking:
     best: CostEstimate
 
     def speedup(self, estimate: CostEstimate) -> float | None:
-        """How many times as fast as the best single device; None where the job fits none."""
+        """Return how many times as fast as the best single device the estimate is; None where the job fits none."""
         return self.alone.step_seconds / estimate.step_seconds if self.alone else None
 
 
-def search(model: CostModel, strategies: Collection[Strategy] = EVERY_STRATEGY) -> Ranking:
-    """The best way of each of `strategies`, and of all.
+def search(model: CostModel, strategies: Collection[Strategy] = ALL_STRATEGIES) -> Ranking:
+    """Return the best estimate of each of `strategies`, ranked.
 
     Raises:
-        DoesNotFit: nothing fits the memory of the devices, together or alone.
+        DoesNotFit: no strategy fits the memory of the devices, together or alone.
     """
-    found: dict[Strategy, CostEstimate] = {}
+    best_of: dict[Strategy, CostEstimate] = {}
     rejected: list[Rejected] = []
     alone = _best_alone(model)
-    orders = {True: [i for i in _by_speed(model) if model.workers[i].most != 0], False: _by_node(model)}
+    orders = {True: [i for i in _by_speed(model) if model.workers[i].max_units != 0], False: _by_node(model)}
     for strategy in strategies:
         if strategy == "serial":
             continue
-        best, reason = _best_of(model, strategy, orders[strategy in _ALONE])
+        best, reason = _best_of(model, strategy, orders[strategy in _WHOLE_MODEL_STRATEGIES])
         if best is not None:
-            found[strategy] = best
+            best_of[strategy] = best
         elif model.size > 1:
             rejected.append(Rejected(what=strategy, reason=reason))
     if alone is not None:
-        found["serial"] = alone
+        best_of["serial"] = alone
     else:
         rejected.append(Rejected(what="serial", reason="no single device holds the model and one sample"))
-    ranked = tuple(sorted(found.values(), key=lambda estimate: estimate.step_seconds))
-    alike = [estimate for estimate in ranked if estimate.strategy not in LEARNS_OTHERWISE] or list(ranked)
-    if not alike:
-        reasons = "; ".join(f"{one.what}: {one.reason}" for one in rejected)
-        raise DoesNotFit(f"nothing fits the memory of the devices: {reasons}")
-    best = alike[0] if alone is None or alike[0].step_seconds < WORTH * alone.step_seconds else alone
+    ranked = tuple(sorted(best_of.values(), key=lambda estimate: estimate.step_seconds))
+    exact = [estimate for estimate in ranked if estimate.strategy not in INEXACT_STRATEGIES] or list(ranked)
+    if not exact:
+        reasons = "; ".join(f"{rejection.what}: {rejection.reason}" for rejection in rejected)
+        raise DoesNotFit(f"no strategy fits the memory of the devices: {reasons}")
+    best = exact[0] if alone is None or exact[0].step_seconds < MAX_STEP_RATIO * alone.step_seconds else alone
     return Ranking(
         model=model,
         ranked=ranked,
@@ -105,7 +106,7 @@ def _by_speed(model: CostModel) -> list[int]:
 
 
 def _by_node(model: CostModel) -> list[int]:
-    """Devices node by node, because those of one model talk much: the fastest nodes first."""
+    """Return the devices node by node, the fastest nodes first, because devices of one model communicate much."""
     members: dict[str, list[int]] = {}
     for device in _by_speed(model):
         members.setdefault(model.topology.nodes[device], []).append(device)
@@ -116,7 +117,7 @@ def _by_node(model: CostModel) -> list[int]:
 
 
 def _best_alone(model: CostModel) -> CostEstimate | None:
-    """The estimate of the fastest device that can do the job by itself; one of each kind is asked."""
+    """Return the estimate of the fastest single device that can do the job; one device of each kind is priced."""
     first: dict[int, int] = {}
     for device, kind in enumerate(model.kinds):
         first.setdefault(kind, device)
@@ -125,9 +126,9 @@ def _best_alone(model: CostModel) -> CostEstimate | None:
 
 
 def _best_of(model: CostModel, strategy: Strategy, order: Sequence[int]) -> tuple[CostEstimate | None, str]:
-    """The fastest estimate of `strategy` over sets of the first devices of `order`, or why there is none."""
+    """Return the fastest estimate of `strategy` over prefixes of `order`, or the reason why there is none."""
     known: dict[int, CostEstimate] = {}
-    reason = "there is no such way to divide this model over these devices" if order else "no device holds the model"
+    reason = "this model cannot be divided over these devices in this way" if order else "no device holds the model"
     sizes = _sizes(len(order), strategy)
     while sizes:
         for size in sizes:
@@ -142,7 +143,7 @@ def _best_of(model: CostModel, strategy: Strategy, order: Sequence[int]) -> tupl
 
 
 def estimates_on(model: CostModel, strategy: Strategy, devices: Sequence[int]) -> tuple[list[CostEstimate], str]:
-    """Estimates of every candidate on `devices` that fits, and why the last one did not that does not."""
+    """Return estimates of every candidate on `devices` that fits, and the reason why the last other one does not."""
     estimates, reason = [], ""
     for price in candidates(model, strategy, devices):
         try:
@@ -153,14 +154,14 @@ def estimates_on(model: CostModel, strategy: Strategy, devices: Sequence[int]) -
 
 
 def _sizes(size: int, strategy: Strategy) -> list[int]:
-    """1, 2, 4 ... and all devices; where that takes long, all, half and a quarter, or all and a quarter."""
-    if strategy.startswith("data+") and size > _MANY:
-        return [size // 4, size] if size > _VERY_MANY else [size // 4, size // 2, size]
+    """Return 1, 2, 4 ... and all devices; for large meshes only all, a half and a quarter, or all and a quarter."""
+    if strategy.startswith("data+") and size > _MANY_DEVICES:
+        return [size // 4, size] if size > _VERY_MANY_DEVICES else [size // 4, size // 2, size]
     return [*(1 << power for power in range(size.bit_length()) if 1 << power < size), size]
 
 
 def _between(known: dict[int, CostEstimate]) -> list[int]:
-    """Sizes halfway between the best one and its neighbours, even ones, so that groups can be formed of them."""
+    """Return even sizes halfway between the best size and its neighbours; groups can be formed of even sizes."""
     if not known:
         return []
     sizes = sorted(known)
@@ -171,23 +172,23 @@ def _between(known: dict[int, CostEstimate]) -> list[int]:
 
 
 def _left_out(model: CostModel, best: CostEstimate) -> list[Rejected]:
-    """One entry for every node of which the best estimate uses no device."""
+    """Return one rejection for every node of which the best estimate uses no device."""
     used = {model.topology.nodes[device] for device in best.devices}
     names = dict.fromkeys(node for node in model.topology.nodes if node not in used)
-    return [Rejected(what=node, reason="a step would be no shorter with it") for node in names]
+    return [Rejected(what=node, reason="the step would not be shorter with it") for node in names]
 
 
 _GROUP_SIZES = (2, 4, 8)
-_MOST_MEMBERS = 64
-_MOST_STAGES = 64
+_MAX_MEMBERS = 64
+_MAX_STAGES = 64
 _FEW_STAGES = 8
-_MOST_LOCAL_STEPS = 500
+_MAX_LOCAL_STEPS = 500
 
 Price = Callable[[], CostEstimate]
 
 
 def candidates(model: CostModel, strategy: Strategy, devices: Sequence[int]) -> Iterator[Price]:
-    """What there is to price of `strategy` on exactly `devices`, each as a function that does it."""
+    """Yield the candidates of `strategy` on exactly `devices`, each as a function that prices it."""
     job, size = model.job, len(devices)
     row = model.topology.ordered(devices)
     if strategy == "serial":
@@ -202,7 +203,7 @@ def candidates(model: CostModel, strategy: Strategy, devices: Sequence[int]) -> 
     elif strategy in ("server", "asynchronous server"):
         yield lambda: price_server(model, row, row[0], asynchronous=strategy != "server")
     elif strategy == "pipeline":
-        if size <= min(_MOST_STAGES, len(job.graph.layers)):
+        if size <= min(_MAX_STAGES, len(job.graph.layers)):
             yield from _pipelines(model, [row])
     elif strategy == "data+pipeline":
         for groups in meshes(model, row):
@@ -217,7 +218,7 @@ def candidates(model: CostModel, strategy: Strategy, devices: Sequence[int]) -> 
 def _divided(model: CostModel, strategy: Strategy, row: Sequence[int]) -> Iterator[Price]:
     mode = next(mode for mode in MODES if strategy.endswith(mode))
     if not strategy.startswith("data+"):
-        if len(row) <= _MOST_MEMBERS:
+        if len(row) <= _MAX_MEMBERS:
             yield lambda: price_mesh(model, [row], mode)
         return
     for groups in meshes(model, row):
@@ -229,7 +230,7 @@ def _stage_teams(model: CostModel, strategy: Strategy, row: Sequence[int]) -> It
     for members in _GROUP_SIZES:
         teams = [list(row[i : i + members]) for i in range(0, len(row), members)]
         stages, is_even = len(teams), len(row) % members == 0
-        if not is_even or not 1 < stages <= min(_MOST_STAGES, len(model.job.graph.layers)):
+        if not is_even or not 1 < stages <= min(_MAX_STAGES, len(model.job.graph.layers)):
             continue
         for times in (2, 4, 8) if stages <= _FEW_STAGES else (4,):
             if times * stages <= model.job.batch_size:
@@ -244,7 +245,7 @@ def _pipelines(model: CostModel, rows: Sequence[Sequence[int]]) -> Iterator[Pric
 
 
 def meshes(model: CostModel, row: Sequence[int]) -> Iterator[list[list[int]]]:
-    """Divisions of `row` into at least two groups of several neighbours."""
+    """Yield divisions of `row` into at least two groups of several neighbours."""
     seen: set[tuple[int, ...]] = set()
     by_node = [list(group) for _, group in groupby(row, key=lambda device: model.topology.nodes[device])]
     chunks = ([list(row[i : i + m]) for i in range(0, len(row), m)] for m in _GROUP_SIZES if len(row) % m == 0)
@@ -256,8 +257,8 @@ def meshes(model: CostModel, row: Sequence[int]) -> Iterator[list[list[int]]]:
 
 
 def _local_steps(model: CostModel, devices: Sequence[int]) -> int:
-    """As few local steps as make the averaging a tenth of the computing, at least 2."""
+    """Return the fewest local steps, at least 2, for which averaging takes a tenth of the computing."""
     nbytes, channel = model.parameter_bytes, model.topology.ring(devices)
     exchange = all_reduce_seconds(nbytes, len(devices), channel.alpha, channel.beta)
     each = model.job.batch_size / sum(1 / model.workers[device].unit_seconds for device in devices)
-    return min(_MOST_LOCAL_STEPS, max(2, ceil(10 * exchange / each)))
+    return min(_MAX_LOCAL_STEPS, max(2, ceil(10 * exchange / each)))

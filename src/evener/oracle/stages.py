@@ -1,15 +1,16 @@
-"""Divides a chain of layers into consecutive stages on unequal devices so that the slowest of them is fastest.
+"""Divides a chain of layers into consecutive stages on unequal devices so that the slowest stage is as fast as
+possible.
 
-A stage k on device d that holds units i to j is busy, for every micro-batch, for the seconds of its units on d; the
-link to it for alpha + bytes * beta, for what lives across the cut in front of it. The slowest of all these sets the
-pace of the pipeline; a stage has to fit its device's memory. Which device computes which stage is chosen, too.
+A stage k on device d that holds units i to j is busy, for every micro-batch, for the seconds of its units on d. The
+link to it is busy for alpha + bytes * beta, for the tensors that cross the cut in front of it. The slowest stage or
+link sets the pace of the pipeline. A stage must fit its device's memory. The order of the devices is chosen, too.
 
-Exact, by dynamic programming over (devices used so far, last device, units so far):
+The solution is exact, by dynamic programming over (devices used so far, last device, units so far):
 
     pace(S + d, d, j) = min over a, i of  max(pace(S, a, i), link(a, d, i), seconds(d, i, j))
 
-Devices that do not differ are not told apart. Of all divisions of that pace the one of the shortest way through the
-pipeline is taken, which a second pass with sums in place of maxima finds. O(sets of devices * devices * units^2).
+Identical devices are interchangeable. Among divisions of equal pace, a second pass with sums in place of maxima takes
+the one with the shortest time through the pipeline. O(sets of devices * devices * units^2).
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _Floats: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Units:
-    """What lies between neighbouring places where a model may be cut, in columns, for one micro-batch.
+    """The units between possible cuts of a model, as columns, for one micro-batch.
 
     Attributes:
         seconds: forward and backward, [units, devices].
-        weight_bytes: of weights, gradients and the optimiser's state.
-        kept_bytes: of activations that backward needs.
-        boundary_bytes: of what lives across the cut behind each, and has to travel if it is cut there.
+        weight_bytes: weights, gradients and optimizer state of each unit.
+        kept_bytes: activations that backward needs.
+        boundary_bytes: tensors that cross the cut behind each unit and travel if the model is cut there.
     """
 
     seconds: _Floats
@@ -55,12 +56,12 @@ class Units:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceGroup:
-    """The devices and what joins them.
+    """The devices and their links.
 
     Attributes:
-        memory: bytes of every device that a stage may take.
+        memory: bytes of each device that a stage may use.
         alpha: seconds of latency from device to device; a row for every sender.
-        beta: seconds per byte, likewise.
+        beta: seconds per byte from device to device; a row for every sender.
         in_order: whether device d computes stage d; otherwise the best order is chosen.
     """
 
@@ -71,11 +72,11 @@ class DeviceGroup:
 
     @property
     def size(self) -> int:
-        """Number of devices."""
+        """The number of devices."""
         return len(self.memory)
 
     def of(self, devices: Sequence[int]) -> DeviceGroup:
-        """Some `devices` of this group, in that order."""
+        """Return the group of some `devices` of this group, in that order."""
         alpha, beta = (
             tuple(tuple(table[i][j] for j in devices) for i in devices) if table else ()
             for table in (self.alpha, self.beta)
@@ -86,11 +87,11 @@ class DeviceGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """How many micro-batches a stage holds at once.
+    """How many micro-batches each stage holds at once.
 
     Attributes:
-        waiting: whose inputs it holds, between forward and backward; one number a stage.
-        kept: whose activations it holds, which are fewer where they are recomputed; one number a stage.
+        waiting: micro-batches whose inputs a stage holds between forward and backward, one number a stage.
+        kept: micro-batches whose activations a stage holds, fewer where they are recomputed; one number a stage.
     """
 
     waiting: tuple[int, ...]
@@ -99,13 +100,13 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class StageCut:
-    """A chain of units, divided.
+    """A chain of units, divided into stages.
 
     Attributes:
         ends: stage k holds units ends[k-1] to ends[k] (the first one from 0).
-        devices: of the stages, in order.
-        pace: seconds between two micro-batches: of the slowest stage or link.
-        seconds: of one micro-batch through all stages and links.
+        devices: device of each stage, in order.
+        pace: seconds between two micro-batches, which the slowest stage or link sets.
+        seconds: seconds of one micro-batch through all stages and links.
     """
 
     ends: tuple[int, ...]
@@ -115,7 +116,7 @@ class StageCut:
 
 
 def divide(units: Units, group: DeviceGroup, held: Held, stages: int | None = None) -> StageCut:
-    """The division of `units` into stages of the fastest pace; arguments as of `best_cut`.
+    """Return the division of `units` into stages with the fastest pace; the arguments are those of `best_cut`.
 
     Raises:
         DoesNotFit: no division fits the memory of the devices.
@@ -127,28 +128,29 @@ def divide(units: Units, group: DeviceGroup, held: Held, stages: int | None = No
 
 
 def best_cut(units: Units, group: DeviceGroup, held: Held, stages: int | None = None) -> StageCut | None:
-    """The division of `units` into stages of the fastest pace; None if none fits the memory of the devices.
+    """Return the division of `units` into stages with the fastest pace; None if none fits the memory of the devices.
 
     Args:
-        units: in order.
-        group: devices; every unit has as many `seconds`.
-        held: by stage, for as many stages as there may be.
-        stages: their number; by default as many as pay, at most one a device.
+        units: units in order.
+        group: devices; every unit has one entry of `seconds` per device.
+        held: micro-batches held by stage, for the largest possible number of stages.
+        stages: number of stages; by default the best number, at most one a device.
     """
-    most = min(group.size, len(units), len(held.kept))
-    require(stages is None or 1 <= stages <= most, "stages", stages, f"1 to {most}, or None")
+    max_stages = min(group.size, len(units), len(held.kept))
+    require(stages is None or 1 <= stages <= max_stages, "stages", stages, f"1 to {max_stages}, or None")
     chain = _Chain(units, group, held)
-    pace = min(seconds for seconds, *_ in _ends(chain.reach(stages or most, np.maximum, inf), stages))
+    pace = min(seconds for seconds, *_ in _ends(chain.reach(stages or max_stages, np.maximum, inf), stages))
     if pace == inf:
         return None
-    reached = chain.reach(stages or most, np.add, pace)
+    reached = chain.reach(stages or max_stages, np.add, pace)
     seconds, count, state = min(_ends(reached, stages), key=itemgetter(0))
-    ends, devices = chain.way(reached, count, state, pace)
+    ends, devices = chain.trace_back(reached, count, state, pace)
     return StageCut(ends=ends, devices=devices, pace=pace, seconds=seconds)
 
 
-_MOST_FLOATS = 2**24
-"""That are held at a time for a table of units by units: of a model of thousands, it is made in strips."""
+_MAX_TABLE_FLOATS = 2**24
+"""Largest table of units by units that is held at once; the table of a model with thousands of units is made in strips.
+"""
 _ALL = slice(None)
 _State: TypeAlias = tuple[tuple[int, ...], int]
 """(how many devices of every kind are used, kind of the last one)"""
@@ -157,7 +159,7 @@ _Reached: TypeAlias = list[dict[_State, _Floats]]
 
 
 def _ends(reached: _Reached, stages: int | None) -> list[tuple[float, int, _State]]:
-    """(value, number of stages, state) of everything that holds all units."""
+    """Return (value, number of stages, state) of every state that holds all units."""
     counts = range(1, len(reached)) if stages is None else [stages]
     return [(float(values[-1]), count, state) for count in counts for state, values in reached[count].items()]
 
@@ -177,7 +179,7 @@ class _Chain:
         self._busy: dict[tuple[int, int, int], _Floats] = {}
 
     def reach(self, stages: int, combine: Callable[[_Floats, _Floats], _Floats], bound: float) -> _Reached:
-        """The least values of up to `stages` stages: of all busy times, each at most `bound`, combined."""
+        """Return the least values of up to `stages` stages: combined busy times, each at most `bound`."""
         start = np.full(len(self._boundary), inf)
         start[0] = 0.0
         reached: _Reached = [{((0,) * len(self._kinds), -1): start}]
@@ -195,12 +197,12 @@ class _Chain:
     def _least(
         self, kind: int, stage: int, arrival: _Floats, combine: Callable[[_Floats, _Floats], _Floats], bound: float
     ) -> _Floats:
-        """The least value behind `stage`, over all units that it may begin with."""
+        """Return the least value behind `stage`, over all units with which it may begin."""
         begins = np.flatnonzero(arrival < inf)
         if not len(begins):
             return arrival
         least = np.full(len(arrival), inf)
-        rows = max(1, _MOST_FLOATS // len(arrival))
+        rows = max(1, _MAX_TABLE_FLOATS // len(arrival))
         for first in range(int(begins[0]), int(begins[-1]) + 1, rows):
             some = slice(first, min(first + rows, int(begins[-1]) + 1))
             busy = self._find_busy(kind, stage, some)
@@ -208,10 +210,10 @@ class _Chain:
             least = np.minimum(least, total.min(axis=0))
         return least
 
-    def way(
+    def trace_back(
         self, reached: _Reached, count: int, state: _State, bound: float
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(ends, devices) of the `count` stages of least sum that lead to `state`."""
+        """Return (ends, devices) of the `count` stages of least sum that lead to `state`."""
         ends, kinds = [len(self._boundary) - 1], [state[1]]
         for stage in reversed(range(1, count)):
             busy = self._find_busy(kinds[0], stage, slice(None), slice(ends[0], ends[0] + 1))[:, 0]
@@ -221,11 +223,11 @@ class _Chain:
             state = origins[int(arrivals[:, begin].argmin())]
             ends.insert(0, begin)
             kinds.insert(0, state[1])
-        left = [list(members) for members in self._kinds]
-        return tuple(ends), tuple(left[kind].pop(0) for kind in kinds)
+        unused = [list(members) for members in self._kinds]
+        return tuple(ends), tuple(unused[kind].pop(0) for kind in kinds)
 
     def _next(self, state: _State, stage: int) -> list[_State]:
-        """What `state` may become by the next stage."""
+        """Return the states that can follow `state` with the next stage."""
         used, _ = state
         return [
             ((*used[:kind], used[kind] + 1, *used[kind + 1 :]), kind)
@@ -234,50 +236,52 @@ class _Chain:
         ]
 
     def _link(self, sender: int, receiver: int, bound: float) -> _Floats:
-        """Seconds that the link between two kinds of devices is busy, for a cut in front of every unit."""
+        """Return the seconds that the link between two kinds of devices is busy, for a cut in front of every unit."""
         if sender < 0 or not self._group.alpha:
             return np.zeros(len(self._boundary))
-        one, other = self._kinds[sender][0], self._kinds[receiver][-1]
-        seconds = self._group.alpha[one][other] + self._boundary * self._group.beta[one][other]
+        first, second = self._kinds[sender][0], self._kinds[receiver][-1]
+        seconds = self._group.alpha[first][second] + self._boundary * self._group.beta[first][second]
         return np.where(seconds <= bound, seconds, inf)
 
     def _find_busy(self, kind: int, stage: int, rows: slice, columns: slice = _ALL) -> _Floats:
-        """Seconds of units [i, j) on a kind of device, infinite where they do not fit or are none: some i by some j."""
+        """Return the seconds of units [i, j) on a kind of device, [rows, columns]; infinite where they are empty or do
+        not fit.
+        """
         key = kind, self._held.kept[stage], self._held.waiting[stage]
-        if len(self._numbers) ** 2 > _MOST_FLOATS:
+        if len(self._numbers) ** 2 > _MAX_TABLE_FLOATS:
             return self._busy_of(*key, rows, columns)
         if key not in self._busy:
             self._busy[key] = self._busy_of(*key, _ALL, _ALL)
         return self._busy[key][rows, columns]
 
-    def _busy_of(self, kind: int, kept: int, waiting: int, rows: slice, columns: slice) -> _Floats:
+    def _busy_of(self, kind: int, num_kept: int, num_waiting: int, rows: slice, columns: slice) -> _Floats:
         device = self._kinds[kind][0]
         seconds: _Floats = self._seconds[None, columns, device] - self._seconds[rows, None, device]
-        held = self._weights + self._kept * kept
-        needed = held[None, columns] - (held - self._boundary * waiting)[rows, None]
+        held = self._weights + self._kept * num_kept
+        needed = held[None, columns] - (held - self._boundary * num_waiting)[rows, None]
         is_empty = self._numbers[None, columns] <= self._numbers[rows, None]
         seconds[is_empty | (needed > self._group.memory[device])] = inf
         return seconds
 
 
 def _kinds(units: Units, group: DeviceGroup) -> list[list[int]]:
-    """Devices, those together that may be swapped without any difference."""
+    """Return the devices, grouped by kind; devices of one kind are interchangeable."""
     kinds: list[list[int]] = []
     for device in range(group.size):
         same = (members for members in kinds if not group.in_order and _alike(members[0], device, units, group))
-        found = next(same, None)
-        if found is None:
+        kind = next(same, None)
+        if kind is None:
             kinds.append([device])
         else:
-            found.append(device)
+            kind.append(device)
     return kinds
 
 
-def _alike(one: int, other: int, units: Units, group: DeviceGroup) -> bool:
-    swap = {one: other, other: one}
+def _alike(first: int, second: int, units: Units, group: DeviceGroup) -> bool:
+    swap = {first: second, second: first}
     return (
-        group.memory[one] == group.memory[other]
-        and np.array_equal(units.seconds[:, one], units.seconds[:, other])
+        group.memory[first] == group.memory[second]
+        and np.array_equal(units.seconds[:, first], units.seconds[:, second])
         and all(
             table[i][j] == table[swap.get(i, i)][swap.get(j, j)]
             for table in (group.alpha, group.beta)

@@ -211,7 +211,7 @@ def _mixture(window: Linear, outputs: Interval, held: Interval) -> Tensor:
     """The matrix (outputs, held) of linear interpolation, float64."""
     matrix = torch.zeros(outputs[1] - outputs[0], held[1] - held[0], dtype=torch.float64)
     for i, output in enumerate(range(*outputs)):
-        place = window.place(output)
+        place = window.position(output)
         first, last = window.reach(output, output + 1)
         matrix[i, first - held[0]] += 1 - (place - first)
         matrix[i, last - 1 - held[0]] += place - first

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from evener.oracle.catalogue import Card
-from evener.oracle.imagined import NodeKind
+from evener.oracle.hypothetical_cluster import NodeKind
 from evener.records.graph import ModelGraph
 from evener.records.profile import Fabric
 from evener.report.text import human_count, table_of

@@ -1,1 +1,1 @@
-"""Search over machines: many trials of one task with other options, each a run like any other, on unequal nodes."""
+"""Hyperparameter search on unequal machines: every trial is a run of one task with other options."""

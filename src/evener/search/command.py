@@ -1,4 +1,4 @@
-"""`evener tune`: from what is asked for to the best trial, on nodes of this machine or of a master."""
+"""`evener tune`: runs a search on nodes of this machine or of a master and shows the best trial."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from evener.records.errors import EvenerError, Interrupted, InvalidInput, Traini
 from evener.records.record import Epoch
 from evener.records.search_record import SearchRecord
 from evener.records.task import BatchTask, Task, ThinTask
-from evener.search.board import Board
+from evener.search.assignments import Assignments
+from evener.search.backends import open_backend, run_config
 from evener.search.options import Metric, TuneConfig
-from evener.search.places import open_runs, run_config
-from evener.search.progress import StudyFile
 from evener.search.search import Search
 from evener.search.space import Suggest, options_of, parse_varied, suggest_varied
 from evener.search.study import Study, open_study, some_values
+from evener.search.study_file import StudyFile
 from evener.search.tables import command_line, importances_table, trial_line, trials_table
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import Rules, SearchTrial
 from evener.system.signals import interrupt_on_stop_signals
 from evener.training.console import open_console, print_line, run_folder
 
-_TRIES = 5
-"""Draws of options with which a task is made to see what it is: some may be such that its code fails."""
+_MAX_DRAWS = 5
+"""Draws of options with which the task is loaded to inspect it: some draws may make its code fail."""
 
 
 class _Facts(NamedTuple):
-    """Of the task: epochs and samples of a step of every trial, and what it is judged by."""
+    """Epochs and samples per step of every trial of the task, and the metric that ranks trials."""
 
     epochs: int
     batch_size: int
@@ -45,11 +45,11 @@ class _Facts(NamedTuple):
 
 
 def tune(config: TuneConfig, *, as_json: bool) -> None:
-    """Search, show what comes of it, and write it down.
+    """Run the search, show its results, and write them to the study's folder.
 
     Raises:
-        EvenerError: what was asked for cannot be done, or every trial ends by the same error.
-        Interrupted: Ctrl-C; the study can be gone on with.
+        EvenerError: the configuration is invalid, or every trial fails with the same error.
+        Interrupted: the user pressed Ctrl-C; the study can be resumed.
     """
     console = open_console(to_stderr=as_json)
     with _tentative_folder(config.folder) as folder:
@@ -73,7 +73,7 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
             search = _search(config, study, rules, suggest, facts, console, file)
             record = file.conclude(search, study.importances())
     except KeyboardInterrupt:
-        raise Interrupted(f"stopped; the same command with --resume --output {folder} goes on") from None
+        raise Interrupted(f"stopped; resume with the same command and --resume --output {folder}") from None
     _show(record, config, console)
     if as_json:
         print_line(json.dumps(_summary(record)))
@@ -81,7 +81,7 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
 
 @contextmanager
 def _tentative_folder(folder: Path) -> Iterator[Path]:
-    """As `run_folder`; if what is asked for turns out to be wrong inside, a folder that was made for it goes again."""
+    """Yield the folder of `run_folder`, and remove it if the configuration turns out to be invalid and it was new."""
     is_new = not folder.exists()
     try:
         yield run_folder(folder)
@@ -100,23 +100,23 @@ def _search(
     console: Console,
     file: StudyFile,
 ) -> Search:
-    """The search, when it is over."""
+    """Run the search and return it."""
     metric = facts.metric
 
     def folder_of(number: int) -> TrialFolder:
         return TrialFolder(study.folder / "trials" / f"{number:04d}")
 
-    def tell(trial: SearchTrial, sentence: str) -> None:
+    def notify(trial: SearchTrial, sentence: str) -> None:
         console.print(trial_line(trial, sentence, metric, search.best))
 
-    with open_runs(config, study.folder, console.print) as runs:
-        nodes = ", ".join(node.name for node in runs.nodes())
-        console.print(f"on {nodes or 'nodes that have yet to come'}")
+    with open_backend(config, study.folder, console.print) as backend:
+        nodes = ", ".join(node.name for node in backend.nodes())
+        console.print(f"nodes: {nodes or 'none yet; waiting for nodes to join'}")
         search = Search(
             study=study,
             rules=rules,
-            board=Board(rules.epochs, facts.batch_size),
-            runs=runs,
+            assignments=Assignments(rules.epochs, facts.batch_size),
+            backend=backend,
             suggest=suggest,
             folder_of=folder_of,
             config_of=lambda trial, plan: run_config(config, rules.epochs, trial, folder_of(trial.number), plan),
@@ -125,26 +125,28 @@ def _search(
             until=inf if config.hours is None else time.monotonic() + 3600 * config.hours,
             divides=config.divides,
             joins=config.join,
-            tell=tell,
-            watch=file.show,
+            notify=notify,
+            on_change=file.show,
         )
         search.run()
     return search
 
 
 def score_of(epoch: Epoch, metric: Metric) -> float:
-    """The score of an epoch. Raises InvalidInput: the task does not tell it."""
+    """Return the score of an epoch. Raises InvalidInput if the task does not compute the metric."""
     validation = epoch.validation
-    found = epoch.loss if validation is None else validation.loss
+    score = epoch.loss if validation is None else validation.loss
     if metric == "accuracy":
-        found = None if validation is None else validation.accuracy
-    if found is None:
-        raise InvalidInput(f"--metric {metric}: this task does not tell it; take the other one")
-    return found
+        score = None if validation is None else validation.accuracy
+    if score is None:
+        raise InvalidInput(f"--metric {metric}: this task does not compute it; use the other metric")
+    return score
 
 
 def _suggest(config: TuneConfig) -> Suggest:
-    """What draws options: of the command line, or of the task's file. Raises InvalidInput: nothing is varied."""
+    """Return the function that draws options, from the command line or the task's file. Raises InvalidInput without
+    one.
+    """
     if config.vary:
         return suggest_varied([parse_varied(text) for text in config.vary])
     space: Callable[..., object] | None = None
@@ -158,25 +160,25 @@ def _suggest(config: TuneConfig) -> Suggest:
 
     def suggest(trial: object) -> dict[str, str]:
         with blaming(path):
-            found = space(trial)
-        return options_of(found, str(path))
+            options = space(trial)
+        return options_of(options, str(path))
 
     return suggest
 
 
 def _facts(config: TuneConfig, suggest: Suggest) -> _Facts:
-    """What a search has to know of its task. Raises EvenerError: the task is wrong, whatever its options."""
-    for number in range(_TRIES):
+    """Return the task's facts. Raises EvenerError if the task fails with all drawn options."""
+    for number in range(_MAX_DRAWS):
         try:
             return _facts_with(config, some_values(suggest, config.seed, number))
         except TrainingFailed:
-            if number == _TRIES - 1 or not config.vary:
+            if number == _MAX_DRAWS - 1 or not config.vary:
                 raise
     raise AssertionError
 
 
 def _facts_with(config: TuneConfig, values: dict[str, str]) -> _Facts:
-    """The same for a task with these options."""
+    """Return the facts of the task with these options."""
     options = {**config.option, **values}
     if config.thin or (config.is_on_master and is_thin(config.task)):
         thin = load_thin_task(config.task, config.data, options)
@@ -184,7 +186,7 @@ def _facts_with(config: TuneConfig, values: dict[str, str]) -> _Facts:
         return _facts_of(config, thin, has_accuracy)
     task = load_any_task(config.task, config.data, options)
     if isinstance(task, BatchTask):
-        raise InvalidInput("a search needs a Task, which can stop and go on elsewhere; a BatchTask cannot")
+        raise InvalidInput("a search needs a Task, which can pause and continue on another node; a BatchTask cannot")
     has_accuracy = task.correct is not None and task.validation_data is not None
     return _facts_of(config, task, has_accuracy)
 
@@ -202,9 +204,9 @@ def _show(record: SearchRecord, config: TuneConfig, console: Console) -> None:
         console.print("no trial was completed")
     else:
         console.print(
-            f"best: trial {record.best}. To train it again:\n  {command_line(config, record)}", soft_wrap=True
+            f"best: trial {record.best}. To train it again, run:\n  {command_line(config, record)}", soft_wrap=True
         )
-    console.print(f"study.json and journal.log, which optuna-dashboard opens, are in {config.folder}")
+    console.print(f"The folder {config.folder} holds study.json, and journal.log for optuna-dashboard.")
 
 
 def _summary(record: SearchRecord) -> dict[str, object]:

@@ -1,9 +1,9 @@
-"""Which trials go on: successive halving, as ASHA (Li et al. 2020) and Hyperband (Li et al. 2018) have it. Pure.
+"""Which trials continue: successive halving by ASHA (Li et al. 2020) and Hyperband (Li et al. 2018). Pure.
 
-    epochs 27, eta 3:   rungs 1, 3, 9, 27         of those who reach a rung, the best third goes on
+    epochs 27, eta 3:   rungs 1, 3, 9, 27         the best third of the trials that reach a rung continues
 
-A trial is compared with those that were known when it was drawn, never with whoever happens to have come as far by now:
-so what is pruned does not depend on how many nodes there are, how fast they are, or which one was late.
+A trial is compared with the trials that were known when it was drawn, not with those that have reached the rung by now.
+Pruning therefore does not depend on the number of nodes, on their speeds, or on delays.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from evener.records.errors import require
 
 Pruning = Literal["asha", "hyperband", "none"]
 ETA = 3
-"""One in so many goes on."""
+"""One trial in this many continues."""
 
 
 def rungs(epochs: int, eta: int = ETA) -> tuple[int, ...]:
-    """Epochs after which trials are compared, the last one the whole budget: ceil(epochs / eta^i), ascending."""
+    """Return the epochs after which trials are compared: ceil(epochs / eta^i), ascending up to the full budget."""
     require(epochs > 0, "--epochs", epochs, "positive")
-    found = [epochs]
-    while found[-1] > 1:
-        found.append(-(-found[-1] // eta))
-    return tuple(reversed(found))
+    descending = [epochs]
+    while descending[-1] > 1:
+        descending.append(-(-descending[-1] // eta))
+    return tuple(reversed(descending))
 
 
 def rungs_of(number: int, epochs: int, pruning: Pruning) -> tuple[int, ...]:
-    """Of the trial of this number: all of them in ASHA, fewer in the later brackets of Hyperband, the last without."""
+    """Return the rungs of a trial: all for ASHA, fewer in later brackets of Hyperband, the last without pruning."""
     every = rungs(epochs)
     if pruning == "none":
         return every[-1:]
@@ -36,10 +36,10 @@ def rungs_of(number: int, epochs: int, pruning: Pruning) -> tuple[int, ...]:
 
 
 def bracket_of(number: int, brackets: int, eta: int = ETA) -> int:
-    """The bracket of Hyperband to which a trial belongs: bracket b skips the first b rungs.
+    """Return the bracket of Hyperband to which a trial belongs; bracket b skips the first b rungs.
 
-    Bracket b of B takes trials in proportion to B / (B - b) * eta^(B - 1 - b), as in the paper's table, dealt out by
-    D'Hondt's rule, so that every few trials have their share of each.
+    Bracket b of B receives trials in proportion to B / (B - b) * eta^(B - 1 - b), as in the paper's table. D'Hondt's
+    rule distributes them, so that any few consecutive trials include each bracket in proportion.
     """
     weights = [brackets / (brackets - b) * eta ** (brackets - 1 - b) for b in range(brackets)]
     counts = [0] * brackets
@@ -49,15 +49,15 @@ def bracket_of(number: int, brackets: int, eta: int = ETA) -> int:
     return chosen
 
 
-def goes_on(own: float, others: Sequence[float], *, larger_is_better: bool, eta: int = ETA) -> bool:
-    """Whether a trial is among the best of those that reached its rung: one in eta, and one at least.
+def survives(score: float, others: Sequence[float], *, larger_is_better: bool, eta: int = ETA) -> bool:
+    """Return whether a trial is among the best of those that reached its rung: one in `eta`, but at least one.
 
     Args:
-        own: its score there.
-        others: those of the trials that it is compared with.
-        larger_is_better: of scores.
-        eta: one in so many goes on.
+        score: its score at the rung.
+        others: scores of the trials that it is compared with.
+        larger_is_better: whether larger scores are better.
+        eta: one trial in this many continues.
     """
-    room = max(1, (len(others) + 1) // eta)
-    better = sum(other > own if larger_is_better else other < own for other in others)
-    return better < room
+    survivors = max(1, (len(others) + 1) // eta)
+    better = sum(other > score if larger_is_better else other < score for other in others)
+    return better < survivors

@@ -1,4 +1,4 @@
-"""What `evener tune` is asked, field by field."""
+"""The options of `evener tune`, field by field."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ from evener.search.space import parse_varied, suggest_varied
 Metric = Literal["accuracy", "loss"]
 Sampler = Literal["tpe", "random"]
 Agreement = Literal["sync", "average"]
-AHEAD = 8
+DEFAULT_AHEAD = 8
 
 
 class TuneConfig(NodesConfig, frozen=True, kw_only=True):
-    """What is asked of a search. A field without a description is no option.
+    """The configuration of a search. A field without a description is not an option.
 
     Attributes:
-        usual: options that nobody typed, and the file they came from; empty if there are none.
-        started: when, in seconds since 1970.
+        usual: default options from the user's file and the name of that file; empty if there are none.
+        started: time of the start, in seconds since 1970.
 
     Raises:
         InvalidInput: a value is not allowed, or an option is varied twice.
     """
 
     task: Annotated[str, Meta(description="digits, mnist, nfnn, synthetic, or path/to/my_task.py.")]
-    trials: Annotated[int, Meta(description="How many options to try.")] = 50
+    trials: Annotated[int, Meta(description="Number of trials.")] = 50
     vary: Annotated[
         tuple[str, ...],
-        Meta(description="lr=1e-4..1e-1:log or width=64,128; repeat. Else the task file's space(trial)."),
+        Meta(description="lr=1e-4..1e-1:log or width=64,128; repeat. Default: space(trial) of the task's file."),
     ] = ()
     metric: Annotated[
-        Metric | None, Meta(description="accuracy (largest) or loss (smallest); accuracy if the task tells it.")
+        Metric | None, Meta(description="accuracy (largest) or loss (smallest). Default: accuracy if available.")
     ] = None
-    prune: Annotated[Pruning, Meta(description="asha, hyperband, or none: every trial to its end.")] = "asha"
+    prune: Annotated[Pruning, Meta(description="asha, hyperband, or none: run every trial to its end.")] = "asha"
     sampler: Annotated[Sampler, Meta(description="tpe learns from earlier trials, random does not.")] = "tpe"
-    ahead: Annotated[int, Meta(description="Trials drawn before the results of those before them are used.")] = AHEAD
+    ahead: Annotated[int, Meta(description="Trials drawn before earlier results are used.")] = DEFAULT_AHEAD
     join: Annotated[bool, Meta(description="Idle nodes join the slowest trial.")] = True
     thin: Annotated[bool, Meta(description="Compute without PyTorch, even if it is installed.")] = False
-    hours: Annotated[float | None, Meta(description="After so long no trial begins.")] = None
+    hours: Annotated[float | None, Meta(description="Start no trial after this time.")] = None
     data: DataFolder = None
     option: TaskOptions = {}
     agreement: Annotated[
         Agreement | None,
-        Meta(description="Search on a master's nodes, which share a trial by sync, or, each alone, by average."),
+        Meta(description="Search on a master's nodes: they share a trial by sync; by average, each trains alone."),
     ] = None
     ship_data: Annotated[bool, Meta(description="Send --data to the nodes of the master.")] = False
     home: Home = None
@@ -71,9 +71,9 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
     batch_size: Annotated[int | None, Meta(description="Samples of one step over all nodes of a trial.")] = None
     epochs: Annotated[int | None, Meta(description="Passes over the data in a trial that is not pruned.")] = None
     precision: Annotated[Precision, Meta(description="fp32, bf16, fp16 or fp64.")] = "fp32"
-    seed: Annotated[int, Meta(description="Of what is drawn, and of every trial's weights and samples.")] = 0
+    seed: Annotated[int, Meta(description="Seed of the draws, and of every trial's weights and samples.")] = 0
     output: Annotated[Path | None, Meta(description="Folder of the study; runs/tune-TASK-TIME by default.")] = None
-    resume: Annotated[bool, Meta(description="Go on with the study in --output.")] = False
+    resume: Annotated[bool, Meta(description="Resume the study in --output.")] = False
     dashboard: Dashboard = None
     usual: str = ""
     started: float = field(default_factory=time.time)
@@ -89,11 +89,9 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
         require(not self.resume or self.output is not None, "--output", self.output, "the study's folder with --resume")
         refuse_two_tokens(self.token, self.token_file)
         if self.is_on_master and (self.local_nodes is not None or self.devices != "all"):
-            raise InvalidInput(
-                "--master and --agreement are for a master's nodes: take out --local-nodes and --devices"
-            )
+            raise InvalidInput("--master and --agreement use a master's nodes: remove --local-nodes and --devices")
         if self.ship_data and not (self.is_on_master and self.data):
-            raise InvalidInput("--ship-data sends --data to a master's nodes: say both, and --master or --agreement")
+            raise InvalidInput("--ship-data sends --data to a master's nodes: add --data, and --master or --agreement")
         suggest_varied([parse_varied(text) for text in self.vary])
 
     def _choices(self) -> list[tuple[str, str, Sequence[str]]]:
@@ -112,11 +110,11 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
 
     @property
     def divides(self) -> bool:
-        """Whether several nodes can share a trial, which then learns what one alone would."""
+        """Whether several nodes can share a trial with the same result as one node."""
         return self.agreement in (None, "sync") if self.is_on_master else not self.thin
 
     @property
     def folder(self) -> Path:
-        """Of the study: what the user named, or `runs/tune-TASK-TIME`."""
+        """The folder of the study: `--output`, or `runs/tune-TASK-TIME`."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.started))
         return self.output or Path("runs") / f"tune-{Path(self.task).stem}-{stamp}"

@@ -1,9 +1,10 @@
-"""Which node takes what of a search, and whom idle nodes help. Pure: seconds are predictions, nothing is measured here.
+"""Which node takes which trial, and which trials idle nodes join. Pure: seconds are predictions, nothing is measured
+here.
 
-A node that is free takes the next trial if it would finish it before the others would, all of whom have the rest of
-the trials to do, too: the trials that are left are divided among the nodes as samples are, whole and unequal. A slow
-node so takes many trials while many are left, and none at the end, when it would be the last one everybody waits for.
-Then it joins the trial that would end last.
+An idle node takes the next trial if it would finish it before the other nodes, which also have the remaining trials to
+do. For this the remaining trials are divided among the nodes as samples are, in unequal whole numbers. So a slow node
+takes many trials while many remain, and none at the end, when all other nodes would wait for it. It then joins the
+trial that would end last.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from evener.oracle.apportion import Worker, apportion
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
 from evener.records.plan import Plan
 
-DIVIDED = 0.93
-"""Of their speeds' sum is what nodes reach together, once they share a trial."""
+SHARED_EFFICIENCY = 0.93
+"""The fraction of the sum of their speeds that nodes reach when they share a trial."""
 EXCHANGE_SECONDS = 0.003
-"""That a step of several nodes takes besides, until it was seen: of small models it is most of it."""
+"""Assumed additional seconds of a step on several nodes, until measured; for small models they dominate."""
 REGROUP_SECONDS = 3.0
-"""Until several nodes have measured, planned and begun what one of them did before."""
-LEAST_GAIN = 0.05
-"""Of the seconds that are left: less is not worth a new beginning."""
-HALF = 0.5
-"""Of the fastest node's speed is what the upper rungs want."""
+"""Seconds until several nodes have measured, planned and continued a trial that one of them ran before."""
+MIN_GAIN = 0.05
+"""A new team must save at least this fraction of the remaining seconds."""
+MIN_FAST_SPEED = 0.5
+"""Upper rungs need nodes of at least this fraction of the fastest node's speed."""
 
 
 class TrialNode(Protocol):
@@ -32,16 +33,16 @@ class TrialNode(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the node."""
+        """The name of the node."""
         ...
 
     @property
     def device(self) -> str:
-        """As PyTorch names it."""
+        """The device as PyTorch names it."""
         ...
 
     def speed_at(self, step: int) -> float:
-        """Speed in `step`, relative to the others."""
+        """Return the speed in `step`, relative to the other nodes."""
         ...
 
 
@@ -49,8 +50,8 @@ class SearchNode(NamedTuple):
     """A node of the search.
 
     Attributes:
-        name: of the node.
-        speed: relative to the others.
+        name: name of the node.
+        speed: speed relative to the other nodes.
         free_in: seconds until it is idle; 0 if it is.
     """
 
@@ -60,13 +61,13 @@ class SearchNode(NamedTuple):
 
 
 class RunningTrial(NamedTuple):
-    """A trial that is under way.
+    """A trial that is running.
 
     Attributes:
-        number: of the trial.
-        nodes: that share it.
-        work: seconds that what is left of it would take at speed 1.
-        steps: that are left of it.
+        number: number of the trial.
+        nodes: names of the nodes that share it.
+        work: seconds that its remaining work would take at speed 1.
+        steps: remaining steps.
     """
 
     number: int
@@ -76,36 +77,36 @@ class RunningTrial(NamedTuple):
 
 
 class Team(NamedTuple):
-    """Nodes that are to go on with a trial together."""
+    """Nodes that will continue a trial together."""
 
     number: int
     nodes: tuple[str, ...]
 
 
-def takes_next(name: str, seats: Sequence[SearchNode], remaining: int, work: float) -> bool:
-    """Whether the idle node `name` takes one of the `remaining` trials that nobody has begun.
+def takes_next(name: str, nodes: Sequence[SearchNode], remaining: int, work: float) -> bool:
+    """Return whether the idle node `name` takes one of the `remaining` trials that have not begun.
 
     Args:
-        name: of the node.
-        seats: all nodes that may take such a trial.
+        name: name of the node.
+        nodes: all nodes that may take such a trial.
         remaining: number of trials.
         work: seconds that one of them takes at speed 1.
     """
-    workers = [Worker(unit_seconds=work / seat.speed, fixed_seconds=seat.free_in) for seat in seats]
+    workers = [Worker(unit_seconds=work / node.speed, fixed_seconds=node.free_in) for node in nodes]
     counts = apportion(remaining, workers)
-    return any(seat.name == name and count > 0 for seat, count in zip(seats, counts, strict=True))
+    return any(node.name == name and count > 0 for node, count in zip(nodes, counts, strict=True))
 
 
 def is_fast(speed: float, fastest: float) -> bool:
-    """Whether a node is fast enough for upper rungs, where few trials are left and all wait for them."""
-    return speed >= HALF * fastest
+    """Return whether a node is fast enough for upper rungs, where few trials remain and all nodes wait for them."""
+    return speed >= MIN_FAST_SPEED * fastest
 
 
 def team_plan(nodes: Sequence[TrialNode], batch_size: int, step_work: float) -> Plan:
-    """How nodes divide the batches of a trial: what measuring them would find, without the seconds that it takes.
+    """Return the plan by which nodes divide the batches of a trial, from their known speeds instead of a measurement.
 
     Args:
-        nodes: one a rank, of known speed.
+        nodes: one per rank, of known speed.
         batch_size: samples of a step.
         step_work: seconds that a step takes at speed 1.
     """
@@ -115,8 +116,8 @@ def team_plan(nodes: Sequence[TrialNode], batch_size: int, step_work: float) -> 
 
 
 def speed_of(speeds: Sequence[float]) -> float:
-    """Of nodes that share a trial."""
-    return speeds[0] if len(speeds) == 1 else DIVIDED * sum(speeds)
+    """Return the speed of nodes that share a trial."""
+    return speeds[0] if len(speeds) == 1 else SHARED_EFFICIENCY * sum(speeds)
 
 
 def team_for(
@@ -128,18 +129,18 @@ def team_for(
     regroup_seconds: float = REGROUP_SECONDS,
     divides: bool = True,
 ) -> Team | None:
-    """Who is to go on with the trial that would end last, if others make it end sooner; None if they do not.
+    """Return the team that should continue the trial that would end last; None if no team ends it sooner.
 
-    Idle nodes join it, or the fastest of them takes it over; where several share it and wait for each other for longer
-    than they compute, the fastest of those goes on alone.
+    Idle nodes join the trial, or the fastest of them takes it over. Where several nodes share it and wait for each
+    other longer than they compute, the fastest of them continues alone.
 
     Args:
-        idle: nodes for which nothing is left to begin.
-        running: trials that may be given other nodes.
-        speeds: of all nodes.
-        exchange_seconds: that a step of several nodes takes besides.
-        regroup_seconds: that stopping and beginning again with several nodes takes.
-        divides: whether nodes can share a trial; else a faster one may only take it over.
+        idle: nodes for which no trial remains to begin.
+        running: trials whose nodes may change.
+        speeds: speeds of all nodes.
+        exchange_seconds: additional seconds of a step on several nodes.
+        regroup_seconds: seconds of stopping and restarting with several nodes.
+        divides: whether nodes can share a trial; otherwise a faster node can only take it over.
     """
     if not running:
         return None
@@ -150,11 +151,11 @@ def team_for(
 
     last = max(running, key=lambda trial: seconds(trial, trial.nodes))
     present = seconds(last, last.nodes)
-    names = [seat.name for seat in sorted(idle, key=lambda seat: -seat.speed)]
+    names = [node.name for node in sorted(idle, key=lambda node: -node.speed)]
     fastest = max((*last.nodes, *names), key=lambda name: speeds[name])
     teams: list[tuple[str, ...]] = [(fastest,)]
     if divides:
         teams += [(*last.nodes, *names[:count]) for count in range(1, len(names) + 1)]
     best = min(teams, key=lambda nodes: seconds(last, nodes))
     gained = present - (seconds(last, best) + regroup_seconds)
-    return Team(last.number, best) if gained > LEAST_GAIN * present else None
+    return Team(last.number, best) if gained > MIN_GAIN * present else None

@@ -1,4 +1,4 @@
-"""What a study's runs are called at a master: written down, so that a search that was killed finds them again."""
+"""Names of a study's runs at a master, kept in a file so that a restarted search finds its runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _FILE = "runs.json"
 
 
 class StudyRuns(Noun, frozen=True, kw_only=True):
-    """The file.
+    """The content of `runs.json`.
 
     Attributes:
-        prefix: of the names of all runs.
-        names: of the last run of each trial, by its number, as text.
+        prefix: prefix of the names of all runs.
+        names: name of the last run of each trial, by its number, as text.
     """
 
     prefix: RunName
@@ -24,10 +24,10 @@ class StudyRuns(Noun, frozen=True, kw_only=True):
 
 
 class RunNames:
-    """See the first line.
+    """The names of a study's runs at a master.
 
     Args:
-        folder: of the study.
+        folder: folder of the study.
 
     Raises:
         InvalidInput: the file cannot be read.
@@ -35,30 +35,30 @@ class RunNames:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _FILE
-        found = read_noun(self._path, StudyRuns) if self._path.exists() else None
-        self._prefix = found.prefix if found else f"tune-{secrets.token_hex(4)}"
-        self._names = {int(number): name for number, name in found.names.items()} if found else {}
-        if found is None:
+        stored = read_noun(self._path, StudyRuns) if self._path.exists() else None
+        self._prefix = stored.prefix if stored else f"tune-{secrets.token_hex(4)}"
+        self._names = {int(number): name for number, name in stored.names.items()} if stored else {}
+        if stored is None:
             self._save()
 
     def is_own(self, name: str) -> bool:
-        """Whether a run is one of this study."""
+        """Return whether a run belongs to this study."""
         return name.startswith(f"{self._prefix}-")
 
-    def wanted(self, number: int) -> str:
-        """What the run of a trial is to be called, if there was none of that name."""
+    def proposed(self, number: int) -> str:
+        """Return the name with which a trial's run is submitted; the master changes it if it is taken."""
         return f"{self._prefix}-{number:04d}"
 
     def of(self, number: int) -> str | None:
-        """The name of a trial's run; None if it has none."""
+        """Return the name of a trial's run; None if it has none."""
         return self._names.get(number)
 
     def number_of(self, name: str) -> int | None:
-        """Whose run it is."""
+        """Return the number of the trial of a run; None if the run is not recorded."""
         return next((number for number, known in self._names.items() if known == name), None)
 
-    def note(self, number: int, name: str) -> None:
-        """A trial's run is called so. Raises OSError."""
+    def record(self, number: int, name: str) -> None:
+        """Record the name of a trial's run. Raises OSError."""
         if self._names.get(number) != name:
             self._names[number] = name
             self._save()

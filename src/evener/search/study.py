@@ -1,11 +1,10 @@
-"""The study of a search in Optuna: what is drawn, and everything that was found, in a journal on the disk.
+"""The study of a search in Optuna: draws and results, in a journal on disk.
 
     <folder>/journal.log        append-only; `optuna-dashboard` opens it
     <folder>/lock               held by the search that writes
 
-Optuna is a library of one process here: it is asked and told, and every call is on the disk when it returns. Its
-sampler is made anew for every trial from the seed and the trial's number, so that what is drawn depends on these and
-on the trials that were told before, and not on how often the search was interrupted.
+Optuna runs in this process only; every call is on disk when it returns. A new sampler is made for every trial from the
+seed and the trial's number. So a draw depends on these and on the outcomes reported before, not on interruptions.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ _ENDED, _VALUES = "ended", "options"
 
 
 class KnownTrial(NamedTuple):
-    """A trial as the journal has it.
+    """A trial as stored in the journal.
 
     Attributes:
-        number: from 0.
+        number: number of the trial, from 0.
         values: options, as text.
-        scores: by epoch, from 1.
-        notes: what the search wrote down besides.
-        is_told: whether the sampler knows its outcome.
+        scores: score by epoch, from 1.
+        notes: additional entries of the search.
+        is_told: whether the sampler knows its outcome (`Study.tell`).
     """
 
     number: int
@@ -45,14 +44,14 @@ class KnownTrial(NamedTuple):
 
 
 class Study:
-    """A study that this process alone writes.
+    """A study that only this process writes.
 
     Args:
-        folder: of it.
-        study: of Optuna.
-        storage: of that.
-        seed: of what is drawn.
-        learns: whether what is drawn follows from earlier trials.
+        folder: folder of the study.
+        study: Optuna's study.
+        storage: Optuna's storage of the study.
+        seed: seed of the draws.
+        learns: whether draws depend on earlier trials.
     """
 
     def __init__(self, folder: Path, study: Any, storage: Any, seed: int, *, learns: bool) -> None:
@@ -61,7 +60,7 @@ class Study:
         self._id = storage.get_study_id_from_name(NAME)
 
     def known(self) -> list[KnownTrial]:
-        """All trials, by number."""
+        """Return all trials, by number."""
         return [
             KnownTrial(
                 number=trial.number,
@@ -74,48 +73,50 @@ class Study:
         ]
 
     def ask(self, number: int, suggest: Suggest) -> dict[str, str]:
-        """The options of the trial of this number, which is the next. Raises what `suggest` raises."""
+        """Return the options of trial `number`, which must be the next. Raises the errors of `suggest`."""
         self._study.sampler = self._sampler(number)
         trial = self._study.ask()
         assert trial.number == number
         return _drawn(trial, suggest)
 
     def ask_again(self, number: int, suggest: Suggest) -> dict[str, str]:
-        """The options of a trial of which not all were written down."""
+        """Return the options of a trial that was drawn but not completely written."""
         import optuna
 
         self._study.sampler = self._sampler(number)
         return _drawn(optuna.trial.Trial(self._study, self._trial(number)), suggest)
 
     def report(self, number: int, epoch: int, score: float) -> None:
-        """The score of a trial after `epoch`, from 1."""
+        """Store the score of a trial after `epoch`, counted from 1."""
         self._storage.set_trial_intermediate_value(self._trial(number), epoch, score)
 
     def note(self, number: int, name: str, value: Any) -> None:
-        """Write down something about a trial that has not been told."""
+        """Store an entry about a trial whose outcome has not been reported."""
         self._storage.set_trial_user_attr(self._trial(number), name, value)
 
     def tell(self, number: int, outcome: Outcome, score: float | None) -> None:
-        """The outcome of a trial; from now on it counts for what is drawn."""
+        """Report the outcome of a trial to the sampler; later draws take it into account."""
         from optuna.trial import TrialState
 
         state = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}[outcome]
         self._study.tell(number, score if outcome == "complete" else None, state)
 
     def importances(self) -> dict[str, float]:
-        """How much of the scores' spread each varied option explains, summing to 1; empty if too little is known."""
+        """Return the share of the scores' variance that each varied option explains; empty if too few trials are
+        complete.
+        """
         import optuna
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that options which never varied say nothing
+            warnings.simplefilter("ignore")  # options that never varied have no importance
             try:
-                found = optuna.importance.get_param_importances(self._study)
-            except (ValueError, RuntimeError):  # fewer than two complete trials, or all scores alike
+                importances = optuna.importance.get_param_importances(self._study)
+            except (ValueError, RuntimeError):  # fewer than two complete trials, or equal scores
                 return {}
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in importances.items()}
 
     def _sampler(self, number: int) -> Any:
-        """For the trial of this number alone."""
+        """Return the sampler of one trial."""
         import optuna
 
         kind = optuna.samplers.TPESampler if self._learns else optuna.samplers.RandomSampler
@@ -129,32 +130,32 @@ class Study:
 def open_study(
     folder: Path, *, larger_is_better: bool, seed: int, learns: bool = True, resume: bool = False
 ) -> Iterator[Study]:
-    """The study in `folder`, for this process alone.
+    """Open the study in `folder` for this process alone.
 
     Args:
-        folder: made if it is not there.
-        larger_is_better: of scores.
-        seed: of what is drawn.
-        learns: whether what is drawn follows from earlier trials.
-        resume: go on with the study that is there.
+        folder: folder of the study; created if it does not exist.
+        larger_is_better: whether larger scores are better.
+        seed: seed of the draws.
+        learns: whether draws depend on earlier trials.
+        resume: whether to continue the existing study.
 
     Raises:
         MissingExtra: Optuna is not installed.
-        InvalidInput: another search writes it; there is one, or none, against what was asked for.
-        InvalidFile: the journal is not one of a search.
+        InvalidInput: another search writes the study, or its existence contradicts `resume`.
+        InvalidFile: the journal is not the journal of a search.
     """
     optuna = _optuna()
     journal = folder / "journal.log"
     if journal.exists() != resume:
         raise InvalidInput(
-            f"{folder} holds a study: add --resume to go on with it, or name another folder with --output"
+            f"{folder} holds a study: add --resume to continue it, or name another folder with --output"
             if journal.exists()
-            else f"there is no study in {folder} to resume: leave --resume out"
+            else f"{folder} holds no study to resume: remove --resume"
         )
     if (lock := lock_file(folder / "lock")) is None:
-        raise InvalidInput(f"another search writes the study in {folder}: wait for it, or stop it")
+        raise InvalidInput(f"another search is using the study in {folder}: wait for it, or stop it")
     with lock:
-        _mend(journal)
+        _repair(journal)
         try:
             storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
             study = optuna.create_study(
@@ -164,7 +165,7 @@ def open_study(
                 load_if_exists=True,
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidFile(f"{journal} is not the journal of a search: {error}") from error
+            raise InvalidFile(f"{journal} is not the journal of a search ({error}); use another --output") from error
         yield Study(folder, study, storage, seed, learns=learns)
 
 
@@ -179,24 +180,24 @@ def _optuna() -> Any:
     return optuna
 
 
-def _mend(journal: Path) -> None:
-    """Take away what a search that was killed in the middle of a line left: half of it, and its lock.
+def _repair(journal: Path) -> None:
+    """Remove the incomplete last line and the lock that a killed search may have left.
 
-    Optuna reads no further than to a line that is not whole.
+    Optuna stops reading at an incomplete line.
     """
     if not journal.exists():
         return
-    for left in journal.parent.glob(f"{journal.name}.*lock*"):
-        left.unlink(missing_ok=True)
+    for lock in journal.parent.glob(f"{journal.name}.*lock*"):
+        lock.unlink(missing_ok=True)
     data = journal.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
+    complete = data.rfind(b"\n") + 1
+    if complete < len(data):
         with journal.open("r+b") as file:
-            file.truncate(whole)
+            file.truncate(complete)
 
 
 def some_values(suggest: Suggest, seed: int, number: int) -> dict[str, str]:
-    """Options such as trials are given, of no study. Raises MissingExtra, and what `suggest` raises."""
+    """Return drawn options without a study. Raises MissingExtra, and the errors of `suggest`."""
     optuna = _optuna()
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=_mixed(seed, number)))
     return suggest(study.ask())
@@ -209,5 +210,5 @@ def _drawn(trial: Any, suggest: Suggest) -> dict[str, str]:
 
 
 def _mixed(seed: int, number: int) -> int:
-    """A seed of NumPy's old generators for a trial."""
+    """Return the seed of a trial for NumPy's legacy generators."""
     return (seed * 1_000_003 + number * 7919) % 2**32

@@ -1,4 +1,4 @@
-"""A search as people read it: a line a trial while it goes on; table, importances and a line to paste at its end."""
+"""Output of a search: one line per event of a trial; at the end a table, importances and a command to paste."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from evener.search.trials import SearchTrial
 
 
 def trial_line(trial: SearchTrial, sentence: str, metric: str, best: SearchTrial | None) -> str:
-    """What has become of a trial, and which is the best so far."""
-    words = f"trial {trial.number} ({_values(trial.values)}): {sentence}"
+    """Return what happened to a trial, and the best trial so far."""
+    line = f"trial {trial.number} ({_values(trial.values)}): {sentence}"
     if trial.outcome is not None:
-        words += f" after {trial.epochs} epochs on {', '.join(trial.nodes)}" if trial.epochs else ""
-        words += f", {metric} {_score(trial.score, metric)}" if trial.score is not None else ""
-        words += f"; {trial.reason}" if trial.reason else ""
-        words += f"   best: trial {best.number}, {_score(best.score, metric)}" if best is not None else ""
-    return words
+        line += f" after {trial.epochs} epochs on {', '.join(trial.nodes)}" if trial.epochs else ""
+        line += f", {metric} {_score(trial.score, metric)}" if trial.score is not None else ""
+        line += f"; {trial.reason}" if trial.reason else ""
+        line += f"   best: trial {best.number}, {_score(best.score, metric)}" if best is not None else ""
+    return line
 
 
 def trials_table(record: SearchRecord) -> Table:
-    """A row a trial."""
+    """Return a table with one row per trial."""
     return table_of(
         f"{len(record.trials)} trials of {record.task} in {human_seconds(record.seconds)}",
         {
-            ">trial": lambda one: f"{one.number}{'*' if one.number == record.best else ''}",
-            "outcome": lambda one: one.outcome or "not over",
-            f">{record.metric}": lambda one: _score(one.score, record.metric),
-            ">epochs": lambda one: str(max(one.scores, default=0)),
-            ">seconds": lambda one: f"{one.seconds:.1f}",
-            "nodes": lambda one: ", ".join(one.nodes),
+            ">trial": lambda trial: f"{trial.number}{'*' if trial.number == record.best else ''}",
+            "outcome": lambda trial: trial.outcome or "unfinished",
+            f">{record.metric}": lambda trial: _score(trial.score, record.metric),
+            ">epochs": lambda trial: str(max(trial.scores, default=0)),
+            ">seconds": lambda trial: f"{trial.seconds:.1f}",
+            "nodes": lambda trial: ", ".join(trial.nodes),
             "values": _values_and_reason,
         },
         record.trials,
@@ -42,9 +42,9 @@ def trials_table(record: SearchRecord) -> Table:
 
 
 def importances_table(record: SearchRecord) -> Table:
-    """How much each varied option matters."""
+    """Return a table of how much each varied option matters."""
     return table_of(
-        "what the scores' differences come from",
+        "importance of options",
         {"option": lambda item: item[0], ">importance": lambda item: percent(item[1])},
         sorted(record.importances.items(), key=lambda item: -item[1]),
         caption="PED-ANOVA over the complete trials",
@@ -52,30 +52,30 @@ def importances_table(record: SearchRecord) -> Table:
 
 
 def command_line(config: TuneConfig, record: SearchRecord) -> str:
-    """What trains the best trial again, to paste."""
+    """Return the command that trains the best trial again."""
     assert record.best is not None
-    words = ["evener", "train", config.task]
+    arguments = ["evener", "train", config.task]
     for name, value in {**config.option, **record.trials[record.best].values}.items():
-        words += ["--option", f"{name}={value}"]
-    words += ["--epochs", str(record.epochs), "--seed", str(config.seed)]
+        arguments += ["--option", f"{name}={value}"]
+    arguments += ["--epochs", str(record.epochs), "--seed", str(config.seed)]
     for option in ("data", "batch_size"):
         if (value := getattr(config, option)) is not None:
-            words += ["--" + option.replace("_", "-"), str(value)]
+            arguments += ["--" + option.replace("_", "-"), str(value)]
     if config.precision != "fp32":
-        words += ["--precision", config.precision]
-    return shlex.join(words)
+        arguments += ["--precision", config.precision]
+    return shlex.join(arguments)
 
 
 def _values(values: dict[str, str]) -> str:
     return ", ".join(f"{name}={_short(value)}" for name, value in values.items())
 
 
-def _values_and_reason(one: TrialSummary) -> str:
-    return _values(one.values) + (f"; {one.reason}" if one.reason else "")
+def _values_and_reason(trial: TrialSummary) -> str:
+    return _values(trial.values) + (f"; {trial.reason}" if trial.reason else "")
 
 
 def _short(value: str) -> str:
-    """A number with four digits, any other value as it is."""
+    """Return a number with four digits, and any other value unchanged."""
     try:
         return value if value.isdecimal() else f"{float(value):.4g}"
     except ValueError:

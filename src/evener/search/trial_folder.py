@@ -1,4 +1,4 @@
-"""The folder of one trial: its checkpoints while it lasts, of the best trial the weights afterwards."""
+"""The folder of one trial: its checkpoints while it runs, and afterwards the weights of the best trial."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _WEIGHTS, _CHECKPOINTS, _STEPS = "model.safetensors", "checkpoints", "steps-per-
 
 
 class TrialFolder:
-    """What a trial has on the disk.
+    """The files of a trial.
 
     Args:
-        folder: of the trial; made if it is not there.
+        folder: folder of the trial; created if it does not exist.
 
     Attributes:
-        checkpoints: their folder.
+        checkpoints: folder of the checkpoints.
         team: file of the plan by which several nodes share the trial.
     """
 
@@ -27,29 +27,30 @@ class TrialFolder:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether its run can go on from one."""
+        """Whether its run can continue from a checkpoint."""
         return any(self.checkpoints.glob("[!.]*"))
 
-    def reported(self, epoch: Epoch) -> None:
-        """An epoch is written down in the journal."""
+    def record_epoch(self, epoch: Epoch) -> None:
+        """Record the steps per epoch once the first epoch is in the journal."""
         if not self._steps.exists():
             self._steps.write_text(str(epoch.step // (epoch.epoch + 1)))
 
     def forget_unreported(self, epochs: int) -> None:
-        """Remove checkpoints of ends of epochs after the `epochs` that are written down: their scores are not known.
+        """Remove checkpoints of ends of epochs after the `epochs` in the journal, because their scores are unknown.
 
-        A process that is killed between its checkpoint and its report leaves such; it computes that epoch again.
+        A process that is killed between its checkpoint and its report leaves such a checkpoint; it computes that epoch
+        again.
         """
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         for folder in (self.folder, self.checkpoints):
             remove_drafts(folder)
         limit = (epochs + 1) * int(self._steps.read_text()) if self._steps.exists() else 1
-        for found in self.checkpoints.glob("[!.]*"):
-            if _step_of(found) >= limit:
-                shutil.rmtree(found) if found.is_dir() else found.unlink()
+        for checkpoint in self.checkpoints.glob("[!.]*"):
+            if _step_of(checkpoint) >= limit:
+                shutil.rmtree(checkpoint) if checkpoint.is_dir() else checkpoint.unlink()
 
     def conclude(self, *, keep_weights: bool) -> None:
-        """Remove what nobody will want any more."""
+        """Remove the files that are no longer needed."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         remove_drafts(self.folder)
         if not keep_weights:
@@ -61,6 +62,6 @@ class TrialFolder:
 
 
 def _step_of(checkpoint: Path) -> int:
-    """After which it was written, by its name: `step-00000012`, or `step-12.safetensors`."""
+    """Return the step of a checkpoint from its name: `step-00000012`, or `step-12.safetensors`."""
     digits = checkpoint.stem.rpartition("-")[2]
     return int(digits) if digits.isdecimal() else 0

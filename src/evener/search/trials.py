@@ -1,4 +1,4 @@
-"""One trial of a search as far as it has come, and what follows from what is known of it. No clock, no processes."""
+"""The state of one trial of a search, and the rules that judge it. No clock, no processes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from evener.records.search_record import Outcome
-from evener.search.halving import Pruning, goes_on, rungs_of
+from evener.search.halving import Pruning, rungs_of, survives
 
-ATTEMPTS = 3
-"""Times that a trial is begun whose nodes die."""
-Verdict = Literal["goes on", "complete", "pruned"]
+MAX_LOST_ATTEMPTS = 3
+"""A trial fails after it has lost its nodes this many times."""
+Verdict = Literal["continue", "complete", "pruned"]
 
 
 @dataclass
@@ -19,17 +19,17 @@ class SearchTrial:
     """A trial.
 
     Attributes:
-        number: from 0.
-        values: options that were drawn, as text.
-        scores: by epoch, from 1.
+        number: number of the trial, from 0.
+        values: drawn options, as text.
+        scores: score by epoch, from 1.
         outcome: None while it is not over.
-        reason: why it failed or was pruned; empty if its scores say that.
-        attempts: that ended with the death of a node.
-        nodes: names of those that worked on it, in that order.
-        seconds: that nodes spent on it, summed.
-        team: nodes that are to go on with it together; empty for any.
+        reason: why it failed or was pruned; empty if its scores are the reason.
+        lost_attempts: attempts that ended with the loss of a node.
+        nodes: names of the nodes that worked on it, in order.
+        seconds: seconds that nodes spent on it, summed.
+        team: nodes that will continue it together; empty for any node.
         avoided: nodes that it does not fit.
-        wants_fast: whether it has come to the upper rungs.
+        wants_fast: whether it has reached the upper rungs.
         is_told: whether the sampler knows its outcome.
     """
 
@@ -38,7 +38,7 @@ class SearchTrial:
     scores: dict[int, float] = field(default_factory=dict)
     outcome: Outcome | None = None
     reason: str = ""
-    attempts: int = 0
+    lost_attempts: int = 0
     nodes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     team: tuple[str, ...] = ()
@@ -48,24 +48,24 @@ class SearchTrial:
 
     @property
     def epochs(self) -> int:
-        """That it has done."""
+        """The number of epochs that it has completed."""
         return max(self.scores, default=0)
 
     @property
     def score(self) -> float | None:
-        """After its last epoch."""
+        """The score after its last epoch."""
         return self.scores.get(self.epochs)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How trials are judged.
+    """The rules that judge trials.
 
     Attributes:
-        epochs: of a trial that is not pruned.
-        pruning: by which rule.
-        ahead: trials that are drawn before the results of those before them count.
-        larger_is_better: of scores.
+        epochs: epochs of a trial that is not pruned.
+        pruning: the pruning rule.
+        ahead: trials that are drawn before earlier results count.
+        larger_is_better: whether larger scores are better.
     """
 
     epochs: int
@@ -74,27 +74,27 @@ class Rules:
     larger_is_better: bool
 
     def verdict(self, trial: SearchTrial, trials: Mapping[int, SearchTrial]) -> Verdict:
-        """What follows from the scores of `trial`, beside those of the `trials` that were known when it was drawn.
+        """Return the verdict on `trial` from its scores and those of the `trials` that were known when it was drawn.
 
-        The same whenever it is asked, also by a search that goes on after it was killed.
+        The verdict is the same at any time, also in a resumed search.
         """
         for rung in rungs_of(trial.number, self.epochs, self.pruning)[:-1]:
-            own = trial.scores.get(rung)
-            if own is None:
+            score = trial.scores.get(rung)
+            if score is None:
                 break
             known = [trials[number] for number in range(max(0, trial.number - self.ahead))]
-            others = [one.scores[rung] for one in known if rung in one.scores]
-            if not goes_on(own, others, larger_is_better=self.larger_is_better):
+            others = [other.scores[rung] for other in known if rung in other.scores]
+            if not survives(score, others, larger_is_better=self.larger_is_better):
                 return "pruned"
-        return "complete" if self.epochs in trial.scores else "goes on"
+        return "complete" if self.epochs in trial.scores else "continue"
 
     def is_upper(self, trial: SearchTrial) -> bool:
-        """Whether a trial has passed its second rung, so that fast nodes are to go on with it."""
+        """Return whether a trial has passed its second rung, so that fast nodes should continue it."""
         rungs = rungs_of(trial.number, self.epochs, self.pruning)
         return len(rungs) > 2 and trial.epochs >= rungs[1]
 
     def best(self, trials: Sequence[SearchTrial]) -> SearchTrial | None:
-        """The complete trial with the best score, the earlier one of equals; None if none is complete."""
-        found = [trial for trial in trials if trial.outcome == "complete" and trial.score is not None]
+        """Return the complete trial with the best score, the earlier of equal ones; None if none is complete."""
+        complete = [trial for trial in trials if trial.outcome == "complete" and trial.score is not None]
         sign = -1.0 if self.larger_is_better else 1.0
-        return min(found, key=lambda trial: (sign * (trial.score or 0.0), trial.number), default=None)
+        return min(complete, key=lambda trial: (sign * (trial.score or 0.0), trial.number), default=None)

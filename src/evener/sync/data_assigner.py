@@ -220,7 +220,7 @@ def divide(total: int, wanted: Sequence[int], seconds: Sequence[float]) -> tuple
     """At most `total` samples, nobody more than it wanted, so that the last finishes as soon as possible."""
     if sum(wanted) <= total:
         return tuple(wanted)
-    return apportion(total, [Worker(unit_seconds=s, most=most) for s, most in zip(seconds, wanted, strict=True)])
+    return apportion(total, [Worker(unit_seconds=s, max_units=most) for s, most in zip(seconds, wanted, strict=True)])
 
 
 def with_trials(

@@ -10,9 +10,16 @@ import msgspec
 import torch
 from torch import nn
 
-from evener.benchmark.busy import MOST, ProcessorTime, ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
 from evener.benchmark.dry_run import dry_run_of
 from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
+from evener.benchmark.processor_time import (
+    MAX_TAKEN_SHARE,
+    ProcessorTime,
+    ProcessorWatch,
+    busy_sentence,
+    quota_sentence,
+    taken_by_others,
+)
 from evener.benchmark.task_timing import affine, time_task
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
@@ -94,7 +101,7 @@ def tell_busy(env: RankEnvironment, group: Group, watch: ProcessorWatch) -> None
         limited = tuple(one.node for one in times if one.quota is not None)
         env.notify(Event(step=0, kind="CPU quota", message=sentence, nodes=limited))
     if group.is_leader and (sentence := busy_sentence(shares)):
-        nodes = tuple(node for node, share in shares.items() if share > MOST)
+        nodes = tuple(node for node, share in shares.items() if share > MAX_TAKEN_SHARE)
         env.notify(Event(step=0, kind="busy machine", message=sentence, nodes=nodes))
 
 
@@ -102,7 +109,7 @@ def worker_of(timing: TaskTiming, accumulate: float = 1) -> Worker:
     """What a micro-batch costs: the update, which a step makes once, counts to each of its micro-batches in part."""
     fixed, each = affine(timing)
     fixed -= timing.update_seconds * (1 - 1 / accumulate)
-    return Worker(unit_seconds=max(each, 1e-9), fixed_seconds=max(fixed, 0.0), most=timing.max_samples)
+    return Worker(unit_seconds=max(each, 1e-9), fixed_seconds=max(fixed, 0.0), max_units=timing.max_samples)
 
 
 def measure_ring(context: RankContext) -> Ring:

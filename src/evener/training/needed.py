@@ -19,10 +19,10 @@ from evener.comm.group import Group
 from evener.comm.signed_store import SignedStore
 from evener.config.run_config import RunConfig
 from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.admission import Forecast, forecast
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.topology import LinkCost
 from evener.oracle.data_parallel import GradientSync
-from evener.oracle.newcomer import Forecast, forecast
 from evener.parallel.shared_statistics import statistics_exchanges
 from evener.records.errors import NotNeeded
 from evener.records.plan import Assignment, Plan
@@ -82,7 +82,7 @@ def require_needed(context: RankContext, plan: Plan, config: RunConfig, own: Wor
     if own is not None:
         found = _forecast(context, plan, present, own, _line_cost(store, context.env.node.name))
         if not found.is_shorter:
-            raise NotNeeded(f"a step would not be shorter: {found.words}")
+            raise NotNeeded(f"a step would not be shorter: {found.summary}")
     return line
 
 

@@ -19,11 +19,11 @@ from evener.benchmark.dry_run import random_numbers_kept
 from evener.benchmark.exchanges import distinct_sizes, measure_exchanges
 from evener.benchmark.fake_group import EventTrace, FakeGroup, fake_group, known_to_torch
 from evener.benchmark.links import measure_message
-from evener.benchmark.rehearsal import WARM_UP, rehearse
+from evener.benchmark.step_profile import WARM_UP_STEPS, profile_step
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
-from evener.oracle.data_parallel import fitted_to_rehearsal
+from evener.oracle.data_parallel import fitted_to_step_profile
 from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, RankStep, TraceEvent, replay
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
@@ -58,10 +58,12 @@ def predict(context: RankContext, plan: Plan, build: Callable[[FakeGroup], Paral
     silent = fake_group(group, range(group.size), timer, trace)
     num_steps = context.epochs * -(-context.num_samples // context.batch_size)
     with random_numbers_kept(device), known_to_torch(silent):
-        own = rehearse(group, trace, lambda: _step(context, plan, build(silent)), _SECONDS, round(_PART * num_steps))
+        own = profile_step(
+            group, trace, lambda: _step(context, plan, build(silent)), _SECONDS, round(_PART * num_steps)
+        )
     if not own:
         return plan
-    sent = silent.traffic.sent_bytes / (len(own) + WARM_UP)
+    sent = silent.traffic.sent_bytes / (len(own) + WARM_UP_STEPS)
     rows = group.all_gather_bytes(msgspec.json.encode((sent, own)))
     found = [msgspec.json.decode(row, type=tuple[float, list[_Round]]) for row in rows]
     rounds = list(zip(*(events for _, events in found), strict=True))
@@ -71,7 +73,7 @@ def predict(context: RankContext, plan: Plan, build: Callable[[FakeGroup], Paral
     typical = played[seconds.index(median_low(seconds))]
     prediction = _prediction(typical, max(sent for sent, _ in found))
     plan = msgspec.structs.replace(plan, prediction=prediction)
-    return fitted_to_rehearsal(plan, [rank.computing for rank in typical]) if plan.strategy == "data" else plan
+    return fitted_to_step_profile(plan, [rank.computing for rank in typical]) if plan.strategy == "data" else plan
 
 
 def silent_mesh(mesh: ProcessMesh, silent: FakeGroup) -> ProcessMesh:

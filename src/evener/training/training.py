@@ -12,7 +12,7 @@ from evener.data.loader import labels_of, seed_all
 from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
 from evener.oracle.apportion import Worker, weights_to_workers
-from evener.oracle.data_parallel import divided_anew, worker_of_assignment
+from evener.oracle.data_parallel import reapportioned, worker_of_assignment
 from evener.oracle.rebalance import Balance
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
@@ -65,7 +65,7 @@ def make_training(context: RankContext, plan: Plan, config: RunConfig, *, is_for
         context.begins("rehearsing", f"{plan.strategy} on {context.group.size} nodes")
     model, plan = join_model(context, plan, config, is_rehearsed)
     if is_rehearsed and is_divided_by_costs(plan, config):
-        plan = divided_anew(plan)
+        plan = reapportioned(plan)
     seed_update(context, 0)
     optimizer = ModelOptimizer(context.make_optimizer, model.held())
     is_balanced = follows_speeds(config, plan)
@@ -99,7 +99,7 @@ def division_workers(plan: Plan, is_balanced: bool) -> tuple[Worker, ...]:
     if not is_balanced or not all(a.sample_seconds for a in firsts):
         return tuple(weights_to_workers([a.samples for a in firsts], [a.max_samples for a in firsts]))
     return tuple(
-        worker_of_assignment(a, least=min(1, a.samples)) for a in firsts
+        worker_of_assignment(a, min_units=min(1, a.samples)) for a in firsts
     )  # else nobody would see it gain speed
 
 

@@ -16,7 +16,7 @@ from support.imagined_machines import convolutions, model
 free = partial(model, alpha=0.0, beta=0.0)
 
 
-def test_what_lives_across_a_cut_is_what_later_layers_read() -> None:
+def test_the_bytes_across_a_cut_are_those_that_later_layers_read() -> None:
     layers = columns(unet((3, 32, 32)))
     names = [layer.name for layer in layers.graph.layers]
     crossing = dict(zip(names, layers.boundary_bytes, strict=True))
@@ -74,7 +74,7 @@ def test_stages_recompute_where_activations_do_not_fit_and_take_longer_for_it() 
     tight = make_pipeline(model([1, 1], graph=graph, memory=tight_bytes), [0, 1], 4, 8)
     assert max(tight.memory_bytes) <= tight_bytes
     assert tight.timeline.seconds > roomy.timeline.seconds
-    with pytest.raises(DoesNotFit, match="fits the devices' memory"):
+    with pytest.raises(DoesNotFit):
         make_pipeline(model([1, 1], graph=graph, memory=1000), [0, 1], 4, 8)
 
 

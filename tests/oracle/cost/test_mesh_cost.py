@@ -26,7 +26,7 @@ free = partial(model, alpha=0.0, beta=0.0)
 slow = partial(model, alpha=1e-3, beta=1e-7)
 
 
-def test_one_device_takes_what_its_worker_says() -> None:
+def test_one_device_takes_its_workers_seconds() -> None:
     alone = model()
     estimate = price_mesh(alone, [[0]])
     assert estimate.strategy == "serial"
@@ -35,7 +35,7 @@ def test_one_device_takes_what_its_worker_says() -> None:
 
 
 def test_twice_the_devices_of_a_free_network_take_half_the_seconds() -> None:
-    one, two = (
+    estimate, two = (
         price_mesh(free(), [[0]]),
         price_mesh(
             free(
@@ -46,7 +46,7 @@ def test_twice_the_devices_of_a_free_network_take_half_the_seconds() -> None:
     )
     fixed = model().workers[0].fixed_seconds
     assert two.strategy == "data"
-    assert two.step_seconds == pytest.approx((one.step_seconds - fixed) / 2 + fixed)
+    assert two.step_seconds == pytest.approx((estimate.step_seconds - fixed) / 2 + fixed)
 
 
 def test_samples_follow_the_speeds() -> None:
@@ -109,7 +109,7 @@ def test_strips_hold_less_memory_and_filters_hold_fewer_weights() -> None:
 def test_a_batch_that_does_not_fit_is_done_in_as_few_micro_batches_as_fit() -> None:
     assert fewest_micro_batches(64, [None]) == 1
     assert fewest_micro_batches(64, [10, 20]) == 4
-    with pytest.raises(DoesNotFit, match="not even one sample fits"):
+    with pytest.raises(DoesNotFit):
         fewest_micro_batches(64, [10, 0])
     team = model()
     room = int(team.whole_state_bytes + 20 * team.whole_sample_bytes)
@@ -119,8 +119,8 @@ def test_a_batch_that_does_not_fit_is_done_in_as_few_micro_batches_as_fit() -> N
     assert estimate.step_seconds > price_mesh(team, [[0]]).step_seconds
 
 
-def test_a_model_that_fits_nowhere_names_the_devices() -> None:
-    with pytest.raises(DoesNotFit, match=r"^not even one sample fits the memory of node-0 cuda:0, node-0 cuda:1$"):
+def test_the_error_for_a_model_that_fits_nowhere_names_the_devices() -> None:
+    with pytest.raises(DoesNotFit, match="node-0 cuda:0, node-0 cuda:1"):
         price_mesh(model([1, 1], per_node=2, memory=1000), [[0, 1]], "filter")
 
 
@@ -166,12 +166,12 @@ def test_at_least_the_last_bucket_and_at_most_everything_is_exposed(
     st.floats(0.5, 4.0),
 )
 def test_only_ratios_of_times_matter(speeds: list[float], mode: Mode, alpha: float, beta: float, factor: float) -> None:
-    one = price_mesh(model(speeds, alpha=alpha, beta=beta), [[0, 1], [2, 3]], mode)
+    estimate = price_mesh(model(speeds, alpha=alpha, beta=beta), [[0, 1], [2, 3]], mode)
     other = price_mesh(
         model([s / factor for s in speeds], alpha=alpha * factor, beta=beta * factor), [[0, 1], [2, 3]], mode
     )
-    assert other.step_seconds == pytest.approx(factor * one.step_seconds, rel=1e-6)
-    assert other.shares == pytest.approx(one.shares)
+    assert other.step_seconds == pytest.approx(factor * estimate.step_seconds, rel=1e-6)
+    assert other.shares == pytest.approx(estimate.shares)
 
 
 @settings(max_examples=40)
@@ -230,7 +230,7 @@ def test_a_server_waits_for_the_slowest_and_its_one_link_serves_all() -> None:
     assert estimate.sent_bytes == team.parameter_bytes
 
 
-def test_nobody_waits_for_a_slow_device_of_an_asynchronous_server() -> None:
+def test_no_device_of_an_asynchronous_server_waits_for_a_slow_one() -> None:
     team = model([1, 1, 1, 0.1], alpha=0.0, beta=1e-12)
     synchronous, free = (price_server(team, range(4), 0, asynchronous=flag) for flag in (False, True))
     assert free.samples == (16,) * 4

@@ -1,4 +1,4 @@
-"""How layers are divided, and which bytes that moves."""
+"""How layers are divided, and the bytes that this moves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.cost.partition import MODES, DividedLayers, ModelSplit
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.rules import Division
-from evener.oracle.imagined import imagine
+from evener.oracle.hypothetical_cluster import hypothetical_profile
 from evener.oracle.zoo.networks import draw
 from evener.oracle.zoo.sketch import Sketch
 from evener.records.graph import ModelGraph
@@ -48,7 +48,7 @@ def test_units_are_divided_as_apportion_does(size: int, shares: list[float]) -> 
 
 @pytest.mark.parametrize("mode", MODES)
 @given(shares=st.lists(st.floats(0.1, 10), min_size=2, max_size=5))
-def test_the_parts_of_all_ranks_are_the_whole(mode: Division, shares: list[float]) -> None:
+def test_the_parts_of_all_ranks_cover_the_layer(mode: Division, shares: list[float]) -> None:
     split = divided(mode, shares)
     layers = split.layers
     for flags, field in (
@@ -66,8 +66,8 @@ def test_divided_weights_are_held_once(mode: Division) -> None:
     graph = draw("vgg16", {"image": "3x32x32"})
     layers, split = columns(graph), divided(mode, [3.0, 2.0, 1.0], graph)
     held = split.parameter_bytes.sum(axis=0)
-    whole = ~(split.layers.by_filter | split.layers.by_channel) & layers.is_weighted
-    expected = layers.weight_bytes + 2 * (layers.weight_bytes * whole + layers.bias_bytes * split.layers.by_channel)
+    undivided = ~(split.layers.by_filter | split.layers.by_channel) & layers.is_weighted
+    expected = layers.weight_bytes + 2 * (layers.weight_bytes * undivided + layers.bias_bytes * split.layers.by_channel)
     assert held[layers.is_weighted] == pytest.approx(expected[layers.is_weighted])
 
 
@@ -92,12 +92,12 @@ def test_hybrid_divides_filters_where_there_are_too_few_channels() -> None:
     assert names(layers.by_channel) == {"conv1", "conv2", "head"}
 
 
-def test_ranks_for_whom_the_same_layers_are_wide_enough_divide_them_alike() -> None:
+def test_ranks_divide_layers_equally_where_all_are_wide_enough() -> None:
     graph = convolutions(depth=4, width=12, rows=4)
     job = TrainingJob(graph=graph, batch_size=8)
     cases: tuple[tuple[bool, Division], ...] = ((False, "hybrid"), (True, "channel"), (True, "hybrid"))
     for published, mode in cases:
-        planned = CostModel(replace(job, published=published), imagine("2xv100-node"))
+        planned = CostModel(replace(job, published=published), hypothetical_profile("2xv100-node"))
         for size in range(2, 16):
             shares = [1.0] * size
             found, expected = planned.divide(mode, shares), divided(mode, shares, graph, published)

@@ -39,7 +39,7 @@ def priced(graph: ModelGraph, mode: Division, ranks: tuple[float, ...]) -> list[
 
 
 def performed(network: Network, mode: Division, ranks: tuple[float, ...], samples: int = 1) -> list[int]:
-    """Likewise of the plan that the ranks perform."""
+    """Return the bytes of one sample that every rank sends by the plan that the ranks perform."""
     arrangement = Arrangement(division=mode, replicas=(Replica(shares=ranks),))
     traffic = step_traffic(plan_replicas(network, arrangement), arrangement, 4)
     sent = [sum(both[0] for kind, both in kinds.items() if kind not in ELSEWHERE) for kinds in traffic]
@@ -55,14 +55,14 @@ def mixed(depth: int, width: int, rows: int, seed: int) -> ModelGraph:
         y = net.relu(
             net.norm(net.conv(x, f"conv{i}", width + i * odd, kernel, stride, kernel // 2), f"norm{i}"), f"r{i}"
         )
-        way = (seed >> (2 * i)) % 5
-        if way == 0:
+        kind = (seed >> (2 * i)) % 5
+        if kind == 0:
             y = net.add(y, net.conv(x, f"short{i}", width + i * odd, 1, stride))
-        elif way == 1:
+        elif kind == 1:
             y = net.concat(y, net.conv(y, f"grow{i}", odd, 3, 1, 1))
-        elif way == 2 and min(y.shape[1:]) > 3:
+        elif kind == 2 and min(y.shape[1:]) > 3:
             y = net.pool(y, f"pool{i}", 3, 2, 1)
-        elif way == 3:
+        elif kind == 3:
             y = net.conv(y, f"up{i}", width, 2, 2, transposed=True)
         x = y
     net.linear(net.flatten(net.average(x, "average")), "head", 5)
@@ -72,7 +72,7 @@ def mixed(depth: int, width: int, rows: int, seed: int) -> ModelGraph:
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 4), st.integers(2, 9), st.integers(4, 17), st.integers(0, 2**12), shares)
-def test_of_drawn_networks_and_any_shares(
+def test_prices_of_random_networks_match_the_plan_for_any_shares(
     mode: Division, depth: int, width: int, rows: int, seed: int, ranks: list[float]
 ) -> None:
     graph = mixed(depth, width, rows, seed)
@@ -82,7 +82,7 @@ def test_of_drawn_networks_and_any_shares(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["vgg16", "unet", "cosmoflow"])
-def test_of_the_zoo(name: str, mode: Division) -> None:
+def test_prices_of_the_zoo_match_the_plan(name: str, mode: Division) -> None:
     graph, ranks = draw(name), (3.0, 0.0, 1.0, 2.0, 1.7)
     assert priced(graph, mode, ranks) == performed(operations_of(graph).network, mode, ranks)
 
@@ -138,12 +138,12 @@ def volumes() -> nn.Module:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ranks", [(1.0, 1.0), (1.0, 0.0, 2.5, 0.4)])
 def test_a_traced_model_of_volumes_is_priced_as_it_is_divided(ranks: tuple[float, ...], mode: Division) -> None:
-    model, given = volumes(), torch.zeros(4, 2, 11, 8, 6)
-    expected = performed(op_graph(model, [given]).network, mode, ranks, samples=len(given))
-    assert priced(trace_model_graph(model, given), mode, ranks) == expected
+    model, inputs = volumes(), torch.zeros(4, 2, 11, 8, 6)
+    expected = performed(op_graph(model, [inputs]).network, mode, ranks, samples=len(inputs))
+    assert priced(trace_model_graph(model, inputs), mode, ranks) == expected
 
 
-def test_a_narrow_network_on_many_ranks_sends_what_it_is_said_to() -> None:
+def test_a_narrow_network_on_many_ranks_sends_the_predicted_bytes() -> None:
     graph = convolutions(depth=3, width=5, rows=3, norm=True)
     for mode in MODES:
         ranks = tuple(1.0 + 0.3 * i for i in range(9))

@@ -41,7 +41,7 @@ def test_slow_links_are_named_as_the_limit() -> None:
     assert slow.sent_bytes > price_pipeline(model([1.0] * 4, graph=DEEP), [[0, 1, 2, 3]], 4).sent_bytes
 
 
-def test_what_fits_no_row_of_devices_fits_teams_that_divide_the_weights() -> None:
+def test_a_model_too_large_for_a_row_fits_teams_that_divide_the_weights() -> None:
     heavy = convolutions(depth=2, width=512, rows=2)
     free_of = partial(free, [1.0] * 4, graph=heavy)
     needed = max(price_stage_teams(free_of(), [[0, 1], [2, 3]], "filter", 4).memory_bytes)
@@ -51,10 +51,10 @@ def test_what_fits_no_row_of_devices_fits_teams_that_divide_the_weights() -> Non
         price_pipeline(tight, [[0, 1]], 4)
 
 
-def test_a_plan_says_which_stage_every_device_has() -> None:
-    asked: Strategy = "pipeline+filter"
-    ranking = search(free([1.0] * 4, graph=DEEP), (asked,))
-    estimate = next(one for one in ranking.ranked if one.strategy == "pipeline+filter")
+def test_a_plan_gives_the_stage_of_every_device() -> None:
+    strategy: Strategy = "pipeline+filter"
+    ranking = search(free([1.0] * 4, graph=DEEP), (strategy,))
+    estimate = next(estimate for estimate in ranking.ranked if estimate.strategy == "pipeline+filter")
     plan = plan_of(ranking, estimate)
     assert plan.members == 2
     assert [a.stage for a in plan.assignments] == [0, 0, 1, 1]

@@ -1,4 +1,4 @@
-"""Messages share the ways that they take."""
+"""Messages share the links that they pass."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def test_a_ring_is_as_fast_as_its_slowest_hop_and_takes_the_mean_latency() -> No
     assert nodes(2, 4).ring(range(8)) == LinkCost((6 * 1.0 + 2 * 5.0) / 8, 0.1)
 
 
-def test_rings_of_counterparts_share_the_way_out_of_their_nodes() -> None:
+def test_rings_of_counterparts_share_the_ports_of_their_nodes() -> None:
     topology = nodes(2, 4)
     assert topology.ring([0, 4], [1, 5]).beta == 0.1  # two flows: 20 / 2 bytes a second each
     assert topology.ring([0, 4], [1, 5], [2, 6], [3, 7]).beta == pytest.approx(4 / 20)
 
 
-def test_leaves_are_left_through_few_and_shared_links() -> None:
+def test_traffic_between_leaves_shares_few_links() -> None:
     topology = nodes(4, 2, per_leaf=2, fabrics=(NVLINK, NETWORK, TREE))
     assert topology.ring(range(8)).beta == pytest.approx(1 / 5)
     assert topology.ring(range(8)).alpha == pytest.approx((4 * 1 + 2 * 5 + 2 * 9) / 8)
     assert topology.ring([0, 4], [1, 5]).beta == pytest.approx(2 / 5)
 
 
-def test_a_ring_goes_through_nodes_one_after_the_other_whatever_the_order_of_ranks() -> None:
+def test_a_ring_visits_nodes_one_by_one_for_any_order_of_ranks() -> None:
     topology = nodes(2, 4)
     assert topology.ordered([7, 0, 5, 2]) == [0, 2, 5, 7]
     assert topology.ring([0, 4, 1, 5, 2, 6, 3, 7]) == topology.ring(range(8))
@@ -60,7 +60,7 @@ def test_all_messages_to_a_hub_pass_its_one_link() -> None:
     assert topology.star(0, range(5)).beta == pytest.approx(4 * 0.1)
 
 
-def test_measured_links_count_and_missing_ones_are_like_the_worst_of_their_kind() -> None:
+def test_missing_links_cost_as_much_as_the_worst_measured_link_of_their_kind() -> None:
     links = (
         LinkProfile(source=0, target=1, alpha=1.0, beta=0.01),
         LinkProfile(source=1, target=2, alpha=2.0, beta=0.5),
@@ -73,20 +73,21 @@ def test_measured_links_count_and_missing_ones_are_like_the_worst_of_their_kind(
     assert topology.chain([2, 3]) == LinkCost(4.0, 0.5)
 
 
-def test_messages_inside_of_a_node_share_it_where_they_are_said_to() -> None:
+def test_messages_inside_a_node_share_its_bandwidth_if_the_fabric_says_so() -> None:
     host = Fabric(name="host", within="node", alpha=1.0, beta=0.001, shared_bandwidth=100.0)
     assert nodes(1, 4, fabrics=(host,)).ring(range(4)).beta == pytest.approx(4 / 100)
 
 
-def test_what_past_runs_taught_counts() -> None:
+def test_calibration_scales_link_costs() -> None:
     devices = (device("a"), device("b"))
     assert Topology(ClusterProfile(devices=devices, fabrics=(NETWORK,), learnt=2.0)).ring([0, 1]) == LinkCost(10.0, 0.2)
 
 
 def test_devices_without_any_link_are_refused() -> None:
     topology = Topology(ClusterProfile(devices=(device("a"), device("b"))))
-    with pytest.raises(InvalidValue, match=r"^links must be known between a and b: measured links, or fabrics, got"):
+    with pytest.raises(InvalidValue) as caught:
         topology.ring([0, 1])
+    assert caught.value.field == "links"
 
 
 def test_literal_costs_of_a_message_and_a_ring() -> None:
@@ -97,5 +98,6 @@ def test_literal_costs_of_a_message_and_a_ring() -> None:
 
 @pytest.mark.parametrize(("alpha", "beta", "field"), [(-1.0, 0.0, "alpha"), (0.0, -1.0, "beta")])
 def test_a_link_does_not_take_negative_time(alpha: float, beta: float, field: str) -> None:
-    with pytest.raises(InvalidValue, match=f"^{field} must be zero seconds"):
+    with pytest.raises(InvalidValue) as caught:
         LinkCost(alpha, beta)
+    assert caught.value.field == field

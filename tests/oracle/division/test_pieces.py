@@ -1,14 +1,14 @@
-"""Parts of a tensor make the whole, or they do not."""
+"""Whether parts of a tensor cover it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from evener.oracle.division.pieces import Piece, covers, place_of, whole_piece
+from evener.oracle.division.pieces import Piece, covers, region_indices, whole_piece
 
 
 def piece(*region: tuple[tuple[int, int], ...]) -> Piece:
-    """Of a matrix of 4 by 6."""
+    """Return a piece of a 4 by 6 matrix."""
     return Piece(shape=(4, 6), region=region)
 
 
@@ -22,13 +22,13 @@ def test_parts_that_overlap_or_have_several_intervals_cover_a_tensor() -> None:
     assert covers([whole_piece(())], ())
 
 
-def test_an_empty_part_is_none_of_it_and_a_whole_one_is_all() -> None:
+def test_an_empty_part_has_no_elements_and_a_complete_one_has_all() -> None:
     empty = piece(((0, 4),), ())
     assert (empty.numel, empty.is_whole) == (0, False)
     assert not covers([empty], (4, 6))
     assert (whole_piece((4, 6)).numel, whole_piece((4, 6)).is_whole) == (24, True)
 
 
-def test_a_part_lies_where_its_intervals_say() -> None:
-    whole = np.arange(24).reshape(4, 6)
-    assert whole[place_of(((((1, 2), (3, 4))), ((0, 1), (4, 6))))].tolist() == [[6, 10, 11], [18, 22, 23]]
+def test_a_part_is_indexed_by_its_intervals() -> None:
+    matrix = np.arange(24).reshape(4, 6)
+    assert matrix[region_indices(((((1, 2), (3, 4))), ((0, 1), (4, 6))))].tolist() == [[6, 10, 11], [18, 22, 23]]

@@ -1,4 +1,4 @@
-"""The zoo's drawings are the networks that they are named after."""
+"""The zoo's networks equal the networks that they are named after."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evener.tracer.model_graph import trace_model_graph
 
 
 @pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet50", "resnet152"])
-def test_a_drawing_is_layer_by_layer_what_is_traced_from_torchvision(name: str) -> None:
+def test_each_network_equals_the_trace_of_torchvisions_layer_by_layer(name: str) -> None:
     models = pytest.importorskip("torchvision.models")
     with torch.device("meta"):
         model = getattr(models, name)()
@@ -72,7 +72,7 @@ def test_cosmoflow_s_activations_outweigh_its_parameters() -> None:
     assert window.halo == (1, 1)
 
 
-def test_a_unit_of_the_sketch_is_what_is_traced_from_the_same_modules() -> None:
+def test_a_unit_of_the_sketch_equals_the_trace_of_the_same_modules() -> None:
     model = nn.Sequential(
         nn.Conv3d(2, 4, 3, 2, 1), nn.LeakyReLU(), nn.MaxPool3d(2), nn.ConvTranspose3d(4, 2, 2, 2), nn.SiLU()
     )
@@ -94,18 +94,21 @@ def test_options_are_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "options", "field", "value"),
     [
-        ("resnet9", {}, r"the network must be one of alexnet, .*yolov8n, got 'resnet9'"),
-        ("resnet50", {"size": "3"}, r"--option must be an option of resnet50: image, classes, got 'size'"),
-        ("resnet50", {"image": "3"}, r"--option image must be sizes such as 3x224x224, at most 1000000000, got '3'"),
-        ("resnet50", {"classes": "ten"}, r"--option classes must be a whole number, at most 1000000000, got 'ten'"),
-        ("unet", {"image": "3x100x100"}, r"image must be rows and columns that are multiples of 16, got \(3, 100"),
-        ("amoebanet-d", {"layers": "4"}, r"layers must be a positive multiple of 3, got 4"),
-        ("amoebanet-d", {"filters": "100"}, r"filters must be a positive multiple of 16, got 100"),
-        ("transformer", {"heads": "7"}, r"heads must be a divisor of the width 1024, got 7"),
+        ("resnet9", {}, "the network", "resnet9"),
+        ("resnet50", {"size": "3"}, "--option", "size"),
+        ("resnet50", {"image": "3"}, "--option image", "3"),
+        ("resnet50", {"classes": "ten"}, "--option classes", "ten"),
+        ("unet", {"image": "3x100x100"}, "image", (3, 100, 100)),
+        ("amoebanet-d", {"layers": "4"}, "layers", 4),
+        ("amoebanet-d", {"filters": "100"}, "filters", 100),
+        ("transformer", {"heads": "7"}, "heads", 7),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(name: str, options: dict[str, str], message: str) -> None:
-    with pytest.raises(InvalidValue, match=f"^{message}"):
+def test_invalid_networks_and_options_are_refused(
+    name: str, options: dict[str, str], field: str, value: object
+) -> None:
+    with pytest.raises(InvalidValue) as caught:
         draw(name, options)
+    assert (caught.value.field, caught.value.value) == (field, value)

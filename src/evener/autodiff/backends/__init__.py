@@ -1,1 +1,1 @@
-"""Kinds of arrays that the thin engine computes with: NumPy's, and PyTorch's where it is asked for."""
+"""Array back ends of the thin engine: NumPy by default, PyTorch on request."""

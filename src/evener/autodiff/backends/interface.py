@@ -1,4 +1,4 @@
-"""What a back end has to be able to do: the whole seam between differentiation and arithmetic.
+"""The interface of back ends, which separates differentiation from arithmetic.
 
 A back end is one class that computes these primitives on its own kind of array. Rules, tensors, modules and
 optimisers are written on top of them and never touch an array otherwise. What a primitive returns is new memory from
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 Pair = tuple[int, int]
 
 Array = Any
-"""An array of a back end; only the back end itself looks inside."""
+"""An array of a back end; only the back end accesses its elements."""
 
 NativeType = Any
 """A back end's own name for an element type; it has an `itemsize`."""
@@ -44,7 +44,7 @@ class Lease:
 
 
 class Place(threading.local):
-    """Where the calling thread's new arrays go.
+    """Where the calling thread's new arrays are allocated.
 
     Attributes:
         arena: the innermost `Arena` that the thread is in; None outside any.
@@ -57,7 +57,7 @@ class Place(threading.local):
 
 
 class Backend:
-    """Arrays, and all that is computed with them; a subclass defines every `Primitive` below.
+    """Arrays and all computations on them; a subclass defines every `Primitive` below.
 
     Attributes:
         name: for messages.
@@ -77,7 +77,7 @@ class Backend:
     def __init__(self) -> None:
         missing = [name for name in primitives() if not hasattr(self, name)]
         if missing:
-            raise TypeError(f"{type(self).__name__} is no back end: it lacks {', '.join(missing)}")
+            raise TypeError(f"{type(self).__name__} is not a complete back end: define {', '.join(missing)}")
         self.permanent = Lease(self)
         self.place = Place(self.permanent)
 
@@ -110,7 +110,7 @@ class Backend:
     divide: Primitive
     power: Primitive
     maximum: Primitive
-    """NaN where either is."""
+    """Larger of both; NaN where either is NaN."""
     negative: Primitive
     absolute: Primitive
     sign: Primitive
@@ -126,14 +126,14 @@ class Backend:
     select: Primitive
     """(condition, a, b): a where `condition`, else b."""
     keep: Primitive
-    """(a, condition, out=None): a where `condition`, else 0, whatever a is there."""
+    """(a, condition, out=None): a where `condition`, else 0, even where a is not finite."""
 
     # Reductions.
 
     sum: Primitive
     """(a, axes, keepdims, out=None): sum over `axes`."""
     max: Primitive
-    """(a, axes, keepdims): largest over `axes`; NaN where one is."""
+    """(a, axes, keepdims): largest over `axes`; NaN where one is NaN."""
     argmax: Primitive
     """(a, axis, keepdims): index of the first largest along `axis`, as int64."""
 
@@ -146,19 +146,19 @@ class Backend:
     broadcast: Primitive
     """(a, shape): a read-only view of a, repeated to `shape`."""
     concatenate: Primitive
-    """(arrays, axis): arrays one behind the other along `axis`."""
+    """(arrays, axis): arrays concatenated along `axis`."""
     take: Primitive
     """(a, index): a[index], a view if the index is made of integers, slices, None and Ellipsis."""
     put_add: Primitive
-    """(shape, index, values, out=None): zeros, with `values` added at `index`; what is named twice gets the sum."""
+    """(shape, index, values, out=None): zeros, with `values` added at `index`; repeated indices get the sum."""
     take_along: Primitive
     """(a, index, axis): elements of a at `index` along `axis`; the other axes go along."""
     put_along: Primitive
     """(shape, index, values, axis): zeros of `shape`, with `values` added at `index` along `axis`."""
     take_rows: Primitive
-    """(table, index): table[index] for whole rows; an index outside the table is refused."""
+    """(table, index): rows table[index]; an index outside the table raises IndexError."""
     pick: Primitive
-    """(a, index): a[n, index[n]] for every row n of a[N, K]; an index outside 0..K-1 is refused."""
+    """(a, index): a[n, index[n]] for every row n of a[N, K]; an index outside 0..K-1 raises IndexError."""
     unpick: Primitive
     """(shape, index, values): zeros of `shape` [N, K], with values[n] at [n, index[n]] for every row n."""
 
@@ -187,26 +187,26 @@ class Backend:
     # Written on the primitives above.
 
     def new(self, shape: Shape, dtype: NativeType) -> Array:
-        """An array with unspecified contents, from the thread's arena if it is in one."""
+        """Return an array with unspecified contents, from the thread's arena if one is entered."""
         arena = self.place.arena
         return self.empty(shape, dtype) if arena is None else arena.take(shape, dtype)
 
     def mark(self) -> Any:
-        """Where the thread's arena is now, for `rewind`."""
+        """Return the position of the thread's arena, for `rewind`."""
         arena = self.place.arena
         return None if arena is None else arena.mark()
 
     def rewind(self, mark: Any) -> None:
-        """Take back what `new` has given out since `mark`: the intermediate arrays of a primitive."""
+        """Free the arrays of `new` since `mark`: the intermediate arrays of a primitive."""
         if mark is not None:
             mark.arena.rewind(mark)
 
     def zeros(self, shape: Shape, dtype: NativeType) -> Array:
-        """An array of zeros."""
+        """Return an array of zeros."""
         return self.fill(self.new(shape, dtype), 0)
 
     def compare(self, operator: str, a: Array, b: Array) -> Array:
-        """Truth values of a `operator` b, one of `comparisons`; b may be a Python number."""
+        """Return the truth values of a `operator` b, one of `comparisons`; b may be a Python number."""
         out = self.new(broadcast_shape(a.shape, getattr(b, "shape", ())), self.native(_BOOL))
         return self.comparisons[operator](a, b, out=out)
 
@@ -221,12 +221,12 @@ _BOOL = np.dtype(bool)
 
 
 def primitives() -> list[str]:
-    """Names of all primitives that a back end defines."""
+    """Return the names of all primitives that a back end defines."""
     return [name for name, kind in Backend.__annotations__.items() if kind == "Primitive"]
 
 
 def unary(function: Callable[..., Any]) -> Primitive:
-    """The primitive that `function` (a, out=) computes."""
+    """Return the primitive that `function` (a, out=) computes."""
 
     def primitive(self: Backend, a: Array, out: Array | None = None) -> Array:
         return function(a, out=self.new(a.shape, a.dtype) if out is None else out)
@@ -235,7 +235,7 @@ def unary(function: Callable[..., Any]) -> Primitive:
 
 
 def binary(function: Callable[..., Any]) -> Primitive:
-    """The primitive that `function` (a, b, out=) computes."""
+    """Return the primitive that `function` (a, b, out=) computes."""
 
     def primitive(self: Backend, a: Array, b: Any, out: Array | None = None) -> Array:
         if out is None:
@@ -250,17 +250,17 @@ def binary(function: Callable[..., Any]) -> Primitive:
 
 @lru_cache(maxsize=1024)
 def broadcast_shape(a: Shape, b: Shape) -> Shape:
-    """The shape of an elementwise result. Raises ValueError where the shapes do not go together."""
+    """Return the shape of an elementwise result. Raises ValueError if the shapes do not broadcast."""
     return np.broadcast_shapes(a, b)
 
 
 def names_once(index: Any) -> bool:
-    """Whether an index names no element twice, because it is made of integers, slices, None and Ellipsis alone."""
+    """Return whether an index cannot repeat elements, because it has only integers, slices, None and Ellipsis."""
     return all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in index)
 
 
 class Window(NamedTuple):
-    """Where a convolution or a pooling reads.
+    """The window of a convolution or a pooling.
 
     Result (i, j) reads rows stride * i + dilation * k - padding for k below kernel, and columns alike.
 
@@ -278,11 +278,11 @@ class Window(NamedTuple):
 
     @property
     def reach(self) -> Pair:
-        """Rows and columns from the first to the last element of the kernel."""
+        """The number of rows and columns from the first to the last element of the kernel."""
         return self.dilation[0] * (self.kernel[0] - 1) + 1, self.dilation[1] * (self.kernel[1] - 1) + 1
 
     def results(self, rows: int, columns: int) -> Pair:
-        """Rows and columns of the result for an image of `rows` and `columns`; below 1 if the kernel does not fit."""
+        """Return the rows and columns of the result for an image; below 1 if the kernel does not fit."""
         return _results(self, rows, columns)
 
 

@@ -1,6 +1,6 @@
-"""The default back end: NumPy on one core or more, everything written into memory that the caller's arena provides."""
+"""The default back end: NumPy on one core or more, writing results into memory of the caller's arena."""
 
-# ruff: noqa: D102  the interface says what each primitive does
+# ruff: noqa: D102  the interface documents each primitive
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class NumpyBackend(NumpyImages):
         return np.concatenate(arrays, axis, out=self.new(tuple(shape), arrays[0].dtype))
 
     def take(self, a: Array, index: Any) -> Array:
-        return np.asarray(a[index])  # integers alone would give a number that is no array
+        return np.asarray(a[index])  # integers alone would give a number instead of an array
 
     def put_add(self, shape: Shape, index: Any, values: Array, out: Array | None = None) -> Array:
         out = self.zeros(shape, values.dtype) if out is None else self.fill(out, 0)
@@ -191,11 +191,11 @@ class NumpyBackend(NumpyImages):
         return out
 
     def _places(self, shape: Shape, index: Array) -> Array:
-        """Where [n, index[n]] lies in a flat array."""
+        """Return the positions of [n, index[n]] in a flat array."""
         return np.add(_row_starts(*shape), index, self.new(index.shape, _INT64))
 
     def _check_index(self, index: Array, size: int) -> None:
-        """NumPy would count a negative index from the end, and `clip` would move one that is too large."""
+        """Raise IndexError for negative or too large indices, which NumPy would wrap or clip."""
         unsigned = index.view(_UNSIGNED[index.itemsize])  # where negative ones are huge
         if index.size and np.maximum.reduce(unsigned, None) >= size:
             raise IndexError(f"an index is outside 0..{size - 1}")
@@ -229,12 +229,12 @@ _default: Backend = NumpyBackend()
 
 
 def default_backend() -> Backend:
-    """The back end of tensors that are made from numbers; an operation computes with that of its operands."""
+    """Return the back end of new tensors; an operation uses the back end of its operands."""
     return _default
 
 
 def set_default_backend(backend: Backend) -> Backend:
-    """Make `backend` the default one, in all threads, and return the one before."""
+    """Make `backend` the default in all threads, and return the previous one."""
     global _default
     before, _default = _default, backend
     return before

@@ -1,6 +1,6 @@
-"""Convolution and pooling with NumPy: what every element of a kernel sees is gathered, and multiplied as one matrix."""
+"""Convolution and pooling with NumPy: the inputs of every kernel element are gathered and multiplied as one matrix."""
 
-# ruff: noqa: D102  the interface says what each primitive does
+# ruff: noqa: D102  the interface documents each primitive
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from evener.autodiff.backends.interface import Array, Backend, Shape, Window
 
 TAPS_BYTES = 1 << 21
-"""What a convolution gathers at a time; for all of a batch it would be kernel height x width as much as the images."""
+"""Bytes that a convolution gathers at a time; a complete batch would need kernel height x width times the images."""
 
 _BOOL = np.dtype(bool)
 
@@ -27,20 +27,20 @@ class NumpyImages(Backend):
     def conv2d(self, x: Array, w: Array, window: Window, groups: int) -> tuple[Array, Any]:
         y = self.new((len(x), len(w), *window.results(*x.shape[2:])), x.dtype)
         weight, parts = _by_group(w, groups), _parts(len(x), w, y, groups)
-        kept = self._taps(x, window, groups) if len(parts) == 1 else None
+        saved_taps = self._taps(x, window, groups) if len(parts) == 1 else None
         for part in self._one_by_one(parts):
-            taps = self._taps(x[part], window, groups) if kept is None else kept
+            taps = self._taps(x[part], window, groups) if saved_taps is None else saved_taps
             _from_samples_last(self.matmul(weight, taps), y[part])
-        return y, (x, window, kept)
+        return y, (x, window, saved_taps)
 
     def conv2d_input(self, g: Array, w: Array, shape: Shape, window: Window, groups: int) -> Array:
         back = _backwards(window)
-        if back is not None and prod(g.shape[1:]) <= prod(shape[1:]):  # to gather is cheaper than to scatter
+        if back is not None and prod(g.shape[1:]) <= prod(shape[1:]):  # gathering is cheaper than scattering
             return self.conv2d(g, self._turned(w, groups), back, groups)[0]
         return self._scatter(g, w, shape, window, groups)
 
     def _scatter(self, g: Array, w: Array, shape: Shape, window: Window, groups: int) -> Array:
-        """Every element of `g` goes to all places that were seen for it."""
+        """Add every element of `g` to all positions that it was computed from."""
         weight, out = _by_group(w, groups).transpose(0, 2, 1), self.new(shape, g.dtype)
         _, c, rows, columns = _padded(shape, window)
         for part in self._one_by_one(_parts(len(g), w, g, groups)):
@@ -55,17 +55,17 @@ class NumpyImages(Backend):
         return out
 
     def _turned(self, w: Array, groups: int) -> Array:
-        """The kernel of the way back: [F, C/G, kh, kw] with channels and filters exchanged, turned by 180 degrees."""
+        """Return the kernel of the input gradient: channels and filters exchanged, rotated by 180 degrees."""
         filters, channels, rows, columns = w.shape
         by_group = w.reshape(groups, filters // groups, channels, rows, columns)[..., ::-1, ::-1]
         turned = self.new((groups, channels, filters // groups, rows, columns), w.dtype)
         return self.copy(by_group.transpose(0, 2, 1, 3, 4), turned).reshape(-1, filters // groups, rows, columns)
 
     def conv2d_weight(self, g: Array, saved: Any, w: Array, groups: int, out: Array | None) -> Array:
-        x, window, kept = saved
+        x, window, saved_taps = saved
         total = self.new(w.shape, w.dtype) if out is None else out
         for part in self._one_by_one(_parts(len(g), w, g, groups)):
-            taps = self._taps(x[part], window, groups) if kept is None else kept
+            taps = self._taps(x[part], window, groups) if saved_taps is None else saved_taps
             columns = self._samples_last(g[part], groups).transpose(0, 2, 1)
             product = self.matmul(taps, columns).transpose(0, 2, 1)  # a fifth faster than with the sides changed
             if part.start == 0:
@@ -75,7 +75,7 @@ class NumpyImages(Backend):
         return total
 
     def _taps(self, x: Array, window: Window, groups: int) -> Array:
-        """What every element of the kernel sees, [G, C/G * kh * kw, H' * W' * N]; samples last makes long runs."""
+        """Return the inputs of every kernel element, [G, C/G * kh * kw, H' * W' * N]; samples last for long runs."""
         n, c, rows, columns = _padded(x.shape, window)
         padded = self.new((c, rows, columns, n), x.dtype)
         if window.padding != (0, 0):
@@ -87,13 +87,13 @@ class NumpyImages(Backend):
         return taps
 
     def _samples_last(self, g: Array, groups: int) -> Array:
-        """[N, F, H', W'] as [G, F/G, H' * W' * N]."""
+        """Return [N, F, H', W'] as [G, F/G, H' * W' * N]."""
         n, filters, rows, columns = g.shape
         last = self.copy(g.transpose(1, 2, 3, 0), self.new((filters, rows, columns, n), g.dtype))
         return last.reshape(groups, filters // groups, rows * columns * n)
 
     def _one_by_one(self, parts: Sequence[slice]) -> Iterator[slice]:
-        """The parts of a batch; memory that is taken for one is taken back before the next."""
+        """Yield the parts of a batch; memory allocated for one is freed before the next."""
         for part in parts:
             mark = self.mark()
             yield part
@@ -151,13 +151,13 @@ def _padded(shape: Shape, window: Window) -> Shape:
 
 
 def _inside(padded: Array, window: Window) -> Array:
-    """The image without its padding, a view."""
+    """Return the image without its padding, as a view."""
     top, left = window.padding
     return padded[:, :, top : padded.shape[2] - top, left : padded.shape[3] - left]
 
 
 def _each_tap(padded: Array, window: Window) -> Iterator[tuple[tuple[int, int], Array]]:
-    """For every element (i, j) of the kernel, what it sees of a padded image: a view [N,C,H',W']."""
+    """Yield the inputs of every kernel element (i, j) in a padded image: a view [N,C,H',W']."""
     rows, columns = window._replace(padding=(0, 0)).results(*padded.shape[2:])
     (down, right), (stride_down, stride_right) = window.dilation, window.stride
     for i in range(window.kernel[0]):
@@ -168,7 +168,7 @@ def _each_tap(padded: Array, window: Window) -> Iterator[tuple[tuple[int, int], 
 
 
 def _windows(padded: Array, window: Window) -> Array:
-    """All taps of a contiguous padded image [C,H,W,N] at once: a view [C,kh,kw,H',W',N]."""
+    """Return all taps of a contiguous padded image [C,H,W,N]: a view [C,kh,kw,H',W',N]."""
     c, *image, n = padded.shape
     rows, columns = window._replace(padding=(0, 0)).results(*image)
     channel, down, right, sample = padded.strides
@@ -180,12 +180,12 @@ def _windows(padded: Array, window: Window) -> Array:
 
 
 def _by_group(w: Array, groups: int) -> Array:
-    """A kernel's weights [F, C/G, kh, kw] as matrices [G, F/G, C/G * kh * kw]."""
+    """Return a kernel's weights [F, C/G, kh, kw] as matrices [G, F/G, C/G * kh * kw]."""
     return w.reshape(groups, len(w) // groups, -1)
 
 
 def _backwards(window: Window) -> Window | None:
-    """Where an element of the image was seen from, if those places lie side by side and reach to all elements."""
+    """Return the window of outputs that read an input element, if it is dense and covers all elements; else None."""
     (down, right), (top, left) = window.reach, window.padding
     if window.stride != (1, 1) or top >= down or left >= right:
         return None
@@ -199,7 +199,7 @@ def _from_samples_last(product: Array, y: Array) -> None:
 
 
 def _parts(n: int, w: Array, y: Array, groups: int) -> Sequence[slice]:
-    """Slices of a batch whose taps fit a cache; all of a batch if that is so of it."""
+    """Return slices of a batch whose taps fit a cache, or one slice if the complete batch does."""
     sample_bytes = groups * prod(w.shape[1:]) * prod(y.shape[2:]) * y.itemsize
     count = max(1, min(n, -(-n * sample_bytes // TAPS_BYTES)))
     size = max(1, -(-n // count))

@@ -1,11 +1,11 @@
-"""The second back end: PyTorch's tensors, and so its GPUs. Only this file and the tests import PyTorch.
+"""The second back end: PyTorch's tensors, including GPUs. Only this file and the tests import PyTorch.
 
     set_default_backend(TorchBackend("cuda"))
 
-PyTorch is used for its arithmetic alone; its own differentiation sees nothing of it.
+PyTorch is used for its arithmetic only, not for its differentiation.
 """
 
-# ruff: noqa: D102  the interface says what each primitive does
+# ruff: noqa: D102  the interface documents each primitive
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class TorchBackend(Backend):
         return F.conv2d(x, w, None, window.stride, window.padding, window.dilation, groups), (x, window)
 
     def conv2d_input(self, g: Array, w: Array, shape: Shape, window: Window, groups: int) -> Array:
-        x = self.empty((1,), g.dtype).expand(tuple(shape))  # only its shape is looked at
+        x = self.empty((1,), g.dtype).expand(tuple(shape))  # only its shape matters
         return _conv2d_back(g, x, w, window, groups, 0)
 
     def conv2d_weight(self, g: Array, saved: Any, w: Array, groups: int, out: Array | None) -> Array:
@@ -199,8 +199,8 @@ class TorchBackend(Backend):
 
 
 def _conv2d_back(g: Array, x: Array, w: Array, window: Window, groups: int, which: int) -> Array:
-    """The gradient of the input (0) or of the weight (1)."""
-    asked = [which == 0, which == 1, False]
+    """Return the gradient of the input (0) or of the weight (1)."""
+    output_mask = [which == 0, which == 1, False]
     return torch.ops.aten.convolution_backward(
-        g, x, w, None, window.stride, window.padding, window.dilation, False, (0, 0), groups, asked
+        g, x, w, None, window.stride, window.padding, window.dilation, False, (0, 0), groups, output_mask
     )[which]

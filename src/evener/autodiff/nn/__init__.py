@@ -1,4 +1,4 @@
-"""Modules, with PyTorch's names, state and first values."""
+"""Modules with PyTorch's names, state and initial values."""
 
 from evener.autodiff.nn import init
 from evener.autodiff.nn.layers import (

@@ -1,4 +1,4 @@
-"""How parameters begin."""
+"""Initial values of parameters."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from evener.autodiff.tensors.tensor import Tensor
 
 @no_grad()
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
-    """Numbers from `a` to `b`, all equally likely."""
+    """Fill with uniform numbers from `a` to `b`."""
     return tensor.copy_(generator().uniform(a, b, tensor.shape))
 
 
 @no_grad()
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Normally distributed numbers."""
+    """Fill with normally distributed numbers."""
     return tensor.copy_(generator().normal(mean, std, tensor.shape))
 
 
 @no_grad()
 def constant_(tensor: Tensor, val: float) -> Tensor:
-    """The same number everywhere."""
+    """Fill with one number."""
     return tensor.copy_(np.full(tensor.shape, val))
 
 
@@ -36,11 +36,11 @@ def xavier_uniform_(weight: Tensor) -> Tensor:
 
 
 def by_fan_in_(tensor: Tensor, inputs: int) -> Tensor:
-    """Uniform within 1 / sqrt(inputs): how PyTorch begins weights and biases of linear layers and convolutions."""
+    """Fill uniformly within 1 / sqrt(inputs), as PyTorch does for linear layers and convolutions."""
     bound = 1 / sqrt(inputs) if inputs else 0.0
     return uniform_(tensor, -bound, bound)
 
 
 def fan_in(weight: Tensor) -> int:
-    """Number of inputs that one output of a weight [O, I, ...] depends on."""
+    """Return the number of inputs of one output of a weight [O, I, ...]."""
     return prod(weight.shape[1:])

@@ -161,7 +161,7 @@ class MultiheadAttention(Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = True, attn_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The result, shaped as `query`, and the weights' mean over heads [N, L, S] if `need_weights`.
+        """Return the result, shaped as `query`, and the weights' mean over heads [N, L, S] if `need_weights`.
 
         Args:
             query: [L, N, E], or [N, L, E] if batch_first.
@@ -169,7 +169,7 @@ class MultiheadAttention(Module):
             value: as `key`.
             need_weights: return the weights too.
             attn_mask: [L, S] or broadcasting to [N, heads, L, S]: numbers to add, or truth values, true where a query
-                may NOT look (as PyTorch has it here, and the other way round in scaled_dot_product_attention).
+                may NOT look (as in PyTorch, and the opposite of scaled_dot_product_attention).
         """
         q, k, v = (self._heads(x, part) for part, x in enumerate((query, key, value)))
         if attn_mask is not None and attn_mask.dtype == bool:
@@ -181,7 +181,7 @@ class MultiheadAttention(Module):
         return result, weights.mean(1) if need_weights else None
 
     def _heads(self, x: Tensor, part: int) -> Tensor:
-        """Input number `part` projected, [N, heads, L, E / heads]."""
+        """Return input number `part`, projected, [N, heads, L, E / heads]."""
         size = self.in_proj_weight.shape[1]
         rows = slice(part * size, (part + 1) * size)
         projected = F.linear(x, self.in_proj_weight[rows], self.in_proj_bias[rows])

@@ -1,4 +1,4 @@
-"""What all modules share: parameters, buffers and modules inside modules, found by the names they are assigned to.
+"""The base of all modules, which registers parameters, buffers and submodules under their attribute names.
 
 And the modules that are made of modules: Sequential, ModuleList.
 """
@@ -20,7 +20,7 @@ M = TypeVar("M", bound="Module")
 
 
 class Module:
-    """A part of a model. A subclass makes its parts in `__init__`, after `super().__init__()`, and has a `forward`.
+    """A part of a model. A subclass creates its parts in `__init__`, after `super().__init__()`, and defines `forward`.
 
     Attributes:
         training: whether it is being trained (`train`) or used (`eval`); dropout and batch norm differ.
@@ -34,11 +34,11 @@ class Module:
         self.training = True
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """What the module computes."""
+        """Compute the module's outputs."""
         raise NotImplementedError(f"{type(self).__name__} needs a method forward")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """What `forward` computes."""
+        """Return the result of `forward`."""
         return self.forward(*inputs, **options)
 
     # Parts.
@@ -61,7 +61,7 @@ class Module:
         object.__delattr__(self, name)
 
     def register_buffer(self, name: str, tensor: Tensor) -> None:
-        """Make `tensor` an attribute that belongs to the state, but is not trained."""
+        """Register `tensor` as an attribute that belongs to the state but is not trained."""
         self._register(Tensor, name, tensor)
         object.__setattr__(self, name, tensor)
 
@@ -75,31 +75,31 @@ class Module:
     # Looking through the parts.
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """This module and all inside it, each once, with names such as `features.0`."""
+        """Yield this module and all submodules, each once, with names such as `features.0`."""
         yield from _once(self._all_modules(prefix))
 
     def modules(self) -> Iterator[Module]:
-        """This module and all inside it, each once."""
+        """Yield this module and all submodules, each once."""
         return (module for _, module in self.named_modules())
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """The modules directly inside, with their names."""
+        """Yield the direct submodules with their names."""
         yield from self._parts[Module].items()
 
     def children(self) -> Iterator[Module]:
-        """The modules directly inside."""
+        """Yield the direct submodules."""
         return iter(self._parts[Module].values())
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """All parameters, each once, with names such as `features.0.weight`."""
+        """Yield all parameters, each once, with names such as `features.0.weight`."""
         yield from _once(self._all_parts(Parameter))
 
     def parameters(self) -> Iterator[Parameter]:
-        """All parameters, each once."""
+        """Yield all parameters, each once."""
         return (parameter for _, parameter in self.named_parameters())
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """All buffers, each once, with names such as `features.1.running_mean`."""
+        """Yield all buffers, each once, with names such as `features.1.running_mean`."""
         yield from _once(self._all_parts(Tensor))
 
     def _all_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
@@ -116,11 +116,11 @@ class Module:
     # State.
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All parameters and buffers by name, sharing memory; the names are those of the same PyTorch module."""
+        """Return all parameters and buffers by name, sharing memory; PyTorch's module has the same names."""
         return {name: tensor.detach() for name, tensor in self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Take over the values of a state: tensors of this library, of PyTorch (on the CPU), or arrays.
+        """Load the values of a state: tensors of this library, of PyTorch (on the CPU), or arrays.
 
         Args:
             state: values by name.
@@ -129,58 +129,58 @@ class Module:
         Raises:
             StateMismatch: names (if `strict`) or shapes differ; nothing was changed.
         """
-        own, given = dict(self._state()), {name: _array(value) for name, value in state.items()}
-        wrong = [f"{name} is missing" for name in own if strict and name not in given]
-        wrong += [f"{name} is unknown" for name in given if strict and name not in own]
-        common = own.keys() & given.keys()
+        tensors, arrays = dict(self._state()), {name: _array(value) for name, value in state.items()}
+        wrong = [f"{name} is missing" for name in tensors if strict and name not in arrays]
+        wrong += [f"{name} is unknown" for name in arrays if strict and name not in tensors]
+        common = tensors.keys() & arrays.keys()
         wrong += [
-            f"{name} has shape {given[name].shape} instead of {tensor.shape}"
-            for name, tensor in own.items()
-            if name in common and given[name].shape != tensor.shape
+            f"{name} has shape {arrays[name].shape} instead of {tensor.shape}"
+            for name, tensor in tensors.items()
+            if name in common and arrays[name].shape != tensor.shape
         ]
         if wrong:
             raise StateMismatch(f"the state does not fit {type(self).__name__}: {'; '.join(wrong)}")
         with no_grad():
             for name in common:
-                own[name].copy_(given[name])
+                tensors[name].copy_(arrays[name])
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters and buffers, module by module, as PyTorch orders them; a shared one under each of its names."""
+        """Yield parameters and buffers in PyTorch's order; a shared one appears under each of its names."""
         return self._all_parts(Parameter, Tensor)
 
     # Modes.
 
     def train(self: M, mode: bool = True) -> M:
-        """Set it, and all modules inside, to training or use; returns it."""
+        """Set the module and all submodules to training or evaluation, and return it."""
         for module in self.modules():
             module.training = mode
         return self
 
     def eval(self: M) -> M:
-        """Set it, and all modules inside, to use; returns it."""
+        """Set the module and all submodules to evaluation, and return it."""
         return self.train(False)
 
     def requires_grad_(self: M, requires_grad: bool = True) -> M:
-        """Make all parameters collect gradients, or stop doing so; returns it."""
+        """Make all parameters collect gradients, or stop doing so, and return the module."""
         for parameter in self.parameters():
             parameter.requires_grad_(requires_grad)
         return self
 
     def zero_grad(self) -> None:
-        """Forget the gradients of all parameters."""
+        """Reset the gradients of all parameters."""
         for parameter in self.parameters():
             if parameter.requires_grad:
                 parameter.grad = None
 
     def double(self: M) -> M:
-        """Convert parameters and floating-point buffers to float64, before an optimiser has them; returns it."""
+        """Convert parameters and floating-point buffers to float64, before creating an optimizer; return the module."""
         for _, tensor in self._state():
             if tensor.dtype.kind == "f":
                 tensor._become(np.float64)
         return self
 
     def __repr__(self) -> str:
-        """Its modules inside; or, of a single layer, the shapes of its parameters and its options."""
+        """Return the submodules, or, for a single layer, the shapes of its parameters and its options."""
         parts = [f"\n  ({name}): " + repr(part).replace("\n", "\n  ") for name, part in self.named_children()]
         if parts:
             return f"{type(self).__name__}({''.join(parts)}" + "\n)"
@@ -194,7 +194,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _once(named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Each part only under the first of its names."""
+    """Yield each part only under the first of its names."""
     seen: set[int] = set()
     for name, part in named:
         if id(part) not in seen:
@@ -214,7 +214,7 @@ class _ListOfModules(Module):
 
 
 class Sequential(_ListOfModules):
-    """Modules one after the other; named by their numbers, or by the keys of an OrderedDict."""
+    """A chain of modules, named by their numbers or by the keys of an OrderedDict."""
 
     def __init__(self, *modules: Module | OrderedDict[str, Module]) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class Sequential(_ListOfModules):
             setattr(self, name, module)
 
     def forward(self, x: Any) -> Any:
-        """What the last module makes of what the one before it makes of ... x."""
+        """Apply the modules in order."""
         for module in self._parts[Module].values():
             x = module(x)
         return x
@@ -237,7 +237,7 @@ class ModuleList(_ListOfModules):
             self.append(module)
 
     def append(self, module: Module) -> None:
-        """Put `module` at the end."""
+        """Append `module`."""
         setattr(self, str(len(self)), module)
 
 

@@ -35,7 +35,7 @@ class GELU(Module):
         self.approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any shape."""
+        """Return a tensor of the shape of the input."""
         return F.gelu(x, self.approximate)
 
 
@@ -47,7 +47,7 @@ class _AlongDim(Module):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any shape."""
+        """Return a tensor of the shape of the input."""
         return self.function(x, self.dim)
 
 
@@ -71,12 +71,12 @@ class Dropout(Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any shape."""
+        """Return a tensor of the shape of the input."""
         return F.dropout(x, self.p, self.training)
 
 
 class Flatten(Module):
-    """All dimensions but the first as one."""
+    """Merges all dimensions but the first."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, ...] -> [N, product of the others]."""
@@ -91,7 +91,7 @@ class _Loss(Module):
         self.reduction = reduction
 
     def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Shapes as for the function of that name: a number, or each sample's with reduction "none"."""
+        """Return the loss: a number, or one per sample with reduction "none"; shapes as in `functional`."""
         return self.function(outputs, target, self.reduction)
 
 
@@ -102,7 +102,7 @@ class NLLLoss(_Loss):
 
 
 class CrossEntropyLoss(_Loss):
-    """Negative log likelihood of the right classes under the softmax of what is given."""
+    """Negative log likelihood of the right classes under the softmax of the logits."""
 
     function = staticmethod(F.cross_entropy)
 

@@ -12,7 +12,7 @@ from evener.autodiff.graph import Forward, Rule, Vjp
 
 
 def _through(_be: Any, g: Any, _saved: Any, _out: Any) -> Any:
-    """The vjp of an input that is passed on, or only broadcast."""
+    """Return the vjp of an input that is passed on, or only broadcast."""
     return g
 
 
@@ -118,19 +118,19 @@ def _maximum_share(larger: str, first: int) -> Any:
     """The vjp of one operand of a maximum: all of g where it is the larger, half where both are equal."""
 
     def vjp(be: Any, g: Any, saved: Any, _out: Any) -> Any:
-        own, other = saved[first], saved[1 - first]
-        mine = be.keep(g, be.compare(larger, own, other))
-        half = be.keep(be.multiply(g, 0.5), be.compare("==", own, other))
-        return be.add(mine, half, mine)
+        operand, other = saved[first], saved[1 - first]
+        larger_part = be.keep(g, be.compare(larger, operand, other))
+        half = be.keep(be.multiply(g, 0.5), be.compare("==", operand, other))
+        return be.add(larger_part, half, larger_part)
 
     return vjp
 
 
 def _dropout(be: Any, x: Any, p: float, generator: Any) -> Any:
     """x, each element 0 with probability p, else divided by 1 - p."""
-    kept = be.compare(">=", be.uniform(generator, x.shape, x.dtype), p)
+    mask = be.compare(">=", be.uniform(generator, x.shape, x.dtype), p)
     scale = 1 / (1 - p) if p < 1 else 0.0
-    return be.multiply(be.keep(x, kept), scale), (kept, scale)
+    return be.multiply(be.keep(x, mask), scale), (mask, scale)
 
 
 ELEMENTWISE = {

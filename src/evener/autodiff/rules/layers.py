@@ -99,7 +99,7 @@ PRODUCTS = {
 
 
 class Axes(NamedTuple):
-    """How an input is normalised.
+    """The axes of a normalisation.
 
     Attributes:
         over: axes whose elements share a mean and a variance.
@@ -127,7 +127,7 @@ class _Saved(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """What all gradients need: g and g * normal summed over the axes along which scale and shift repeat."""
+    """Return g and g * normal summed over the axes along which scale and shift repeat, for all gradients."""
 
     saved: _Saved
     g_normal: Any

@@ -1,1 +1,1 @@
-"""Tensors: what they can do, and how they are made."""
+"""Tensors: their operations and their creation."""

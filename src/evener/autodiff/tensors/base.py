@@ -1,4 +1,4 @@
-"""What a tensor's interface stands on: an array, its lease, its type, and the way to an operation.
+"""The base of a tensor's interface: an array, its lease, its type, and the application of an operation.
 
 The type in which two operands meet is PyTorch's: floating beats integer beats bool. Of two types of one kind the wider
 wins, but a number or a tensor without dimensions never widens a tensor with dimensions.
@@ -49,7 +49,7 @@ def meet_number(dtype: np.dtype[Any], value: object) -> np.dtype[Any]:
 
 
 def require_floats(operation: str, first: TensorBase, weight: TensorBase) -> None:
-    """Raise InvalidOperation unless both are floating-point: integers are never converted unasked."""
+    """Raise InvalidOperation unless both are floating-point: integers are never converted implicitly."""
     fits = first.dtype.kind == weight.dtype.kind == "f"
     require(
         fits, "{} needs floating-point input and weights, got {} and {}: use to()", operation, first.dtype, weight.dtype
@@ -144,7 +144,7 @@ class TensorBase:
         """`dim` as dimensions counted from the front; all of them for None."""
         if dim is None:
             return tuple(range(self.ndim))
-        dims = tuple(self._dim(one) for one in (dim if isinstance(dim, tuple | list) else (dim,)))
+        dims = tuple(self._dim(item) for item in (dim if isinstance(dim, tuple | list) else (dim,)))
         require(len(set(dims)) == len(dims), "each dimension can be named once, got {}", dim)
         return dims if self.ndim else ()
 
@@ -157,7 +157,7 @@ class TensorBase:
 
 
 def expired(lease: Lease) -> TensorExpired:
-    """The error for a tensor of an arena's iteration that is over."""
+    """Return the error for a tensor of an arena's finished iteration."""
     return TensorExpired(
         f"this tensor was made in iteration {lease.number} of an arena, which is over, and its memory holds something "
         "else: take what you need inside `with arena:` with item() or numpy()"

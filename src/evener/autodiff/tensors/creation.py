@@ -32,8 +32,8 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
         requires_grad: collect a gradient.
     """
     array = _array(data)
-    given = isinstance(data, np.ndarray | np.generic)
-    kind = check_type(dtype or (array.dtype if given or array.dtype.kind != "f" else DEFAULT_FLOAT))
+    is_array = isinstance(data, np.ndarray | np.generic)
+    kind = check_type(dtype or (array.dtype if is_array or array.dtype.kind != "f" else DEFAULT_FLOAT))
     backend = default_backend()
     source = backend.from_numpy(array.astype(kind, copy=False))
     made = Tensor(backend.copy(source, backend.new(array.shape, source.dtype)), backend.place.lease)
@@ -74,20 +74,20 @@ def ones(*size: int | Sequence[int], dtype: Any = DEFAULT_FLOAT, requires_grad: 
 
 
 def arange(start: float, end: float | None = None, step: float = 1, dtype: Any = None) -> Tensor:
-    """Numbers from `start` (0 if only one is given) up to, not including, `end`."""
+    """Return numbers from `start` (0 if only `end` is passed) up to, not including, `end`."""
     array = np.arange(0, start, step) if end is None else np.arange(start, end, step)
     return tensor(array, dtype or (DEFAULT_INTEGER if array.dtype.kind == "i" else DEFAULT_FLOAT))
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors one behind the other along `dim`."""
+    """Concatenate tensors along `dim`."""
     require(len(tensors) > 0, "cat needs at least one tensor")
     return apply("concatenate", tensors, tensors[0]._dim(dim))
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors of one shape side by side along a new dimension `dim`."""
-    return cat([one.unsqueeze(dim) for one in tensors], dim)
+    """Stack tensors of one shape along a new dimension `dim`."""
+    return cat([part.unsqueeze(dim) for part in tensors], dim)
 
 
 def where(condition: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor:
@@ -102,11 +102,11 @@ def where(condition: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor:
 
 
 _pending: list[int | Sequence[int]] = []
-"""The seed that was set since the last number was drawn: seeding takes longer than a small layer."""
+"""The seed set since the last draw; the generator is seeded only when needed, because seeding is slow."""
 
 
 class _SameRows:
-    """Draws the same numbers for every row of dimension 0, whatever was drawn before."""
+    """Draws the same numbers for every row of dimension 0, independent of earlier draws."""
 
     def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
         """Return uniform numbers of shape `size`, or of `out`, as NumPy's generator does."""
@@ -135,7 +135,7 @@ _is_same: list[bool] = []
 
 @contextmanager
 def same_draws() -> Iterator[None]:
-    """Inside, every sample is given the same random numbers, so that parts of a batch are given those of the whole."""
+    """Give every sample the same random numbers, so that parts of a batch match the complete batch."""
     _is_same.append(True)
     try:
         yield
@@ -144,7 +144,7 @@ def same_draws() -> Iterator[None]:
 
 
 def generator() -> Any:
-    """Where all random numbers of this library come from: NumPy's generator, or what draws in its place."""
+    """Return the source of all random numbers of this library: NumPy's generator, or its replacement."""
     if _is_same:
         return _same_rows
     if _pending:
@@ -153,11 +153,11 @@ def generator() -> Any:
 
 
 def manual_seed(seed: int | Sequence[int]) -> None:
-    """Begin the sequence of random numbers that belongs to `seed`, the same on every machine and back end."""
+    """Start the sequence of random numbers of `seed`, which is the same on every machine and back end."""
     _pending[:] = [seed]
 
 
-@cache  # made when it is first needed, because importing numpy.random takes as long as importing this whole library
+@cache  # created on first use, because importing numpy.random takes as long as importing this library
 def _generator() -> np.random.Generator:
     return np.random.default_rng()
 
@@ -168,7 +168,7 @@ def get_rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Go on with a state from `get_rng_state`."""
+    """Restore a state from `get_rng_state`."""
     generator().bit_generator.state = state
 
 
@@ -194,7 +194,7 @@ def randperm(n: int) -> Tensor:
 
 def save_file(state: Mapping[str, Any], path: Path | str) -> None:
     """Write a state (`model.state_dict()`, or arrays by name) to a safetensors file."""
-    from safetensors.numpy import save_file as write  # 50 ms that only who saves should pay
+    from safetensors.numpy import save_file as write  # takes 50 ms, so it is imported only for saving
 
     write({name: _contiguous(value) for name, value in state.items()}, str(path))
 

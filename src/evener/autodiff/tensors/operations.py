@@ -17,7 +17,7 @@ Dims = int | tuple[int, ...] | None
 
 
 class Largest(NamedTuple, Generic[T]):
-    """What `max` along a dimension gives.
+    """The result of `max` along a dimension.
 
     Attributes:
         values: the largest elements.
@@ -29,7 +29,7 @@ class Largest(NamedTuple, Generic[T]):
 
 
 def _operator(rule: str, *arguments: object) -> Callable[[B, B | Number], B]:
-    """A method that applies the row `rule` to the tensor and another or a number."""
+    """Return a method that applies the row `rule` to the tensor and another or a number."""
 
     def method(self: B, other: B | Number) -> B:
         return self._with(rule, other, *arguments)
@@ -38,7 +38,7 @@ def _operator(rule: str, *arguments: object) -> Callable[[B, B | Number], B]:
 
 
 def _reflected(rule: str) -> Callable[[B, Number], B]:
-    """Likewise, a number being the first operand."""
+    """Return a method that applies the row `rule` to a number and the tensor."""
 
     def method(self: B, other: Number) -> B:
         return self._number(other)._with(rule, self)
@@ -47,7 +47,7 @@ def _reflected(rule: str) -> Callable[[B, Number], B]:
 
 
 def _function(rule: str) -> Callable[[B], B]:
-    """A method that applies the row `rule` to the tensor, as floating-point numbers."""
+    """Return a method that applies the row `rule` to the tensor, as floating-point numbers."""
 
     def method(self: B) -> B:
         return self._floating()._apply(rule)
@@ -167,7 +167,7 @@ class Operations(TensorBase):
         require(0 not in self.shape, "{} of no elements is not defined; the tensor has shape {}", operation, self.shape)
 
     def reshape(self, *shape: int | tuple[int, ...]) -> Self:
-        """The same elements in another shape; one size may be -1, which stands for what is left."""
+        """Return the same elements in another shape; one size may be -1 for the remaining elements."""
         return self._apply("reshape", (), _filled(self.shape, flat_sizes(shape)))
 
     view = reshape
@@ -224,14 +224,14 @@ class Operations(TensorBase):
         wanted = flat_sizes(shape)
         lead = len(wanted) - self.ndim
         require(lead >= 0, "expand needs at least {} sizes, got {}", self.ndim, wanted)
-        kept = (old if new == -1 else new for old, new in zip(self.shape, wanted[lead:], strict=True))
-        return self._apply("expand", (), (*wanted[:lead], *kept))
+        sizes = (old if new == -1 else new for old, new in zip(self.shape, wanted[lead:], strict=True))
+        return self._apply("expand", (), (*wanted[:lead], *sizes))
 
     def __getitem__(self, index: Any) -> Self:
         parts = tuple(self._index_part(part) for part in (index if isinstance(index, tuple) else (index,)))
         if any(map(_is_array, parts)) and any(isinstance(part, int) for part in parts):
             # NumPy would take integers beside an array for arrays, which moves dimensions; PyTorch does not.
-            numbers_first = (one for part in parts for one in _until_arrays(part))
+            numbers_first = (number for part in parts for number in _until_arrays(part))
             then_arrays = tuple(_after_numbers(part) for part in parts if not isinstance(part, int))
             return self._apply("index", (), tuple(numbers_first))._apply("index", (), then_arrays)
         return self._apply("index", (), parts)

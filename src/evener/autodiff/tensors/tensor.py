@@ -45,13 +45,13 @@ class Tensor(Operations):
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         if not isinstance(self._edge, Leaf):
-            raise NoGradient("only a leaf that requires a gradient can be given one")
+            raise NoGradient("a gradient can be set only for a leaf that requires one")
         self._edge.gradient = None
         if value is not None:
             require(value.shape == self.shape, "the gradient must have shape {}, got {}", self.shape, value.shape)
             self._edge.receive(value.to(self.dtype)._usable())
 
-    # What it holds.
+    # Elements and shape.
 
     def size(self, dim: int | None = None) -> Any:
         """Its shape, or the size of one dimension."""
@@ -139,9 +139,9 @@ class Tensor(Operations):
         backend = self._lease.backend
         array = source._usable() if isinstance(source, Tensor) else backend.from_numpy(np.asarray(source))
         require(tuple(array.shape) == self.shape, "copy_ needs shape {}, got {}", self.shape, tuple(array.shape))
-        own = self._usable()
+        array_of_leaf = self._usable()
         try:
-            backend.copy(array, own)
+            backend.copy(array, array_of_leaf)
         except backend.failures as error:
             raise InvalidOperation(f"copy_ needs memory that may be written to: {error}") from error
         if isinstance(self._edge, Leaf):
@@ -156,7 +156,7 @@ class Tensor(Operations):
 
     def _become(self, dtype: Any) -> None:
         """Convert this leaf itself, before it lies in an arena."""
-        require(getattr(self, "_home", None) is None, "a model is converted before an optimiser has its parameters")
+        require(getattr(self, "_home", None) is None, "convert a model before creating its optimizer")
         wanted, backend = self._lease.backend.native(check_type(dtype)), self._lease.backend
         self._array = backend.copy(self._array, backend.empty(self.shape, wanted))
 
@@ -186,7 +186,7 @@ class Tensor(Operations):
         """
         edge = self._edge
         if edge is None:
-            raise NoGradient("this tensor was computed from nothing that requires a gradient, or inside no_grad()")
+            raise NoGradient("no input of this tensor requires a gradient, or it was computed inside no_grad()")
         seed = self._seed(gradient)
         if isinstance(edge, Node):
             backward(edge, seed, retain_graph)
@@ -252,8 +252,8 @@ def apply(name: str, inputs: Sequence[TensorBase | None], *arguments: Any) -> Te
 
 
 def _refused(name: str, inputs: Sequence[TensorBase | None], error: Exception) -> InvalidOperation:
-    told = " and ".join(f"{x.dtype}{list(x.shape)}" for x in inputs if x is not None)
-    return InvalidOperation(f"{name} of {told}: {error}")
+    operands = " and ".join(f"{x.dtype}{list(x.shape)}" for x in inputs if x is not None)
+    return InvalidOperation(f"{name} of {operands}: {error}")
 
 
 def _unusable(name: str, lease: Lease, backend: Backend) -> Exception:

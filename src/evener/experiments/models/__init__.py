@@ -1,1 +1,1 @@
-"""Models that no library has, or not in the shape needed here: ordinary modules that know nothing of Evener."""
+"""Models that no library provides in the needed form: ordinary modules that do not depend on Evener's runs."""

@@ -25,7 +25,7 @@ from evener.records.errors import require
 def _unit(
     inputs: int, outputs: int, size: tuple[int, int] = (1, 1), stride: tuple[int, int] = (1, 1)
 ) -> list[nn.Module]:
-    """ReLU, convolution that keeps H and W but for the stride, BatchNorm."""
+    """Return a ReLU, a convolution that keeps H and W except for the stride, and a BatchNorm."""
     padding = (size[0] // 2, size[1] // 2)
     convolution = nn.Conv2d(inputs, outputs, size, stride, padding, bias=False)
     return [nn.ReLU(), convolution, nn.BatchNorm2d(outputs)]
@@ -59,11 +59,11 @@ _OPERATIONS: dict[str, Callable[[int, int], nn.Module]] = {
     "conv_3x3": _conv_3x3,
     "conv_1x7_7x1": _conv_1x7_7x1,
 }
-"""From channels and stride to a module that keeps the channels."""
+"""A function from channels and stride to a module that keeps the channels, by operation."""
 
 
 class _Halve(nn.Module):
-    """[N, C, H, W] -> [N, F, ceil(H/2), ceil(W/2)]: half of the filters see even pixels, the others odd ones."""
+    """[N, C, H, W] -> [N, F, ceil(H/2), ceil(W/2)]: half of the filters read even pixels, the others odd ones."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Halve(nn.Module):
 
 
 class _Cell(nn.Module):
-    """One cell; `channels` are those of each of its states."""
+    """One cell; each of its states has `channels` channels."""
 
     def __init__(self, recipe: Recipe, before: int, last: int, channels: int, after_reduction: bool) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class AmoebaNetD(nn.Module):
     Args:
         layers: number of normal cells, a multiple of 3.
         filters: size of the model, a multiple of 16.
-        classes: to tell apart.
+        classes: number of classes.
     """
 
     def __init__(self, layers: int = 18, filters: int = 256, classes: int = 1000) -> None:
@@ -136,7 +136,7 @@ class AmoebaNetD(nn.Module):
         self.classify = nn.Linear(last, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of `images`."""
+        """Return the logits of `images`."""
         before = last = self.stem(images)
         for cell in self.cells:
             before, last = last, cell(before, last)

@@ -35,7 +35,7 @@ class Bottleneck(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
+        """Return the block's output."""
         y = self.relu(self.norm1(self.conv1(x)))
         y = self.relu(self.norm2(self.conv2(y)))
         outputs: Tensor = self.relu(self.norm3(self.conv3(y)) + self.shortcut(x))

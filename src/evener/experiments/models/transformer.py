@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from evener.records.errors import require
 
 PADDING = 0
-"""The token that stands for none."""
+"""The token that stands for padding."""
 
 
 class Attention(nn.Module):
@@ -49,7 +49,7 @@ class FeedForward(nn.Module):
         self.inner, self.outer = _Scaled(dim, hidden, scale), _Scaled(hidden, dim, scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, T, D] -> [N, T, D]."""
+        """Map [N, T, D] to [N, T, D]."""
         outputs: Tensor = self.outer(torch.relu(self.inner(x)))
         return outputs
 
@@ -69,7 +69,7 @@ class _Scaled(nn.Linear):
 
 
 class TransformerLayer(nn.Module):
-    """A layer of the encoder, or with `attends_to_memory` of the decoder."""
+    """A layer of the encoder, or, with `attends_to_memory`, of the decoder."""
 
     def __init__(
         self, dim: int, heads: int, hidden: int, dropout: float, scale: float, attends_to_memory: bool
@@ -84,7 +84,7 @@ class TransformerLayer(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | None, memory: Tensor | None = None, seen: Tensor | None = None
     ) -> Tensor:
-        """[N, T, D] -> [N, T, D]; attends to itself by `mask`, then to `memory` where `seen`."""
+        """Map [N, T, D] to [N, T, D]; attend to itself by `mask`, then to `memory` where `seen`."""
         y = self.norm(x)
         x = x + self.dropout(self.attention(y, y, mask))
         if memory is not None:
@@ -98,13 +98,13 @@ class Transformer(nn.Module):
 
     Args:
         vocabulary: number of tokens; 0 is padding.
-        layers: of the encoder, and as many of the decoder.
+        layers: number of layers of the encoder, and of the decoder.
         dim: D.
-        heads: of every attention.
+        heads: number of heads of every attention.
         hidden: width of the feed-forward layers.
-        dropout: share of values that are dropped in training.
+        dropout: fraction of values that are dropped in training.
         clip: bound of the logits' magnitude.
-        tied: whether the embedding of both languages and the last layer are one weight.
+        tied: whether the embedding of both languages and the last layer share one weight.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Transformer(nn.Module):
             self.classify.weight = self.embedding.weight
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Logits; a target token sees itself and those in front of it."""
+        """Return logits; a target token attends to itself and to earlier ones."""
         seen = (source != PADDING)[:, None, None, :]
         memory = self._embed(source)
         for layer in self.encoder:
@@ -159,14 +159,14 @@ class _Embedding(nn.Embedding):
 
 
 def positions(length: int, dim: int, like: Tensor) -> Tensor:
-    """Sines and cosines of every position, [length, dim], of the dtype and device of `like`."""
+    """Return sines and cosines of every position, [length, dim], with the dtype and device of `like`."""
     steps = torch.arange(length, device=like.device, dtype=like.dtype)[:, None]
     waves = torch.exp(torch.arange(0, dim, 2, device=like.device, dtype=like.dtype) * (-math.log(1e4) / dim))
     return torch.cat((torch.sin(steps * waves), torch.cos(steps * waves)), dim=1)
 
 
 def translation_loss(logits: Tensor, successors: Tensor, smoothing: float = 0.1) -> Tensor:
-    """Mean cross-entropy over the tokens of `successors` [N, T] that are not padding; zero if there are none."""
+    """Return the mean cross-entropy over the tokens of `successors` [N, T] that are not padding; zero without any."""
     total = F.cross_entropy(
         logits.flatten(0, 1), successors.flatten(), ignore_index=PADDING, label_smoothing=smoothing, reduction="sum"
     )
@@ -174,5 +174,5 @@ def translation_loss(logits: Tensor, successors: Tensor, smoothing: float = 0.1)
 
 
 def tokens_in(successors: Tensor) -> Tensor:
-    """Number of tokens that are not padding: what `translation_loss` is a mean over."""
+    """Return the number of tokens that are not padding, over which `translation_loss` is a mean."""
     return (successors != PADDING).sum()

@@ -1,4 +1,4 @@
-"""U-Net (Ronneberger et al., 2015): every level on the way up also sees what that level saw on the way down."""
+"""U-Net (Ronneberger et al., 2015): every level on the way up also reads the output of that level on the way down."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UNet(nn.Module):
 
     Args:
         inputs: C.
-        classes: of every pixel.
+        classes: number of classes of a pixel.
         width: channels of the topmost level; they double with every level.
         depth: number of times that H and W are halved.
     """
@@ -41,7 +41,7 @@ class UNet(nn.Module):
         self.classify = nn.Conv2d(width, classes, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of every pixel."""
+        """Return the logits of every pixel."""
         x, skips = images, []
         for level in self.down:
             x = level(x)

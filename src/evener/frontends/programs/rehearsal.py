@@ -264,7 +264,7 @@ class Rehearsal:
     def sizes(self, count: int) -> tuple[int, ...]:
         """Samples for every rank of a small batch of `count`: uneven, and none where the user grants none."""
         shares = self._shares or [1.0] * self._group.size
-        workers = [Worker(unit_seconds=1.0, most=None if share else 0) for share in shares]
+        workers = [Worker(unit_seconds=1.0, max_units=None if share else 0) for share in shares]
         sizes = list(apportion(max(0, count - _MORE), workers))
         sizes[next(i for i, share in enumerate(shares) if share)] += min(count, _MORE)
         return tuple(sizes)

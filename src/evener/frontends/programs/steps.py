@@ -51,7 +51,7 @@ class Steps:
     ) -> None:
         self._env, self._group, self._shares, self._layers = env, group, shares, layers
         self.number = self.epoch = 0
-        equal = tuple(Worker(unit_seconds=1.0, least=STAND_IN) for _ in env.nodes)
+        equal = tuple(Worker(unit_seconds=1.0, min_units=STAND_IN) for _ in env.nodes)
         workers = equal if shares is None else tuple(weights_to_workers(shares, [None] * group.size))
         self.division = Division(workers)
         self._monitor: Monitor | None = None

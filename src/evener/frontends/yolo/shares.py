@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from evener.benchmark.busy import ProcessorWatch
 from evener.benchmark.dry_run import dry_run_of
 from evener.benchmark.exchanges import measure_all_reduce
+from evener.benchmark.processor_time import ProcessorWatch
 from evener.benchmark.task_timing import time_task
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer

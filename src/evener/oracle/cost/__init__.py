@@ -1,1 +1,1 @@
-"""What a way to train costs: seconds, bytes sent and memory of a step, from a graph and a profile. Pure."""
+"""Prices ways to train: seconds, bytes sent and memory of a step, from a model graph and a cluster profile. Pure."""

@@ -1,15 +1,15 @@
-"""A ModelGraph as columns of numbers, one row a layer: what the oracle's sums over layers run on.
+"""A ModelGraph as columns of numbers, one row a layer, over which the oracle computes its sums.
 
-How often a pass reads or writes its tensors is counted by kind of layer, in multiples of its input and its output:
+The number of reads and writes in a pass depends on the kind of layer, in multiples of its input and output size:
 
     kind                    forward: input, output    backward: input, output
     convolution, linear     1  1 (a bias: 3)          2  2 (a bias: 3)      gradients of the input and of the weights
     BatchNorm               2  1                      3  2                  statistics first, then the values
-    maximum pooling         1  3                      1  3                  the places of maxima are 64 bits each
-    anything else           1  1                      1  2                  but no less than what is kept for backward
+    maximum pooling         1  3                      1  3                  the positions of maxima are 64 bits each
+    all other layers        1  1                      1  2                  at least the bytes kept for backward
 
-A residual sum in front of a layer reads all its terms and writes their sum; a concatenation reads and writes its parts.
-Where several layers read a tensor, their gradients for it are added up: two reads and a write for each further one.
+A residual sum in front of a layer reads all terms and writes their sum; a concatenation reads and writes its parts.
+Where several layers read a tensor, their gradients are added: two reads and a write for each additional reader.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Layers:
     """Columns of a model; FLOPs and bytes are those of one sample.
 
     Attributes:
-        graph: that they were read from.
-        element_bytes: of an activation.
-        forward_flops, backward_flops: of each pass.
+        graph: the model graph.
+        element_bytes: bytes of one activation value.
+        forward_flops, backward_flops: FLOPs of each pass.
         forward_in, forward_out, backward_in, backward_out: bytes that a pass moves for its input and for its output.
-        input_bytes, output_bytes: of the tensors.
-        weight_bytes, bias_bytes: of all parameters; of those that a division of channels leaves whole.
-        kept_bytes: for the backward pass.
-        halo_bytes: that a rank of a division by rows receives from both neighbours together.
-        channels, filters: sizes of what can be divided; 0 where nothing can.
-        taps: weights that a filter has for each channel.
-        is_weighted, is_convolution: kinds.
+        input_bytes, output_bytes: sizes of the tensors.
+        weight_bytes, bias_bytes: size of all parameters, and of those that a division by channel does not divide.
+        kept_bytes: bytes kept for the backward pass.
+        halo_bytes: bytes that a rank of a division by rows receives from both neighbours together.
+        channels, filters: sizes of the dims that can be divided; 0 where none can.
+        taps: weights of a filter for each channel.
+        is_weighted, is_convolution: kind of the layer.
     """
 
     graph: ModelGraph
@@ -72,12 +72,12 @@ class Layers:
 
     @cached_property
     def boundary_bytes(self) -> Numbers:
-        """Bytes of one sample that live across the cut behind every layer: outputs that later layers read."""
-        place = {layer.name: index for index, layer in enumerate(self.graph.layers)}
+        """Bytes of one sample that cross the cut behind each layer: outputs that later layers read."""
+        index_of = {layer.name: index for index, layer in enumerate(self.graph.layers)}
         last_reader = np.arange(len(self))
         for index, layer in enumerate(self.graph.layers):
             for name in layer.inputs:
-                last_reader[place[name]] = index
+                last_reader[index_of[name]] = index
         crossing = np.zeros(len(self) + 1)
         np.add.at(crossing, np.arange(len(self)), self.output_bytes)
         np.add.at(crossing, last_reader, -self.output_bytes)
@@ -95,7 +95,12 @@ class _Passes(NamedTuple):
 
 @lru_cache(maxsize=16)
 def columns(graph: ModelGraph, element_bytes: int | None = None) -> Layers:
-    """The columns of `graph`, with activations of `element_bytes` a number; by default as large as its parameters."""
+    """Return the columns of `graph`.
+
+    Args:
+        graph: the model.
+        element_bytes: bytes of one activation value; by default those of a parameter.
+    """
     size = element_bytes or graph.element_bytes
     by_name = graph.by_name
     readers = dict.fromkeys(by_name, 0)
@@ -110,27 +115,29 @@ def columns(graph: ModelGraph, element_bytes: int | None = None) -> Layers:
     return Layers(graph=graph, element_bytes=size, **{name: np.array([row[name] for row in rows]) for name in names})
 
 
-def _row(layer: Layer, inputs: list[Layer], readers: int, size: int, own: int) -> dict[str, float | int | bool]:
-    """The numbers of one layer: activations of `size` bytes, parameters of `own`."""
-    sources = sum(one.output_size for one in inputs)
-    taken, given = layer.input_size or sources, layer.output_size
+def _row(layer: Layer, inputs: list[Layer], readers: int, size: int, weight_size: int) -> dict[str, float | int | bool]:
+    """Return the numbers of one layer, with activations of `size` bytes and parameters of `weight_size` bytes."""
+    sources = sum(source.output_size for source in inputs)
+    num_inputs, num_outputs = layer.input_size or sources, layer.output_size
     passes = _passes(layer)
-    forward = passes.forward_in * taken + passes.forward_out * given + _joining(layer, inputs, sources)
-    backward = passes.backward_in * taken + passes.backward_out * given + 3 * max(0, readers - 1) * given
-    kept = layer.activation_bytes * size / own
-    least = 0 if layer.has_weights else 2 * kept
+    forward = passes.forward_in * num_inputs + passes.forward_out * num_outputs + _joining(layer, inputs, sources)
+    backward = (
+        passes.backward_in * num_inputs + passes.backward_out * num_outputs + 3 * max(0, readers - 1) * num_outputs
+    )
+    kept_bytes = layer.activation_bytes * size / weight_size
+    minimum = 0 if layer.has_weights else 2 * kept_bytes
     return {
         "forward_flops": float(layer.forward_flops),
         "backward_flops": float(layer.forward_flops * (2 if inputs or not layer.has_weights else 1)),
-        "forward_in": float(max(forward * size, least) - passes.forward_out * given * size),
-        "forward_out": float(passes.forward_out * given * size),
-        "backward_in": float(passes.backward_in * taken * size),
-        "backward_out": float(max(backward * size, least) - passes.backward_in * taken * size),
-        "input_bytes": float(taken * size),
-        "output_bytes": float(given * size),
-        "weight_bytes": float(layer.parameters * own),
-        "bias_bytes": float(layer.bias * own),
-        "kept_bytes": kept,
+        "forward_in": float(max(forward * size, minimum) - passes.forward_out * num_outputs * size),
+        "forward_out": float(passes.forward_out * num_outputs * size),
+        "backward_in": float(passes.backward_in * num_inputs * size),
+        "backward_out": float(max(backward * size, minimum) - passes.backward_in * num_inputs * size),
+        "input_bytes": float(num_inputs * size),
+        "output_bytes": float(num_outputs * size),
+        "weight_bytes": float(layer.parameters * weight_size),
+        "bias_bytes": float(layer.bias * weight_size),
+        "kept_bytes": kept_bytes,
         "halo_bytes": float(_halo_size(layer) * size),
         "channels": layer.channels if layer.has_weights else 0,
         "filters": layer.filters if layer.has_weights else 0,
@@ -151,7 +158,7 @@ def _passes(layer: Layer) -> _Passes:
 
 
 def _joining(layer: Layer, inputs: list[Layer], sources: int) -> int:
-    """Elements moved to add up or to put together what the layer reads, where nothing else does that."""
+    """Return the elements moved to add or concatenate the layer's inputs, where no other layer does that."""
     if len(inputs) < 2 or not layer.input_size:
         return 0
     if sources == layer.input_size:
@@ -160,7 +167,7 @@ def _joining(layer: Layer, inputs: list[Layer], sources: int) -> int:
 
 
 def _halo_size(layer: Layer) -> int:
-    """Elements of the input rows above and below its own that a strip's windows reach into."""
+    """Return the number of elements of input rows beyond its own strip that a strip's windows read."""
     if layer.window is None or "row" not in layer.splits or not layer.input_shape:
         return 0
     return sum(layer.window.halo) * (layer.input_size // layer.input_shape[1])

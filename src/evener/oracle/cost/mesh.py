@@ -1,16 +1,16 @@
-"""Prices data parallelism, the divisions of a model, and hybrids of both: groups of ranks, each holding one model.
+"""Prices data parallelism, divisions of a model, and hybrids of both: groups of ranks that each hold one model.
 
     groups of one rank           data parallelism
     one group                    filter, channel, hybrid, sharded, spatial
     several groups of several    data+filter and so on: the mesh of groups x members
 
-And replicas that agree otherwise than by an all-reduce in every step, which learn a little differently.
+Also prices replicas that synchronise without an all-reduce in every step and therefore train slightly differently:
 
-    averaging (local steps, DiLoCo)     every replica makes H steps of its own, then parameters are averaged
+    averaging (local steps, DiLoCo)     every replica makes H local steps, then parameters are averaged
                                         seconds of a step = slowest replica + all-reduce / H
-    server                              every replica sends its gradients to the server and gets parameters back
+    server                              every replica sends its gradients to the server and receives parameters
                                         seconds of a step = slowest replica + 2 (alpha + n beta)
-    asynchronous server                 nobody waits; each update has the gradients of one replica
+    asynchronous server                 replicas do not wait; each update uses the gradients of one replica
                                         updates per second = min(sum over replicas of 1 / cycle, p / (n beta))
 
 n: bytes of the parameters; beta: of a message while all p replicas use the server's one link.
@@ -34,24 +34,24 @@ from evener.records.plan import Strategy
 def price_mesh(
     model: CostModel, groups: Sequence[Sequence[int]], mode: Mode = "none", accumulate: int | None = None
 ) -> CostEstimate:
-    """What a step costs whose samples are divided among `groups` and whose model is divided in each by `mode`.
+    """Return the cost of a step whose samples are divided among `groups`, each of which divides the model by `mode`.
 
     Args:
         model: the job and the machines.
-        groups: of devices; those of one replica together, not necessarily equally many.
-        mode: `none` if all groups are of one device.
-        accumulate: micro-batches of a step; by default as few, 1, 2, 4 ..., as the memory allows, or as pay.
+        groups: devices of each replica; the groups may differ in size.
+        mode: `none` if all groups have one device.
+        accumulate: micro-batches of a step; by default the power of two that fits the memory and is fastest.
 
     Raises:
-        DoesNotFit: the groups together cannot hold a micro-batch, or one of them not even one sample.
+        DoesNotFit: the groups together cannot hold a micro-batch, or one of them cannot hold one sample.
     """
     replicas = make_replicas(model, groups, mode)
     if accumulate is not None:
         return _price(model, groups, mode, replicas, accumulate)
-    most = [replica.most for replica in replicas]
-    accumulate = fewest_micro_batches(model.job.batch_size, most)
+    max_samples = [replica.max_samples for replica in replicas]
+    accumulate = fewest_micro_batches(model.job.batch_size, max_samples)
     estimate = _price(model, groups, mode, replicas, accumulate)
-    while _is_bounded(estimate, groups, most) and 2 * accumulate <= model.job.batch_size:
+    while _is_bounded(estimate, groups, max_samples) and 2 * accumulate <= model.job.batch_size:
         accumulate *= 2
         smaller = _price(model, groups, mode, replicas, accumulate)
         if smaller.step_seconds >= estimate.step_seconds:
@@ -60,10 +60,12 @@ def price_mesh(
     return estimate
 
 
-def _is_bounded(estimate: CostEstimate, groups: Sequence[Sequence[int]], most: Sequence[int | None]) -> bool:
-    """Whether a replica's memory, and not its speed, decides about its samples: smaller micro-batches are fairer."""
+def _is_bounded(estimate: CostEstimate, groups: Sequence[Sequence[int]], max_samples: Sequence[int | None]) -> bool:
+    """Return whether memory limits the samples of a replica; smaller micro-batches then balance better."""
     firsts = running_sums((len(group) for group in groups[:-1]), initial=0)
-    return len(groups) > 1 and any(estimate.samples[first] == room for first, room in zip(firsts, most, strict=True))
+    return len(groups) > 1 and any(
+        estimate.samples[first] == limit for first, limit in zip(firsts, max_samples, strict=True)
+    )
 
 
 def _price(
@@ -72,15 +74,17 @@ def _price(
     micro = -(-model.job.batch_size // accumulate)
     sizes = apportion(micro, [replica.worker(micro / len(groups)) for replica in replicas])
     busy = [(replica, n) for replica, n in zip(replicas, sizes, strict=True) if n]
-    slowest, most = max(busy, key=lambda pair: pair[0].seconds(pair[1]))
+    slowest, most_samples = max(busy, key=lambda pair: pair[0].seconds(pair[1]))
     devices = [device for group in groups for device in group]
-    gradients = exchange_gradients(model, replicas, slowest.backward(most))
+    gradients = exchange_gradients(model, replicas, slowest.backward(most_samples))
     statistics = accumulate * model.statistics_seconds(devices) * (len(groups) > 1 or mode == "spatial")
     update = max(replica.update_seconds for replica in replicas)
     stretch = model.stretch(devices)
     computing = (accumulate * max(replica.computing(n) for replica, n in busy) + update) * stretch
-    inside = accumulate * slowest.exchanging(most)
-    waiting = _beyond_rounding(accumulate * slowest.seconds(most) - inside + update - computing / stretch, computing)
+    inside = accumulate * slowest.exchanging(most_samples)
+    waiting = _beyond_rounding(
+        accumulate * slowest.seconds(most_samples) - inside + update - computing / stretch, computing
+    )
     statistics_bytes = (len(devices) - 1) * model.statistics_bytes * (statistics > 0)
     sent = accumulate * (max(replica.sent_bytes(n) for replica, n in busy) + statistics_bytes) + gradients.sent_bytes
     limits = (
@@ -99,18 +103,20 @@ def _price(
         sent_bytes=round(sent),
         bottleneck=worst_of(limits),
         shares=tuple(share / sum(replica.shares) for replica in replicas for share in replica.shares),
-        memory_bytes=tuple(n for one, size in zip(replicas, sizes, strict=True) for n in one.memory_bytes(size)),
+        memory_bytes=tuple(
+            nbytes for replica, n in zip(replicas, sizes, strict=True) for nbytes in replica.memory_bytes(n)
+        ),
         **ranks_of([replica.devices for replica in replicas], sizes),
     )
 
 
 def _beyond_rounding(difference: float, size: float) -> float:
-    """`difference` of numbers of `size`, zero where it is negative or but a rounding error."""
+    """Return `difference` of numbers of magnitude `size`, or zero if it is negative or a rounding error."""
     return difference if difference > 1e-9 * size else 0.0
 
 
 def _strategy_name(mode: Mode, groups: int, devices: int) -> Strategy:
-    """The name of a mesh of `groups`."""
+    """Return the strategy's name for a mesh of `groups`."""
     if devices == 1:
         return "serial"
     if mode == "none":
@@ -119,11 +125,11 @@ def _strategy_name(mode: Mode, groups: int, devices: int) -> Strategy:
 
 
 _OUTER_COPIES = 2
-"""Of the parameters: those before the local steps, and the momentum of the outer optimiser."""
+"""Copies of the parameters that averaging needs: those before the local steps, and the outer optimizer's momentum."""
 
 
 def price_averaging(model: CostModel, devices: Sequence[int], local_steps: int) -> CostEstimate:
-    """What a step costs if `devices` average their parameters after every `local_steps` steps.
+    """Return the cost of a step if `devices` average their parameters after every `local_steps` steps.
 
     Raises:
         DoesNotFit: one of the devices cannot hold one sample.
@@ -147,7 +153,7 @@ def price_averaging(model: CostModel, devices: Sequence[int], local_steps: int) 
 
 
 def price_server(model: CostModel, devices: Sequence[int], hub: int, *, asynchronous: bool) -> CostEstimate:
-    """What a step costs if `devices` send gradients to a server beside device `hub`, and get parameters back.
+    """Return the cost of a step if `devices` send gradients to a server at device `hub` and receive parameters.
 
     Raises:
         DoesNotFit: one of the devices cannot hold one sample.
@@ -183,11 +189,11 @@ def price_server(model: CostModel, devices: Sequence[int], hub: int, *, asynchro
 
 
 def _computing(model: CostModel, devices: Sequence[int], *, equal: bool = False) -> tuple[int, tuple[int, ...], float]:
-    """(micro-batches, samples of every replica in one, seconds of the slowest), as few micro-batches as fit."""
+    """Return (micro-batches, samples of each replica in one, seconds of the slowest), with the fewest micro-batches."""
     workers = [model.workers[device] for device in devices]
     if equal:
-        workers = [Worker(unit_seconds=1.0, most=worker.most) for worker in workers]
-    accumulate = fewest_micro_batches(model.job.batch_size, [worker.most for worker in workers])
+        workers = [Worker(unit_seconds=1.0, max_units=worker.max_units) for worker in workers]
+    accumulate = fewest_micro_batches(model.job.batch_size, [worker.max_units for worker in workers])
     sizes = apportion(-(-model.job.batch_size // accumulate), workers)
     busy = [(device, n) for device, n in zip(devices, sizes, strict=True) if n]
     seconds = max(

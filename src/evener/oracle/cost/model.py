@@ -1,4 +1,4 @@
-"""A job on given machines: what the forecasts of all strategies start from, ask again and again, and come to."""
+"""A training job on given machines, from which all strategies are priced, and the estimate that they return."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from evener.records.plan import Strategy
 from evener.records.profile import ClusterProfile, Precision
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2}
-"""Numbers that an optimiser keeps for every parameter."""
-_MOST_UNITS = 128
+"""Numbers that each optimizer keeps for every parameter."""
+_MAX_UNITS = 128
 _MANY_RANKS = 1 << 31
 _ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
-"""Of an activation; parameters keep the size that the graph gives them."""
+"""Bytes of an activation; parameters keep the size that the graph states."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """What is to be trained.
+    """A model and how it is trained.
 
     Attributes:
-        graph: of the model.
-        batch_size: samples of one optimiser step, over all devices.
-        optimizer: `sgd`, `momentum` or `adam`: what it keeps for every parameter.
-        precision: of the arithmetic.
-        task: name under which timings are looked for in the profile.
-        overlap: whether gradients are exchanged while the backward pass goes on.
-        statistics: whether BatchNorm is that of all samples, and exchanges its statistics.
-        published: whether models are divided as Kahira et al. 2021 did it, and not as Evener does: linear layers are
-            never divided, nor channels that are fewer than ranks; every layer exchanges the gradient of its input by
-            itself, even if others have read it, too; with strips, all gradients are added up over all ranks.
-        bucket_bytes: of gradients that are exchanged together.
+        graph: the model.
+        batch_size: samples of one optimizer step, over all devices.
+        optimizer: `sgd`, `momentum` or `adam`; it determines the state kept for every parameter.
+        precision: precision of the arithmetic.
+        task: name under which the profile holds timings.
+        overlap: whether gradients are exchanged during the backward pass.
+        statistics: whether BatchNorm uses the statistics of all samples and exchanges them.
+        published: whether models are divided as in Kahira et al. 2021, not as Evener does. Linear layers, and channels
+            that are fewer than ranks, are then not divided. Every layer exchanges the gradient of its input by itself,
+            even if other layers read the same input. With strips, all gradients are summed over all ranks.
+        bucket_bytes: size of a bucket of gradients that are exchanged together.
     """
 
     graph: ModelGraph
@@ -66,14 +66,14 @@ class TrainingJob:
 
 
 class CostModel:
-    """`job` on the machines of `profile`; devices are named by their index in it.
+    """`job` on the machines of `profile`; devices are named by their index in the profile.
 
     Args:
         job: what to train.
         profile: the machines.
 
     Raises:
-        InvalidValue: a device can neither be looked up nor computed: it has no timing of the task and no speed.
+        InvalidValue: a device has neither a timing of the task nor a speed from which to compute one.
     """
 
     def __init__(self, job: TrainingJob, profile: ClusterProfile) -> None:
@@ -90,67 +90,67 @@ class CostModel:
 
     @property
     def size(self) -> int:
-        """Number of devices."""
+        """The number of devices."""
         return len(self.kinds)
 
     def device(self, index: int) -> DeviceSpeed:
-        """What device `index` can do."""
+        """Return the speed of device `index`."""
         return self._devices[self.kinds[index]]
 
     def name(self, index: int) -> str:
-        """Device `index` in words."""
-        one = self.profile.devices[index]
-        return f"{one.node} {one.device}"
+        """Return the node and device name of device `index`."""
+        device = self.profile.devices[index]
+        return f"{device.node} {device.device}"
 
     def seconds(self, index: int) -> LayerSeconds:
-        """Seconds of every layer on device `index`."""
+        """Return the seconds of every layer on device `index`."""
         kind = self.kinds[index]
         if kind not in self._seconds:
             self._seconds[kind] = layer_seconds(self.layers, [self._devices[kind]])
         return self._seconds[kind]
 
     def divide(self, mode: Division, shares: Sequence[float]) -> ModelSplit:
-        """What ranks with `shares` of the work do of every layer if they divide the model by `mode`."""
+        """Return what ranks with `shares` of the work do of every layer if they divide the model by `mode`."""
         published, size = self.job.published, 2
-        if mode == "hybrid" or published:  # only which layers have a channel for every rank counts
+        if mode == "hybrid" or published:  # the result depends only on which layers have a channel for every rank
             size = int(self.layers.channels.min(where=self.layers.channels >= len(shares), initial=_MANY_RANKS))
         if (mode, size) not in self._divided:
             self._divided[mode, size] = DividedLayers(self.layers, mode, size, published)
         return self._divided[mode, size].among(Replica(shares=tuple(shares)))
 
     def update_seconds(self, index: int, parameter_bytes: float) -> float:
-        """Seconds of the optimiser's step over `parameter_bytes` on device `index`.
+        """Return the seconds of the optimizer's step over `parameter_bytes` on device `index`.
 
-        It reads parameter and gradient and writes the parameter; reads and writes what it keeps.
+        The optimizer reads parameter and gradient, writes the parameter, and reads and writes its state.
         """
-        device, whole = self.device(index), self.parameter_bytes
-        if device.timing is not None and whole:
-            return device.timing.update_seconds * parameter_bytes / whole * device.learnt
+        device, model_bytes = self.device(index), self.parameter_bytes
+        if device.timing is not None and model_bytes:
+            return device.timing.update_seconds * parameter_bytes / model_bytes * device.learnt
         passes = 3 + 2 * OPTIMIZERS[self.job.optimizer]
         return passes * parameter_bytes / device.bandwidth * device.learnt
 
     def state_bytes(self, parameter_bytes: float) -> float:
-        """Bytes of parameters, their gradients and what the optimiser keeps, with the model's buffers."""
+        """Return the bytes of parameters, their gradients, their optimizer state, and the model's buffers."""
         return parameter_bytes * (2 + OPTIMIZERS[self.job.optimizer]) + self.job.graph.buffer_bytes
 
     @cached_property
     def layer_state_bytes(self) -> Numbers:
-        """Bytes of every layer's parameters, gradients and optimiser state."""
+        """Bytes of every layer's parameters, gradients and optimizer state."""
         return self.layers.weight_bytes * (2 + OPTIMIZERS[self.job.optimizer])
 
-    def sample_bytes(self, kept: Numbers, share: Numbers) -> Numbers:
-        """Bytes of one sample on every rank: what is kept for backward, and the largest layer's tensors meanwhile.
+    def sample_bytes(self, kept_bytes: Numbers, share: Numbers) -> Numbers:
+        """Return the bytes of one sample on every rank: tensors kept for backward, plus the largest layer's tensors.
 
         Args:
-            kept: of every layer, [ranks, layers].
-            share: of the layers' values, likewise.
+            kept: bytes kept of every layer, [ranks, layers].
+            share: fraction of each layer's values, [ranks, layers].
         """
         passing = (self.layers.input_bytes + self.layers.output_bytes) * share
-        found: Numbers = kept.sum(axis=1) + 2 * passing.max(axis=1)
-        return found
+        nbytes: Numbers = kept_bytes.sum(axis=1) + 2 * passing.max(axis=1)
+        return nbytes
 
-    def most_samples(self, index: int, state_bytes: float, sample_bytes: float) -> int | None:
-        """Samples that device `index` can hold at once; None if nothing bounds them."""
+    def max_samples(self, index: int, state_bytes: float, sample_bytes: float) -> int | None:
+        """Return the samples that device `index` can hold at once; None for no limit."""
         device = self.device(index)
         measured = device.timing.max_samples if device.timing else None
         if device.memory_bytes >= 1 << 62:
@@ -160,7 +160,7 @@ class CostModel:
 
     @cached_property
     def workers(self) -> tuple[Worker, ...]:
-        """What a step of n samples of the whole model costs every device by itself."""
+        """The cost of a step of n samples of the complete model on each device alone."""
         by_kind: dict[int, Worker] = {}
         for index, kind in enumerate(self.kinds):
             if kind not in by_kind:
@@ -168,50 +168,54 @@ class CostModel:
                 by_kind[kind] = Worker(
                     unit_seconds=max(float(seconds.each.sum()), 1e-12),
                     fixed_seconds=float(seconds.fixed.sum()) + self.update_seconds(index, self.parameter_bytes),
-                    most=self.most_samples(index, self.whole_state_bytes, self.whole_sample_bytes),
+                    max_units=self.max_samples(index, self.whole_state_bytes, self.whole_sample_bytes),
                 )
         return tuple(by_kind[kind] for kind in self.kinds)
 
     @cached_property
     def whole_state_bytes(self) -> float:
-        """`state_bytes` of the whole model."""
+        """`state_bytes` of the complete model."""
         return self.state_bytes(self.parameter_bytes)
 
     @cached_property
     def whole_sample_bytes(self) -> float:
-        """`sample_bytes` of the whole model."""
+        """`sample_bytes` of the complete model."""
         return float(self.sample_bytes(self.layers.kept_bytes[None], np.ones((1, len(self.layers))))[0])
 
     @cached_property
     def units(self) -> list[int]:
-        """First layers of the units that pipelines are cut into: neighbours of the least seconds are put together."""
+        """The first layer of each unit that pipelines are cut into; the shortest neighbouring layers are merged into
+        units.
+        """
         fastest = min(range(self.size), key=lambda device: self.workers[device].unit_seconds)
         sums: list[float] = self.seconds(fastest).each.sum(axis=(0, 1)).tolist()
         starts = list(range(len(sums)))
-        while len(starts) > _MOST_UNITS:
-            least = min(range(len(sums) - 1), key=lambda i: sums[i] + sums[i + 1])
-            sums[least] += sums.pop(least + 1)
-            starts.pop(least + 1)
+        while len(starts) > _MAX_UNITS:
+            shortest = min(range(len(sums) - 1), key=lambda i: sums[i] + sums[i + 1])
+            sums[shortest] += sums.pop(shortest + 1)
+            starts.pop(shortest + 1)
         return starts
 
     def statistics_seconds(self, devices: Sequence[int]) -> float:
-        """Seconds that BatchNorm's exchanges take among `devices`: one small message a layer and pass."""
+        """Return the seconds of BatchNorm's exchanges among `devices`: one small message per layer and pass."""
         if len(devices) < 2 or not self.job.statistics:
             return 0.0
         rounds = ceil(log2(len(devices))) * self.topology.ring(devices).alpha
         return 2 * len(self._norms) * rounds
 
     def stretch(self, devices: Sequence[int]) -> float:
-        """How much longer than an average device the slowest of `devices` takes, that are alike but for their spread.
+        """Return the ratio of the slowest to the mean time of `devices` that are equal except for their spread.
 
-        The expected greatest of p normal deviates by Blom (1958): the quantile of (p - 3/8) / (p + 1/4).
+        The expected maximum of p normal deviates is the quantile of (p - 3/8) / (p + 1/4), by Blom (1958).
         """
         spread, size = max(self.profile.devices[device].spread for device in devices), len(devices)
         return 1 + spread * NormalDist().inv_cdf((size - 0.375) / (size + 0.25)) if size > 1 and spread else 1.0
 
     @cached_property
     def statistics_bytes(self) -> int:
-        """Bytes that a rank tells each other one: mean, variance and count forward, two sums backward, in 32 bits."""
+        """Bytes that a rank sends to each other rank: mean, variance and count forward, two sums backward, 32 bits
+        each.
+        """
         return 4 * sum(4 * layer.output_shape[0] + 1 for layer in self._norms) if self.job.statistics else 0
 
     @cached_property
@@ -221,25 +225,25 @@ class CostModel:
 
 @dataclass(frozen=True, kw_only=True)
 class CostEstimate:
-    """One way to do a step, with its price.
+    """The price of one way to perform a step.
 
     Attributes:
         strategy: how the work is divided.
-        devices: in the order of ranks, by their index in the profile.
-        replicas: of every rank: the number of the whole model that it is a part of.
-        samples: of every rank in a full micro-batch: those of its replica.
-        shares: of every rank: the fraction of its replica's model, rows or layers that it does.
-        accumulate: micro-batches of a step, one after the other (in a pipeline: behind each other).
-        local_steps: of each replica between two exchanges; 1 if they agree after every step.
-        stages: of a pipeline: number of the first layer of every stage.
-        members: of a pipeline: devices that divide the layers of each stage.
-        compute_seconds: of the rank that computes longest, its update included.
-        communication_seconds: in which ranks exchange and cannot compute meanwhile.
-        waiting_seconds: of the busiest rank for others: what is left of the step.
+        devices: in order of ranks, by their index in the profile.
+        replicas: number of the replica of each rank.
+        samples: samples of each rank's replica in a full micro-batch.
+        shares: fraction of its replica's model, rows or layers that each rank does.
+        accumulate: consecutive micro-batches of a step (in a pipeline they overlap).
+        local_steps: steps of each replica between two exchanges; 1 if they synchronise after every step.
+        stages: number of the first layer of every stage of a pipeline.
+        members: devices that divide the layers of each stage of a pipeline.
+        compute_seconds: of the rank that computes longest, including the optimizer's update.
+        communication_seconds: seconds in which ranks exchange and cannot compute.
+        waiting_seconds: the remaining seconds of a step, in which the busiest rank waits for others.
         sent_bytes: of the rank that sends most.
-        memory_bytes: of every rank, at its peak.
-        bottleneck: what takes longest, in words.
-        rejected: why it cannot or should not run, in words; empty if it can.
+        memory_bytes: peak memory of each rank.
+        bottleneck: what takes longest, as a phrase for the user.
+        rejected: why it cannot or should not run, as a phrase for the user; empty if it can.
     """
 
     strategy: Strategy
@@ -261,17 +265,17 @@ class CostEstimate:
 
     @property
     def step_seconds(self) -> float:
-        """Of one step of the whole batch."""
+        """Seconds of one step of the full batch."""
         return self.compute_seconds + self.communication_seconds + self.waiting_seconds
 
     @property
     def peak_bytes(self) -> int:
-        """Of the rank that needs most."""
+        """Peak memory of the rank that needs most."""
         return max(self.memory_bytes, default=0)
 
 
 class Ranks(TypedDict):
-    """Who does what, rank by rank: fields of a `CostEstimate`."""
+    """Fields of a `CostEstimate` that say what each rank holds."""
 
     devices: tuple[int, ...]
     replicas: tuple[int, ...]
@@ -279,7 +283,7 @@ class Ranks(TypedDict):
 
 
 def ranks_of(groups: Sequence[Sequence[int]], samples: Sequence[int]) -> Ranks:
-    """The ranks of groups of devices, each of which holds one model and takes its number of `samples`."""
+    """Return the ranks of groups of devices, each of which holds one model and takes its number of `samples`."""
     return {
         "devices": tuple(device for group in groups for device in group),
         "replicas": tuple(index for index, group in enumerate(groups) for _ in group),
@@ -288,5 +292,5 @@ def ranks_of(groups: Sequence[Sequence[int]], samples: Sequence[int]) -> Ranks:
 
 
 def worst_of(parts: Sequence[tuple[float, str]]) -> str:
-    """The words of the part that takes longest."""
+    """Return the phrase of the part that takes longest."""
     return max(parts, key=lambda part: part[0])[1]

@@ -1,8 +1,8 @@
-"""A ModelGraph as the network of operations whose division `oracle.division` decides.
+"""A ModelGraph as the network of operations that `oracle.division` divides.
 
-Values have one sample, features in dim 1: (1, C, H, W), a volume's columns counted together; (1, F) or (1, F, tokens).
-What a graph leaves out is put in again: the sum or the concatenation in front of a layer that reads several, and what
-flattens, takes a part of, or otherwise reshapes a value before the layer that reads it.
+Values have one sample, with features in dim 1: (1, C, H, W), a volume's columns counted together; (1, F) or (1, F,
+tokens). Operations that a graph omits are added: the sum or concatenation in front of a layer with several inputs, and
+the operation that flattens, slices or reshapes a value before the layer that reads it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class LayerOperations:
     """A graph's operations.
 
     Attributes:
-        network: that is divided.
-        owners: of every operation, the number of the layer that does it; of an output, the last one.
-        of_layers: of every layer, its operation.
+        network: the network to divide.
+        owners: number of the layer that does each operation; the last layer for an output.
+        of_layers: the operation of each layer.
     """
 
     network: Network
@@ -35,10 +35,10 @@ class LayerOperations:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """How Kahira et al. 2021 divide a model, where that differs from what Evener performs.
+    """How Kahira et al. 2021 divide a model, where that differs from Evener.
 
-    Linear layers are never divided, nor are channels that are fewer than `size` ranks; every layer exchanges the
-    gradient of its input by itself; images come in strips, and an average gathers them.
+    Linear layers, and channels that are fewer than `size` ranks, are not divided. Every layer exchanges the gradient of
+    its input by itself. Images come in strips, and an average gathers them.
     """
 
     size: int
@@ -46,13 +46,13 @@ class Published:
     by_rows: bool = False
 
     def is_whole(self, layer: Layer) -> bool:
-        """Whether `layer` is not divided."""
+        """Return whether `layer` is not divided."""
         few = self.by_channel and layer.channels < self.size
         return (layer.window is None and layer.kind in ("Linear", "AdaptiveAvgPool2d")) or (layer.has_weights and few)
 
 
 def operations_of(graph: ModelGraph, published: Published | None = None) -> LayerOperations:
-    """The operations of `graph`, as Evener performs them or as they were `published`."""
+    """Return the operations of `graph`, as Evener performs them or as they were `published`."""
     builder = _OperationList(published)
     for index, layer in enumerate(graph.layers):
         builder.add_layer(index, layer)
@@ -64,7 +64,7 @@ def operations_of(graph: ModelGraph, published: Published | None = None) -> Laye
 
 @dataclass
 class _OperationList:
-    """Operations so far, with the layer that each belongs to."""
+    """The operations so far, with the layer that each belongs to."""
 
     published: Published | None
     operations: list[Operation] = field(default_factory=list)
@@ -72,13 +72,13 @@ class _OperationList:
     of_layer: dict[str, int] = field(default_factory=dict)
 
     def add(self, owner: int, name: str, kind: Kind, inputs: tuple[int, ...], shape: Shape, **more: Any) -> int:
-        """One more operation; returns its index."""
+        """Append an operation and return its index."""
         self.operations.append(Operation(name=name, kind=kind, inputs=inputs, shape=shape, **more))
         self.owners.append(owner)
         return len(self.operations) - 1
 
     def add_layer(self, index: int, layer: Layer) -> None:
-        """`layer`, with what is in front of it."""
+        """Append `layer` with the operations in front of it."""
         sources = tuple(self.of_layer[name] for name in layer.inputs) or (self._input(index, layer),)
         source = sources[0] if len(sources) == 1 else self._join(index, layer, sources)
         if len(sources) > 1 and not layer.input_shape:
@@ -90,14 +90,14 @@ class _OperationList:
         source = self._adapted(index, layer, source, kind)
         if self.published is not None and not self.published.by_rows and kind == "convolution":
             source = self.add(index, f"{layer.name} reads", "pointwise", (source,), self.operations[source].shape)
-        taken = self.operations[source].shape
-        given = _output_shape(layer, kind, taken)
+        input_shape = self.operations[source].shape
+        output_shape = _output_shape(layer, kind, input_shape)
         self.of_layer[layer.name] = self.add(
-            index, layer.name, kind, (source,), given,
-            windows=_windows(layer, kind, taken, given),
+            index, layer.name, kind, (source,), output_shape,
+            windows=_windows(layer, kind, input_shape, output_shape),
             groups=layer.groups if kind == "convolution" else 1,
             filter_dim=int(layer.window is not None and layer.window.transposed),
-            weights=_weights(layer, kind, taken, given),
+            weights=_weights(layer, kind, input_shape, output_shape),
         )  # fmt: skip
 
     def _input(self, index: int, layer: Layer) -> int:
@@ -108,7 +108,7 @@ class _OperationList:
         return self.add(index, f"{layer.name} strips", "pool", (source,), shape, windows=_IDENTITY)
 
     def _join(self, index: int, layer: Layer, sources: tuple[int, ...]) -> int:
-        """The sum of `sources`, or their concatenation if the layer reads as much as all of them have."""
+        """Append the sum of `sources`, or their concatenation if the layer reads all their elements."""
         shapes = [self.operations[source].shape for source in sources]
         name = layer.name if not layer.input_shape else f"{layer.name} joins"
         if sum(map(prod, shapes)) != (layer.input_size or layer.output_size):
@@ -118,7 +118,7 @@ class _OperationList:
         return self.add(index, name, "concat", sources, (1, sum(shape[1] for shape in shapes), *shapes[0][2:]))
 
     def _adapted(self, index: int, layer: Layer, source: int, kind: Kind) -> int:
-        """The value that the layer takes: `source`, or what has been made of it."""
+        """Return the value that the layer reads: `source`, or an appended operation that reshapes it."""
         have = self.operations[source].shape
         need = _input_shape(layer, kind, have)
         if need == have:
@@ -149,7 +149,7 @@ def _kind(layer: Layer) -> Kind:
 
 
 def _shape(sizes: tuple[int, ...]) -> Shape:
-    """A value of one sample: channels first of an image or a volume, last of tokens."""
+    """Return the shape of a value of one sample: channels first for images and volumes, last for tokens."""
     if len(sizes) == 2:
         return (1, sizes[1], sizes[0])
     return (1, *sizes[:2], prod(sizes[2:])) if len(sizes) > 2 else (1, *sizes) if sizes else (1, 1)
@@ -168,46 +168,46 @@ def _input_shape(layer: Layer, kind: Kind, have: Shape) -> Shape:
     return have if layer.input_size in (0, prod(have)) else _shape(layer.input_shape)
 
 
-def _output_shape(layer: Layer, kind: Kind, taken: Shape) -> Shape:
+def _output_shape(layer: Layer, kind: Kind, input_shape: Shape) -> Shape:
     if kind == "linear":
         return _features_last(layer.output_shape)
     if layer.window is not None or kind in ("average", "pool", "resize"):
         return _with_channels_first(layer.output_shape)
     if kind == "flatten":
         return (1, layer.output_size)
-    return taken if prod(taken) == layer.output_size else _shape(layer.output_shape)
+    return input_shape if prod(input_shape) == layer.output_size else _shape(layer.output_shape)
 
 
 def _with_channels_first(sizes: tuple[int, ...]) -> Shape:
     return (1, *sizes[:2], prod(sizes[2:])) if len(sizes) > 2 else (1, *sizes)
 
 
-def _windows(layer: Layer, kind: Kind, taken: Shape, given: Shape) -> tuple[WindowRule, ...]:
-    if len(taken) != 4 or len(given) != 4 or kind not in ("convolution", "pool", "resize"):
+def _windows(layer: Layer, kind: Kind, input_shape: Shape, output_shape: Shape) -> tuple[WindowRule, ...]:
+    if len(input_shape) != 4 or len(output_shape) != 4 or kind not in ("convolution", "pool", "resize"):
         return ()
     if layer.window is None:
-        return tuple(Adaptive(n, m) for n, m in zip(taken[2:], given[2:], strict=True))
+        return tuple(Adaptive(n, m) for n, m in zip(input_shape[2:], output_shape[2:], strict=True))
     window = layer.window
     rule = Spreading if window.transposed else Sliding
     sizes = zip(window.kernel, window.stride, window.padding, window.dilation, strict=True)
     rows, *columns = (rule(*size) for size in sizes)
-    return (rows, columns[0] if len(columns) == 1 else Adaptive(taken[3], given[3]))
+    return (rows, columns[0] if len(columns) == 1 else Adaptive(input_shape[3], output_shape[3]))
 
 
-def _weights(layer: Layer, kind: Kind, taken: Shape, given: Shape) -> tuple[Weight, ...]:
+def _weights(layer: Layer, kind: Kind, input_shape: Shape, output_shape: Shape) -> tuple[Weight, ...]:
     if not layer.parameters:
         return ()
     if kind not in ("convolution", "linear"):
-        role = "vector" if kind in ("batch_norm", "group_norm") and layer.parameters % given[1] == 0 else "free"
-        each = given[1] if role == "vector" else layer.parameters
+        role = "vector" if kind in ("batch_norm", "group_norm") and layer.parameters % output_shape[1] == 0 else "free"
+        each = output_shape[1] if role == "vector" else layer.parameters
         return tuple(
             Weight(name=f"weight{i}", shape=(each,), role=role, trainable=True)  # type: ignore[arg-type]
             for i in range(layer.parameters // each)
         )
     kernel = layer.window.kernel if layer.window is not None else ()
-    sides = (taken[1], given[1] // layer.groups) if layer.window is not None and layer.window.transposed else (
-        given[1], taken[1] // layer.groups,
-    )  # fmt: skip
+    is_transposed = layer.window is not None and layer.window.transposed
+    first, second = (input_shape, output_shape) if is_transposed else (output_shape, input_shape)
+    sides = (first[1], second[1] // layer.groups)
     weight = Weight(name="weight", shape=(*sides, *kernel), role="kernel", trainable=True)
-    bias = Weight(name="bias", shape=(given[1],), role="vector", trainable=True)
+    bias = Weight(name="bias", shape=(output_shape[1],), role="vector", trainable=True)
     return (weight, bias) if layer.parameters > prod(weight.shape) else (weight,)

@@ -1,7 +1,7 @@
-"""How ranks of one replica divide every layer: `oracle.division`, in columns of numbers.
+"""How ranks of one replica divide every layer: the decisions of `oracle.division`, as columns of numbers.
 
-What is decided does not depend on the ranks' shares, so it is decided once for a model and a mode; for each replica
-only the numbers are filled in, all layers at once.
+The decisions do not depend on the ranks' shares, so they are made once for a model and a mode. For each replica only
+the numbers are filled in, for all layers at once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MODES: tuple[Division, ...] = get_args(Division)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSplit:
-    """What every rank of a replica does of every layer; tables are [ranks, layers].
+    """The part of every layer that each rank of a replica does; tables are [ranks, layers].
 
     Attributes:
-        layers: how they are divided, whoever the ranks are.
-        shares: of the ranks, summing to 1.
-        parts: fractions of filters and channels, and of rows or of what follows divided channels.
-        forward, backward: what they exchange.
+        layers: how the layers are divided, for any shares.
+        shares: shares of the ranks, which sum to 1.
+        parts: fractions of filters and channels, and of rows or of values that follow divided channels.
+        forward, backward: what the ranks exchange in each pass.
     """
 
     layers: DividedLayers
@@ -61,10 +61,10 @@ class ModelSplit:
     def kept_bytes(self) -> Numbers:
         """Bytes of one sample that each rank keeps of every layer for backward."""
         layers = self.layers.layers
-        kept = layers.kept_bytes * self.value_share
+        kept_bytes = layers.kept_bytes * self.value_share
         if self.layers.mode == "sharded":
-            return kept + layers.input_bytes * self.layers.gathers
-        return kept + layers.input_bytes * self.layers.by_channel * self.parts.channels
+            return kept_bytes + layers.input_bytes * self.layers.gathers
+        return kept_bytes + layers.input_bytes * self.layers.by_channel * self.parts.channels
 
     @property
     def sent_bytes(self) -> Numbers:
@@ -73,13 +73,13 @@ class ModelSplit:
 
 
 class DividedLayers:
-    """How a model's layers are divided, whoever the ranks are.
+    """How a model's layers are divided, for any shares of the ranks.
 
     Args:
-        layers: of the model.
-        mode: in which they are divided.
-        size: number of ranks, which counts for `hybrid` and `published` alone.
-        published: see `TrainingJob`.
+        layers: the model's layers.
+        mode: how they are divided.
+        size: number of ranks, which matters for `hybrid` and `published` only.
+        published: as in `TrainingJob`.
     """
 
     def __init__(self, layers: Layers, mode: Division, size: int, published: bool) -> None:
@@ -95,24 +95,24 @@ class DividedLayers:
         self.is_divided: Flags = self.by_filter | self.by_channel | self.follows
         self._splits = SplitSizes()
         transfers = list(self._transfers(trains_input=published and mode == "spatial"))
-        needs_all = {one.layer for one in transfers if one.have.state == "split" and one.need.state == "whole"}
+        needs_all = {move.layer for move in transfers if move.have.state == "split" and move.need.state == "whole"}
         self.gathers: Flags = self.by_filter & np.array([i in needs_all for i in range(len(layers))])
         self._parts = self._find_parts()
         self._neighbours = Neighbours(transfers, layers.element_bytes, layers.halo_bytes if published else None)
-        self._passes = [PassPatterns(w, transfers, len(layers), self._splits, self._neighbours) for w in (0, 1)]
-        self._sizes = self._splits.whole
+        self._passes = [PassPatterns(i, transfers, len(layers), self._splits, self._neighbours) for i in (0, 1)]
+        self._sizes = self._splits.dim_sizes
 
     @cached_property
     def adds_gradients(self) -> Flags:
-        """Layers of whose weights each rank has all and uses them for its part: their gradients are addends."""
+        """Layers whose weights every rank holds completely and uses for its part: their gradients must be summed."""
         states = [{weight.state for weight in self._network.operations[i].weights} for i in self._operations.of_layers]
-        return np.array(["whole" in found for found in states])
+        return np.array(["whole" in layer_states for layer_states in states])
 
     def among(self, replica: Replica) -> ModelSplit:
-        """What each rank of `replica` does of them."""
+        """Return what each rank of `replica` does of the layers."""
         counts = self._splits.among(replica)
         near = self._neighbours.among(replica)
-        forward, backward = (one.among(self._sizes, counts, *near) for one in self._passes)
+        forward, backward = (patterns.among(self._sizes, counts, *near) for patterns in self._passes)
         columns = {name: np.ones((replica.size, len(self.layers))) for name in self._parts}
         for name, (layers, numbers) in self._parts.items():
             columns[name][:, layers] = (counts[numbers] / self._sizes[numbers, None]).T
@@ -125,10 +125,10 @@ class DividedLayers:
         )
 
     def _transfers(self, trains_input: bool) -> Iterator[LayerTransfer]:
-        """All values that are moved, before operations and (what windows reach beyond) within them."""
+        """Yield all values that are moved, before operations and (where windows reach beyond a part) within them."""
         values, trained = self._operations.network.operations, self._trained(trains_input)
         for index, divided in enumerate(self._network.operations):
-            moves = [(one.value, one.have, one.need) for one in divided.transfers]
+            moves = [(move.value, move.have, move.need) for move in divided.transfers]
             if divided.choice.reach is not None:
                 moves.append((values[index].inputs[0], divided.choice.needs[0], divided.choice.reach))
             for value, have, need in moves:
@@ -142,16 +142,16 @@ class DividedLayers:
                 )
 
     def _trained(self, trains_input: bool) -> list[bool]:
-        """Of every operation, whether its output has a gradient; as published, even the strips of the samples."""
+        """Return whether each operation's output has a gradient; as published, the strips of samples have one, too."""
         trained: list[bool] = []
         for operation in self._operations.network.operations:
-            own = trains_input or any(weight.trainable for weight in operation.weights)
-            trained.append(own or any(trained[i] for i in operation.inputs))
+            has_weights = trains_input or any(weight.trainable for weight in operation.weights)
+            trained.append(has_weights or any(trained[i] for i in operation.inputs))
         return trained
 
     def _find_parts(self) -> dict[str, tuple[Counts, Counts]]:
-        """(layers, numbers of splits) of which a rank does its fraction: of filters, channels, and rows or values."""
-        found: dict[str, list[tuple[int, int]]] = {"filters": [], "channels": [], "rows": []}
+        """Return (layers, numbers of splits) whose filters, channels, and rows or values a rank does a fraction of."""
+        splits: dict[str, list[tuple[int, int]]] = {"filters": [], "channels": [], "rows": []}
         values = self._operations.network.operations
         for layer, index in enumerate(self._operations.of_layers):
             choice, operation = self._network.operations[index].choice, values[index]
@@ -162,6 +162,6 @@ class DividedLayers:
                 gives, shape = choice.needs[0], values[operation.inputs[0]].shape
                 column = "channels" if choice.mode else "rows"
             if gives.state == "split":
-                found[column].append((layer, self._splits.number(gives, shape)))
-        tables = {name: np.array(rows, dtype=np.int64).reshape(-1, 2) for name, rows in found.items()}
+                splits[column].append((layer, self._splits.number(gives, shape)))
+        tables = {name: np.array(rows, dtype=np.int64).reshape(-1, 2) for name, rows in splits.items()}
         return {name: (table[:, 0], table[:, 1]) for name, table in tables.items()}

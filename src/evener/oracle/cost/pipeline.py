@@ -1,7 +1,7 @@
-"""Prices pipelines, one or several side by side: every step is simulated, pass by pass.
+"""Prices pipelines, one or several in parallel: every step is simulated, pass by pass.
 
-A model is cut into consecutive stages on a row of devices by `oracle.stages`, exactly, over units of one or several
-layers: neighbours that take least time are put together until few enough are left to search through.
+`oracle.stages` cuts a model exactly into consecutive stages on a row of devices, over units of one or several layers.
+The shortest neighbouring layers are merged until the number of units is small enough to search.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evener.oracle.schedule import SCHEDULES, SimulatedStep, max_held, simulate
 from evener.oracle.stages import DeviceGroup, Held, StageCut, Units, best_cut
 from evener.records.errors import DoesNotFit
 
-_FREE_ORDER_UP_TO = 5
+_MAX_FREE_ORDER = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,13 @@ class PipelineReplica:
     """One replica of the model, cut into stages.
 
     Attributes:
-        order: which of the devices that were given computes each stage.
+        order: index of the device that computes each stage.
         starts: number of the first layer of every stage.
-        timeline: of its step.
+        timeline: the simulated step.
         transfer: seconds of a message from every stage to the next one, for one micro-batch.
-        parameter_bytes: of every stage.
-        memory_bytes: of every stage, at its peak.
-        sent_bytes: of the stage that sends most, in a step.
+        parameter_bytes: parameters of every stage.
+        memory_bytes: peak memory of every stage.
+        sent_bytes: bytes per step of the stage that sends most.
     """
 
     order: tuple[int, ...]
@@ -52,17 +52,18 @@ class PipelineReplica:
 def make_pipeline(
     model: CostModel, devices: Sequence[int], samples: int, micro_batches: int, teams: Sequence[ReplicaCost] = ()
 ) -> PipelineReplica:
-    """The fastest pipeline on `devices` for micro-batches of `samples`; stages recompute only if they have to.
+    """Return the fastest pipeline on `devices` for micro-batches of `samples`; stages recompute only if memory requires
+    it.
 
     Args:
         model: the job and the machines.
         devices: one a stage.
-        samples: of a micro-batch.
-        micro_batches: of a step.
-        teams: of every one of `devices`, those that divide the layers of its stage with it; none: it is alone.
+        samples: samples of a micro-batch.
+        micro_batches: micro-batches of a step.
+        teams: for each of `devices`, the team that divides its stage's layers; empty if each stage has one device.
 
     Raises:
-        DoesNotFit: no cut of the model fits the devices, not even if stages recompute.
+        DoesNotFit: no cut of the model fits the devices, even with recomputation.
     """
     stages = len(devices)
     waiting = _waiting(stages, micro_batches)
@@ -77,20 +78,20 @@ def make_pipeline(
 
 @lru_cache(maxsize=256)
 def _waiting(stages: int, micro_batches: int) -> tuple[int, ...]:
-    """Micro-batches that every stage holds at once, at most."""
+    """Return the largest number of micro-batches that every stage holds at once."""
     return tuple(max_held(SCHEDULES["1f1b"](k, stages, micro_batches)) for k in range(stages))
 
 
 @dataclass(frozen=True)
 class _Load:
-    """What one micro-batch costs: seconds of every layer on every device, bytes of every layer.
+    """The cost of one micro-batch: seconds of every layer on every device, bytes of every layer.
 
     Attributes:
-        forward, backward: seconds [devices, layers].
-        state: bytes of parameters, gradients and optimiser; of a team, on the rank that has most of them.
-        parameters: likewise, of parameters alone.
+        forward, backward: seconds, [devices, layers].
+        state: bytes of parameters, gradients and optimizer state; for a team, on the rank that has most of them.
+        parameters: bytes of parameters; for a team, on the rank that has most of them.
         kept: bytes that backward needs.
-        boundary: bytes that live across the cut behind the layer.
+        boundary: bytes that cross the cut behind the layer.
     """
 
     forward: Numbers
@@ -120,7 +121,7 @@ def _load(
 
 
 def _units(load: _Load, starts: Sequence[int]) -> Units:
-    """What can be cut apart: the layers from each of `starts` to the next."""
+    """Return the units between possible cuts: the layers from each of `starts` to the next."""
     ends = [*starts[1:], len(load.state)]
     return Units(
         seconds=np.add.reduceat(load.forward + load.backward, starts, axis=1).T,
@@ -133,7 +134,7 @@ def _units(load: _Load, starts: Sequence[int]) -> Units:
 def _simulated(
     model: CostModel, devices: Sequence[int], load: _Load, held: Held, cut: StageCut, micro_batches: int
 ) -> PipelineReplica:
-    """The pipeline that is cut so, with its step simulated."""
+    """Return the pipeline with this cut, with its step simulated."""
     starts_of_units = [*model.units, len(load.state)]
     ends = [starts_of_units[end] for end in cut.ends]
     spans = [slice(a, b) for a, b in pairwise([0, *ends])]
@@ -161,9 +162,9 @@ def _simulated(
 
 
 def _group(model: CostModel, devices: Sequence[int], teams: Sequence[ReplicaCost]) -> DeviceGroup:
-    """The devices as `oracle.stages` wants them; only a few of them may change their order."""
+    """Return the devices for `oracle.stages`; only few devices may change their order."""
     size = len(devices)
-    in_order = size > _FREE_ORDER_UP_TO
+    in_order = size > _MAX_FREE_ORDER
     pairs = {
         (i, j): model.topology.chain((devices[i], devices[j]))
         for i in range(size)
@@ -182,7 +183,7 @@ def _group(model: CostModel, devices: Sequence[int], teams: Sequence[ReplicaCost
 
 
 def price_pipeline(model: CostModel, rows: Sequence[Sequence[int]], micro_batches: int) -> CostEstimate:
-    """What a step costs that flows through `rows` of devices, in `micro_batches` micro-batches each.
+    """Return the cost of a step of one pipeline per row of devices, with `micro_batches` micro-batches each.
 
     Raises:
         DoesNotFit: no cut of the model fits the memory of a row of devices.
@@ -190,7 +191,7 @@ def price_pipeline(model: CostModel, rows: Sequence[Sequence[int]], micro_batche
     micro = -(-model.job.batch_size // micro_batches)
     sizes = apportion(micro, [_worker(model, row) for row in rows])
     pipelines = _pipelines(model, rows, sizes, micro_batches)
-    ranks = ranks_of([[row[i] for i in one.order] for one, row in zip(pipelines, rows, strict=True)], sizes)
+    ranks = ranks_of([[row[i] for i in pipeline.order] for pipeline, row in zip(pipelines, rows, strict=True)], sizes)
     slowest = max(pipelines, key=lambda pipeline: pipeline.timeline.seconds)
     parameters = [nbytes for pipeline in pipelines for nbytes in pipeline.parameter_bytes]
     update = max(model.update_seconds(*pair) for pair in zip(ranks["devices"], parameters, strict=True))
@@ -221,14 +222,14 @@ def price_pipeline(model: CostModel, rows: Sequence[Sequence[int]], micro_batche
 
 
 def _worker(model: CostModel, row: Sequence[int]) -> Worker:
-    """A row as fast as its devices together."""
+    """Return a worker that is as fast as the devices of a row together."""
     return Worker(unit_seconds=1 / sum(1 / model.workers[device].unit_seconds for device in row))
 
 
 def _pipelines(
     model: CostModel, rows: Sequence[Sequence[int]], sizes: Sequence[int], micro_batches: int
 ) -> list[PipelineReplica]:
-    """The pipeline of every row; rows of the same kinds of devices with as many samples are cut alike."""
+    """Return the pipeline of every row; rows with the same kinds of devices and number of samples have the same cut."""
     known: dict[tuple[tuple[int, ...], int], PipelineReplica] = {}
     pipelines = []
     for row, samples in zip(rows, sizes, strict=True):
@@ -242,7 +243,7 @@ def _pipelines(
 def _gradient_exchange(
     model: CostModel, rows: Sequence[Sequence[int]], slowest: PipelineReplica
 ) -> tuple[float, float]:
-    """(seconds, bytes sent) of the all-reduces of all stages' gradients: each begins when its stage is done."""
+    """Return (seconds, bytes sent) of all stages' gradient all-reduces; each begins when its stage has finished."""
     if len(rows) < 2:
         return 0.0, 0.0
     stages = range(len(slowest.parameter_bytes))

@@ -1,11 +1,11 @@
-"""What a step of n samples costs the ranks that hold one model together, and what such replicas tell each other.
+"""Prices a step of n samples on ranks that hold one model together, and the gradient exchange between such replicas.
 
-Every exchange makes the ranks wait for the slowest, layer by layer:
+In every exchange the ranks wait for the slowest, layer by layer:
 
     forward, backward = sum over layers of  max over ranks of seconds + seconds of the layer's collectives
 
-Replicas exchange gradients in buckets, each as soon as the backward pass has filled it; what goes on after the backward
-pass counts.
+Replicas exchange gradients in buckets, each as soon as the backward pass has filled it. Only the part after the
+backward pass adds to the step.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _NOTHING = LayerSeconds(np.zeros((2, 1, 1)), np.zeros((2, 1, 1)))
 
 
 class ReplicaCost:
-    """`devices` that hold one model together, divided by `mode` in proportion to their speeds.
+    """The cost of `devices` that hold one model together, divided by `mode` in proportion to their speeds.
 
     Args:
         model: the job and the machines.
-        devices: in the order of ranks.
+        devices: in order of ranks.
         mode: `none` if there is only one device.
-        channel: of the collectives among them, all replicas at once.
+        channel: cost of the collectives among them, with all replicas active at once.
 
     Attributes:
-        shares: of the work, one a device.
-        division: of the layers; None on one device.
-        state_bytes: of every rank's parameters, gradients and optimiser state.
-        sample_bytes: of one sample's activations on every rank.
-        update_seconds: of the optimiser's step of the slowest rank.
-        most: samples that the ranks can hold at once; None if nothing bounds them.
+        shares: share of the work of each device.
+        division: division of the layers; None on one device.
+        state_bytes: each rank's parameters, gradients and optimizer state.
+        sample_bytes: one sample's activations on each rank.
+        update_seconds: optimizer step of the slowest rank.
+        max_samples: samples that the ranks can hold at once; None for no limit.
     """
 
     def __init__(self, model: CostModel, devices: Sequence[int], mode: Mode, channel: LinkCost) -> None:
@@ -65,12 +65,12 @@ class ReplicaCost:
             self.sample_bytes = model.sample_bytes(split.kept_bytes, split.value_share).tolist()
         self.state_bytes = [model.state_bytes(nbytes) for nbytes in held]
         self.update_seconds = max(map(model.update_seconds, self.devices, held))
-        bounds = map(model.most_samples, self.devices, self.state_bytes, self.sample_bytes)
-        self.most = min((bound for bound in bounds if bound is not None), default=None)
+        bounds = map(model.max_samples, self.devices, self.state_bytes, self.sample_bytes)
+        self.max_samples = min((bound for bound in bounds if bound is not None), default=None)
         self._known: dict[float, float] = {}
 
     def on(self, devices: Sequence[int]) -> ReplicaCost:
-        """The same on other `devices` of the same kinds; both remember together what was asked of either."""
+        """Return the same costs on other `devices` of the same kinds; both share a cache of results."""
         if self.devices == tuple(devices):
             return self
         other = copy.copy(self)
@@ -82,76 +82,79 @@ class ReplicaCost:
         """Bytes of every layer's gradients on the rank that has most of them."""
         if self.division is None:
             return self.model.layers.weight_bytes
-        most: Numbers = self.division.parameter_bytes.max(axis=0)
-        return most
+        largest: Numbers = self.division.parameter_bytes.max(axis=0)
+        return largest
 
     def seconds(self, samples: float) -> float:
-        """Of a forward and backward pass over `samples` samples, exchanges included."""
+        """Return the seconds of a forward and backward pass over `samples` samples, exchanges included."""
         if samples not in self._known:
             slowest = float(self._seconds.of(samples).max(axis=1).sum())
             self._known[samples] = slowest + self.exchanging(samples) + self._copying.sum(samples)
         return self._known[samples]
 
     def computing(self, samples: float) -> float:
-        """Seconds in them of the rank that computes longest."""
+        """Return the part of `seconds` in which the rank that computes longest computes."""
         return float(self._seconds.of(samples).sum(axis=(0, 2)).max()) + self._copying.sum(samples)
 
     def exchanging(self, samples: float) -> float:
-        """Seconds in them of all collectives inside the replica."""
+        """Return the part of `seconds` in collectives inside the replica."""
         return self._exchanging.sum(samples)
 
     def passes(self, samples: float) -> Numbers:
-        """Seconds of every layer's forward and backward pass, exchanges included, [passes, layers]."""
+        """Return the seconds of every layer's forward and backward pass, exchanges included, [passes, layers]."""
         parts = (self._seconds, self._exchanging, self._copying)
-        slowest: Numbers = sum(one.of(samples).max(axis=1) for one in parts)
+        slowest: Numbers = sum(part.of(samples).max(axis=1) for part in parts)
         return slowest
 
     def exchanges(self, samples: float) -> Numbers:
-        """Seconds of every layer's collectives inside the replica, in both passes."""
-        found: Numbers = self._exchanging.of(samples).sum(axis=(0, 1)) * np.ones(len(self.model.layers))
-        return found
+        """Return the seconds of every layer's collectives inside the replica, in both passes."""
+        seconds: Numbers = self._exchanging.of(samples).sum(axis=(0, 1)) * np.ones(len(self.model.layers))
+        return seconds
 
     def backward(self, samples: float) -> Numbers:
-        """Seconds of every layer's backward pass, exchanges included."""
+        """Return the seconds of every layer's backward pass, exchanges included."""
         slowest: Numbers = self.passes(samples)[BACKWARD]
         return slowest
 
     def sent_bytes(self, samples: float) -> float:
-        """Bytes of the rank that sends most inside the replica."""
+        """Return the bytes of the rank that sends most inside the replica."""
         return samples * float(self.division.sent_bytes.max()) if self.division else 0.0
 
     def worker(self, samples: float) -> Worker:
-        """What n samples cost, as a line through the costs of half and of all of `samples`."""
+        """Return an affine cost, fitted through the costs of half of `samples` and of all."""
         few, many = max(1.0, samples / 2), max(2.0, samples)
         cheap, dear = self.seconds(few), self.seconds(many)
         each = max((dear - cheap) / (many - few), 1e-12)
         fixed = max(0.0, cheap - few * each) + self.update_seconds
-        return Worker(unit_seconds=each, fixed_seconds=fixed, most=self.most)
+        return Worker(unit_seconds=each, fixed_seconds=fixed, max_units=self.max_samples)
 
     def memory_bytes(self, samples: int) -> tuple[int, ...]:
-        """Bytes that every rank needs for `samples` samples at once."""
+        """Return the bytes that every rank needs for `samples` samples at once."""
         pairs = zip(self.state_bytes, self.sample_bytes, strict=True)
         return tuple(round(state + samples * each) for state, each in pairs)
 
     def _collectives(self, split: ModelSplit, channel: LinkCost) -> tuple[LayerSeconds, LayerSeconds]:
-        """Seconds of every layer's exchanges, and of taking tensors apart and putting them together for them."""
+        """Return the seconds of every layer's exchanges, and of splitting and joining tensors for them."""
         devices = [self.model.device(device) for device in self.devices]
         start = max(device.pass_seconds for device in devices)
         bandwidth = min(device.bandwidth for device in devices)
         passes = (split.forward, split.backward)
-        begun = [channel.alpha * one.messages + start * one.collectives for one in passes]
-        sent = [channel.beta * one.nbytes for one in passes]
-        copied = [start * np.sign(one.copied) for one in passes], [one.copied / bandwidth for one in passes]
+        begun = [channel.alpha * exchange.messages + start * exchange.collectives for exchange in passes]
+        sent = [channel.beta * exchange.nbytes for exchange in passes]
+        copied = (
+            [start * np.sign(exchange.copied) for exchange in passes],
+            [exchange.copied / bandwidth for exchange in passes],
+        )
         return _collective(begun, sent), _collective(*copied)
 
 
 def _collective(fixed: Sequence[Numbers], each: Sequence[Numbers]) -> LayerSeconds:
-    """What takes all ranks of a replica equally long, pass by pass."""
+    """Return seconds, by pass, that are equal on all ranks of a replica."""
     return LayerSeconds(np.array(fixed)[:, None], np.array(each)[:, None])
 
 
 def make_replicas(model: CostModel, groups: Sequence[Sequence[int]], mode: Mode) -> list[ReplicaCost]:
-    """One replica a group; those that cannot differ are made once.
+    """Return one replica per group; replicas on the same kinds of devices share their costs.
 
     Raises:
         DoesNotFit: a model does not fit the memory of its group.
@@ -162,11 +165,13 @@ def make_replicas(model: CostModel, groups: Sequence[Sequence[int]], mode: Mode)
     replicas = []
     for group in groups:
         kinds = tuple(model.kinds[device] for device in group)
-        like = known.setdefault(kinds, ReplicaCost(model, group, mode, channel)) if kinds not in known else known[kinds]
-        if like.most == 0:
+        if kinds not in known:
+            known[kinds] = ReplicaCost(model, group, mode, channel)
+        replica = known[kinds]
+        if replica.max_samples == 0:
             names = ", ".join(model.name(device) for device in group)
-            raise DoesNotFit(f"not even one sample fits the memory of {names}")
-        replicas.append(like.on(group))
+            raise DoesNotFit(f"not even one sample fits the memory of {names}; leave these devices out")
+        replicas.append(replica.on(group))
     return replicas
 
 
@@ -176,10 +181,10 @@ _PACKING_PASSES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class GradientExchange:
-    """What replicas exchange after, or during, their backward passes.
+    """The gradient exchange of replicas during and after their backward passes.
 
     Attributes:
-        seconds: in which nothing else goes on.
+        seconds: seconds that the exchange adds to the step.
         packing: seconds of copying gradients into one buffer and back.
         sent_bytes: of the rank that sends most.
     """
@@ -190,14 +195,14 @@ class GradientExchange:
 
 
 def exchange_gradients(model: CostModel, replicas: Sequence[ReplicaCost], backward: Numbers) -> GradientExchange:
-    """The all-reduce of gradients among `replicas`, every rank with its counterparts.
+    """Return the cost of the gradient all-reduce among `replicas`, each rank with its counterparts.
 
-    Strips of images leave partial sums on every rank: those are added up over all ranks.
+    Strips of images leave partial sums on every rank; these are summed over all ranks.
 
     Args:
         model: the job and the machines.
-        replicas: that hold the same model.
-        backward: seconds of every layer's backward pass of the slowest replica, during which buckets are sent.
+        replicas: replicas of the same model.
+        backward: seconds of every layer's backward pass on the slowest replica, during which buckets are sent.
     """
     rings = [(float(gradients.sum()), gradients, ring) for gradients, ring in _gradient_rings(model, replicas)]
     sent = sum(ring_bytes(round(total), size) for total, _, (size, _) in rings)
@@ -214,39 +219,39 @@ def exchange_gradients(model: CostModel, replicas: Sequence[ReplicaCost], backwa
 
 
 _Ring: TypeAlias = tuple[int, LinkCost]
-"""Number of ranks, and the channel between them."""
+"""The number of ranks, and the channel between them."""
 
 
 def _gradient_rings(model: CostModel, replicas: Sequence[ReplicaCost]) -> list[tuple[Numbers, _Ring]]:
-    """Gradients, in bytes of every layer, and the ring in which they are added up, where there are any."""
+    """Return gradients, in bytes of every layer, with the ring that sums them, where there are any."""
     first, counterparts = replicas[0], _counterparts(model, replicas)
-    found = [(first.gradient_bytes, counterparts)]
+    rings = [(first.gradient_bytes, counterparts)]
     if first.mode == "spatial" and first.division is not None:
-        everybody = [device for replica in replicas for device in replica.devices]
-        together = (len(everybody), model.topology.ring(everybody))
+        devices = [device for replica in replicas for device in replica.devices]
+        together = (len(devices), model.topology.ring(devices))
         strips = first.gradient_bytes * (model.job.published | first.division.layers.adds_gradients)
-        found = [(strips, together), (first.gradient_bytes - strips, counterparts)]
-    return [(gradients, ring) for gradients, ring in found if ring[0] > 1 and gradients.any()]
+        rings = [(strips, together), (first.gradient_bytes - strips, counterparts)]
+    return [(gradients, ring) for gradients, ring in rings if ring[0] > 1 and gradients.any()]
 
 
 def _counterparts(model: CostModel, replicas: Sequence[ReplicaCost]) -> _Ring:
-    """Ranks in a ring of counterparts, and its channel: first ranks with first ranks and so on, all rings at once."""
+    """Return the size and channel of the rings of counterparts: first ranks with first ranks and so on, all at once."""
     members = max(len(replica.devices) for replica in replicas)
     rings = ([replica.devices[rank % len(replica.devices)] for replica in replicas] for rank in range(members))
     return len(replicas), model.topology.ring(*rings)
 
 
 def exposed_seconds(gradients: Numbers, backward: Numbers, bucket_bytes: int, size: int, channel: LinkCost) -> float:
-    """Seconds that the exchange of buckets goes on after the backward pass has ended.
+    """Return the seconds that the exchange of buckets continues after the backward pass has ended.
 
-    Buckets are filled from the last layer to the first and sent one after the other, each as soon as it is full.
+    Buckets fill from the last layer to the first and are sent one after the other, each as soon as it is full.
 
     Args:
         gradients: bytes of every layer.
         backward: seconds of every layer.
-        bucket_bytes: of a full bucket.
-        size: replicas.
-        channel: of their ring.
+        bucket_bytes: bytes of a full bucket.
+        size: number of replicas.
+        channel: channel of their ring.
     """
     ready = np.cumsum(backward[::-1])
     filled = np.cumsum(gradients[::-1])

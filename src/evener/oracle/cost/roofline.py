@@ -1,19 +1,19 @@
-"""Seconds of every layer on a device: measured where they are known, by roofline from benchmark scores otherwise.
+"""Seconds of every layer on a device: measured where timings exist, otherwise by the roofline of benchmark scores.
 
 Roofline (Williams, Waterman & Patterson 2009) of one pass of a layer over n samples:
 
     seconds = pass_seconds + weights / bandwidth + n max(FLOPs / (speed e), bytes / bandwidth)
 
 speed: measured FLOP/s of a matrix product (linear layers) or of a convolution. e: efficiency of narrow operations,
-measured by width. What it depends on, of F filters and C channels with k taps each:
+measured by width. The width depends on the pass, for F filters and C channels with k taps each:
 
     forward                      F                 the filters are a dim of the product
     gradient of the input        C                 the channels are
     gradient of the weights      min(F, C k)       both are
 
-If the device was timed with the whole task, the passes are scaled so that their sums are the measured ones; a layer
-that was timed by itself has its own seconds. Of measured seconds, a part costs its part of those for each sample, but
-all of those whatever the samples: starting a pass does not get quicker.
+If the device was timed with the complete task, the passes are scaled so that their sums match the measurement; a layer
+that was timed by itself has its own seconds. A part of a layer costs its fraction of the measured seconds per sample
+but all of the fixed seconds: starting a pass does not get faster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORWARD, BACKWARD = 0, 1
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShare:
-    """What ranks do of every layer, as fractions of the whole: numbers between 0 and 1, [ranks, layers]."""
+    """The part of every layer that each rank does, as fractions between 0 and 1, [ranks, layers]."""
 
     filters: Numbers
     channels: Numbers
@@ -50,26 +50,26 @@ class LayerSeconds:
     each: Numbers
 
     def of(self, samples: float) -> Numbers:
-        """Seconds for `samples` samples."""
+        """Return the seconds for `samples` samples."""
         return self.fixed + samples * self.each
 
     def sum(self, samples: float) -> float:
-        """Of all of them."""
+        """Return the sum over passes, ranks and layers."""
         return float(self.fixed.sum() + samples * self.each.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpeed:
-    """A device as the oracle sees it.
+    """The speed of a device.
 
     Attributes:
         conv_flops, matmul_flops: FLOP/s of wide operations.
         bandwidth: bytes per second, read and written together.
-        pass_seconds: of starting and ending a pass of a layer.
+        pass_seconds: seconds of starting and ending a pass of a layer.
         widths: (filters, efficiency) by increasing filters; empty if narrow operations are as fast as wide ones.
-        memory_bytes: that a run may take.
-        timing: of the task, if it was measured here.
-        learnt: measured by predicted seconds of past runs.
+        memory_bytes: memory that a run may use.
+        timing: timing of the task, if it was measured on the device.
+        learnt: ratio of measured to predicted seconds in past runs.
     """
 
     conv_flops: float
@@ -82,7 +82,9 @@ class DeviceSpeed:
     learnt: float = 1.0
 
     def efficiency(self, widths: Numbers) -> Numbers:
-        """Speed of operations of these widths, as a fraction of that of wide ones; interpolated on a log scale."""
+        """Return the speed of operations of these widths as a fraction of that of wide ones, interpolated on a log
+        scale.
+        """
         if not self.widths:
             return np.ones_like(widths)
         known, values = np.log(np.array(self.widths, dtype=np.float64).T)
@@ -91,7 +93,7 @@ class DeviceSpeed:
 
 
 def device_of(profile: DeviceProfile, task: str, precision: str) -> DeviceSpeed:
-    """What is known of a device at `precision`, and of `task` on it.
+    """Return the speed of a device at `precision`, with its timing of `task`.
 
     Raises:
         InvalidValue: a device without a timing of the task has no speed at this precision, or no bandwidth.
@@ -119,27 +121,28 @@ def device_of(profile: DeviceProfile, task: str, precision: str) -> DeviceSpeed:
     )
 
 
-def whole(layers: Layers) -> LayerShare:
-    """The share of one rank that does all of every layer."""
+def complete_share(layers: Layers) -> LayerShare:
+    """Return the share of one rank that does all of every layer."""
     ones = np.ones((1, len(layers)))
     return LayerShare(filters=ones, channels=ones, rows=ones)
 
 
 def layer_seconds(layers: Layers, devices: Sequence[DeviceSpeed], share: LayerShare | None = None) -> LayerSeconds:
-    """Seconds of what each of `devices` does of every layer: its `share`, by default all of it."""
-    own = roofline(layers, devices, share or whole(layers))
+    """Return the seconds that each of `devices` takes for its `share` of every layer, by default for all of it."""
+    seconds = roofline(layers, devices, share or complete_share(layers))
     for rank, device in enumerate(devices):
         if device.timing is not None:
-            plain = roofline(layers, [device], whole(layers))
+            plain = roofline(layers, [device], complete_share(layers))
             fixed, each = _timed(layers, device.timing, plain)
-            ratio = np.divide(own.each[:, rank], plain.each[:, 0], out=np.ones_like(each), where=plain.each[:, 0] > 0)
-            own.fixed[:, rank], own.each[:, rank] = fixed, each * ratio
+            all_each, own_each = plain.each[:, 0], seconds.each[:, rank]
+            ratio = np.divide(own_each, all_each, out=np.ones_like(each), where=all_each > 0)
+            seconds.fixed[:, rank], seconds.each[:, rank] = fixed, each * ratio
     learnt = _column(device.learnt for device in devices)
-    return LayerSeconds(own.fixed * learnt, own.each * learnt)
+    return LayerSeconds(seconds.fixed * learnt, seconds.each * learnt)
 
 
 def roofline(layers: Layers, devices: Sequence[DeviceSpeed], share: LayerShare) -> LayerSeconds:
-    """Seconds of what each of `devices` does of every layer, from its scores alone."""
+    """Return the seconds that each of `devices` takes for its `share` of every layer, from benchmark scores alone."""
     bandwidth = _column(device.bandwidth for device in devices)
     conv, matmul = _column(device.conv_flops for device in devices), _column(device.matmul_flops for device in devices)
     filters, channels = layers.filters * share.filters, layers.channels * share.channels
@@ -163,48 +166,49 @@ def roofline(layers: Layers, devices: Sequence[DeviceSpeed], share: LayerShare) 
 
 
 def _column(values: Iterable[float]) -> Numbers:
-    """One row a rank, to be combined with [ranks, layers]."""
+    """Return one row per rank, to be combined with [ranks, layers]."""
     return np.array([*values])[:, None]
 
 
 def _efficiency(layers: Layers, devices: Sequence[DeviceSpeed], widths: Numbers) -> Numbers:
-    """Of every rank's weighted layers, how fast operations of `widths` [operations, ranks, layers] are; 1 elsewhere."""
-    found = np.ones_like(widths)
+    """Return the relative speed of weighted operations of `widths` [operations, ranks, layers]; 1 for others."""
+    efficiency = np.ones_like(widths)
     for table in {device.widths: device for device in devices if device.widths}.values():
         ranks = np.array([device.widths == table.widths for device in devices])
-        places = ranks[:, None] & layers.is_weighted
-        found[:, places] = table.efficiency(widths[:, places])
-    return found
+        affected = ranks[:, None] & layers.is_weighted
+        efficiency[:, affected] = table.efficiency(widths[:, affected])
+    return efficiency
 
 
 def _timed(layers: Layers, timing: TaskTiming, plain: LayerSeconds) -> tuple[Numbers, Numbers]:
-    """(fixed, each) of [passes, layers]: passes scaled to what was measured, layers that were timed by themselves."""
+    """Return (fixed, each) of [passes, layers]: passes scaled to the measured sums, and layers timed by themselves."""
     forward = fit_line((batch.samples, batch.forward_seconds) for batch in timing.batches)
     backward = fit_line((batch.samples, batch.backward_seconds) for batch in timing.batches)
     fixed, each = (
         _summing_to(np.array(totals), table[:, 0])
         for totals, table in zip(zip(forward, backward, strict=True), (plain.fixed, plain.each), strict=True)
     )
-    place = {layer.name: index for index, layer in enumerate(layers.graph.layers)}
+    index_of = {layer.name: index for index, layer in enumerate(layers.graph.layers)}
     for row in timing.layers:
-        if row.layer in place:
-            fixed[:, place[row.layer]] = row.forward_fixed, row.backward_fixed
-            each[:, place[row.layer]] = row.forward_sample, row.backward_sample
+        if row.layer in index_of:
+            fixed[:, index_of[row.layer]] = row.forward_fixed, row.backward_fixed
+            each[:, index_of[row.layer]] = row.forward_sample, row.backward_sample
     return fixed, each
 
 
 def _summing_to(totals: Numbers, table: Numbers) -> Numbers:
-    """Rows of `table` in the same proportions with other sums; of equal numbers if they have none."""
-    kept = np.where(table.sum(axis=1, keepdims=True) > 0, table, 1.0)
-    scaled: Numbers = kept * (totals / kept.sum(axis=1))[:, None]
+    """Return rows of `table` scaled to sum to `totals`; a row of zeros becomes a row of equal numbers."""
+    rows = np.where(table.sum(axis=1, keepdims=True) > 0, table, 1.0)
+    scaled: Numbers = rows * (totals / rows.sum(axis=1))[:, None]
     return scaled
 
 
 def fit_line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """The (fixed, each) of seconds = fixed + n * each through (n, seconds), neither negative.
+    """Fit seconds = fixed + n * each to points (n, seconds) and return (fixed, each), neither negative.
 
-    Least squares of the relative error, (predicted / measured - 1)^2, so that small n count like large ones. One point
-    alone gives a line through zero. If the free line has a negative number, the best allowed one has a zero there.
+    Minimises the squared relative error, (predicted / measured - 1)^2, so that small n count as much as large ones. A
+    single point gives a line through zero. If the unconstrained line has a negative number, the best allowed line has a
+    zero there.
     """
     known = [(float(n), max(t, _CLOCK_RESOLUTION)) for n, t in points]
     weights = [1 / t**2 for _, t in known]

@@ -1,8 +1,8 @@
-"""Prices pipelines of teams: every stage is computed by several devices, which divide its layers by filter or channel.
+"""Prices pipelines of teams: several devices compute each stage and divide its layers by filter or channel.
 
     seconds of a pass of a stage = sum over its layers of  max over its devices + the layer's collectives
 
-What passes between stages travels along as many lanes as a team has devices, all at the same time and whole on each.
+Tensors between stages travel along as many lanes as a team has devices, simultaneously and complete on each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evener.records.plan import Strategy
 def price_stage_teams(
     model: CostModel, teams: Sequence[Sequence[int]], mode: Division, micro_batches: int
 ) -> CostEstimate:
-    """What a step costs that flows through stages of the devices of each of `teams`.
+    """Return the cost of a step in a pipeline whose stages are computed by `teams` of devices.
 
     Raises:
         DoesNotFit: no cut of the model fits the memory of the devices.
@@ -68,7 +68,7 @@ def price_stage_teams(
 def _exchanges(
     model: CostModel, costs: Sequence[ReplicaCost], line: PipelineReplica, samples: int
 ) -> tuple[list[float], list[float]]:
-    """(seconds, bytes of the device that sends most) inside every stage, for a micro-batch of so many `samples`."""
+    """Return (seconds, bytes of the device that sends most) inside every stage, for a micro-batch of `samples`."""
     spans = [slice(a, b) for a, b in pairwise([*line.starts, len(model.layers)])]
     seconds, sent = [], []
     for cost, span in zip(costs, spans, strict=True):
@@ -80,6 +80,7 @@ def _exchanges(
 
 
 def _shares(costs: Sequence[ReplicaCost], line: PipelineReplica) -> tuple[float, ...]:
-    """Of every device, the fraction of all work: its stage's, and its part of that."""
+    """Return the fraction of all work of every device: its share of its stage's fraction."""
     stages = [busy / sum(line.timeline.busy) for busy in line.timeline.busy]
-    return tuple(own * share / sum(c.shares) for c, own in zip(costs, stages, strict=True) for share in c.shares)
+    pairs = zip(costs, stages, strict=True)
+    return tuple(stage * share / sum(cost.shares) for cost, stage in pairs for share in cost.shares)

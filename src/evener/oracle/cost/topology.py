@@ -1,13 +1,13 @@
-"""Which way messages take between the devices of a profile, and their cost: alone, in rings and chains, to a server.
+"""The paths of messages between the devices of a profile, and their cost: alone, in rings and chains, and to a server.
 
-A message of n bytes takes alpha + n beta seconds (alpha: latency [s], beta [s/byte]). An all-reduce goes in a ring of
-p ranks: 2 (p-1) (alpha + n/p beta) seconds (Patarasuk & Yuan 2009). A ring or a chain is as fast as its slowest hop,
-whose bytes per second are those of its link, or its part of what it passes together with other messages: the inside of
-a node, the way out of (or into) a node, or out of a leaf.
+A message of n bytes takes alpha + n beta seconds (alpha: latency [s], beta [s/byte]). A ring all-reduce over p ranks
+takes 2 (p-1) (alpha + n/p beta) seconds (Patarasuk & Yuan 2009). A ring or a chain is as fast as its slowest hop. The
+bandwidth of a hop is that of its link, or its part of a bandwidth shared with other messages: inside a node, at the
+port of a node, or at the port of a leaf.
 
-    flows that pass the same place at once    each gets at most  shared_bandwidth / flows
+    flows through the same port at once    each gets at most  shared_bandwidth / flows
 
-Collectives go through the devices node by node, as NCCL's rings do, so that few hops leave a node.
+Collectives visit the devices node by node, as NCCL's rings do, so that few hops leave a node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evener.records.profile import ClusterProfile, Fabric
 
 @dataclass(frozen=True)
 class LinkCost:
-    """What a message costs while its collective runs: alpha + bytes * beta seconds.
+    """The cost of a message while its collective runs: alpha + bytes * beta seconds.
 
     Attributes:
         alpha: seconds.
@@ -39,18 +39,18 @@ class LinkCost:
         require(self.beta >= 0, "beta", self.beta, "zero seconds per byte or more")
 
     def seconds(self, nbytes: float) -> float:
-        """Seconds of one message of `nbytes`."""
+        """Return the seconds of one message of `nbytes`."""
         return self.alpha + nbytes * self.beta
 
 
 def all_reduce_seconds(nbytes: float, size: int, alpha: float, beta: float) -> float:
-    """Seconds of a ring all-reduce of `nbytes` over `size` ranks: 2 (p-1) (alpha + n/p beta)."""
+    """Return the seconds of a ring all-reduce of `nbytes` over `size` ranks: 2 (p-1) (alpha + n/p beta)."""
     return 0.0 if size < 2 else 2 * (size - 1) * (alpha + nbytes / size * beta)
 
 
 _LEVELS = ("node", "leaf", "cluster")
 _Hop: TypeAlias = tuple[int, int]
-"""Devices that a message goes from and to."""
+"""The devices that a message goes from and to."""
 
 
 class Topology:
@@ -66,25 +66,26 @@ class Topology:
         self._known: dict[tuple[_Hop, ...], LinkCost] = {}
         first = {node: index for index, node in reversed(list(enumerate(self.nodes)))}
         order = sorted(range(len(self.nodes)), key=lambda i: (self._leaves[i], first[self.nodes[i]], i))
-        self._place = {device: place for place, device in enumerate(order)}
+        self._position = {device: position for position, device in enumerate(order)}
 
     def ordered(self, devices: Iterable[int]) -> list[int]:
-        """`devices` leaf by leaf and node by node, as a ring goes through them."""
-        return sorted(devices, key=self._place.__getitem__)
+        """Return `devices` leaf by leaf and node by node, in the order of a ring."""
+        return sorted(devices, key=self._position.__getitem__)
 
     def ring(self, *groups: Sequence[int]) -> LinkCost:
-        """The channel of rings through all `groups` at once: the slowest hop's bandwidth, the mean hop's latency."""
+        """Return the channel of rings through all `groups` at once: the slowest hop's bandwidth, the mean hop's
+        latency.
+        """
         rings = [self.ordered(group) for group in groups if len(group) > 1]
         return self._channel(hop for ring in rings for hop in zip(ring, [*ring[1:], ring[0]], strict=True))
 
     def chain(self, *groups: Sequence[int]) -> LinkCost:
-        """The channel of messages between neighbours of all `groups` (in their own order), in both directions."""
+        """Return the channel of messages in both directions between neighbours of all `groups` (in their own order)."""
         return self._channel(hop for group in groups for a, b in pairwise(group) for hop in ((a, b), (b, a)))
 
     def star(self, hub: int, devices: Sequence[int]) -> LinkCost:
-        """The channel of messages from all `devices` to `hub` at the same time, through the one link that it has.
-
-        As long from there to them.
+        """Return the channel of simultaneous messages from all `devices` to `hub`, through its one link; the reverse is
+        equal.
         """
         outside = [(device, hub) for device in devices if self.nodes[device] != self.nodes[hub]]
         inside = [(device, hub) for device in devices if self.nodes[device] == self.nodes[hub] and device != hub]
@@ -104,7 +105,7 @@ class Topology:
         return self._known[key]
 
     def _shared(self, hops: Sequence[_Hop]) -> LinkCost:
-        """Mean latency and worst bandwidth of `hops`, all of them in use at once."""
+        """Return the mean latency and worst bandwidth of `hops`, all of them in use at once."""
         if not hops:
             return LinkCost(0.0, 0.0)
         alone = [self._alone(*hop) for hop in hops]
@@ -113,7 +114,7 @@ class Topology:
         return LinkCost(alpha * self._learnt, beta * self._learnt)
 
     def _alone(self, source: int, target: int) -> tuple[float, float]:
-        """Alpha and beta of a message that has its way to itself."""
+        """Return alpha and beta of a message that shares its path with no other message."""
         level = self._level(source, target)
         near = sorted(self._fabrics, key=lambda other: (abs(other - level), -other))
         measured = self._links.get(frozenset((source, target)))
@@ -121,12 +122,12 @@ class Topology:
             return self._fabrics[near[0]].alpha, self._fabrics[near[0]].beta
         cost = measured or self._worst.get(level) or self._worst.get(-1)
         if cost is None:
-            where = f"{self.nodes[source]} and {self.nodes[target]}"
-            raise InvalidValue("links", "nothing", f"known between {where}: measured links, or fabrics")
+            pair = f"{self.nodes[source]} and {self.nodes[target]}"
+            raise InvalidValue("links", "nothing", f"known between {pair}: measured links, or fabrics")
         return cost
 
     def _shares(self, hops: Sequence[_Hop]) -> Iterator[float]:
-        """Seconds per byte that the busiest places leave to each message that passes them."""
+        """Yield the seconds per byte that the busiest ports leave to each message."""
         for level, domains in ((0, self.nodes), (1, self.nodes), (2, self._leaves)):
             fabric = self._fabrics.get(level)
             if fabric is None or fabric.shared_bandwidth is None:
@@ -138,7 +139,7 @@ class Topology:
 
 
 def _worst_by_level(costs: Iterable[tuple[int, tuple[float, float]]]) -> dict[int, tuple[float, float]]:
-    """The greatest alpha and the greatest beta of every level, and of all of them under -1."""
+    """Return the largest alpha and the largest beta of every level, and of all levels under -1."""
     worst: dict[int, tuple[float, float]] = {}
     for level, (alpha, beta) in costs:
         for key in (level, -1):

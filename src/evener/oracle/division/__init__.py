@@ -1,1 +1,1 @@
-"""How operations are divided among ranks: layouts of values, windows, rules, moves, weights, bytes. Pure."""
+"""Divides operations among ranks: layouts of values, windows, rules, moves, weights, bytes. Pure."""

@@ -1,7 +1,7 @@
-"""A network as the operations that its division is decided on: shapes of a whole batch, windows, weights. No torch.
+"""A network as the operations whose division is decided: shapes of a full batch, windows, weights. No torch.
 
-A window says which rows (or columns) of its input an operation reads for some of its output, the arithmetic behind
-every halo: outputs [first, last) read the inputs that `reach` returns, some of which may be padding around the input.
+A window says which rows (or columns) of its input an operation reads for some rows of its output. All halos follow from
+it: outputs [first, last) read the inputs that `reach` returns, some of which may be padding around the input.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Weight:
     """A parameter or buffer of an operation.
 
     Attributes:
-        name: within the operation's module.
-        shape: of the whole.
+        name: name within the operation's module.
+        shape: shape of the complete weight.
         role: `kernel`: has a dim of filters and one of channels. `vector`: has a number for every channel of the
             output. `free`: has no such dim.
         trainable: whether it has a gradient.
@@ -55,22 +55,22 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One step of a network's forward pass.
+    """One operation of a network's forward pass.
 
     Attributes:
-        name: of the module or function, for reports and weights; operations of one name share their weights.
-        kind: decides how it can be divided. `average` is the mean over all pixels, `part` a stretch of the
-            input's channels, `item` one of several values that its input is, `other` anything that needs its whole
-            input, `whole` what needs its whole gradient, too.
+        name: name of the module or function, for reports and weights; operations of one name share their weights.
+        kind: decides how it can be divided. `average` is the mean over all pixels, `part` an interval of the input's
+            channels, `item` one of several values that its input holds. `other` needs its complete input, `whole` its
+            complete gradient, too.
         inputs: indices of earlier operations.
-        shape: of the output: (N, C), (N, C, H, W), (N, C, D, H, W) or any other.
-        windows: of rows and columns (of a volume: planes, rows, columns), where the operation has them.
-        groups: of channels that know nothing of each other.
-        filter_dim: of the kernel, 0 or 1; the other one is that of channels.
-        bounds: of a `part`, in channels of its input.
-        concat_dim: of a `concat`.
+        shape: shape of the output: (N, C), (N, C, H, W), (N, C, D, H, W) or any other.
+        windows: windows of rows and columns (of a volume: planes, rows, columns), where the operation has them.
+        groups: number of groups of channels that are independent of each other.
+        filter_dim: dim of filters in the kernel, 0 or 1; the other one is that of channels.
+        bounds: for a `part`, its first and last channel in the input.
+        concat_dim: for a `concat`, the dim of concatenation.
         weights: parameters and buffers.
-        shares_weights: whether operations of other kinds have a weight of it, too: all add up what their ranks compute.
+        shares_weights: whether operations of other kinds use one of its weights, too: all ranks' gradients are summed.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Operation:
 
     @property
     def is_image(self) -> bool:
-        """Whether the output is images, or volumes, of more than one pixel: it has sides that can be divided."""
+        """Whether the output is images or volumes of more than one pixel, whose sides can be divided."""
         return len(self.shape) in (4, 5) and prod(self.shape[2:]) > 1
 
 
@@ -96,13 +96,13 @@ class Network:
     """Operations in the order of execution; the last one is the only `output`.
 
     Attributes:
-        operations: every input of one comes before it.
+        operations: the inputs of each operation come before it.
     """
 
     operations: tuple[Operation, ...]
 
     def users(self) -> dict[int, list[int]]:
-        """By operation, those that read its output."""
+        """Return, for each operation, those that read its output."""
         users: dict[int, list[int]] = {i: [] for i in range(len(self.operations))}
         for i, operation in enumerate(self.operations):
             for source in operation.inputs:
@@ -114,7 +114,7 @@ class WindowRule(Protocol):
     """How one dim of an output depends on that dim of the input."""
 
     def reach(self, first: int, last: int) -> Interval:
-        """The inputs that outputs [first, last) read; `first < last`."""
+        """Return the inputs that outputs [first, last) read; `first < last`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +128,15 @@ class Sliding:
 
     @property
     def extent(self) -> int:
-        """From the first input that a window reads to behind the last."""
+        """The distance from the first input that a window reads to behind the last."""
         return self.dilation * (self.kernel - 1) + 1
 
     def reach(self, first: int, last: int) -> Interval:
-        """The inputs that outputs [first, last) read."""
+        """Return the inputs that outputs [first, last) read."""
         return first * self.stride - self.before, (last - 1) * self.stride - self.before + self.extent
 
     def touched(self, first: int, last: int) -> Interval:
-        """The outputs whose windows lie over any of the inputs [first, last)."""
+        """Return the outputs whose windows cover any of the inputs [first, last)."""
         return -((self.extent - 1 - self.before - first) // self.stride), (last - 1 + self.before) // self.stride + 1
 
 
@@ -150,7 +150,7 @@ class Spreading:
     dilation: int = 1
 
     def reach(self, first: int, last: int) -> Interval:
-        """The inputs that add to outputs [first, last)."""
+        """Return the inputs that add to outputs [first, last)."""
         begin = first + self.padding - self.dilation * (self.kernel - 1)
         return -(-begin // self.stride), (last - 1 + self.padding) // self.stride + 1
 
@@ -163,23 +163,23 @@ class Adaptive:
     outputs: int
 
     def reach(self, first: int, last: int) -> Interval:
-        """The inputs that outputs [first, last) read."""
+        """Return the inputs that outputs [first, last) read."""
         return first * self.inputs // self.outputs, -(-last * self.inputs // self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """Interpolation of `inputs` that copies: output o is input floor(o * scale), in PyTorch's single precision."""
+    """Nearest interpolation of `inputs`: output o is input floor(o * scale), in PyTorch's single precision."""
 
     inputs: int
     scale: float
 
     def source(self, output: int) -> int:
-        """The input that `output` copies."""
+        """Return the input that `output` copies."""
         return min(floor(_single(output * _single(self.scale))), self.inputs - 1)
 
     def reach(self, first: int, last: int) -> Interval:
-        """The inputs that outputs [first, last) copy."""
+        """Return the inputs that outputs [first, last) copy."""
         return self.source(first), self.source(last - 1) + 1
 
 
@@ -189,7 +189,7 @@ class Linear:
 
     Attributes:
         inputs: size of the input.
-        scale: inputs for each output.
+        scale: inputs per output.
         shift: 0.5 where pixels are areas, 0 where the corners are aligned.
     """
 
@@ -197,15 +197,15 @@ class Linear:
     scale: float
     shift: float
 
-    def place(self, output: int) -> float:
-        """Where `output` lies among the inputs, not before the first and not behind the last."""
+    def position(self, output: int) -> float:
+        """Return the position of `output` among the inputs, clamped to the first and last input."""
         return min(max(0.0, (output + self.shift) * self.scale - self.shift), self.inputs - 1)
 
     def reach(self, first: int, last: int) -> Interval:
-        """The inputs that outputs [first, last) mix."""
-        return floor(self.place(first)), ceil(self.place(last - 1)) + 1
+        """Return the inputs that outputs [first, last) interpolate between."""
+        return floor(self.position(first)), ceil(self.position(last - 1)) + 1
 
 
 def _single(value: float) -> float:
-    """`value`, rounded to single precision."""
+    """Return `value`, rounded to single precision."""
     return float(struct.unpack("f", struct.pack("f", value))[0])

@@ -1,4 +1,4 @@
-"""Which part of a whole tensor somebody holds, and whether some parts together are all of it."""
+"""The part of a tensor that a rank holds, and whether several parts together are the complete tensor."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Piece(Part, frozen=True, kw_only=True):
     """A part of a tensor.
 
     Attributes:
-        shape: of the whole.
-        region: that the part is: its intervals along every dim.
+        shape: shape of the complete tensor.
+        region: intervals of the part along every dim.
     """
 
     shape: Shape
@@ -24,32 +24,32 @@ class Piece(Part, frozen=True, kw_only=True):
 
     @property
     def numel(self) -> int:
-        """Its elements."""
+        """The number of elements."""
         return prod(map(length, self.region))
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the tensor."""
+        """Whether the piece is the complete tensor."""
         return all(intervals == ((0, size),) for intervals, size in zip(self.region, self.shape, strict=True))
 
 
 def whole_piece(shape: Iterable[int]) -> Piece:
-    """All of a tensor of `shape`."""
+    """Return the piece that is the complete tensor of `shape`."""
     sizes = tuple(shape)
     return Piece(shape=sizes, region=tuple(((0, size),) for size in sizes))
 
 
-def place_of(region: Region) -> tuple[np.ndarray, ...]:
-    """Where `region` lies in the whole, as NumPy and PyTorch index it: an open mesh of indices."""
+def region_indices(region: Region) -> tuple[np.ndarray, ...]:
+    """Return the indices of `region` in the complete tensor, for NumPy and PyTorch: an open mesh."""
     return np.ix_(*(np.asarray([i for a, b in intervals for i in range(a, b)], dtype=int) for intervals in region))
 
 
 def covers(pieces: Iterable[Piece], shape: Shape) -> bool:
-    """Whether `pieces` of a tensor of `shape`, which may overlap, are all of it."""
-    found = {piece.region for piece in pieces}
-    if whole_piece(shape).region in found:
+    """Return whether `pieces` of a tensor of `shape`, which may overlap, cover it completely."""
+    regions = {piece.region for piece in pieces}
+    if whole_piece(shape).region in regions:
         return True
     is_held = np.zeros(shape, dtype=bool)
-    for region in found:
-        is_held[place_of(region)] = True
+    for region in regions:
+        is_held[region_indices(region)] = True
     return bool(is_held.all())

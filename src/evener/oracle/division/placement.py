@@ -1,11 +1,11 @@
-"""Where a value is, whoever the ranks are: layouts before their intervals are known, which shares then give.
+"""Where a value is, for any shares of the ranks: layouts whose intervals follow once the shares are known.
 
-What is decided about a network does not depend on the ranks' shares; how much each of them has of a value does.
+Decisions about a network do not depend on the ranks' shares; the size of each rank's part does.
 
     apart       each of consecutive segments in proportion to the shares
     repeated    every index has become several
     stacked     the concatenation of several splits
-    section     a stretch of one
+    section     an interval of one split
     reached     what the windows of a part of the output read
 """
 
@@ -43,7 +43,7 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A split of which every index has become `factor` consecutive ones."""
+    """A split in which every index has become `factor` consecutive ones."""
 
     split: Split
     factor: int
@@ -51,7 +51,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """The concatenation of dims of `sizes`, each split in its own way."""
+    """The concatenation of dims of `sizes`, each with its own split."""
 
     splits: tuple[Split, ...]
     sizes: tuple[int, ...]
@@ -59,7 +59,7 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The indices from `start` to `stop` of a split dim, counted from there."""
+    """The indices from `start` to `stop` of a split dim, counted from `start`."""
 
     split: Split
     start: int
@@ -68,7 +68,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What of a dim of `size` the windows of every rank's part of the output reach."""
+    """The part of a dim of `size` that the windows of each rank's part of the output reach."""
 
     split: Split
     window: WindowRule
@@ -79,20 +79,20 @@ Split: TypeAlias = Apart | Repeated | Stacked | Section | Reached
 
 
 def repeated(split: Split, factor: int) -> Split:
-    """`split`, every index `factor` times."""
+    """Return `split` with every index repeated `factor` times."""
     return split if factor == 1 else Repeated(split, factor)
 
 
 def stacked(splits: Sequence[Split], sizes: Sequence[int]) -> Split:
-    """The split of the concatenation of dims of `sizes`."""
-    apart = [one for one in splits if isinstance(one, Apart) and one.axis == 0]
+    """Return the split of the concatenation of dims of `sizes`."""
+    apart = [split for split in splits if isinstance(split, Apart) and split.axis == 0]
     if len(apart) == len(splits):
-        return Apart(tuple(segment for one in apart for segment in one.segments))
+        return Apart(tuple(segment for split in apart for segment in split.segments))
     return Stacked(tuple(splits), tuple(sizes))
 
 
 def section(split: Split, start: int, stop: int) -> Split:
-    """The split of the indices from `start` to `stop`."""
+    """Return the split of the indices from `start` to `stop`."""
     if isinstance(split, Apart):
         edges = list(accumulate(split.segments, initial=0))
         if start in edges and stop in edges:
@@ -101,13 +101,13 @@ def section(split: Split, start: int, stop: int) -> Split:
 
 
 def reached(split: Split, window: WindowRule, size: int) -> Split:
-    """The split of what `window` reaches of an input of `size`; the same for windows of one pixel."""
+    """Return the split of what `window` reaches in an input of `size`; windows of one pixel keep the split."""
     return split if window == Sliding(1, 1, 0) else Reached(split, window, size)
 
 
 @lru_cache(maxsize=65536)
 def parts_of(split: Split, replica: Replica) -> Parts:
-    """Every rank's intervals."""
+    """Return every rank's intervals."""
     if isinstance(split, Apart):
         across = len(replica.columns)
         if split.axis == 0:
@@ -116,8 +116,8 @@ def parts_of(split: Split, replica: Replica) -> Parts:
     if isinstance(split, Stacked):
         starts = accumulate(split.sizes, initial=0)
         shifted = [
-            [tuple((a + start, b + start) for a, b in part) for part in parts_of(one, replica)]
-            for one, start in zip(split.splits, starts, strict=False)
+            [tuple((a + start, b + start) for a, b in part) for part in parts_of(stacked_split, replica)]
+            for stacked_split, start in zip(split.splits, starts, strict=False)
         ]
         return tuple(joined([interval for part in rank for interval in part]) for rank in zip(*shifted, strict=True))
     inner = parts_of(split.split, replica)
@@ -142,7 +142,7 @@ class Placement:
     """A layout whose splits have no numbers yet.
 
     Attributes:
-        state: as of a Layout.
+        state: as in `Layout`.
         splits: of a split value: (dim, how it is split), in order of dims.
     """
 
@@ -150,12 +150,12 @@ class Placement:
     splits: tuple[tuple[int, Split], ...] = ()
 
     def along(self, dim: int) -> Split | None:
-        """How `dim` is split; None if it is not."""
+        """Return the split of `dim`; None if it is not divided."""
         return next((split for divided, split in self.splits if divided == dim), None)
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether surely no element of a split value is on two ranks, as windows may overlap."""
+        """Whether no element of a split value can be on two ranks; windows may overlap."""
         return not any(isinstance(split, Reached) for _, split in self.splits)
 
 
@@ -163,20 +163,20 @@ ON_ALL, ALIKE_ON_ALL, ADDENDS = Placement("whole"), Placement("alike"), Placemen
 
 
 def split_along(splits: dict[int, Split]) -> Placement:
-    """The placement of a value that is divided along the dims of `splits`."""
+    """Return the placement of a value that is divided along the dims of `splits`."""
     return Placement("split", tuple(sorted(splits.items())))
 
 
 @lru_cache(maxsize=65536)
 def layout_of(placement: Placement, replica: Replica) -> Layout:
-    """The layout that `placement` is among the ranks of `replica`."""
+    """Return the layout of `placement` among the ranks of `replica`."""
     return Layout(placement.state, tuple((dim, parts_of(split, replica)) for dim, split in placement.splits))
 
 
 def elements_moved(shape: Shape, have: Placement, need: Placement) -> int:
-    """What all ranks together send to bring a value there and its gradient back, for each rank but one.
+    """Return the elements that all ranks send to move a value and its gradient back, per rank but one.
 
-    Of neighbours' parts it is not known before the shares are: it is taken for the least that is not nothing.
+    The overlap of neighbours' parts is unknown before the shares are; it counts as one element.
     """
     if have == need:
         return 0
@@ -188,7 +188,7 @@ def elements_moved(shape: Shape, have: Placement, need: Placement) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A value is brought from one placement to another, whoever the ranks are."""
+    """A change of a value's placement, for any shares of the ranks."""
 
     value: int
     have: Placement

@@ -1,4 +1,4 @@
-"""How each replica performs a division: who of its ranks has which intervals, and what they move.
+"""How each replica performs a division: the intervals of each of its ranks, and the moves between them.
 
 With several replicas every division is a hybrid with data parallelism: groups of ranks that hold one model together,
 each with samples of its own.
@@ -23,8 +23,8 @@ class Arrangement(Part, frozen=True, kw_only=True):
     """How the ranks of a run divide a model and the samples.
 
     Attributes:
-        division: of the model, within each replica.
-        replicas: in order of ranks: the first one's ranks, then the second one's ...
+        division: division of the model within each replica.
+        replicas: in order of ranks: first the ranks of the first replica, then those of the second, and so on.
     """
 
     division: Division
@@ -34,16 +34,17 @@ class Arrangement(Part, frozen=True, kw_only=True):
         require(bool(self.replicas), "replicas", self.replicas, "at least one")
         for replica in self.replicas:
             square = self.division == "spatial" or len(replica.columns) == 1
-            require(square, "columns", replica.columns, f"(1.0,) for division {self.division}: only images have any")
+            allowed = f"(1.0,) for division {self.division}: only images have columns"
+            require(square, "columns", replica.columns, allowed)
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return sum(replica.size for replica in self.replicas)
 
     def ranks_of(self, replica: int) -> range:
-        """The ranks of a replica."""
-        first = sum(one.size for one in self.replicas[:replica])
+        """Return the ranks of a replica."""
+        first = sum(earlier.size for earlier in self.replicas[:replica])
         return range(first, first + self.replicas[replica].size)
 
 
@@ -64,8 +65,8 @@ class OperationPlan:
 
     Attributes:
         choice: how it is done.
-        moves: of its inputs, before it.
-        halo: of its only input, while it computes; None if it needs none.
+        moves: moves of its inputs, before it.
+        halo: move of its only input, while it computes; None if it needs none.
         weights: layout of every parameter and buffer.
     """
 
@@ -80,8 +81,8 @@ class Shard:
     """A weight of a divided model.
 
     Attributes:
-        name: in the model's state dict.
-        shape: of the whole.
+        name: name in the model's state dict.
+        shape: shape of the complete weight.
         layout: how the ranks of a replica hold it.
         trainable: whether it has a gradient.
     """
@@ -94,13 +95,13 @@ class Shard:
 
 @dataclass(frozen=True)
 class ReplicaPlan:
-    """What the ranks of a replica do, operation by operation.
+    """The operations of the ranks of a replica.
 
     Attributes:
-        network: that they hold together.
+        network: the network that they hold together.
         size: number of ranks.
-        steps: one an operation.
-        divided: what this is among these ranks.
+        steps: one per operation.
+        divided: the division that this plan applies to these ranks.
     """
 
     network: Network
@@ -110,7 +111,7 @@ class ReplicaPlan:
 
     @property
     def divides(self) -> bool:
-        """Whether a rank does less than all of any operation."""
+        """Whether a rank does only a part of any operation."""
         return any(step.choice.gives.state in ("split", "partial") for step in self.steps)
 
     @cached_property
@@ -125,15 +126,16 @@ class ReplicaPlan:
 
 
 def plan_replicas(network: Network, arrangement: Arrangement) -> tuple[ReplicaPlan, ...]:
-    """How each replica divides `network`: all of them do each operation by filter, or all by channel.
+    """Return the plan of each replica; all replicas use the same mode (filter or channel) for each operation.
 
     Args:
         network: with the shapes of a batch.
-        arrangement: of all ranks.
+        arrangement: arrangement of all ranks.
     """
     first, *others = arrangement.replicas
     leading = plan_replica(network, arrangement.division, first)
-    return leading, *(plan_replica(network, arrangement.division, one, leading=leading) for one in others)
+    rest = (plan_replica(network, arrangement.division, replica, leading=leading) for replica in others)
+    return leading, *rest
 
 
 def plan_replica(
@@ -144,14 +146,14 @@ def plan_replica(
     before: ReplicaPlan | None = None,
     leading: ReplicaPlan | None = None,
 ) -> ReplicaPlan:
-    """How the ranks of `replica` divide `network`.
+    """Return the plan by which the ranks of `replica` divide `network`.
 
     Args:
         network: with the shapes of a batch.
         division: the column of THE TABLE.
         replica: the ranks and their shares.
-        before: their plan for another shape, by which weights are divided already.
-        leading: another replica's plan, whose modes are to be kept.
+        before: their plan for another shape, which has fixed the division of weights.
+        leading: another replica's plan, whose modes are kept.
     """
     choices = before.divided.choices if before else {}
     modes = {name: choice.mode for name, choice in leading.divided.choices.items()} if leading else {}
@@ -159,7 +161,7 @@ def plan_replica(
 
 
 def plan_among(divided: DividedNetwork, replica: Replica) -> ReplicaPlan:
-    """The plan of the ranks of `replica`, who divide a network so; what no rank lacks is not moved."""
+    """Return the plan of the ranks of `replica` for this division; parts that no rank lacks are not moved."""
     steps = tuple(_operation_plan(divided, index, replica) for index in range(len(divided.operations)))
     return ReplicaPlan(divided.network, replica.size, steps, divided)
 
@@ -175,8 +177,14 @@ def _operation_plan(divided_network: DividedNetwork, index: int, replica: Replic
         value = values[index].inputs[0]
         halo = Move(value, values[value].shape, replica.size, needs[0], reach)
     moves = (
-        Move(one.value, values[one.value].shape, replica.size, *(layout_of(p, replica) for p in (one.have, one.need)))
-        for one in divided.transfers
+        Move(
+            transfer.value,
+            values[transfer.value].shape,
+            replica.size,
+            layout_of(transfer.have, replica),
+            layout_of(transfer.need, replica),
+        )
+        for transfer in divided.transfers
     )
     return OperationPlan(
         LocalChoice(needs, layout_of(choice.gives, replica), choice.mode, reach if halo else None, adds),

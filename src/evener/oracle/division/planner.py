@@ -1,4 +1,4 @@
-"""Walks through a network and decides, operation by operation, how it is divided and what has to move before it."""
+"""Walks through a network and decides for each operation how it is divided and which values move before it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _KEEPS_CHANNELS = ("pool", "resize", "average", "pointwise", "batch_norm", "grou
 
 @dataclass(frozen=True)
 class DividedOperation:
-    """How one operation is divided, whoever the ranks are.
+    """How one operation is divided, for any shares of the ranks.
 
     Attributes:
         choice: how it is done.
-        transfers: of its inputs, before it.
+        transfers: transfers of its inputs, before it.
         weights: placement of every parameter and buffer.
     """
 
@@ -44,16 +44,16 @@ class DividedOperation:
 
 @dataclass(kw_only=True)
 class Planner:
-    """Walks a network and remembers in which placements each value is there.
+    """Walks a network and remembers the placements of each value.
 
     Attributes:
-        network: to be divided.
-        table: what to do with each kind of operation.
+        network: the network to divide.
+        table: the rule for each kind of operation.
         divides_images: whether the first two sides of images and volumes are divided, and not channels.
         size: number of ranks.
-        choices: that were made before, by name of the operation.
-        modes: by name, that are to be kept.
-        present: of every value so far, the placements in which it is there.
+        choices: earlier choices, by name of the operation.
+        modes: modes to keep, by name of the operation.
+        present: the placements of every value so far.
     """
 
     network: Network
@@ -76,9 +76,10 @@ class Planner:
         choice = known.get(operation.name)
         if choice is None:
             choice = known[operation.name] = self._rule(operation)(self._situation(index))
-        elif operation.kind == "other":  # this time, it may be called with more
+        elif operation.kind == "other":  # this call may have more inputs
             choice = replace(choice, needs=(choice.gives,) * len(operation.inputs))
-        moved = [one for pair in zip(operation.inputs, choice.needs, strict=True) for one in self._bring(*pair)]
+        pairs = zip(operation.inputs, choice.needs, strict=True)
+        moved = [transfer for value, need in pairs for transfer in self._bring(value, need)]
         self.present.append([choice.gives])
         return DividedOperation(choice, tuple(moved), weight_placements(operation, choice))
 
@@ -89,7 +90,7 @@ class Planner:
         return _BY_MODE.get(mode, self.table[operation.kind])
 
     def _is_repeated(self, operation: Operation) -> bool:
-        """Whether it is done several times, and its rows are not divided each time."""
+        """Return whether the operation runs several times without its rows being divided each time."""
         is_strip = operation.is_image and bool(operation.windows)
         return self.uses[operation.name] > 1 and operation.kind in ("convolution", "linear", "other") and not is_strip
 
@@ -106,7 +107,7 @@ class Planner:
         )
 
     def _natural(self, index: int) -> Placement:
-        """How the output of operation `index` is best divided; on all if there is nothing to divide."""
+        """Return how the output of operation `index` is best divided; on all ranks if nothing can be divided."""
         operation = self.network.operations[index]
         if not self.divides_images:
             segments = self.segments.get(index)
@@ -116,7 +117,7 @@ class Planner:
         return split_along({2: Apart(operation.shape[2:3]), 3: Apart(operation.shape[3:4], axis=1)})
 
     def _bring(self, value: int, need: Placement) -> list[Transfer]:
-        """The cheapest transfers that bring `value` to where it is needed; none if it is there."""
+        """Return the cheapest transfers that bring `value` to the placement `need`; none if it is there."""
         present, shape = self.present[value], self.network.operations[value].shape
         if need in present:
             return []
@@ -130,7 +131,7 @@ class Planner:
 
 
 def _ending(network: Network, table: dict[Kind, Rule]) -> set[int]:
-    """The operations after which the ranks do all alike: nothing divides what follows."""
+    """Return the operations after which all ranks do the same, because nothing divides what follows."""
     users = network.users()
     ending: set[int] = set()
     for i in reversed(range(len(network.operations))):
@@ -142,7 +143,7 @@ def _ending(network: Network, table: dict[Kind, Rule]) -> set[int]:
 
 
 def _segments(network: Network) -> dict[int, tuple[int, ...]]:
-    """The stretches of channels of every value that are used by themselves, each of which is to be divided.
+    """Return the channel segments of every value that are used separately; each of them is divided.
 
     A value of fewer than two dims has none.
     """
@@ -167,11 +168,11 @@ def _is_part(network: Network, index: int) -> bool:
 
 @dataclass(frozen=True)
 class DividedNetwork:
-    """How a network is divided, whoever the ranks are.
+    """How a network is divided, for any shares of the ranks.
 
     Attributes:
-        network: that is divided.
-        operations: one an operation.
+        network: the network.
+        operations: one per operation.
     """
 
     network: Network
@@ -179,7 +180,7 @@ class DividedNetwork:
 
     @cached_property
     def choices(self) -> dict[str, Choice]:
-        """How operations with weights are done, by name."""
+        """The choices of operations with weights, by name."""
         pairs = zip(self.network.operations, self.operations, strict=True)
         return {op.name: divided.choice for op, divided in pairs if op.weights}
 
@@ -192,14 +193,14 @@ def divide_network(
     modes: Mapping[str, str] = {},
     inputs: Rule = rules.everywhere,
 ) -> DividedNetwork:
-    """How any `size` ranks divide `network`.
+    """Return how any `size` ranks divide `network`.
 
     Args:
         network: with the shapes of a batch.
         division: the column of THE TABLE.
         size: number of ranks.
-        choices: that were made before, by name of the operation.
-        modes: by name, that are to be kept.
+        choices: earlier choices to keep, by name of the operation.
+        modes: modes to keep, by name of the operation.
         inputs: rule of inputs: `rules.alike` where every rank needs their gradient.
     """
     planner = Planner(
@@ -214,11 +215,11 @@ def divide_network(
 
 
 def weight_placements(operation: Operation, choice: Choice) -> tuple[Placement, ...]:
-    """Which part of its weights a rank has, which follows from how the operation is done.
+    """Return the placement of each weight, which follows from how the operation is done.
 
     split   a part: its gradient is complete within the replica
-    whole   all: the ranks' gradients are addends
-    alike   all: every rank of the replica has the gradient
+    whole   the complete weight: the ranks' gradients are addends
+    alike   the complete weight: every rank of the replica has its gradient
     """
     return tuple(_placement(operation, choice, weight) for weight in operation.weights)
 

@@ -1,12 +1,12 @@
 """THE TABLE: how each strategy divides each kind of operation, from its inputs' layouts to those needed and given.
 
-    filter, channel, hybrid   as published: every value is gathered, so that the ranks do the rest alike
-    sharded                   values stay divided by channel, convolutions move their narrower side
+    filter, channel, hybrid   as published: every value is gathered, so that all ranks do the remaining operations
+    sharded                   values stay divided by channel; convolutions move their narrower side
     spatial                   rows and columns of images, planes and rows of volumes
 
-Two families. By channel: every rank has some channels of every value; only convolutions and linear layers mix them, as
-`filter` (own filters, from all channels that these read) or as `channel` (addends of all filters, from own channels).
-By the first two sides: every rank has a box of every image or volume; windows reach beyond it.
+There are two families. By channel: every rank has some channels of every value. Only convolutions and linear layers mix
+channels, as `filter` (own filters, from all channels that these read) or as `channel` (addends of all filters, from own
+channels). By the first two sides: every rank has a box of every image or volume; windows reach beyond it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Choice:
     Attributes:
         needs: layout of every input.
         gives: layout of the output.
-        mode: of a convolution or linear layer: by `filter`, by `channel` or as a `strip` of rows; else empty.
-        reach: of a `strip` whose input has another layout than its windows reach: the layout of what they reach.
-        adds: of a `channel`: the filters whose bias each rank adds to its addend.
+        mode: for a convolution or linear layer: by `filter`, by `channel` or as a `strip` of rows; else empty.
+        reach: for a `strip` whose windows reach beyond its input's layout: the layout of what they reach.
+        adds: for a `channel`: the filters whose bias each rank adds to its addend.
     """
 
     needs: tuple[Placement, ...]
@@ -54,16 +54,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What a rule knows.
+    """The input of a rule.
 
     Attributes:
-        operation: to be divided.
+        operation: the operation to divide.
         inputs: the operations whose outputs it reads.
         haves: layouts of these outputs.
-        natural: how its own output is best divided; not at all if that has nothing to divide.
-        natural_inputs: likewise of what it reads.
+        natural: how its output is best divided; undivided if nothing can be divided.
+        natural_inputs: how each of its inputs is best divided.
         size: number of ranks.
-        ends: whether the ranks do alike all that follows.
+        ends: whether all ranks do the same in all following operations.
     """
 
     operation: Operation
@@ -79,86 +79,90 @@ Rule: TypeAlias = Callable[[Situation], Choice]
 
 
 def everywhere(_: Situation) -> Choice:
-    """An input or a constant: every rank has it."""
+    """Give every rank the complete input or constant."""
     return Choice((), ON_ALL)
 
 
 def alike(s: Situation) -> Choice:
-    """Every rank does the same."""
+    """Let every rank do the same, with the same gradient on each."""
     return Choice((ALIKE_ON_ALL,) * len(s.haves), ALIKE_ON_ALL)
 
 
 def repeated_by_all(s: Situation) -> Choice:
-    """Every rank does all of it, for what it does afterwards."""
+    """Let every rank do all of it, for its own following operations."""
     return Choice((ON_ALL,) * len(s.haves), ON_ALL)
 
 
 def undivided(s: Situation) -> Choice:
-    """Every rank does all of it."""
+    """Let every rank do all of it, in the same way everywhere where that is possible."""
     if s.ends or (s.haves and all(have == ALIKE_ON_ALL for have in s.haves)):
         return alike(s)
     return repeated_by_all(s)
 
 
 def follow(s: Situation) -> Choice:
-    """Each rank does its part of the only input, however that is divided."""
+    """Let each rank do its part of the only input, in any layout."""
     have = _settled(s, 0)
     return Choice((have,), have)
 
 
 def normalise(s: Situation) -> Choice:
-    """Statistics of an undivided value would count it several times: divide it, or do it alike everywhere."""
+    """Divide it, or do it the same everywhere: statistics of an undivided value would count it several times."""
     have = s.haves[0] if s.haves[0].state in ("split", "alike") else s.natural_inputs[0]
     return Choice((have,), have) if have.state == "split" else alike(s)
 
 
 def join(s: Situation) -> Choice:
-    """Operations on several inputs, number by number: divided as the output is, unless all inputs are whole."""
+    """Divide an element-wise operation like its output, unless all inputs are complete."""
     target = _target(s)
     if target.state != "split":
         return undivided(s)
-    return Choice(tuple(_broadcast(target, s.operation.shape, one.shape) for one in s.inputs), target)
+    needs = tuple(_broadcast(target, s.operation.shape, source.shape) for source in s.inputs)
+    return Choice(needs, target)
 
 
 def by_filter(s: Situation) -> Choice:
-    """Own filters, from all channels that these read."""
+    """Give each rank its own filters, from all channels that these read."""
     groups = s.operation.groups
     if groups == 1:
         return Choice((ON_ALL,), s.natural, "filter")
-    own = Apart((groups,))
-    reads, gives = (split_along({1: repeated(own, one.shape[1] // groups)}) for one in (s.inputs[0], s.operation))
+    groups_split = Apart((groups,))
+    reads, gives = (
+        split_along({1: repeated(groups_split, operation.shape[1] // groups)})
+        for operation in (s.inputs[0], s.operation)
+    )
     return Choice((reads,), gives, "filter")
 
 
 def by_channel(s: Situation) -> Choice:
-    """An addend of all filters, from own channels; groups have few channels each, so they stay together."""
+    """Give each rank an addend of all filters, from its own channels; groups have few channels and stay together."""
     if s.operation.groups > 1:
         return by_filter(s)
     return Choice((_divided(s, 0),), ADDENDS, "channel", adds=s.natural)
 
 
 def by_enough_channels(s: Situation) -> Choice:
-    """By channel where every rank would get one, else by filter."""
+    """Divide by channel where every rank would get one, else by filter."""
     return by_channel(s) if s.inputs[0].shape[1] >= s.size else by_filter(s)
 
 
 def by_narrower_side(s: Situation) -> Choice:
-    """By filter or by channel, whichever moves less over all ranks: that does not depend on their shares."""
+    """Divide by filter or by channel, whichever moves less over all ranks; this does not depend on their shares."""
     return min((by_filter(s), by_channel(s)), key=lambda choice: _cost(s, choice))
 
 
 def concatenated_channels(s: Situation) -> Choice:
-    """Each rank's part of the concatenation is the concatenation of its parts."""
+    """Let each rank concatenate its parts."""
     if s.operation.concat_dim != 1 or not any(have.state in ("split", "partial") for have in s.haves):
         return join(s)
     needs = [_divided(s, i) for i in range(len(s.haves))]
     parts = [need.along(1) for need in needs]
-    sizes = [one.shape[1] for one in s.inputs]
+    sizes = [source.shape[1] for source in s.inputs]
     return Choice(tuple(needs), split_along({1: stacked([part for part in parts if part is not None], sizes)}))
 
 
 def part_of_channels(s: Situation) -> Choice:
-    """A stretch of the channels: of a value that is divided within each of its stretches, everybody has some."""
+    """Take an interval of the channels; a value is divided within each of its segments, so every rank has some."""
     need = s.natural_inputs[0]
     parts = need.along(1)
     if parts is None or s.haves[0].state in ("whole", "alike"):
@@ -167,7 +171,7 @@ def part_of_channels(s: Situation) -> Choice:
 
 
 def flattened_channels(s: Situation) -> Choice:
-    """Each channel becomes as many features as it has pixels."""
+    """Flatten: each channel becomes as many features as it has pixels."""
     need = follow(s).needs[0]
     parts = need.along(1)
     if parts is None:
@@ -176,7 +180,7 @@ def flattened_channels(s: Situation) -> Choice:
 
 
 def by_window(s: Situation) -> Choice:
-    """A box of the output, from the box of the input that its windows reach."""
+    """Let each rank compute a box of the output from the box of the input that its windows reach."""
     if not (s.operation.is_image and s.operation.windows):
         return undivided(s)
     gives = s.natural
@@ -190,51 +194,51 @@ def by_window(s: Situation) -> Choice:
 
 
 def averaged_rows(s: Situation) -> Choice:
-    """The mean over all pixels is the sum of the ranks' addends."""
+    """Compute the mean over all pixels as the sum of the ranks' addends."""
     have = s.haves[0]
     return Choice((have,), ADDENDS) if have.state == "split" else undivided(s)
 
 
 def _target(s: Situation) -> Placement:
-    """The layout of the output of `join`: one that most inputs have already."""
+    """Return the layout of the output of `join`: one that most inputs have already."""
     states = {have.state for have in s.haves}
     if "split" not in states and (s.ends or "partial" not in states):
         return ON_ALL
     if s.natural in s.haves or s.natural.state != "split":
         return s.natural
     pairs = zip(s.haves, s.inputs, strict=True)
-    full = (have for have, one in pairs if have.state == "split" and one.shape == s.operation.shape)
+    full = (have for have, source in pairs if have.state == "split" and source.shape == s.operation.shape)
     return next(full, s.natural)
 
 
-def _broadcast(target: Placement, shape: Shape, own: Shape) -> Placement:
-    """`target`, a layout of `shape`, for an input of shape `own` that is broadcast to it."""
-    shift = len(shape) - len(own)
-    parts = {d - shift: p for d, p in target.splits if d >= shift and own[d - shift] == shape[d]}
+def _broadcast(target: Placement, shape: Shape, input_shape: Shape) -> Placement:
+    """Return `target`, a layout of `shape`, for an input of `input_shape` that is broadcast to it."""
+    shift = len(shape) - len(input_shape)
+    parts = {d - shift: p for d, p in target.splits if d >= shift and input_shape[d - shift] == shape[d]}
     return split_along(parts) if parts else ON_ALL
 
 
 def _settled(s: Situation, i: int) -> Placement:
-    """The layout of input `i`, or that in which its addends are best summed."""
+    """Return the layout of input `i`, or the layout in which its addends are best summed."""
     if s.haves[i] != ADDENDS:
         return s.haves[i]
     return ALIKE_ON_ALL if s.ends else s.natural_inputs[i]
 
 
 def _divided(s: Situation, i: int) -> Placement:
-    """The layout of input `i`, or its natural one if it is not divided."""
+    """Return the layout of input `i`, or its natural one if it is not divided."""
     return s.haves[i] if s.haves[i].state == "split" else s.natural_inputs[i]
 
 
 def _cost(s: Situation, choice: Choice) -> int:
-    """Elements that all ranks together move for `choice`: its input, and its output to where that is needed."""
+    """Return the elements that all ranks move for `choice`: its input, and its output to its next placement."""
     output = ALIKE_ON_ALL if s.ends else s.natural
     before = elements_moved(s.inputs[0].shape, s.haves[0], choice.needs[0])
     return before + elements_moved(s.operation.shape, choice.gives, output)
 
 
 def _reach(operation: Operation, gives: Placement, shape: Shape) -> Placement:
-    """What of an input of `shape` the windows of every rank's part of the output reach."""
+    """Return the part of an input of `shape` that the windows of each rank's part of the output reach."""
     windows = operation.windows
     return split_along({dim: reached(split, windows[dim - 2], shape[dim]) for dim, split in gives.splits})
 
@@ -288,6 +292,6 @@ TABLE: dict[Division, dict[Kind, Rule]] = {
 
 
 def division_of(strategy: str) -> Division:
-    """The division inside of the replicas or stages of a strategy, such as `data+filter`; it has one."""
+    """Return the division inside the replicas or stages of a strategy, such as `data+filter`."""
     inside = strategy.rpartition("+")[2]
     return next(division for division in TABLE if division == inside)

@@ -1,1 +1,1 @@
-"""Well-known networks as ModelGraphs, drawn without PyTorch: what `evener plan resnet152` plans for."""
+"""Well-known networks as ModelGraphs, built without PyTorch: `evener plan resnet152` plans for them."""

@@ -1,9 +1,9 @@
 """AmoebaNet-D, found by evolution (Real et al. 2018), in the size that GPipe was measured with (Huang et al. 2019).
 
 A cell takes the outputs of the last cell and of the one before as states 0 and 1. Five times it adds two operations on
-earlier states to a new state, and returns some of them, one after the other along the channels. Those of a normal cell
-differ between the paper (4, 5, 6) and the program that GPipe was measured with (0, 3, 4, 6). The latter is taken; it
-has the parameter counts of table 1 there.
+earlier states to a new state. It returns some states, concatenated along the channels. For a normal cell, the paper
+returns states 4, 5, 6, but the program that GPipe was measured with returns 0, 3, 4, 6. This module follows it,
+which has the parameter counts of table 1 in Huang et al.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from evener.records.graph import ModelGraph
 
 
 class Recipe(NamedTuple):
-    """A kind of cell: pairs of (state, operation) that are summed, states that are returned."""
+    """A kind of cell: pairs of (state, operation) to sum, and the states to return."""
 
     sums: tuple[tuple[tuple[int, str], tuple[int, str]], ...]
     returned: tuple[int, ...]
@@ -47,7 +47,7 @@ REDUCTION = Recipe(
 def amoebanet_d(
     layers: int = 18, filters: int = 256, image: tuple[int, int, int] = (3, 224, 224), classes: int = 1000
 ) -> ModelGraph:
-    """AmoebaNet-D of `layers` normal cells (a multiple of 3) and `filters` filters.
+    """Return AmoebaNet-D of `layers` normal cells (a multiple of 3) and `filters` filters.
 
     Raises:
         InvalidValue: layers or filters do not divide as the network needs.
@@ -66,13 +66,13 @@ def amoebanet_d(
 
 
 def cells(layers: int) -> list[Recipe]:
-    """The cells of a network of so many normal ones, in order."""
+    """Return the cells of a network with `layers` normal cells, in order."""
     normal = [NORMAL] * (layers // 3)
     return [REDUCTION] * 2 + [*normal, REDUCTION] * 2 + normal
 
 
 def _cell(net: Sketch, name: str, recipe: Recipe, before: Flow, last: Flow, width: int) -> Flow:
-    """One cell; the older input is brought to the size and width of the newer one first."""
+    """Add one cell; the older input is first reshaped to the size and width of the newer one."""
     stride, states = 2 if recipe is REDUCTION else 1, [_unit(net, f"{name}.fit0", last, width, 1)]
     if before.shape[1:] != last.shape[1:]:
         states.append(_halve(net, f"{name}.fit1", before, width))
@@ -124,13 +124,13 @@ def _unit(
     stride: int | tuple[int, int] = 1,
     padding: int | tuple[int, int] = 0,
 ) -> Flow:
-    """ReLU, convolution, BatchNorm."""
+    """Add a ReLU, a convolution and a BatchNorm."""
     y = net.relu(x, f"{name}.relu", in_place=False)
     return net.norm(net.conv(y, f"{name}.conv", filters, kernel, stride, padding, bias=False), f"{name}.norm")
 
 
 def _halve(net: Sketch, name: str, x: Flow, filters: int) -> Flow:
-    """Half the rows and columns: two 1x1 convolutions of stride 2, one of them shifted by a pixel, side by side."""
+    """Halve rows and columns by two parallel 1x1 convolutions of stride 2, one of them shifted by a pixel."""
     y = net.relu(x, f"{name}.relu", in_place=False)
     halves = [net.conv(y, f"{name}.conv{i}", filters // 2, 1, 2, bias=False) for i in (1, 2)]
     return net.norm(net.concat(*halves), f"{name}.norm")

@@ -1,4 +1,4 @@
-"""Networks as their libraries name them, layer by layer: torchvision's, U-Net, YOLOv8n, CosmoFlow, Transformer.
+"""Networks, layer by layer, with their libraries' names: torchvision's, U-Net, YOLOv8n, CosmoFlow, Transformer.
 
 Sources: Krizhevsky 2014 (one weird trick), Simonyan & Zisserman 2015, He et al. 2016, Ronneberger et al. 2015,
 Mathuriya et al. 2018, Vaswani et al. 2017.
@@ -19,9 +19,9 @@ _BOX_BINS = 16
 
 
 def unet(image: tuple[int, int, int] = (3, 512, 512), classes: int = 2) -> ModelGraph:
-    """U-Net with padded convolutions, BatchNorm and transposed convolutions: 31.0 M parameters.
+    """Return U-Net with padded convolutions, BatchNorm and transposed convolutions: 31.0 M parameters.
 
-    Its skips reach from the first layers to the last, which is hard on pipelines.
+    Its skip connections reach from the first layers to the last, which is hard on pipelines.
 
     Raises:
         InvalidValue: rows or columns cannot be halved four times.
@@ -50,7 +50,7 @@ def _double(net: Sketch, name: str, x: Flow, width: int) -> Flow:
 
 
 def yolov8n(image: tuple[int, int, int] = (3, 640, 640), classes: int = 80) -> ModelGraph:
-    """YOLOv8n: 3.2 M parameters; three heads on three scales."""
+    """Return YOLOv8n: 3.2 M parameters; three heads on three scales."""
     net = Sketch("yolov8n")
     x = _conv(net, "0", net.input(*image), 16, 3, 2)
     x = _c2f(net, "2", _conv(net, "1", x, 32, 3, 2), 32, 1)
@@ -76,7 +76,7 @@ def _conv(net: Sketch, name: str, x: Flow, filters: int, kernel: int, stride: in
 
 
 def _c2f(net: Sketch, name: str, x: Flow, filters: int, depth: int, shortcut: bool = True) -> Flow:
-    """A convolution whose second half runs through `depth` bottlenecks; all halves together go through another."""
+    """Add a convolution whose second half runs through `depth` bottlenecks; all halves together go through another."""
     both = _conv(net, f"{name}.cv1", x, filters, 1)
     parts = [both]
     last = net.part(both, filters // 2)
@@ -89,7 +89,7 @@ def _c2f(net: Sketch, name: str, x: Flow, filters: int, depth: int, shortcut: bo
 
 
 def _pooled_pyramid(net: Sketch, name: str, x: Flow) -> Flow:
-    """SPPF: three poolings of 5x5, one after the other, and all four tensors together through a convolution."""
+    """Add an SPPF: three poolings of 5x5, one after the other, and all four tensors together through a convolution."""
     filters = x.shape[0]
     parts = [_conv(net, f"{name}.cv1", x, filters // 2, 1)]
     for _ in range(3):
@@ -98,7 +98,7 @@ def _pooled_pyramid(net: Sketch, name: str, x: Flow) -> Flow:
 
 
 def _head(net: Sketch, name: str, x: Flow, classes: int) -> None:
-    """Boxes as 16 bins for each of four sides, and classes; the widths are those of the model's finest scale."""
+    """Add boxes, as 16 bins for each of four sides, and classes; the widths are those of the finest scale."""
     for branch, width, outputs in (("cv2", 64, 4 * _BOX_BINS), ("cv3", max(64, min(classes, 100)), classes)):
         y = _conv(net, f"{name}.{branch}.0", x, width, 3)
         net.conv(_conv(net, f"{name}.{branch}.1", y, width, 3), f"{name}.{branch}.2", outputs, 1)
@@ -107,7 +107,8 @@ def _head(net: Sketch, name: str, x: Flow, classes: int) -> None:
 def transformer(
     layers: int = 24, width: int = 1024, heads: int = 16, feed: int = 4096, tokens: int = 512, words: int = 32_000
 ) -> ModelGraph:
-    """A Transformer of `layers` encoder layers on sentences of `tokens` words, about 12 layers width^2 parameters.
+    """Return a Transformer of `layers` encoder layers on sentences of `tokens` words: about 12 layers width^2
+    parameters.
 
     Raises:
         InvalidValue: `heads` does not divide `width`.
@@ -130,9 +131,9 @@ def _layer(net: Sketch, x: Flow, name: str, heads: int, feed: int) -> Flow:
 
 
 def cosmoflow(volume: tuple[int, int, int, int] = (4, 128, 128, 128), outputs: int = 4) -> ModelGraph:
-    """CosmoFlow: five 3-D convolutions, each followed by a pooling, and three linear layers; 8.9 M parameters at 128^3.
+    """Return CosmoFlow: five 3-D convolutions, each with a pooling, and three linear layers; 8.9 M parameters at 128^3.
 
-    Few parameters and very large activations: a volume of 512^3 is what spatial parallelism is for.
+    It has few parameters and very large activations: a volume of 512^3 needs spatial parallelism.
     """
     net = Sketch("cosmoflow")
     x = net.input(*volume)
@@ -152,7 +153,7 @@ _RESNET_WIDTHS = (64, 128, 256, 512)
 
 
 def alexnet(image: tuple[int, int, int] = (3, 224, 224), classes: int = 1000) -> ModelGraph:
-    """AlexNet: 61.1 M parameters."""
+    """Return AlexNet: 61.1 M parameters."""
     net = Sketch("alexnet")
     x = net.conv(net.input(*image), "features.0", 64, 11, 4, 2)
     x = net.pool(net.relu(x, "features.1"), "features.2", 3, 2)
@@ -169,13 +170,13 @@ def alexnet(image: tuple[int, int, int] = (3, 224, 224), classes: int = 1000) ->
 
 
 def vgg16(image: tuple[int, int, int] = (3, 224, 224), classes: int = 1000, ceil: bool = False) -> ModelGraph:
-    """VGG-16: 138.4 M parameters at 224 x 224.
+    """Return VGG-16: 138.4 M parameters at 224 x 224.
 
     Args:
         image: channels, rows, columns.
         classes: outputs.
-        ceil: pool like Caffe and Chainer, which round sizes up, and let the first linear layer see what that leaves;
-            otherwise like torchvision, which rounds down and averages to 7 x 7.
+        ceil: whether pooling rounds sizes up, as in Caffe and Chainer, and the first linear layer reads all positions;
+            otherwise as in torchvision, which rounds down and averages to 7 x 7.
     """
     net = Sketch("vgg16")
     x, index = net.input(*image), 0
@@ -194,12 +195,12 @@ def vgg16(image: tuple[int, int, int] = (3, 224, 224), classes: int = 1000, ceil
 
 
 def resnet50(image: tuple[int, int, int] = (3, 224, 224), classes: int = 1000) -> ModelGraph:
-    """ResNet-50: 25.6 M parameters."""
+    """Return ResNet-50: 25.6 M parameters."""
     return _resnet("resnet50", (3, 4, 6, 3), image, classes)
 
 
 def resnet152(image: tuple[int, int, int] = (3, 224, 224), classes: int = 1000) -> ModelGraph:
-    """ResNet-152: 60.2 M parameters."""
+    """Return ResNet-152: 60.2 M parameters."""
     return _resnet("resnet152", (3, 8, 36, 3), image, classes)
 
 
@@ -215,7 +216,7 @@ def _resnet(name: str, depths: tuple[int, ...], image: tuple[int, int, int], cla
 
 
 def _bottleneck(net: Sketch, x: Flow, name: str, width: int, stride: int) -> Flow:
-    """1x1 to `width`, 3x3, 1x1 to four times `width`, and the sum with `x`, brought to that shape if it has another."""
+    """Add 1x1 to `width`, 3x3 and 1x1 to four times `width`, and the sum with `x`, projected if its shape differs."""
     y = net.relu(net.norm(net.conv(x, f"{name}.conv1", width, 1, bias=False), f"{name}.bn1"), f"{name}.relu")
     y = net.norm(net.conv(y, f"{name}.conv2", width, 3, stride, 1, bias=False), f"{name}.bn2")
     y = net.norm(net.conv(net.relu(y, f"{name}.relu"), f"{name}.conv3", 4 * width, 1, bias=False), f"{name}.bn3")
@@ -239,14 +240,14 @@ ZOO: Mapping[str, Callable[..., ModelGraph]] = {
 
 
 def draw(name: str, options: Mapping[str, str] | None = None) -> ModelGraph:
-    """The network `name` of the zoo.
+    """Return the network `name` of the zoo.
 
     Args:
         name: a key of `ZOO`.
-        options: of its function, as text: `{"image": "3x64x64", "classes": "200"}`.
+        options: options of its function, as text: `{"image": "3x64x64", "classes": "200"}`.
 
     Raises:
-        InvalidValue: there is no such network or option, or a value is not whole numbers joined by x.
+        InvalidValue: the network or option does not exist, or a value is not whole numbers joined by x.
     """
     require_one_of("the network", name, ZOO)
     network, known = ZOO[name], ZOO[name].__annotations__
@@ -259,10 +260,10 @@ def draw(name: str, options: Mapping[str, str] | None = None) -> ModelGraph:
 
 
 def default_options(name: str) -> dict[str, str]:
-    """The options of the network `name` as `draw` takes them, with what each is if nothing is said."""
-    found = {key: one.default for key, one in inspect.signature(ZOO[name]).parameters.items()}
+    """Return the options of the network `name` as `draw` takes them, with their default values."""
+    defaults = {key: parameter.default for key, parameter in inspect.signature(ZOO[name]).parameters.items()}
     return {
-        key: "x".join(map(str, value)) if isinstance(value, tuple) else f"{value:d}" for key, value in found.items()
+        key: "x".join(map(str, value)) if isinstance(value, tuple) else f"{value:d}" for key, value in defaults.items()
     }
 
 

@@ -1,7 +1,7 @@
-"""Writes a ModelGraph down layer by layer, without PyTorch: the pencil with which the zoo's networks are drawn.
+"""Builds a ModelGraph layer by layer, without PyTorch; the zoo's networks are written with it.
 
-A `Flow` is a tensor on its way: who made it, its shape per sample, and the storage that it lies in, because a storage
-that backward needs twice is kept once (an activation in place keeps what its normalisation wrote).
+A `Flow` is a tensor between layers, with its shape per sample and the number of its storage: a storage that backward
+needs twice is kept once (an in-place activation keeps the output of its normalisation).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Flow(NamedTuple):
     """A tensor between layers.
 
     Attributes:
-        origins: names of the layers that it comes from.
-        shape: of one sample.
-        storage: number of the memory that it lies in.
+        origins: names of the layers that produced it.
+        shape: shape of one sample.
+        storage: number of the memory that holds it.
     """
 
     origins: tuple[str, ...]
@@ -31,11 +31,11 @@ class Flow(NamedTuple):
 
 
 class Sketch:
-    """A ModelGraph in the making; every method adds one layer and returns its output.
+    """A ModelGraph under construction; every method adds one layer and returns its output.
 
     Args:
-        name: of the model.
-        element_bytes: of a parameter and of an activation.
+        name: name of the model.
+        element_bytes: bytes of a parameter and of an activation.
     """
 
     def __init__(self, name: str, element_bytes: int = 4) -> None:
@@ -47,7 +47,7 @@ class Sketch:
         self._buffer_bytes = 0
 
     def graph(self) -> ModelGraph:
-        """What was drawn."""
+        """Return the model graph."""
         return ModelGraph(
             name=self.name,
             layers=tuple(self._layers.values()),
@@ -56,7 +56,7 @@ class Sketch:
         )
 
     def input(self, *shape: int) -> Flow:
-        """The samples, of `shape` each."""
+        """Add the samples, of `shape` each."""
         return Flow((), shape, self._new_storage())
 
     def conv(
@@ -70,7 +70,7 @@ class Sketch:
         bias: bool = True,
         transposed: bool = False,
     ) -> Flow:
-        """A convolution of 2 or 3 extent dims, by the shape of `x`; keeps its input."""
+        """Add a convolution of 2 or 3 extent dims, by the shape of `x`; it keeps its input."""
         window = _window(len(x.shape) - 1, kernel, stride, padding, transposed)
         extent = window.resize(x.shape[1:])
         weights = x.shape[0] * filters * math.prod(window.kernel)
@@ -82,26 +82,26 @@ class Sketch:
         return self._add(x, name, kind, (filters, *extent), weighted, flops, self._keep(x), splits, window)
 
     def norm(self, x: Flow, name: str) -> Flow:
-        """A BatchNorm; keeps its input, and two statistics a channel as buffers, with a 64-bit counter."""
+        """Add a BatchNorm; it keeps its input, and has two statistics a channel as buffers, with a 64-bit counter."""
         channels = x.shape[0]
         self._buffer_bytes += 2 * channels * self.element_bytes + 8
-        return self._add(x, name, f"BatchNorm{len(x.shape) - 1}d", x.shape, 2 * channels, kept=self._keep(x))
+        return self._add(x, name, f"BatchNorm{len(x.shape) - 1}d", x.shape, 2 * channels, kept_bytes=self._keep(x))
 
     def layer_norm(self, x: Flow, name: str) -> Flow:
-        """A LayerNorm over the last dim; keeps its input and two statistics a token."""
+        """Add a LayerNorm over the last dim; it keeps its input and two statistics a token."""
         statistics = 2 * math.prod(x.shape[:-1]) * self.element_bytes
-        kept = self._keep(x) + statistics
-        return self._add(x, name, "LayerNorm", x.shape, 2 * x.shape[-1], kept=kept, splits=("sample",))
+        kept_bytes = self._keep(x) + statistics
+        return self._add(x, name, "LayerNorm", x.shape, 2 * x.shape[-1], kept_bytes=kept_bytes, splits=("sample",))
 
     def relu(self, x: Flow, name: str, in_place: bool = True) -> Flow:
-        """A ReLU; keeps its output, which in place lies where its input did."""
+        """Add a ReLU; it keeps its output, which an in-place ReLU stores in its input's memory."""
         y = x if in_place else x._replace(storage=self._new_storage())
-        out = self._add(x, name, "ReLU", x.shape, kept=self._keep(y))
+        out = self._add(x, name, "ReLU", x.shape, kept_bytes=self._keep(y))
         return out._replace(storage=y.storage)
 
     def smooth(self, x: Flow, name: str, kind: str = "SiLU") -> Flow:
-        """An activation whose derivative needs its input, which it keeps."""
-        return self._add(x, name, kind, x.shape, kept=self._keep(x))
+        """Add an activation whose derivative needs its input; it keeps its input."""
+        return self._add(x, name, kind, x.shape, kept_bytes=self._keep(x))
 
     def pool(
         self,
@@ -113,71 +113,77 @@ class Sketch:
         kind: str = "MaxPool",
         ceil: bool = False,
     ) -> Flow:
-        """A pooling; keeps its input, and of a maximum where it was (64 bits each)."""
+        """Add a pooling; it keeps its input, and for a maximum its position (64 bits each)."""
         window = _window(len(x.shape) - 1, kernel, stride, padding)
         shape = (x.shape[0], *window.resize(x.shape[1:], ceil))
         indices = 8 * math.prod(shape) if kind == "MaxPool" else 0
-        kept = self._keep(x) + indices
-        return self._add(x, name, f"{kind}{len(shape) - 1}d", shape, kept=kept, window=window)
+        kept_bytes = self._keep(x) + indices
+        return self._add(x, name, f"{kind}{len(shape) - 1}d", shape, kept_bytes=kept_bytes, window=window)
 
     def average(self, x: Flow, name: str, size: int = 1) -> Flow:
-        """An adaptive average pooling to `size` in each extent dim; to 1 it is a mean, which keeps nothing."""
+        """Add an adaptive average pooling to `size` in each extent dim; size 1 is a mean, which keeps nothing."""
         shape = (x.shape[0], *(size for _ in x.shape[1:]))
-        kept = 0 if size == 1 else self._keep(x)
+        kept_bytes = 0 if size == 1 else self._keep(x)
         kind = f"AdaptiveAvgPool{len(shape) - 1}d"
-        return self._add(x, name, kind, shape, kept=kept, splits=("sample", "channel"))
+        return self._add(x, name, kind, shape, kept_bytes=kept_bytes, splits=("sample", "channel"))
 
     def upsample(self, x: Flow, name: str, factor: int = 2) -> Flow:
-        """An enlargement by repetition; keeps nothing."""
+        """Add an enlargement by repetition; it keeps nothing."""
         shape = (x.shape[0], *(factor * size for size in x.shape[1:]))
         return self._add(x, name, "Upsample", shape, splits=("sample",))
 
     def dropout(self, x: Flow, name: str) -> Flow:
-        """A Dropout; keeps its mask."""
-        return self._add(x, name, "Dropout", x.shape, kept=self._bytes(x.shape))
+        """Add a Dropout; it keeps its mask."""
+        return self._add(x, name, "Dropout", x.shape, kept_bytes=self._bytes(x.shape))
 
     def linear(self, x: Flow, name: str, features: int) -> Flow:
-        """A Linear layer over the last dim; keeps its input."""
+        """Add a Linear layer over the last dim; it keeps its input."""
         weights = x.shape[-1] * features
         flops = 2.0 * weights * math.prod(x.shape[:-1])
         shape = (*x.shape[:-1], features)
         return self._add(x, name, "Linear", shape, weights + features, flops, self._keep(x), _WEIGHTED)
 
     def attention(self, x: Flow, name: str, heads: int) -> Flow:
-        """Self-attention of `heads` heads: four projections and two products of tokens with tokens.
+        """Add self-attention of `heads` heads: four projections and two products of tokens with tokens.
 
-        Keeps its input, queries, keys and values, the weights of all heads, and what the last projection reads.
+        It keeps its input, queries, keys and values, the weights of all heads, and the last projection's input.
         """
         tokens, width = x.shape
         parameters = 4 * width * (width + 1)
         flops = 8.0 * tokens * width**2 + 4.0 * tokens**2 * width
-        kept = self._keep(x) + (4 * tokens * width + heads * tokens**2) * self.element_bytes
-        return self._add(x, name, "MultiheadAttention", x.shape, parameters, flops, kept, ("sample",))
+        kept_bytes = self._keep(x) + (4 * tokens * width + heads * tokens**2) * self.element_bytes
+        return self._add(x, name, "MultiheadAttention", x.shape, parameters, flops, kept_bytes, ("sample",))
 
     def embed(self, x: Flow, name: str, words: int, width: int) -> Flow:
-        """A table of `words` vectors; `x` holds 64-bit numbers of words."""
-        kept = 8 * math.prod(x.shape)
-        return self._add(x, name, "Embedding", (*x.shape, width), words * width, kept=kept, splits=("sample",))
+        """Add a table of `words` vectors; `x` holds 64-bit numbers of words."""
+        kept_bytes = 8 * math.prod(x.shape)
+        return self._add(
+            x, name, "Embedding", (*x.shape, width), words * width, kept_bytes=kept_bytes, splits=("sample",)
+        )
 
     def join(self, flows: Iterable[Flow], name: str, kind: str, shape: tuple[int, ...]) -> Flow:
-        """A sum or concatenation that several layers read: a layer without work, so that one tensor crosses a cut."""
+        """Add a sum or concatenation that several layers read, as a layer without work, so that one tensor crosses a
+        cut.
+        """
         parts = tuple(flows)
         return self._add(self._merge(parts, shape), name, kind, shape, splits=("sample",), known=False)
 
     def add(self, *flows: Flow) -> Flow:
-        """The sum of `flows`, written into the first: no layer of its own; its one reader reads all of them."""
+        """Return the sum of `flows`, written into the first; it is no layer of its own, and its one reader reads all of
+        them.
+        """
         return self._merge(flows, flows[0].shape)._replace(storage=flows[0].storage)
 
     def concat(self, *flows: Flow) -> Flow:
-        """The channels of `flows`, one after the other: no layer of its own."""
+        """Return the channels of `flows`, concatenated; it is no layer of its own."""
         return self._merge(flows, (sum(flow.shape[0] for flow in flows), *flows[0].shape[1:]))
 
     def flatten(self, x: Flow) -> Flow:
-        """`x` as one dim; no layer, the same memory."""
+        """Return `x` as one dim, in the same memory; it is no layer."""
         return x._replace(shape=(math.prod(x.shape),))
 
     def part(self, x: Flow, channels: int) -> Flow:
-        """Some of the channels of `x`: a view of the same memory."""
+        """Return the first `channels` of `x`: a view of the same memory."""
         return x._replace(shape=(channels, *x.shape[1:]))
 
     def _merge(self, flows: Iterable[Flow], shape: tuple[int, ...]) -> Flow:
@@ -192,7 +198,7 @@ class Sketch:
         shape: tuple[int, ...],
         parameters: int = 0,
         flops: float = 0.0,
-        kept: int = 0,
+        kept_bytes: int = 0,
         splits: tuple[Dim, ...] = _POINTWISE,
         window: Window | None = None,
         known: bool = True,
@@ -204,7 +210,7 @@ class Sketch:
             output_shape=shape,
             parameters=parameters,
             forward_flops=flops,
-            activation_bytes=kept,
+            activation_bytes=kept_bytes,
             splits=splits if len(shape) > 2 else tuple(dim for dim in splits if dim not in ("row", "column")),
             inputs=x.origins,
             input_shape=x.shape if known else (),
@@ -213,7 +219,7 @@ class Sketch:
         return Flow((unique,), shape, self._new_storage())
 
     def _unique(self, name: str) -> str:
-        """`name`, from the second use on with its number, like the names that `trace` gives."""
+        """Return `name`, with a number from its second use on, like the names that `trace` gives."""
         calls = 1
         while (f"{name}#{calls}" if calls > 1 else name) in self._layers:
             calls += 1
@@ -227,7 +233,7 @@ class Sketch:
         return math.prod(shape) * self.element_bytes
 
     def _keep(self, x: Flow) -> int:
-        """Bytes of `x` that backward needs and that are not kept yet."""
+        """Return the bytes of `x` that backward needs and that are not kept yet."""
         if x.storage in self._kept:
             return 0
         self._kept.add(x.storage)

@@ -22,7 +22,7 @@ from evener.config.run_config import RunConfig
 from evener.membership.agreement import Standing
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.generation import Generation
-from evener.oracle.copies import FAULT_SECONDS
+from evener.oracle.replication import MEAN_TIME_BETWEEN_LOSSES_S
 from evener.parallel.gradient_hooks import copied
 from evener.records.errors import DoesNotFit, InvalidInput
 from evener.records.plan import Assignment, Plan
@@ -196,7 +196,7 @@ class DividedElasticLoop(ElasticLoop):
         seconds = prediction.step_seconds if prediction else 0.0
         if history.last_step:
             seconds = history.seconds / history.last_step
-        self._state.copies.copy(loop.last, self._state.encoded(loop), seconds or FAULT_SECONDS)
+        self._state.copies.copy(loop.last, self._state.encoded(loop), seconds or MEAN_TIME_BETWEEN_LOSSES_S)
 
     def _before_step(self, step: int) -> None:
         self._is_ready = False

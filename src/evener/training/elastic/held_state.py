@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from evener.oracle.division.pieces import Piece, place_of, whole_piece
+from evener.oracle.division.pieces import Piece, region_indices, whole_piece
 from evener.records.history import History
 from evener.records.schema import Amount, Part
 from evener.training.checkpoint import Checkpoint, CheckpointState, apart
@@ -148,7 +148,7 @@ def _assembled(rows: Sequence[Mapping[str, Tensor]], places: Sequence[Mapping[st
                 whole[name] = tensor
             else:
                 made = whole.setdefault(name, tensor.new_empty(piece.shape))
-                made[tuple(torch.from_numpy(indices) for indices in place_of(piece.region))] = tensor
+                made[tuple(torch.from_numpy(indices) for indices in region_indices(piece.region))] = tensor
     return whole
 
 

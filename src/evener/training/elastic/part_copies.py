@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.group import Group
-from evener.oracle.copies import steps_between_copies
+from evener.oracle.replication import replication_interval
 from evener.training.elastic.held_state import StateHead, read_head
 
 _TAG = 77
@@ -80,7 +80,7 @@ class PartCopies:
         self._kept += new
         (self.seconds,) = group.all_reduce_max([time.perf_counter() - begin])
         self._kept, self._step, self._largest = new, step, max(sizes)
-        self.every = steps_between_copies(self.seconds, step_seconds)
+        self.every = replication_interval(self.seconds, step_seconds)
 
     def held(self) -> list[tuple[StateHead, bytes]]:
         """What is kept, and what each of it is."""

@@ -76,7 +76,7 @@ def came(plan: Plan, costs: Mapping[str, Worker]) -> list[Assignment]:
             samples=0,
             fixed_seconds=cost.fixed_seconds,
             sample_seconds=cost.unit_seconds,
-            max_samples=cost.most,
+            max_samples=cost.max_units,
             reason="came when the run had begun",
         )
         for node, cost in costs.items()

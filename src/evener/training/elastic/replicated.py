@@ -160,7 +160,7 @@ class ReplicatedElasticLoop(ElasticLoop):
 
     def _awaited(self, workers: Sequence[Worker], new: Sequence[int]) -> dict[int, Worker]:
         """Those of the ranks `new` that get the state in the background, and what samples will cost them."""
-        others = sum(worker.room for rank, worker in enumerate(workers) if rank not in new)
+        others = sum(worker.capacity for rank, worker in enumerate(workers) if rank not in new)
         if others < self._plan.micro_batch_size or self._training.context.arithmetic.scaler.is_enabled():
             return {}  # the others do not hold all samples, or gradients alone do not tell what a step does
         return {rank: workers[rank] for rank in new}
@@ -244,7 +244,7 @@ class ReplicatedElasticLoop(ElasticLoop):
 
 def _without(workers: Sequence[Worker], awaited: Mapping[int, Worker]) -> tuple[Worker, ...]:
     """What samples cost if those ranks have none."""
-    return tuple(replace(one, most=0, least=0) if rank in awaited else one for rank, one in enumerate(workers))
+    return tuple(replace(one, max_units=0, min_units=0) if rank in awaited else one for rank, one in enumerate(workers))
 
 
 def plan_of(plan: Plan, nodes: Sequence[str], workers: Sequence[Worker]) -> Plan:

@@ -13,7 +13,7 @@ from evener.comm.step_timing import StepTimer
 from evener.config.run_config import RunConfig
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, weights_to_workers
-from evener.oracle.copies import FAULT_SECONDS
+from evener.oracle.replication import MEAN_TIME_BETWEEN_LOSSES_S
 from evener.records.errors import DoesNotFit, NotNeeded
 from evener.records.history import History
 from evener.records.plan import WHOLE_MODEL, Assignment, Plan
@@ -92,7 +92,7 @@ def with_copies(training: Training, config: RunConfig) -> Training:
         return training
     copies, settings = PartCopies(training.group), Loop(training, config).state(0)
     seconds = plan.prediction.step_seconds if plan.prediction else 0.0
-    copies.copy(0, HeldState.of(training, settings, History()).encode(), seconds or FAULT_SECONDS)
+    copies.copy(0, HeldState.of(training, settings, History()).encode(), seconds or MEAN_TIME_BETWEEN_LOSSES_S)
     return replace(training, plan=msgspec.structs.replace(plan, copy_steps=copies.every))
 
 

@@ -1,4 +1,4 @@
-"""Where the trials of a search run, as processes of this machine or on a master's nodes, and what is asked there."""
+"""Opens the backend that runs the trials of a search, and configures each trial's run."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from evener.launch.processes import RANK_MODULES, LocalProcesses
 from evener.records.errors import NodeLost
 from evener.records.plan import Plan
 from evener.records.schema import write_noun
+from evener.search.local_backend import LocalBackend, OpenTrial, TrialBackend
 from evener.search.options import TuneConfig
-from evener.search.runs import OpenRun, Runs, TrialRuns
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import SearchTrial
 
 
 @contextmanager
-def open_runs(config: TuneConfig, folder: Path, notify: Callable[[str], None]) -> Iterator[Runs]:
-    """What runs the trials of a search; inside, their nodes are this search's.
+def open_backend(config: TuneConfig, folder: Path, notify: Callable[[str], None]) -> Iterator[TrialBackend]:
+    """Yield the backend for the trials of a search, which owns its nodes until the block ends.
 
     Args:
-        config: what was asked for.
-        folder: of the study.
-        notify: tells the user.
+        config: configuration of the search.
+        folder: folder of the study.
+        notify: shows a message to the user.
 
     Raises:
-        EvenerError: there is no such device, or no master.
+        EvenerError: a requested device or the master does not exist.
     """
     if config.is_on_master:
-        with _master_runs(config, folder, notify) as runs:
-            yield runs
+        with _master_backend(config, folder, notify) as backend:
+            yield backend
         return
-    open_run, preload = _opener(config)
+    open_trial, preload = _opener(config)
     with LocalProcesses(preload) as processes:
-        yield TrialRuns(processes, open_run, _nodes(config))
+        yield LocalBackend(processes, open_trial, _local_nodes(config))
 
 
 def run_config(
     config: TuneConfig, epochs: int, trial: SearchTrial, folder: TrialFolder, plan: Plan | None
 ) -> RunConfig:
-    """What is asked of a trial's run; several nodes of this machine perform `plan`."""
-    asked = RunConfig(
+    """Return the configuration of a trial's run; several nodes of this machine perform `plan`."""
+    run = RunConfig(
         task=config.task,
         data=config.data,
         option={**config.option, **trial.values},
@@ -60,14 +60,12 @@ def run_config(
         ship_data=config.ship_data,
         strategy="data" if plan is None and not config.is_on_master else "auto",
     )
-    return asked if config.is_on_master else _with_checkpoints(asked, folder, plan)
-
-
-def _with_checkpoints(asked: RunConfig, folder: TrialFolder, plan: Plan | None) -> RunConfig:
+    if config.is_on_master:
+        return run
     if plan is not None:
         write_noun(plan, folder.team)
     return replace(
-        asked,
+        run,
         plan=folder.team if plan else None,
         checkpoint=folder.checkpoints,
         resume=folder.has_checkpoint,
@@ -75,36 +73,36 @@ def _with_checkpoints(asked: RunConfig, folder: TrialFolder, plan: Plan | None) 
 
 
 @contextmanager
-def _master_runs(config: TuneConfig, folder: Path, notify: Callable[[str], None]) -> Iterator[Runs]:
-    """Runs of a master; when the search is over, or ends in any other way than by losing it, its nodes are free."""
+def _master_backend(config: TuneConfig, folder: Path, notify: Callable[[str], None]) -> Iterator[TrialBackend]:
+    """Yield the backend of a master, and free its nodes at the end unless the master was lost."""
     from evener.commands.backends import load_backend
     from evener.commands.train_agreement import check_of, prepare
     from evener.commands.up import open_master
-    from evener.search.master_runs import MasterRuns, Submittable
+    from evener.search.master_backend import MasterBackend, Submittable
 
-    def submittable(asked: RunConfig, is_shared: bool) -> Submittable:
-        backend, task = load_backend(asked, thin=config.thin)
-        job, blobs = prepare(asked, backend, task)
+    def submittable(run: RunConfig, is_shared: bool) -> Submittable:
+        backend, task = load_backend(run, thin=config.thin)
+        job, blobs = prepare(run, backend, task)
         if is_shared:
-            check_of(asked, backend, task, job, lambda _: None)
+            check_of(run, backend, task, job, lambda _: None)
         return Submittable(job, blobs, backend)
 
     access = MasterAccess(home=config.home, master=config.master, token=config.token, token_file=config.token_file)
     with open_master(access) as client:
-        runs = MasterRuns(client, folder, submittable, notify)
+        trials = MasterBackend(client, folder, submittable, notify)
         is_lost = False
         try:
-            yield runs
+            yield trials
         except NodeLost:
             is_lost = True
             raise
         finally:
             if not is_lost:
-                runs.close()
+                trials.close()
 
 
-def _nodes(config: TuneConfig) -> Sequence[LocalNode]:
-    """Of this machine; a thin search has one unless the user names more."""
+def _local_nodes(config: TuneConfig) -> Sequence[LocalNode]:
+    """Return the nodes of this machine; a search without PyTorch has one unless the user names more."""
     if config.thin:
         return parse_local_nodes(config.local_nodes or "1.0")
     from evener.commands.train import choose_nodes
@@ -112,12 +110,12 @@ def _nodes(config: TuneConfig) -> Sequence[LocalNode]:
     return choose_nodes(config)
 
 
-def _opener(config: TuneConfig) -> tuple[OpenRun, Sequence[str]]:
-    """What starts a trial here, and what its processes find loaded."""
+def _opener(config: TuneConfig) -> tuple[OpenTrial, Sequence[str]]:
+    """Return the function that starts a trial on this machine, and the modules that its processes preload."""
     if config.thin:
-        from evener.search import thin_runs
+        from evener.search import thin_trial
 
-        return thin_runs.ThinRun, thin_runs.PRELOAD
-    from evener.search import torch_runs
+        return thin_trial.ThinTrial, thin_trial.PRELOAD
+    from evener.search import torch_trial
 
-    return torch_runs.RankRun, RANK_MODULES
+    return torch_trial.TorchTrial, RANK_MODULES

@@ -1,15 +1,15 @@
-"""Profiles of machines that one does not have: cards of the catalogue, in machines, on a network.
+"""Profiles of hypothetical clusters: cards of the catalogue, in machines, on a network.
 
-    what is stated     where it comes from
-    a card             its maker's sheet, and what training reaches of it (catalogue.py)
+    what is assumed    source
+    a card             its data sheet, and the fraction of it that training reaches (catalogue.py)
     NVLink             80 % of the data sheet, all links of a device together, as rings over a whole node use them
     PCIe               80 % of 16 lanes of PCIe 3.0: cards without peer access exchange through the host's memory
-    Ethernet           94 % of the line rate, which frames, IP and TCP leave; latency of a message through two kernels
-    Wi-Fi              30 % of the line rate of two antennas on 80 MHz: half is for turns and acknowledgements, and what
-                       goes from one PC to another crosses the air twice; latency through the access point
+    Ethernet           94 % of the line rate after frame, IP and TCP headers; latency of a message through two kernels
+    Wi-Fi              30 % of the line rate of two antennas on 80 MHz: half goes to contention and acknowledgements,
+                       and traffic between two PCs crosses the air twice; latency through the access point
     InfiniBand         92 % of the line rate; latency of a message between GPUs of two nodes
 
-These are starting points: `evener benchmark` measures the real ones.
+These values are starting points: `evener benchmark` measures real machines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evener.records.errors import InvalidValue, require, require_one_of
 from evener.records.profile import ClusterProfile, Fabric, LinkProfile
 
 MAX_DEVICES = 65536
-"""That are imagined: a forecast for more takes minutes and gigabytes."""
+"""Largest number of devices: a forecast for more takes minutes and gigabytes."""
 _ITEM = re.compile(r"(?:([1-9]\d*)\s*x\s*)?([a-z][\w-]*)(?::([1-9]\d*))?")
 
 
@@ -36,9 +36,9 @@ class NodeKind:
     """A kind of machine.
 
     Attributes:
-        devices: in one.
-        card: what each of them is.
-        inside: between its devices.
+        devices: number of devices.
+        card: model of each device.
+        inside: link between its devices.
     """
 
     devices: int
@@ -47,12 +47,12 @@ class NodeKind:
 
 
 def _inside(name: str, alpha: float, bandwidth: float) -> Fabric:
-    """Between the devices of a node; `bandwidth` in one direction, bytes per second of the sheet."""
+    """Return the link between devices of a node; `bandwidth` is the sheet's, in one direction, bytes per second."""
     return Fabric(name=name, within="node", alpha=alpha, beta=1 / (0.8 * bandwidth))
 
 
 def _network(name: str, alpha: float, bandwidth: float) -> Fabric:
-    """Nodes on one switch, each with one port of `bandwidth`."""
+    """Return a network of nodes on one switch, each with one port of `bandwidth` bytes per second."""
     return Fabric(name=name, within="leaf", alpha=alpha, beta=1 / bandwidth, shared_bandwidth=bandwidth)
 
 
@@ -65,7 +65,7 @@ NODES: Mapping[str, NodeKind] = {
     "h200-node": NodeKind(devices=8, card=CARDS["h200"], inside=_NVLINK_4),
     "b200-node": NodeKind(devices=8, card=CARDS["b200"], inside=_inside("NVLink 5", 3e-6, 900e9)),
 }
-"""Machines whose GPUs have links of their own; others are `rtx3090:2`, on PCIe."""
+"""Machines whose GPUs have direct links; other machines are written `rtx3090:2` and use PCIe."""
 NETWORKS: Mapping[str, Fabric] = {
     "wifi5": _network("Wi-Fi 5, 867 Mbit/s", 2e-3, 0.3 * 0.867e9 / 8),
     "wifi6": _network("Wi-Fi 6, 1201 Mbit/s", 2e-3, 0.3 * 1.201e9 / 8),
@@ -80,16 +80,16 @@ NETWORKS: Mapping[str, Fabric] = {
 }
 
 
-def imagine(machines: str, network: str = "10gbe", at_least: int = 0) -> ClusterProfile:
-    """The profile of machines that are named, not measured.
+def hypothetical_profile(machines: str, network: str = "10gbe", at_least: int = 0) -> ClusterProfile:
+    """Return the profile of machines that are named, not measured.
 
     Args:
         machines: such as `4xv100-node,rtx3090:2,rtx4090`: four machines of a kind, one with two cards, one with one.
-        network: that joins them, a key of `NETWORKS`.
-        at_least: devices; if the machines have fewer, there are more of the last kind.
+        network: the network between them, a key of `NETWORKS`.
+        at_least: minimum number of devices; the last machine is repeated until it is reached.
 
     Raises:
-        InvalidValue: a machine or the network is not known.
+        InvalidValue: a machine or the network is unknown.
     """
     kinds = [kind for item in machines.split(",") for kind in _nodes(item.strip())]
     missing = at_least - sum(kind.devices for kind in kinds)
@@ -109,7 +109,7 @@ def imagine(machines: str, network: str = "10gbe", at_least: int = 0) -> Cluster
 
 
 def _faster_links(kinds: Sequence[NodeKind], slowest: Fabric) -> Iterator[LinkProfile]:
-    """Of every pair of devices inside of a node that is joined by more than `slowest`, which the profile states."""
+    """Yield the links inside nodes that are faster than `slowest`, which the profile states for all nodes."""
     first = 0
     for kind in kinds:
         if kind.inside != slowest:
@@ -119,7 +119,7 @@ def _faster_links(kinds: Sequence[NodeKind], slowest: Fabric) -> Iterator[LinkPr
 
 
 def _nodes(item: str) -> list[NodeKind]:
-    """The machines of one item of `--machines`."""
+    """Return the machines of one item of `--machines`."""
     match = _ITEM.fullmatch(item)
     if match is None:
         raise InvalidValue(
@@ -133,9 +133,7 @@ def _nodes(item: str) -> list[NodeKind]:
 
 
 def _require_known(name: str, what: str, known: Sequence[str]) -> None:
-    """Raise InvalidValue, with the names nearest to it: all of them are too many for a sentence."""
+    """Raise InvalidValue with the nearest known names, because all names do not fit into a message."""
     if name not in known:
         near = ", ".join(get_close_matches(name, known) or known[:3])
-        raise InvalidValue(
-            f"a {what} of --machines", name, f"one of those that `evener catalogue` prints, such as {near}"
-        )
+        raise InvalidValue(f"a {what} of --machines", name, f"a name that `evener catalogue` prints, such as {near}")

@@ -1,9 +1,8 @@
-"""Trials of thin tasks: a process a trial, in which PyTorch is never loaded."""
+"""Trials of thin tasks: one process per trial, which never loads PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode
@@ -12,51 +11,49 @@ from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.records.errors import EvenerError
 from evener.records.events import RunEvent, encode_events
 from evener.records.record import Epoch
-from evener.search.runs import failure_of
+from evener.search.local_backend import failure_of
 from evener.training.thin_training import ThinSeat, train_thin
 
-PRELOAD = ["evener.training.thin_training", "evener.search.thin_runs"]
-_OVER, _ON = b"over", b"on"
+PRELOAD = ["evener.training.thin_training", "evener.search.thin_trial"]
+_END, _CONTINUE = b"over", b"on"
 
 
-class ThinRun:
-    """One run of a thin task; see `NodeRun`."""
+class ThinTrial:
+    """The process of a thin trial, as `TrialProcesses` describes."""
 
     def __init__(self, processes: LocalProcesses, nodes: Sequence[LocalNode], config: RunConfig) -> None:
         (self._node,) = nodes
         self._process = processes.start(
-            self._node.name, _be_node, self._node, config, cores=self._node.cores, threads=self._node.threads
+            self._node.name, _run_node, self._node, config, cores=self._node.cores, threads=self._node.threads
         )
         self.processes: Sequence[LocalProcess] = [self._process]
 
     def answer(self, event: RunEvent, is_over: bool) -> None:
-        """See `NodeRun`."""
+        """Send the answer to the end of an epoch to the process."""
         if isinstance(event, Epoch):
-            self._process.tell(_OVER if is_over else _ON)
+            self._process.tell(_END if is_over else _CONTINUE)
 
     def is_silent(self, _now: float) -> bool:
-        """See `NodeRun`: a process alone is seen to end."""
+        """Return False: a single process cannot hang on others, and its end is noticed."""
         return False
 
     def error(self) -> EvenerError:
-        """See `NodeRun`."""
+        """Return the reason why the process failed."""
         return failure_of(self._process, self._node)
 
     def close(self) -> None:
-        """See `NodeRun`."""
+        """Do nothing: the run holds no other resources."""
 
 
-def _be_node(parent: Parent, node: LocalNode, config: RunConfig) -> None:
+def _run_node(parent: Parent, node: LocalNode, config: RunConfig) -> None:
     stopping: list[bool] = []
     parent.on_stop(lambda: stopping.append(True))
-    notify = partial(_notify, parent)
+
+    def notify(event: RunEvent) -> None:
+        parent.send(encode_events([event]))
 
     def is_over(epoch: Epoch) -> bool:
         notify(epoch)
-        return parent.hear() == _OVER
+        return parent.hear() == _END
 
     train_thin(ThinSeat(node, notify, is_over, lambda: bool(stopping)), config)
-
-
-def _notify(parent: Parent, event: RunEvent) -> None:
-    parent.send(encode_events([event]))

@@ -18,8 +18,8 @@ from evener.system.heartbeat import Progress
 from evener.training.rank import train_rank
 
 
-class RankRun:
-    """One run of ranks; see `NodeRun`."""
+class TorchTrial:
+    """The ranks of a trial, as `TrialProcesses` describes."""
 
     def __init__(self, processes: LocalProcesses, nodes: Sequence[LocalNode], config: RunConfig) -> None:
         self._nodes, self._patience = nodes, config.patience
@@ -29,11 +29,11 @@ class RankRun:
         self.processes: Sequence[LocalProcess] = [starter.start(rank, rank) for rank in range(len(nodes))]
 
     def answer(self, event: RunEvent, is_over: bool) -> None:
-        """See `NodeRun`."""
+        """Answer the end of an epoch through the ranks' store."""
         show_event(self._store, lambda _: is_over, event)
 
     def is_silent(self, now: float) -> bool:
-        """See `NodeRun`."""
+        """Return whether a rank has sent no heartbeat for longer than the patience."""
         for rank, (process, progress) in enumerate(zip(self.processes, self._beats, strict=True)):
             count, _ = read_beat(self._store, rank)
             patience = self._patience if count else max(self._patience, LEAST_START_SECONDS)
@@ -43,14 +43,14 @@ class RankRun:
         return False
 
     def error(self) -> EvenerError:
-        """See `NodeRun`."""
+        """Return the first error of a rank, or NodeLost if the ranks stopped responding."""
         try:
             raise_first(self.processes, self._store, self._nodes, False, None)
         except EvenerError as error:
             return error
         names = [node.name for node in self._nodes]
-        return NodeLost(f"node {', '.join(names)} has been silent for {self._patience:g} s", names)
+        return NodeLost(f"node {', '.join(names)} stopped responding (no heartbeat for {self._patience:g} s)", names)
 
     def close(self) -> None:
-        """See `NodeRun`."""
+        """Close the ranks' store."""
         del self._store

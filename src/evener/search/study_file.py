@@ -1,4 +1,4 @@
-"""A search's record, written into `study.json` when it is over, and about once a second while it goes on."""
+"""Writes the record of a search to `study.json`, about once a second while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from evener.search.options import Metric, TuneConfig
 from evener.search.search import Search
 from evener.search.trials import SearchTrial
 
-_APART = 1.0
+_WRITE_INTERVAL_S = 1.0
 
 
 class StudyFile:
-    """`study.json` of a search.
+    """The file `study.json` of a search.
 
     Args:
-        folder: of the study.
-        config: what was asked for.
-        metric: of the scores.
-        epochs: of a trial that is not pruned.
-        clock: seconds.
+        folder: folder of the study.
+        config: configuration of the search.
+        metric: metric of the scores.
+        epochs: epochs of a trial that is not pruned.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -39,18 +39,18 @@ class StudyFile:
         self._written: SearchRecord | None = None
 
     def show(self, search: Search) -> None:
-        """Write how a search stands, if that was not done just now and anything has changed."""
+        """Write the state of the search if it has changed and the last write was long enough ago."""
         now = self._clock()
         if now < self._due:
             return
-        self._due = now + _APART
+        self._due = now + _WRITE_INTERVAL_S
         record = self._record(search.trials, search.best, search.running, {}, is_over=False)
         if self._written is None or record.trials != self._written.trials:
             self._written = record
             write_noun(record, self._path)
 
     def conclude(self, search: Search, importances: dict[str, float]) -> SearchRecord:
-        """Write what a search has found that is over."""
+        """Write the result of a search that is over, and return it."""
         record = self._record(search.trials, search.best, frozenset(), importances, is_over=True)
         write_noun(record, self._path)
         return record
@@ -88,7 +88,7 @@ def _summary(trial: SearchTrial, is_running: bool) -> TrialSummary:
         score=trial.score,
         nodes=tuple(trial.nodes),
         seconds=trial.seconds,
-        attempts=trial.attempts,
+        attempts=trial.lost_attempts,
         reason=trial.reason,
         is_running=is_running,
     )

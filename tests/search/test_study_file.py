@@ -1,4 +1,4 @@
-"""`study.json` is written while a search goes on: when something has changed, and not oftener than once a second."""
+"""`study.json` is written when the search has changed, at most once a second, and at the end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from evener.records.schema import read_noun
 from evener.records.search_record import STUDY_FILE, SearchRecord
 from evener.search.options import TuneConfig
-from evener.search.progress import StudyFile
+from evener.search.study_file import StudyFile
 from evener.search.trials import SearchTrial
 
 
-def test_it_is_written_when_something_changed_a_second_apart_and_at_the_end(tmp_path: Path) -> None:
+def test_it_is_written_on_change_once_a_second_and_at_the_end(tmp_path: Path) -> None:
     now = [10.0]
     first = SearchTrial(0, {"lr": "0.1"}, nodes=["ada"])
     search: Any = SimpleNamespace(trials={0: first}, best=None, running=frozenset({0}))

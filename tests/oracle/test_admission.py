@@ -1,19 +1,19 @@
-"""A node that comes makes a step shorter if it computes more than it costs the others to tell it their gradients."""
+"""A joining node shortens a step if its computing saves more than its gradient exchange costs."""
 
 from __future__ import annotations
 
 import pytest
 
+from evener.oracle.admission import forecast
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.topology import LinkCost
 from evener.oracle.data_parallel import GradientSync
-from evener.oracle.newcomer import forecast
 
 FAST = Worker(unit_seconds=0.01)
 GIGABIT = GradientSync(gradient_bytes=10**8, alpha=1e-4, beta=8e-9)
 SMALL = GradientSync(gradient_bytes=10**4, alpha=1e-4, beta=8e-9)
 LINE = LinkCost(5e-4, 2e-8)
-"""To the master, with what a message takes there besides the line."""
+"""The link to the master, including the overhead of a message."""
 
 
 @pytest.mark.parametrize(
@@ -28,24 +28,24 @@ LINE = LinkCost(5e-4, 2e-8)
         pytest.param(FAST, 120, GIGABIT, LINE, False, id="the ring of all gradients takes longer than computing"),
         pytest.param(FAST, 1200, GIGABIT, LINE, True, id="computing takes longer than that"),
         pytest.param(FAST, 1200, GIGABIT, LinkCost(5e-4, 8e-7), False, id="a line of 10 Mbit/s"),
-        pytest.param(Worker(unit_seconds=0.01, most=0), 120, SMALL, LINE, False, id="it holds no sample"),
+        pytest.param(Worker(unit_seconds=0.01, max_units=0), 120, SMALL, LINE, False, id="it holds no sample"),
     ],
 )
-def test_whether_it_is_needed(
+def test_a_node_joins_only_if_it_shortens_the_step(
     new: Worker, samples: int, exchange: GradientSync, line: LinkCost, is_shorter: bool
 ) -> None:
-    found = forecast((FAST, FAST), new, (samples, 1), exchange, (LINE, line))
-    assert found.is_shorter == is_shorter, found.words
+    prediction = forecast((FAST, FAST), new, (samples, 1), exchange, (LINE, line))
+    assert prediction.is_shorter == is_shorter, prediction.summary
 
 
-def test_a_step_is_as_long_as_the_formulas_say() -> None:
-    found = forecast((FAST, FAST), FAST, (120, 2), SMALL, (LINE, LinkCost(5e-4 + 1e-3, 2e-8 + 1e-8)))
-    assert found.before == pytest.approx(2 * 60 * 0.01 + 2 * (1e-4 + 5000 * 8e-9))
-    assert found.after == pytest.approx(2 * 40 * 0.01 + 4 * (1.1e-3 + 1e4 / 3 * 1.8e-8))
-    assert found.words == "0.805 s are predicted with it, 1.2 s without it"
+def test_step_seconds_follow_the_formulas() -> None:
+    prediction = forecast((FAST, FAST), FAST, (120, 2), SMALL, (LINE, LinkCost(5e-4 + 1e-3, 2e-8 + 1e-8)))
+    assert prediction.before == pytest.approx(2 * 60 * 0.01 + 2 * (1e-4 + 5000 * 8e-9))
+    assert prediction.after == pytest.approx(2 * 40 * 0.01 + 4 * (1.1e-3 + 1e4 / 3 * 1.8e-8))
+    assert prediction.summary == "0.805 s per step with it, 1.2 s without it"
 
 
-def test_every_norm_waits_for_a_line_that_is_slow_to_answer() -> None:
+def test_every_norm_waits_for_a_link_of_high_latency() -> None:
     norms = GradientSync(gradient_bytes=10**4, statistics=20, alpha=1e-4, beta=8e-9)
-    found = forecast((FAST, FAST), FAST, (120, 1), norms, (LINE, LinkCost(5e-4 + 0.01, 2e-8)))
-    assert found.after == pytest.approx(0.4 + 4 * (1.01e-2 + 1e4 / 3 * 8e-9) + 20 * 0.01)
+    prediction = forecast((FAST, FAST), FAST, (120, 1), norms, (LINE, LinkCost(5e-4 + 0.01, 2e-8)))
+    assert prediction.after == pytest.approx(0.4 + 4 * (1.01e-2 + 1e4 / 3 * 8e-9) + 20 * 0.01)

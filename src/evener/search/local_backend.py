@@ -1,10 +1,11 @@
-"""The runs of a search's trials: processes of this machine, several runs beside each other, each on its nodes.
+"""Runs trials as processes of this machine, several trials at a time, each on its own nodes; and the backend protocol.
 
     start(trial, nodes, config) -> processes
-    receive() -> what they say: the end of an epoch, which waits for an answer; or how the run ended
-    answer(trial, over?)        -> the run goes on, or ends there
+    receive() -> their messages: the end of an epoch, which waits for an answer; or the end of the run
+    answer(trial, over?)        -> the run continues or ends
 
-A trial of PyTorch is a run of ranks, as `evener train --local-nodes` starts them; a thin one is a process without it.
+A trial of PyTorch is a run of ranks, as `evener train --local-nodes` starts them. A thin trial is a single process
+without PyTorch.
 """
 
 from __future__ import annotations
@@ -20,46 +21,46 @@ from evener.records.errors import EvenerError, NodeLost, NonFiniteLoss
 from evener.records.events import RunEvent, decode_events
 from evener.search.placement import TrialNode
 
-_LAST_WORDS = 1.0
-"""Seconds in which the others of a run may say what they know of the failure of one."""
+_FAILURE_GRACE_S = 1.0
+"""Seconds for which the other processes of a failed run may still report what they know of the failure."""
 
 
-class NodeRun(Protocol):
-    """One run on its nodes.
+class TrialProcesses(Protocol):
+    """The processes of one trial on its nodes.
 
     Attributes:
-        processes: one a node.
+        processes: one per node.
     """
 
     processes: Sequence[LocalProcess]
 
     def answer(self, event: RunEvent, is_over: bool) -> None:
-        """Say to the end of an epoch whether the run ends there."""
+        """Answer the end of an epoch: whether the run ends there."""
         ...
 
     def is_silent(self, now: float) -> bool:
-        """Whether a process has given no sign of life for the patience."""
+        """Return whether a process has been silent for longer than the patience."""
         ...
 
     def error(self) -> EvenerError:
-        """Of a run that has failed: what explains it best."""
+        """Return the error that best explains a failed run."""
         ...
 
     def close(self) -> None:
-        """Let go of what the run held besides its processes."""
+        """Release the resources of the run other than its processes."""
         ...
 
 
-OpenRun = Callable[[LocalProcesses, Sequence[LocalNode], RunConfig], NodeRun]
+OpenTrial = Callable[[LocalProcesses, Sequence[LocalNode], RunConfig], TrialProcesses]
 
 
 class RunEnd(NamedTuple):
     """How a run ended.
 
     Attributes:
-        error: that ended it; None if it did all that was to be done.
-        is_refused: whether it could not have its nodes, and did nothing.
-        of_node: whether its node could not take part in it, which another one may.
+        error: the error that ended it; None if it completed its work.
+        is_refused: whether its nodes were not available, so that it did nothing.
+        of_node: whether the cause lies in its node, so that another node may succeed.
     """
 
     error: EvenerError | None
@@ -72,19 +73,19 @@ class RunEnd(NamedTuple):
         return isinstance(self.error, NonFiniteLoss)
 
 
-class Runs(Protocol):
-    """What a search needs of whoever runs its trials; see `TrialRuns`."""
+class TrialBackend(Protocol):
+    """Runs the trials of a search on nodes; `LocalBackend` and `MasterBackend` implement it."""
 
     def nodes(self) -> Sequence[TrialNode]:
-        """Those that are here, whether they work or not."""
+        """Return all nodes that are present, busy or idle."""
         ...
 
     def start(self, number: int, nodes: Sequence[str], config: RunConfig) -> None:
-        """Begin the run of trial `number` on the nodes of these names, or go on with it there."""
+        """Start or continue the run of trial `number` on the nodes with these names."""
         ...
 
     def answer(self, number: int, event: RunEvent, is_over: bool) -> None:
-        """Say to the end of an epoch whether the run ends there."""
+        """Answer the end of an epoch: whether the run ends there."""
         ...
 
     def stop(self, number: int) -> None:
@@ -92,58 +93,58 @@ class Runs(Protocol):
         ...
 
     def forget(self, number: int) -> None:
-        """Nobody will go on with a trial that no nodes work on."""
+        """Discard a trial that no node works on and that will not continue."""
         ...
 
     def receive(self, timeout: float) -> list[tuple[int, RunEvent | RunEnd]]:
-        """What runs have said, and which have ended; returns early when one of them says or does anything."""
+        """Return events and ends of runs; wait up to `timeout` seconds for the first."""
         ...
 
 
-class TrialRuns:
-    """All runs that are under way, as processes of this machine; see `Runs`.
+class LocalBackend:
+    """Runs trials as processes of this machine, as `TrialBackend` describes.
 
     Args:
-        processes: in which they run; ended by whoever opened them.
-        open_run: starts one.
-        nodes: of this machine.
+        processes: the processes' group; its owner ends it.
+        open_trial: starts the processes of a trial.
+        nodes: nodes of this machine.
     """
 
-    def __init__(self, processes: LocalProcesses, open_run: OpenRun, nodes: Sequence[LocalNode]) -> None:
-        self._processes, self._open_run = processes, open_run
+    def __init__(self, processes: LocalProcesses, open_trial: OpenTrial, nodes: Sequence[LocalNode]) -> None:
+        self._processes, self._open_trial = processes, open_trial
         self._nodes = {node.name: node for node in nodes}
-        self._runs: dict[int, NodeRun] = {}
+        self._runs: dict[int, TrialProcesses] = {}
         self._failed_at: dict[int, float] = {}
 
     def nodes(self) -> Sequence[LocalNode]:
-        """See `Runs`."""
+        """Return the nodes of this machine."""
         return list(self._nodes.values())
 
     def start(self, number: int, nodes: Sequence[str], config: RunConfig) -> None:
-        """See `Runs`."""
-        self._runs[number] = self._open_run(self._processes, [self._nodes[name] for name in nodes], config)
+        """Start the processes of a trial on these nodes."""
+        self._runs[number] = self._open_trial(self._processes, [self._nodes[name] for name in nodes], config)
 
     def answer(self, number: int, event: RunEvent, is_over: bool) -> None:
-        """See `Runs`."""
+        """Pass the answer to the processes of the trial, if they still run."""
         if number in self._runs:
             self._runs[number].answer(event, is_over)
 
     def stop(self, number: int) -> None:
-        """See `Runs`."""
+        """Ask the processes of a trial to stop after their step, with a checkpoint."""
         for process in self._runs[number].processes:
             process.request_stop()
 
     def forget(self, number: int) -> None:
-        """See `Runs`."""
+        """Do nothing: a trial without processes holds no resources."""
 
     def receive(self, timeout: float) -> list[tuple[int, RunEvent | RunEnd]]:
-        """See `Runs`."""
+        """Return events and ends of runs; wait up to `timeout` seconds for the first."""
         owners = {id(process): number for number, run in self._runs.items() for process in run.processes}
-        found: list[tuple[int, RunEvent | RunEnd]] = []
+        events: list[tuple[int, RunEvent | RunEnd]] = []
         for process, data in self._processes.receive(timeout):
-            found += [(owners[id(process)], event) for event in decode_events(data)]
+            events += [(owners[id(process)], event) for event in decode_events(data)]
         now = time.monotonic()
-        return found + [(number, self._ended(number)) for number in list(self._runs) if self._is_over(number, now)]
+        return events + [(number, self._end(number)) for number in list(self._runs) if self._is_over(number, now)]
 
     def _is_over(self, number: int, now: float) -> bool:
         run = self._runs[number]
@@ -152,11 +153,11 @@ class TrialRuns:
         failed = any(process.has_failed for process in run.processes)
         if failed:
             self._failed_at.setdefault(number, now)
-        is_late = failed and now - self._failed_at[number] > _LAST_WORDS
+        is_late = failed and now - self._failed_at[number] > _FAILURE_GRACE_S
         return is_late or all(process.has_ended and process.is_silent for process in run.processes)
 
-    def _ended(self, number: int) -> RunEnd:
-        """Take a run that is over away; its processes that are left are ended."""
+    def _end(self, number: int) -> RunEnd:
+        """Remove a run that is over, end its remaining processes, and return how it ended."""
         run = self._runs.pop(number)
         self._failed_at.pop(number, None)
         end = RunEnd(None)
@@ -169,8 +170,8 @@ class TrialRuns:
 
 
 def failure_of(process: LocalProcess, node: LocalNode) -> EvenerError:
-    """Why a process alone failed."""
+    """Return the reason why a single process failed."""
     if process.failure is not None:
         return process.failure.as_error()
-    ending = process.ending if process.has_ended else "has been silent"
+    ending = process.ending if process.has_ended else "stopped responding"
     return NodeLost(f"node {node.name} {ending}", (node.name,))

@@ -1,4 +1,4 @@
-"""A search whose trials are imagined: their seconds pass on a clock of their own, their scores follow from options."""
+"""A search whose trials are simulated: they have their own clock, and their scores follow from options."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from evener.launch.nodes import LocalNode
 from evener.records.errors import EvenerError, Interrupted, NodeLost
 from evener.records.events import RunEvent
 from evener.records.record import Epoch
-from evener.search.board import Board
+from evener.search.assignments import Assignments
 from evener.search.halving import Pruning
+from evener.search.local_backend import RunEnd
 from evener.search.placement import speed_of
-from evener.search.runs import RunEnd
 from evener.search.search import Search
 from evener.search.space import parse_varied, suggest_varied
 from evener.search.study import open_study
@@ -26,7 +26,7 @@ Score = Callable[[dict[str, str], int], float]
 
 
 @dataclass
-class _Imagined:
+class _SimulatedRun:
     nodes: tuple[str, ...]
     seconds: float
     epoch: int
@@ -38,11 +38,11 @@ class _Imagined:
 
 
 @dataclass
-class ImaginedRuns:
-    """See `evener.search.runs.Runs`; `epoch_seconds` at speed 1, `startup` before each run's first step.
+class SimulatedBackend:
+    """A `TrialBackend` on a simulated clock; `epoch_seconds` at speed 1, `startup` before each run's first step.
 
-    `shared_seconds` are those that an epoch of several nodes takes besides; after `tick` the search is asked again,
-    though nothing has happened.
+    `shared_seconds` are the additional seconds of an epoch on several nodes; `receive` returns after `tick` seconds
+    even if nothing has happened.
     """
 
     score: Score
@@ -52,7 +52,7 @@ class ImaginedRuns:
     tick: float = inf
     kill: Callable[[int, int], EvenerError | None] = lambda number, epoch: None
     now: float = 0.0
-    runs: dict[int, _Imagined] = field(default_factory=dict)
+    runs: dict[int, _SimulatedRun] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
     parts: dict[int, float] = field(default_factory=dict)
     begun: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
@@ -76,7 +76,7 @@ class ImaginedRuns:
         assert config.epochs is not None
         seconds = self.epoch_seconds / speed + (self.shared_seconds if len(names) > 1 else 0.0)
         at = self.now + self.startup + (1 - self.parts.pop(number, 0.0)) * seconds
-        self.runs[number] = _Imagined(names, seconds, epoch, config.epochs, config.option, at)
+        self.runs[number] = _SimulatedRun(names, seconds, epoch, config.epochs, config.option, at)
 
     def answer(self, number: int, event: RunEvent, is_over: bool) -> None:
         run = self.runs[number]
@@ -120,7 +120,7 @@ def lost(message: str = "node died") -> EvenerError:
 def search(
     folder: Path,
     speeds: Sequence[float],
-    runs: ImaginedRuns,
+    runs: SimulatedBackend,
     *,
     vary: Sequence[str] = ("lr=1e-4..1e-1:log", "width=16..256"),
     trials: int = 20,
@@ -130,26 +130,26 @@ def search(
     joins: bool = True,
     learns: bool = True,
     resume: bool = False,
-    tell: Callable[[SearchTrial, str], None] = lambda trial, sentence: None,
+    notify: Callable[[SearchTrial, str], None] = lambda trial, sentence: None,
 ) -> Search:
-    """A whole search over imagined nodes; smaller scores are better."""
+    """Run a search over simulated nodes; smaller scores are better."""
     runs.here = [LocalNode(name=f"node-{i}", speeds=((0, speed),)) for i, speed in enumerate(speeds)]
     rules = Rules(epochs, prune, ahead, larger_is_better=False)
     folder.mkdir(exist_ok=True)
     with open_study(folder, larger_is_better=False, seed=3, learns=learns, resume=resume) as study:
-        found = Search(
+        search = Search(
             study=study,
             rules=rules,
-            board=Board(epochs, batch_size=32),
-            runs=runs,
+            assignments=Assignments(epochs, batch_size=32),
+            backend=runs,
             suggest=suggest_varied([parse_varied(text) for text in vary]),
             folder_of=lambda number: TrialFolder(folder / "trials" / str(number)),
             config_of=lambda trial, _: RunConfig(task="digits", option=trial.values, epochs=epochs),
             score_of=lambda epoch: epoch.loss or 0.0,
             num_trials=trials,
             joins=joins,
-            tell=tell,
+            notify=notify,
             clock=lambda: runs.now,
         )
-        found.run()
-        return found
+        search.run()
+        return search
