@@ -66,6 +66,7 @@ class Unchecked(msgspec.Struct, kw_only=True):
     agreement: Any
     workload: Any
     layout: Any
+    fixed_sum: Any
     num_validation: Any
     has_accuracy: Any
     submitter: Any

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from evener.ps.master.access.invitations import Invitations
 from evener.ps.master.access.members import Members
-from evener.ps.master.lease_run import ActiveLeaseRun
 from evener.ps.master.node_state import Occurrence, Transition, TransitionKind
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.master.scheduler import Scheduler
+from evener.ps.master.training_run import TrainingRun
 from evener.ps.protocol.config import MasterConfig
 from evener.ps.protocol.messages import Dismiss, Header, Quarantine, Welcome
 from evener.records.schema import shown
@@ -66,13 +66,13 @@ class Effects:
 
     def of_runs(self) -> None:
         """Runs may have learnt something of nodes; then their next rounds may be open."""
-        for run in self._scheduler.runs:
-            if isinstance(run, ActiveLeaseRun):
-                with self._scheduler.guarding(run):
-                    self._of(run)
+        for run in self._scheduler.trainings:  # called for every contribution
+            try:
+                self._of(run)
+            except Exception as error:  # the other runs, and the nodes, go on
+                self._scheduler.set_aside(self._scheduler.active(run.job.run), error)
 
-    def _of(self, lease_run: ActiveLeaseRun) -> None:
-        run = lease_run.training
+    def _of(self, run: TrainingRun) -> None:
         observations = run.observations
         while observations:
             what, node = observations.popleft()

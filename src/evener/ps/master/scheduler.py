@@ -88,6 +88,10 @@ class Scheduler:
                 return run
         return None
 
+    def active(self, name: str) -> ActiveRun:
+        """The run in progress of this name."""
+        return self._active[name]
+
     def ranks_of(self, run: str) -> CollectiveRun | None:
         """The run of this name, if it is in progress and its ranks work together."""
         return active.ranks if isinstance(active := self._active.get(run), ActiveRankRun) else None

@@ -15,7 +15,7 @@ from evener.ps.protocol.blob_transfer import BlobReceiver
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, RunRejected, Send
 from evener.ps.protocol.rank_messages import MOST_RANK_JOB, RankJob, decode_rank_job
 from evener.records.errors import EvenerError, InvalidFile, require
-from evener.records.schema import NOT_DECODED, Digest, Name, Part, RunName, Text, Whole, Word, shown
+from evener.records.schema import NOT_DECODED, Digest, Finite, Name, Part, RunName, Text, Whole, Word, shown
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat, StateLayout
 from evener.sync.protocol import Grouped, SyncProtocol, Workload
@@ -65,7 +65,7 @@ class Job(Part, frozen=True, kw_only=True):
     agreement: SyncProtocol
     workload: Workload
     layout: StateLayout
-    fixed_sum: float | None = None
+    fixed_sum: Finite | None = None
     num_validation: Whole = 0
     has_accuracy: bool = True
     submitter: Word = ""
