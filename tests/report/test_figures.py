@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -159,7 +158,7 @@ def test_a_plan_without_speeds_draws_samples_alone() -> None:
     assert figure.legends == []
 
 
-def test_the_comparison_has_a_bar_a_way_and_a_line_at_the_ideal_of_the_fastest() -> None:
+def test_the_comparison_has_a_bar_per_run_and_a_line_at_the_ideal_of_the_fastest() -> None:
     run = fake_run(num_steps=2)
     ways = {"alone": (500.0, None), "equal": (800.0, 0.5), "evener": (1250.0, 0.8)}
     records = {
@@ -202,7 +201,7 @@ def test_no_label_of_the_comparison_lies_on_another_or_on_the_ideal(evener: floa
     assert ideal.x1 < figure.bbox.x1
 
 
-def test_what_has_no_data_says_so() -> None:
+def test_figures_without_data_say_so() -> None:
     nothing = fake_run(num_steps=0)
     assert texts(learning_figure({"one": nothing})) == ["no steps were recorded"]
     assert texts(throughput_figure(nothing)) == ["no steps were recorded"]
@@ -218,11 +217,12 @@ def test_dollar_signs_and_underscores_in_names_are_only_text() -> None:
 @pytest.mark.parametrize("drawing", DRAWINGS)
 def test_without_matplotlib_a_figure_says_what_to_type(drawing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtra, match=re.escape(f"figures need Matplotlib: {pip_install('report')}")):
+    with pytest.raises(MissingExtra) as error:
         DRAWINGS[drawing](fake_run(num_steps=2))
+    assert pip_install("report") in str(error.value)
 
 
-def test_curves_over_devices_have_ticks_in_words() -> None:
+def test_scaling_curves_label_their_ticks() -> None:
     machines, job = cluster([1.0] * 4), TrainingJob(graph=convolutions(), batch_size=64)
     figure = scale_figure(scale(job, machines, (1, 2, 4), ("data", "pipeline")))
     png(figure)

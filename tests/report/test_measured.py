@@ -79,7 +79,7 @@ def test_phases_sum_over_the_steps_of_each_node() -> None:
         assert phases.seconds == pytest.approx(run.nodes[rank].seconds_computing + run.nodes[rank].seconds_waiting)
 
 
-def test_steps_with_fewer_nodes_are_not_given_to_the_wrong_node() -> None:
+def test_steps_with_fewer_nodes_are_not_attributed_to_the_wrong_node() -> None:
     run = fake_run(num_steps=2)
     alone = entry(3, 50.0, node(50.0, 0.0))
     longer = msgspec.structs.replace(run, steps=(*run.steps, alone))

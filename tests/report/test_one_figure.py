@@ -36,7 +36,7 @@ def entry(number: int, seconds: float, **busy: tuple[int, float]) -> Entry:
     return Entry(step=number, samples=sum(n for n, _ in busy.values()), seconds=seconds, steps=1, nodes=nodes)
 
 
-def test_the_ideal_is_what_the_nodes_do_together_when_none_waits() -> None:
+def test_the_ideal_is_the_combined_speed_of_nodes_that_never_wait() -> None:
     plan = fake_plan()
     assert fraction_of_ideal([entry(1, 2.0, a=(30, 1.0), b=(10, 1.0))], plan) == pytest.approx(20 / 40)
     uneven = [entry(1, 2.0, a=(30, 2.0), b=(10, 1.0))]

@@ -54,7 +54,7 @@ def device(
     )
 
 
-def test_a_device_has_a_row_a_precision_and_says_why_something_is_unsupported() -> None:
+def test_a_device_has_a_row_per_precision_with_the_reason_for_gaps() -> None:
     profile = ClusterProfile(
         devices=(
             device(
@@ -96,7 +96,7 @@ def test_links_are_in_microseconds_and_gigabytes_per_second() -> None:
     ]
 
 
-def test_timings_are_per_sample_in_a_column_a_batch_size() -> None:
+def test_timings_are_per_sample_with_a_column_per_batch_size() -> None:
     def timing(*sizes: int) -> TaskTiming:
         batches = (BatchTiming(samples=n, forward_seconds=1e-3, backward_seconds=3e-3) for n in sizes)
         return TaskTiming(
@@ -112,7 +112,7 @@ def test_timings_are_per_sample_in_a_column_a_batch_size() -> None:
     ]
 
 
-def test_a_plan_says_who_does_how_much_and_why_and_what_was_not_used() -> None:
+def test_a_plan_shows_each_share_its_reason_and_what_was_rejected() -> None:
     plan = fake_plan()
     table = plan_table(plan)
     assert plain(table.title) == "Plan: data, 100 samples a step"
@@ -144,7 +144,7 @@ def test_a_record_says_what_every_node_did_and_how_long_it_waited() -> None:
     assert len(rows(table)) == 3
 
 
-def test_a_comparison_has_a_row_a_way_with_the_speed_up_over_the_first() -> None:
+def test_a_comparison_has_a_row_per_run_with_the_speed_up_over_the_first() -> None:
     run = fake_run(num_steps=3)
     halves = tuple(msgspec.structs.replace(one, seconds_computing=1.0, seconds_waiting=1.0) for one in run.nodes)
     slow = msgspec.structs.replace(
@@ -187,7 +187,7 @@ def test_the_error_of_a_prediction_is_relative_to_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize("without", ["prediction", "steps"])
-def test_with_nothing_to_compare_the_table_says_so(without: str) -> None:
+def test_a_table_with_nothing_to_compare_says_so(without: str) -> None:
     run = fake_run(num_steps=2)
     if without == "steps":
         run = msgspec.structs.replace(run, steps=())

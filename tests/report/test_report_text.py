@@ -94,7 +94,7 @@ def shown(width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 300])
-def test_a_table_that_is_too_wide_goes_on_below_with_whole_names_and_units(width: int) -> None:
+def test_a_table_that_is_too_wide_continues_in_blocks_with_complete_names_and_units(width: int) -> None:
     lines = shown(width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
@@ -111,7 +111,7 @@ LONG = "attic-workstation-with-a-name-that-is-long.cluster.example.org-17"
 
 @pytest.mark.parametrize("length", [12, 40, 64])
 @pytest.mark.parametrize("numbers", [1, 7])
-def test_at_80_columns_long_names_go_on_below_and_no_unit_is_cut(length: int, numbers: int) -> None:
+def test_at_80_columns_long_names_wrap_and_no_unit_is_cut(length: int, numbers: int) -> None:
     name = (LONG * 2)[:length]
     caption = (
         "380,170 parameters (1.52 MB); per sample 47.3 MFLOP forward, 139 KB kept for backward, which is all of it"
@@ -132,7 +132,7 @@ def test_at_80_columns_long_names_go_on_below_and_no_unit_is_cut(length: int, nu
     assert text.splitlines()[-2].startswith("380,170 parameters (1.52 MB); per sample 47.3 MFLOP")
 
 
-def test_columns_that_may_be_are_left_out_before_a_table_goes_on_below() -> None:
+def test_optional_columns_are_left_out_before_a_table_continues_in_blocks() -> None:
     columns = ("node", "model?", ">cores?", ">GB/s?", ">matmul", ">score")
     rows = [("node-0", "AMD EPYC 9354 32-Core Processor", "64", "81.4", "192", "287")]
     for width, left_out in ((100, []), (70, ["GB/s"]), (60, ["cores", "GB/s"]), (30, ["model", "cores", "GB/s"])):

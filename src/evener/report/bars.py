@@ -1,4 +1,4 @@
-"""Figures of nodes and ways beside each other: who pulls how much, who waits for whom, which way is faster."""
+"""Bar figures of nodes and runs: how much each node does, which node the others wait for, which run is faster."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAME_LENGTH = 28
-_NARROWEST_LABELLED = 0.06
+_MIN_LABELLED_FRACTION = 0.06
 _LABEL_WIDTH = 0.32
-"""Of the axis, that a label of a speed takes at most."""
+"""Fraction of the axis that a speed's label may take."""
 _PHASES = (
     ("loading", "loading (IO)", SKY),
     ("computing", "forward and backward (FB)", BLUE),
@@ -41,7 +41,7 @@ _PHASES = (
 
 
 def phases_figure(record: TrainRecord) -> Figure:
-    """Who waits for whom: how every node of `record` spent its time.
+    """Draw how every node of `record` spent its time, and so which node the others wait for.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
@@ -69,13 +69,13 @@ def phases_figure(record: TrainRecord) -> Figure:
 def _draw_parts(axes: Axes, parts: Sequence[float], starts: Sequence[float], color: str, label: str) -> None:
     axes.barh(range(len(parts)), parts, left=starts, color=color, height=0.68, label=label, edgecolor="white")
     for row, (part, start) in enumerate(zip(parts, starts, strict=True)):
-        if part >= _NARROWEST_LABELLED:
+        if part >= _MIN_LABELLED_FRACTION:
             ink = LIGHT if color in (BLUE, GREEN) else DARK
             axes.text(start + part / 2, row, percent(part), ha="center", va="center", fontsize=8.5, color=ink)
 
 
 def _name_the_pacesetter(axes: Axes, nodes: Sequence[NodePhases]) -> None:
-    """Beside the node that waits least of its time, say that the others wait for it."""
+    """Label the node that waits for the smallest fraction of its time: the others wait for it."""
     if len(nodes) < 2:
         return
     row = min(range(len(nodes)), key=lambda index: nodes[index].waiting / nodes[index].seconds)
@@ -85,7 +85,9 @@ def _name_the_pacesetter(axes: Axes, nodes: Sequence[NodePhases]) -> None:
 
 
 def plan_figure(plan: Plan) -> Figure:
-    """The evener: how much every rank of `plan` pulls and, if speeds are known, that all are done at about one time.
+    """Draw how many samples every rank of `plan` gets.
+
+    If speeds are known, a second panel shows that all ranks finish at about the same time.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
@@ -115,7 +117,7 @@ def _draw_shares(axes: Axes, plan: Plan) -> None:
 
 
 def _draw_finishes(axes: Axes, plan: Plan) -> None:
-    """Seconds of every rank with its share, over what it would take with an equal share."""
+    """Draw each rank's seconds with its share over its seconds with an equal share."""
     ranks = plan.assignments
     equal = [_seconds_of(rank, plan.micro_batch_size / len(ranks)) for rank in ranks]
     planned = [_seconds_of(rank, rank.samples * rank.share) for rank in ranks]
@@ -140,12 +142,12 @@ def _seconds_of(rank: Assignment, samples: float) -> float:
 
 
 def comparison_figure(records: Mapping[str, TrainRecord]) -> Figure:
-    """Samples per second of every way in `records`, with speed-ups over the first.
+    """Draw the samples per second of every run in `records`, with speed-ups over the first.
 
-    A line shows what the nodes of the fastest way do together when none waits, as far as its record says so.
+    A line shows the combined speed of the fastest run's nodes if none waited, where its record knows it.
 
     Args:
-        records: by the name of the way.
+        records: records by the name that the figure shows.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
@@ -179,12 +181,15 @@ def _speed_up(speed: float, first: float, of_ideal: float | None) -> str:
     return f"{human_count(speed)}  ({', '.join(notes)})" if notes else human_count(speed)
 
 
-def _label_speed(axes: Axes, row: int, at: float, text: str, *, is_best: bool, end: float) -> None:
-    """Inside of a bar that ends at `at` if there is room, so never on the line of the ideal; else behind it."""
-    is_inside = at > _LABEL_WIDTH * end
+def _label_speed(axes: Axes, row: int, bar_end: float, text: str, *, is_best: bool, end: float) -> None:
+    """Label a bar that ends at `bar_end`: inside the bar if there is room, else behind it.
+
+    Inside, the label never covers the line of the ideal.
+    """
+    is_inside = bar_end > _LABEL_WIDTH * end
     axes.annotate(
         text,
-        (at, row),
+        (bar_end, row),
         xytext=(-6 if is_inside else 6, 0),
         textcoords="offset points",
         ha="right" if is_inside else "left",

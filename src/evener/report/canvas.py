@@ -1,4 +1,4 @@
-"""The one look of all figures. Figures are made without pyplot, so none stays behind in memory."""
+"""One style for all figures. Figures are made without pyplot, so none stays in memory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 INK, MUTED, FAINT = "#1f2328", "#6b7280", "#e5e7eb"
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 LIGHT, DARK = "#fefefe", "#1f2329"
-"""Of words on dark and on bright bars: alike on light and on dark pages, where INK and white change places."""
+"""Colours of text on dark and on bright bars; unlike INK and white, they do not change with the page's theme."""
 COLORS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
-"""Of Okabe and Ito (2008): apart for all common kinds of colour blindness."""
+"""The palette of Okabe and Ito (2008), which people with any common colour blindness can tell apart."""
 LINES = ("-", "--", ":", "-.")
 
 _STYLE: Any = {
@@ -56,7 +56,7 @@ _STYLE: Any = {
 
 @contextmanager
 def canvas(width: float, height: float, title: str) -> Iterator[Figure]:
-    """A figure of `width` by `height` inches to draw on while the context lasts; it can be saved after.
+    """Yield a figure of `width` by `height` inches to draw on; it can be saved afterwards.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
@@ -75,13 +75,13 @@ def canvas(width: float, height: float, title: str) -> Iterator[Figure]:
 
 
 def png(figure: Figure) -> bytes:
-    """`figure` as the bytes of a PNG file."""
+    """Return `figure` as the bytes of a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
-_DRESS = """<style>
+_THEME_STYLE = """<style>
 :root { --ink: #1f2328; --muted: #6b7280; --faint: #e5e7eb; --page: #fff; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --muted: #9aa4af; --faint: #30363d; --page: #0d1117; } }
 </style>"""
@@ -89,7 +89,7 @@ _ROLES = {INK: "--ink", MUTED: "--muted", FAINT: "--faint", "#ffffff": "--page"}
 
 
 def svg(figure: Figure) -> str:
-    """`figure` as an SVG image that is light or dark as its reader's pages are."""
+    """Return `figure` as an SVG image that follows the light or dark theme of its reader."""
     import matplotlib as mpl
 
     buffer = io.StringIO()
@@ -99,21 +99,21 @@ def svg(figure: Figure) -> str:
     for color, role in _ROLES.items():
         drawn = drawn.replace(f": {color}", f": var({role})")
     head, _, rest = drawn[drawn.index("<svg") :].partition(">")
-    return f"{head}>{_DRESS}{rest}"
+    return f"{head}>{_THEME_STYLE}{rest}"
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write `figure` to `path`, whole or not at all."""
+    """Write `figure` to `path` atomically."""
     atomic_write(path, png(figure))
 
 
 def can_draw() -> bool:
-    """Whether Matplotlib is installed."""
+    """Return whether Matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def bar_axes(axes: Axes, labels: Sequence[str], title: str) -> None:
-    """Make `axes` one of horizontal bars: a label a bar, the first on top, no ticks."""
+    """Prepare `axes` for horizontal bars: one label per bar, the first on top, no ticks."""
     axes.set_title(title)
     axes.set_yticks(range(len(labels)), labels, color=INK)
     axes.tick_params(axis="y", length=0)
@@ -123,30 +123,33 @@ def bar_axes(axes: Axes, labels: Sequence[str], title: str) -> None:
 
 
 def bars_height(num_bars: int) -> float:
-    """Inches for `num_bars` horizontal bars with title and axis; more of them are drawn narrower."""
+    """Return the inches that `num_bars` horizontal bars need with title and axis; many bars are drawn narrower."""
     return 1.5 + num_bars * (0.42 if num_bars <= 12 else 0.26)
 
 
 def log_axis(
-    axes: Axes, side: Literal["x", "y"], base: int, multiples: Sequence[float], words: Callable[[float], str]
+    axes: Axes, side: Literal["x", "y"], base: int, multiples: Sequence[float], format_tick: Callable[[float], str]
 ) -> None:
-    """Make a `side` of `axes` logarithmic, with ticks at powers of `base` times `multiples`, each told in `words`."""
+    """Make a `side` of `axes` logarithmic, with ticks at powers of `base` times `multiples`.
+
+    `format_tick` writes the label of a tick's value.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     scale, axis = (axes.set_xscale, axes.xaxis) if side == "x" else (axes.set_yscale, axes.yaxis)
     scale("log", base=base)
     axis.set_major_locator(LogLocator(base=base, subs=multiples))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: words(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
     axis.set_minor_formatter(NullFormatter())
 
 
 def empty(axes: Axes, sentence: str) -> None:
-    """Say on `axes` why there is nothing to see."""
+    """Write on `axes` why there is nothing to draw."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, sentence, ha="center", va="center", color=MUTED, transform=axes.transAxes)
 
 
 def require_matplotlib() -> None:
-    """Raise MissingExtra unless figures can be drawn: before a long run rather than after it."""
+    """Raise MissingExtra unless Matplotlib is installed: commands call this before a long run, not after it."""
     with canvas(1, 1, ""):
         pass

@@ -1,4 +1,4 @@
-"""What `evener plan` knows by name, as tables: models, machines, cards, networks."""
+"""Tables of the names that `evener plan` knows: models, machines, cards, networks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evener.report.text import human_count, table_of
 
 
 def models_table(graphs: Mapping[str, ModelGraph], options: Mapping[str, Mapping[str, str]]) -> Table:
-    """Networks by the name that `evener plan` takes, with the options of each and what they are if nothing is said."""
+    """Return a table of the networks that `evener plan` knows, with the options of each and their defaults."""
     return table_of(
         "Models, for `evener plan MODEL`",
         {
@@ -29,7 +29,7 @@ def models_table(graphs: Mapping[str, ModelGraph], options: Mapping[str, Mapping
 
 
 def machines_table(nodes: Mapping[str, NodeKind]) -> Table:
-    """Machines whose cards have links of their own."""
+    """Return a table of the machines whose cards have links of their own."""
     return table_of(
         "Machines, for `--machines`: `a100-node`, `4xa100-node`",
         {
@@ -43,7 +43,7 @@ def machines_table(nodes: Mapping[str, NodeKind]) -> Table:
 
 
 def cards_table(cards: Mapping[str, Card]) -> Table:
-    """Cards as their makers' sheets have them: TFLOP/s of dense operands."""
+    """Return a table of cards with the TFLOP/s of dense operands from their makers' data sheets."""
     return table_of(
         "Cards, for `--machines`: `rtx3090`, `rtx3090:2` for two in one machine, `4xrtx3090:2`",
         {
@@ -56,12 +56,12 @@ def cards_table(cards: Mapping[str, Card]) -> Table:
             ">fp16": lambda item: f"{item[1].half:g}",
         },
         cards.items(),
-        caption="TFLOP/s of the makers' sheets; docs/machines.md says what training reaches of them.",
+        caption="TFLOP/s of the data sheets; docs/machines.md says how much of them training reaches.",
     )
 
 
 def networks_table(networks: Mapping[str, Fabric]) -> Table:
-    """Networks between machines."""
+    """Return a table of the networks between machines."""
     return table_of(
         "Networks, for `--network`",
         {

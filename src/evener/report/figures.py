@@ -1,4 +1,4 @@
-"""Figures over time: how well runs learn and how fast, and who computed what in a step of a pipeline."""
+"""Figures over time: loss, accuracy and throughput of runs, and the timeline of a pipeline's step."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
     from evener.parallel.pipeline.timeline import StageEvent, Timeline
 
-_MOST_LABELLED_EVENTS = 8
+_MAX_LABELLED_EVENTS = 8
 
 
 class _Curve(NamedTuple):
-    """What one run draws: loss by entry and accuracy by validation, each against steps and seconds."""
+    """The series of one run: losses by entry and accuracies by validation, against steps and seconds."""
 
     label: str
     color: str
@@ -54,7 +54,7 @@ class _Curve(NamedTuple):
 
 
 def learning_figure(records: Mapping[str, TrainRecord]) -> Figure:
-    """Training loss and validation accuracy of all `records`, against optimiser steps and seconds of training.
+    """Draw the training loss and validation accuracy of all `records` against optimiser steps and seconds of training.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
@@ -104,26 +104,26 @@ def _curve(index: int, name: str, record: TrainRecord) -> _Curve:
 
 
 def _seconds_at(step: int, steps: Sequence[float], seconds: Sequence[float]) -> float:
-    """Seconds of training when `step` was done; the entry that holds it counts whole."""
+    """Return the seconds of training up to `step`; the entry that contains `step` counts in full."""
     done = bisect_right(steps, step)
     return seconds[done - 1] if done else 0.0
 
 
-def _draw_losses(axes: Axes, at: Sequence[float], curve: _Curve) -> None:
+def _draw_losses(axes: Axes, x_values: Sequence[float], curve: _Curve) -> None:
     smooth = _rolling_median(curve.losses)
     if smooth != curve.losses:
-        axes.plot(at, curve.losses, color=curve.color, alpha=0.18, linewidth=0.8)
-    marker = "o" if len(at) == 1 else None
-    axes.plot(at, smooth, curve.line, color=curve.color, label=curve.label, marker=marker)
+        axes.plot(x_values, curve.losses, color=curve.color, alpha=0.18, linewidth=0.8)
+    marker = "o" if len(x_values) == 1 else None
+    axes.plot(x_values, smooth, curve.line, color=curve.color, label=curve.label, marker=marker)
 
 
-def _draw_accuracies(axes: Axes, at: Sequence[float], curve: _Curve) -> None:
-    marker = "o" if len(at) <= 30 else None
-    axes.plot(at, curve.accuracies, curve.line, color=curve.color, marker=marker, markersize=4.5)
+def _draw_accuracies(axes: Axes, x_values: Sequence[float], curve: _Curve) -> None:
+    marker = "o" if len(x_values) <= 30 else None
+    axes.plot(x_values, curve.accuracies, curve.line, color=curve.color, marker=marker, markersize=4.5)
 
 
 def throughput_figure(record: TrainRecord) -> Figure:
-    """Samples per second of every step of `record`, what the plan predicted, and the events marked.
+    """Draw the samples per second of every step of `record`, the prediction of the plan, and the events.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
@@ -152,9 +152,12 @@ def throughput_figure(record: TrainRecord) -> Figure:
 
 
 def _mark_events(axes: Axes, events: Sequence[Event]) -> None:
-    """A line at every event: labelled if there are few, else one entry of the legend for each kind."""
+    """Draw a line at every event.
+
+    Few events get a label each; many get one legend entry per kind.
+    """
     kinds = list(dict.fromkeys(event.kind for event in events))
-    few = len(events) <= _MOST_LABELLED_EVENTS
+    few = len(events) <= _MAX_LABELLED_EVENTS
     for index, kind in enumerate(kinds):
         steps = [event.step for event in events if event.kind == kind]
         color = COLORS[1:][index % (len(COLORS) - 1)]
@@ -181,27 +184,27 @@ def _label_event(axes: Axes, step: float, kind: str) -> None:
 
 
 def _rolling_median(values: list[float]) -> list[float]:
-    """`values` smoothed over a fiftieth of their number on either side; a few values are left as they are."""
+    """Smooth `values` over 2 % of their number on either side; fewer than 50 values are returned as they are."""
     reach = len(values) // 50
-    return [median(values[max(0, at - reach) : at + reach + 1]) for at in range(len(values))]
+    return [median(values[max(0, index - reach) : index + reach + 1]) for index in range(len(values))]
 
 
 _ACTION_COLORS = {"forward": BLUE, "recompute": SKY, "backward": GREEN, "evaluate": BLUE}
 _WAITING = "waiting for others"
 _BOX_HEIGHT = 0.68
-_NARROWEST_LABELLED = 0.016
-"""Of the width of the picture."""
+_MIN_LABELLED_FRACTION = 0.016
+"""Fraction of the figure's width below which a box gets no label."""
 
 
 def timeline_figure(timeline: Timeline) -> Figure:
-    """A row a stage, a box an action with the number of its micro-batch; beside it the share of the step it computed.
+    """Draw a row per stage and a box per action with its micro-batch; beside a row, the stage's busy fraction.
 
     Args:
-        timeline: of a step.
+        timeline: events of one step.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
-        InvalidValue: nothing was timed.
+        InvalidValue: the timeline has no events.
     """
     events = timeline.events
     require(len(events) > 0, "events", len(events), "at least one action of a step")
@@ -260,7 +263,7 @@ def _draw_box(axes: Axes, event: StageEvent, start: float, length: float) -> Non
         linewidth=0.5,
         label=event.kind,
     )
-    if width >= _NARROWEST_LABELLED * length:
+    if width >= _MIN_LABELLED_FRACTION * length:
         ink = DARK if color == SKY else LIGHT
         text = str(event.micro_batch)
         axes.text(left + width / 2, event.stage, text, ha="center", va="center", fontsize=8, color=ink)

@@ -1,4 +1,4 @@
-"""Records as one HTML file that needs nothing else: no scripts, no fonts, no network."""
+"""Records as one self-contained HTML file: no scripts, no fonts, no network."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _PAGE = """<!doctype html>
 
 
 def write_records(paths: Sequence[Path], output: Path) -> None:
-    """`evener report`: one page of the records in these files."""
+    """Write one HTML page of the records in `paths` to `output`, for `evener report`."""
     records = {_label(path, paths): read_noun(path, TrainRecord) for path in paths}
     write_page(output, records, title=", ".join(records))
 
 
 def _label(path: Path, others: Sequence[Path]) -> str:
-    """A short name for a record: that of its folder where this tells it from the others, else its whole path."""
+    """Return a short name for a record: its folder's name if this is unique, else its path."""
     names = [other.resolve().parent.name for other in others]
     name = path.resolve().parent.name
     return name if names.count(name) == 1 else str(path)
@@ -59,10 +59,10 @@ def write_page(path: Path, records: Mapping[str, TrainRecord], title: str, summa
     """Write `records` to `path` as one HTML file with figures, tables, events, plans and environments.
 
     Args:
-        path: of the file, written whole or not at all.
+        path: of the file, which is written atomically.
         records: at least one, by name; several are also compared, with speed-ups over the first.
-        title: of the page.
-        summary: what follows from the records, in a sentence or two, above all else.
+        title: title of the page.
+        summary: conclusion in a sentence or two, shown above everything else.
 
     Raises:
         InvalidValue: there are no records.
@@ -95,16 +95,19 @@ def _comparison(records: Mapping[str, TrainRecord]) -> list[str]:
 
 
 def _run(index: int, name: str, record: TrainRecord, *, is_alone: bool) -> list[str]:
-    """Everything about one run: the results first, then, to be opened where there are several, how it came to them."""
+    """Return the sections of one run: results first, then its details.
+
+    The details are folded where the page shows several runs.
+    """
     return [
         f'<section><h2 id="run-{index}">{escape(name)}</h2>',
         f'<p class="facts">{escape(_facts(record))}</p>',
         _tiles(record),
         _table(record_table(record)),
         f"<details{' open' if is_alone else ''}><summary>Plan, phases, throughput, events and environment</summary>",
-        _figure(phases_figure(record), f"{name}: who waits for whom"),
+        _figure(phases_figure(record), f"{name}: where the nodes' time went"),
         _table(plan_table(record.plan)),
-        _figure(plan_figure(record.plan), f"{name}: who pulls how much"),
+        _figure(plan_figure(record.plan), f"{name}: share of every node"),
         _table(predicted_table(record)),
         _figure(throughput_figure(record), f"{name}: samples per second"),
         _table(_events(record)),
@@ -153,7 +156,7 @@ _END = ' class="end"'
 
 
 def _table(table: Table) -> str:
-    """A table of `grid` in HTML."""
+    """Render a table of `grid` as HTML."""
     classes = [' class="number"' if column.justify == "right" else "" for column in table.columns]
     head = "".join(f"<th{kind}>{_text(c.header)}</th>" for kind, c in zip(classes, table.columns, strict=True))
     rows = zip(*(column.cells for column in table.columns), strict=True)

@@ -1,4 +1,7 @@
-"""Loggers for the services that people keep their curves in; each is imported when a run begins to write to it."""
+"""Loggers that send a run's scalars to TensorBoard, Weights & Biases and MLflow.
+
+Each service is imported when a run starts to write to it.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ class TensorBoard:
     """Event files for TensorBoard.
 
     Args:
-        folder: made if it is not there.
+        folder: where the event files go; created if it does not exist.
 
     Raises:
-        MissingExtra: from `begin`: TensorBoard is not installed.
-        OSError: from every method: the disk is full or gone.
+        MissingExtra: `begin` was called and TensorBoard is not installed.
+        OSError: the disk is full or gone; every method may raise this.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -32,35 +35,38 @@ class TensorBoard:
         self._writer: Any = None
 
     def begin(self, plan: Plan) -> None:
-        """As a ScalarLogger."""
+        """Open an event file and write the plan into it."""
         if self._writer is None:
             _silence_writers_on_a_full_disk()
             module = _imported("torch.utils.tensorboard", "TensorBoard", "report")
             self._writer = module.SummaryWriter(log_dir=str(self._folder))
-        self._writer.add_text("plan", ", ".join(f"{name}: {value}" for name, value in _words_of(plan).items()))
+        self._writer.add_text("plan", ", ".join(f"{name}: {value}" for name, value in _plan_fields(plan).items()))
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
-        """As a ScalarLogger."""
+        """Add each scalar to the event file."""
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, global_step=step)
 
     def close(self) -> None:
-        """As a ScalarLogger; ends the writer's thread."""
+        """Close the event file and end the writer's thread."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
 
 
 def _silence_writers_on_a_full_disk() -> None:
-    """Have a thread of TensorBoard's print no traceback of a full disk: whoever writes next is told."""
-    before = threading.excepthook
-    if getattr(before, "__module__", "") == __name__:
+    """Stop TensorBoard's writer thread from printing a traceback when the disk is full.
+
+    The next call of `write` raises the error.
+    """
+    previous_hook = threading.excepthook
+    if getattr(previous_hook, "__module__", "") == __name__:
         return
 
     def hook(args: threading.ExceptHookArgs) -> None:
         is_writer = type(args.thread).__module__.startswith("tensorboard")
         if not (is_writer and args.exc_value is not None and is_of_the_disk(args.exc_value)):
-            before(args)
+            previous_hook(args)
 
     threading.excepthook = hook
 
@@ -70,29 +76,33 @@ class Wandb:
     """A run of Weights & Biases.
 
     Args:
-        words: of `wandb.init`, such as project="digits" or mode="offline"; the plan becomes its `config`.
+        init_options: arguments of `wandb.init`, such as project="digits" or mode="offline"; the plan is added to its
+            `config`.
 
     Raises:
-        MissingExtra: from `begin`: wandb is not installed.
+        MissingExtra: `begin` was called and wandb is not installed.
     """
 
-    def __init__(self, **words: Any) -> None:
-        self._words = words
+    def __init__(self, **init_options: Any) -> None:
+        self._init_options = init_options
         self._run: Any = None
 
     def begin(self, plan: Plan) -> None:
-        """As a ScalarLogger."""
+        """Start a run whose configuration holds the plan."""
         if self._run is None:
             module = _imported("wandb", "wandb", "wandb")
-            self._run = module.init(**{**self._words, "config": {**_words_of(plan), **self._words.get("config", {})}})
-            self._run.define_metric("*", step_metric="step")  # wandb's own must not fall: a validation may come late
+            self._run = module.init(
+                **{**self._init_options, "config": {**_plan_fields(plan), **self._init_options.get("config", {})}}
+            )
+            # wandb's own step may not decrease, but validations come late
+            self._run.define_metric("*", step_metric="step")
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
-        """As a ScalarLogger."""
+        """Log the scalars under their step."""
         self._run.log({**scalars, "step": step})
 
     def close(self) -> None:
-        """As a ScalarLogger; waits until everything was sent."""
+        """Finish the run, and wait until everything has been sent."""
         if self._run is not None:
             self._run.finish()
             self._run = None
@@ -103,12 +113,12 @@ class MLflow:
     """A run of MLflow.
 
     Args:
-        tracking_uri: of the server, or a folder as file:///...; MLflow's own default by default.
-        experiment: made if it is not there.
-        run_name: MLflow makes one up by default.
+        tracking_uri: address of the server, or a folder as file:///...; None uses MLflow's default.
+        experiment: name of the experiment; created if it does not exist.
+        run_name: name of the run; None lets MLflow choose one.
 
     Raises:
-        MissingExtra: from `begin`: MLflow is not installed.
+        MissingExtra: `begin` was called and MLflow is not installed.
     """
 
     def __init__(
@@ -120,32 +130,32 @@ class MLflow:
         self._run_id = ""
 
     def begin(self, plan: Plan) -> None:
-        """As a ScalarLogger."""
+        """Create a run whose parameters hold the plan."""
         if self._run_id:
             return
         module = _imported("mlflow", "MLflow", "mlflow")
         self._client, self._metric = module.MlflowClient(self._uri), import_module("mlflow.entities").Metric
-        known = self._client.get_experiment_by_name(self._experiment)
-        number = known.experiment_id if known else self._client.create_experiment(self._experiment)
-        self._run_id = self._client.create_run(number, run_name=self._name).info.run_id
-        for name, value in _words_of(plan).items():
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
+        self._run_id = self._client.create_run(experiment_id, run_name=self._name).info.run_id
+        for name, value in _plan_fields(plan).items():
             self._client.log_param(self._run_id, name, value)
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
-        """As a ScalarLogger."""
+        """Log the scalars as one batch of metrics."""
         now = int(time.time() * 1000)
         metrics = [self._metric(name, value, now, step) for name, value in scalars.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def close(self) -> None:
-        """As a ScalarLogger."""
+        """Mark the run as finished."""
         if self._run_id:
             self._client.set_terminated(self._run_id)
             self._run_id = ""
 
 
 def has_tensorboard() -> bool:
-    """Whether TensorBoard, and what PyTorch has for it, are installed."""
+    """Return whether TensorBoard and PyTorch, which writes its files, are installed."""
     return all(find_spec(name) is not None for name in ("torch", "tensorboard"))
 
 
@@ -156,7 +166,7 @@ def _imported(module: str, name: str, extra: str) -> Any:
         raise MissingExtra(f"{name} is not installed: {pip_install(extra)}") from error
 
 
-def _words_of(plan: Plan) -> dict[str, Any]:
-    """What a run is found by."""
+def _plan_fields(plan: Plan) -> dict[str, Any]:
+    """Return the fields of `plan` by which users find a run again."""
     nodes = ", ".join(f"{a.node} {a.samples}" for a in plan.assignments)
     return {"strategy": plan.strategy, "batch_size": plan.batch_size, "nodes": nodes}

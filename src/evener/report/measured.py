@@ -1,4 +1,4 @@
-"""What a record adds up to: the typical step, and where each node's time went. Pure."""
+"""Figures derived from a record: the typical step, and where each node's time went. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from evener.records.record import NodeStep, NodeSummary, Step, TrainRecord
 
 
 class TypicalStep(NamedTuple):
-    """The median step of a run; comparable with a plan's Prediction.
+    """The median step of a run, comparable with a plan's Prediction.
 
-    Where ranks exchange gradients after several steps, it is the median over as many steps, of one of them.
+    If ranks exchange gradients every `local_steps` steps, one step of the median cycle.
 
     Attributes:
-        step_seconds: of the whole step.
+        step_seconds: duration of the whole step.
         compute_seconds: of the rank that computes longest.
-        communication_seconds: that this rank waits, for gradients and statistics that nothing hid.
-        sent_bytes: of the rank that sends most; on the average over all steps where exchanges follow several.
+        communication_seconds: that this rank waits for gradients and statistics, as far as no computation hides them.
+        sent_bytes: of the rank that sends most; an average over all steps if exchanges are several steps apart.
     """
 
     step_seconds: float
@@ -30,7 +30,7 @@ class TypicalStep(NamedTuple):
 
 
 class NodePhases(NamedTuple):
-    """Seconds of one node over a run, by phase."""
+    """Seconds that one node spent in each phase of a run."""
 
     name: str
     loading: float
@@ -40,12 +40,12 @@ class NodePhases(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """All phases together."""
+        """The sum of all phases."""
         return self.loading + self.computing + self.updating + self.waiting
 
 
 def spans(record: TrainRecord) -> list[int]:
-    """Number of optimiser steps that each entry of `record.steps` sums."""
+    """Return the number of optimiser steps that each entry of `record.steps` sums up."""
     if not record.steps:
         return []
     numbers = [entry.step for entry in record.steps]
@@ -54,26 +54,26 @@ def spans(record: TrainRecord) -> list[int]:
 
 
 def typical_step(record: TrainRecord) -> TypicalStep | None:
-    """The median step of `record`; None if it holds no steps."""
+    """Return the median step of `record`; None if it holds no steps."""
     cycles = list(_cycles(record))
     if not cycles:
         return None
     typical = TypicalStep(*(median(values) for values in zip(*(_per_step(*cycle) for cycle in cycles), strict=True)))
     if record.plan.local_steps == 1:
         return typical
-    sent = Counter[int]()  # how many steps an exchange follows may change in a run
+    sent = Counter[int]()  # the number of steps between exchanges may change in a run
     for entry in record.steps:
         sent.update({rank: node.sent_bytes for rank, node in enumerate(entry.nodes)})
     return typical._replace(sent_bytes=max(sent.values(), default=0) / sum(spans(record)))
 
 
 def _cycles(record: TrainRecord) -> Iterator[tuple[list[Step], int]]:
-    """Neighbouring entries from one exchange of gradients to the next, with the number of their steps.
+    """Yield the entries from one exchange of gradients to the next, with their number of steps.
 
-    What is left at the end counts only if there is nothing else.
+    An incomplete cycle at the end counts only if there is no complete one.
     """
     entries: list[Step] = []
-    steps, found = 0, False
+    steps, has_cycle = 0, False
     for entry, span in zip(record.steps, spans(record), strict=True):
         if entries and len(entry.nodes) != len(entries[0].nodes):
             entries, steps = [], 0
@@ -81,8 +81,8 @@ def _cycles(record: TrainRecord) -> Iterator[tuple[list[Step], int]]:
         steps += span
         if steps >= record.plan.local_steps:
             yield entries, steps
-            entries, steps, found = [], 0, True
-    if entries and not found:
+            entries, steps, has_cycle = [], 0, True
+    if entries and not has_cycle:
         yield entries, steps
 
 
@@ -98,15 +98,15 @@ def _per_step(entries: Sequence[Step], steps: int) -> TypicalStep:
 
 
 def _computed(parts: Sequence[NodeStep]) -> float:
-    """Seconds of one node in some steps."""
+    """Return the seconds that one node computed in `parts`."""
     return sum(part.io_seconds + part.compute_seconds + part.update_seconds for part in parts)
 
 
 def node_phases(record: TrainRecord) -> list[NodePhases]:
-    """Seconds by phase of every node of `record`: all that it computed and waited.
+    """Return the seconds by phase of every node of `record`.
 
-    How its computing divides into phases comes from the steps in which all of `record.nodes` took part; without such
-    steps all of it is called computing.
+    The split of computing into phases comes from the steps in which all of `record.nodes` took part. Without such steps
+    all of it counts as computing.
     """
     entries = [entry.nodes for entry in record.steps if len(entry.nodes) == len(record.nodes)]
     by_rank = list(zip(*entries, strict=True)) or [()] * len(record.nodes)
@@ -127,7 +127,7 @@ def _phases(node: NodeSummary, steps: Sequence[NodeStep]) -> NodePhases:
 
 
 def waiting_fraction(nodes: Sequence[NodeSummary]) -> float:
-    """The part of the nodes' time that they waited for others, in [0, 1]."""
+    """Return the fraction of the nodes' time that they waited for others, in [0, 1]."""
     waiting = sum(node.seconds_waiting for node in nodes)
     total = waiting + sum(node.seconds_computing for node in nodes)
     return waiting / total if total else 0.0

@@ -1,4 +1,4 @@
-"""What is known before a run: layers of a model, measured machines, what the oracle foresees; tables and a figure."""
+"""Tables and a figure of what is known before a run: layers, measured machines and predictions of the oracle."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _GIGA = 1e9
 
 
 def layers_table(graph: ModelGraph) -> Table:
-    """Every layer of `graph` with its costs per sample; in the caption those of the whole model."""
-    forward, kept = human_count(graph.forward_flops / 1e6), human_bytes(graph.activation_bytes)
+    """Return a table of the layers of `graph` with their costs per sample; its caption sums up the whole model."""
+    forward, stored = human_count(graph.forward_flops / 1e6), human_bytes(graph.activation_bytes)
     total = (
         f"{human_count(graph.parameters)} parameters ({human_bytes(graph.parameter_bytes)}); "
-        f"per sample {forward} MFLOP forward, {kept} kept for backward"
+        f"per sample {forward} MFLOP forward, {stored} stored for backward"
     )
     return table_of(
         f"Model: {graph.name}",
@@ -38,7 +38,7 @@ def layers_table(graph: ModelGraph) -> Table:
             "output of a sample?": lambda layer: " x ".join(map(str, layer.output_shape)),
             ">parameters": lambda layer: human_count(layer.parameters),
             ">MFLOP": lambda layer: human_count(layer.forward_flops / 1e6),
-            ">kept?": lambda layer: human_bytes(layer.activation_bytes),
+            ">stored?": lambda layer: human_bytes(layer.activation_bytes),
             "can be split along": lambda layer: ", ".join(layer.splits),
         },
         graph.layers,
@@ -47,7 +47,7 @@ def layers_table(graph: ModelGraph) -> Table:
 
 
 def profile_table(profile: ClusterProfile) -> Table:
-    """The devices of `profile`: memory, and speed and score at every precision that was measured."""
+    """Return a table of the devices of `profile`: memory, and speed and score at every measured precision."""
     footnotes: list[str] = []
     rows: list[Row] = []
     for device in profile.devices:
@@ -84,7 +84,7 @@ def _speed_cells(throughput: Throughput, footnotes: list[str]) -> tuple[str, ...
 
 
 def _footnote(reason: str, footnotes: list[str]) -> str:
-    """The mark of `reason` among the footnotes, which it joins if it is new."""
+    """Return the mark of `reason`; append it to `footnotes` if it is not there yet."""
     numbered = [line.partition(" ")[2] for line in footnotes]
     if reason not in numbered:
         footnotes.append(f"[{len(footnotes) + 1}] {reason}")
@@ -93,7 +93,7 @@ def _footnote(reason: str, footnotes: list[str]) -> str:
 
 
 def links_table(profile: ClusterProfile) -> Table:
-    """The measured links of `profile`: latency in microseconds, bandwidth in GB/s."""
+    """Return a table of the measured links of `profile`: latency in microseconds, bandwidth in GB/s."""
     names = [f"{device.node} {device.device}" for device in profile.devices]
     return table_of(
         "Links",
@@ -109,7 +109,7 @@ def links_table(profile: ClusterProfile) -> Table:
 
 
 def timing_table(profile: ClusterProfile) -> Table:
-    """Seconds per sample, forward and backward, of every task that was measured on a device of `profile`."""
+    """Return a table of seconds per sample, forward and backward, of every task measured on a device of `profile`."""
     timed = [(device, timing) for device in profile.devices for timing in device.timings]
     sizes = sorted({batch.samples for _, timing in timed for batch in timing.batches})
     return grid(
@@ -137,16 +137,16 @@ def _timing_row(device: DeviceProfile, timing: TaskTiming, sizes: list[int]) -> 
 
 
 def ranking_table(ranking: Ranking) -> Table:
-    """Return every strategy's best way, fastest first. The caption names what is not used, once for each reason."""
+    """Return a table of each strategy's best plan, fastest first; the caption says which strategies cannot run, and why."""
     rows: list[Row] = [_estimate_row(ranking, estimate) for estimate in ranking.ranked]
     names: dict[str, list[str]] = {}
     for one in ranking.rejected:
         names.setdefault(one.reason, []).append(one.what)
-    caption = "Speed-up: over the best single device. Sent and memory: of the rank that has most."
+    caption = "Speed-up: over the best single device. Sent and memory: of the rank with the most."
     rejected = [f"Not used: {', '.join(what)}: {reason}." for reason, what in names.items()]
     job = ranking.model.job
     return grid(
-        f"Ways to train {job.graph.name}, {job.batch_size} samples a step",
+        f"Strategies for {job.graph.name}, {job.batch_size} samples a step",
         (
             "strategy", ">devices", ">a step", ">computing?", ">exchanging?", ">waiting?", ">speed-up", ">sent?",
             ">memory", "limited by",
@@ -174,7 +174,7 @@ def _estimate_row(ranking: Ranking, estimate: CostEstimate) -> Row:
 
 
 def parts_table(plan: Plan) -> Table:
-    """Who does how much of a plan: uneven samples, shares of the model, stages."""
+    """Return a table of what each rank does under `plan`: samples, shares of the model, stages."""
     return table_of(
         f"Plan: {plan.strategy}",
         {
@@ -191,7 +191,7 @@ def parts_table(plan: Plan) -> Table:
 
 
 def scale_table(curves: Sequence[Curve]) -> Table:
-    """Seconds a step of every strategy by number of devices, and the number up to which more devices pay."""
+    """Return a table of seconds per step by strategy and number of devices, and how many devices still help."""
     sizes = sorted({point.devices for curve in curves for point in curve.points})
     rows: list[Row] = []
     for curve in curves:
@@ -201,7 +201,7 @@ def scale_table(curves: Sequence[Curve]) -> Table:
 
 
 def scale_figure(curves: Sequence[Curve]) -> Figure:
-    """Time, efficiency and memory of every strategy against devices.
+    """Draw step time, efficiency and memory of every strategy against the number of devices.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
@@ -222,7 +222,7 @@ def scale_figure(curves: Sequence[Curve]) -> Figure:
 
 
 def _draw(panels: Sequence[Axes], curve: Curve, color: str, line: str) -> None:
-    """One strategy; a dot marks where it stops paying."""
+    """Draw one strategy; a dot marks the last number of devices that still helps."""
     sizes = [point.devices for point in curve.points]
     values = (
         [point.estimate.step_seconds for point in curve.points],

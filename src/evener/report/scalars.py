@@ -1,4 +1,4 @@
-"""What a run is told by in curves: names and numbers of its steps and validations, and the loggers that they go to.
+"""Names and values of the scalars that a run logs, from its steps and validations.
 
 loss/train, loss/validation, accuracy/validation, NAME/validation, throughput/samples_per_second, and per node
 computing/<node> and waiting/<node>: fractions of the step's seconds.
@@ -16,27 +16,27 @@ from evener.records.record import Step, TrainRecord, Validation
 
 
 class ScalarLogger(Protocol):
-    """Where scalars go: whatever has these three methods."""
+    """A destination of scalars, such as `loggers.TensorBoard`."""
 
     def begin(self, plan: Plan) -> None:
-        """A run begins, or goes on by another plan."""
+        """Start a run, or continue it under another plan."""
         ...
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
-        """Keep some scalars of a step, which come in order."""
+        """Store the scalars of one step; steps come in order."""
         ...
 
     def close(self) -> None:
-        """The run is over; nothing if none began."""
+        """End the run; do nothing if none was started."""
         ...
 
 
 @final
 class ScalarLog:
-    """Writes a run's events to a logger, in whose place it can be called.
+    """Writes the events of a run to a logger.
 
     Args:
-        logger: closed with the record, or by `close`.
+        logger: destination; closed when the record arrives, or by `close`.
     """
 
     def __init__(self, logger: ScalarLogger) -> None:
@@ -44,7 +44,7 @@ class ScalarLog:
         self._names: tuple[str, ...] = ()
 
     def __call__(self, event: RunEvent) -> None:
-        """Keep what can be drawn of `event`."""
+        """Write the scalars of `event`, if it has any."""
         if isinstance(event, Plan):
             self._names = tuple(a.node for a in event.assignments)
             self._logger.begin(event)
@@ -56,31 +56,31 @@ class ScalarLog:
             self.close()
 
     def close(self) -> None:
-        """Have everything written."""
+        """Close the logger."""
         self._logger.close()
 
 
 def scalars_of_step(step: Step, node_names: Sequence[str]) -> dict[str, float]:
-    """Of one entry of a record's steps, on nodes of these names.
+    """Return the scalars of one step of a record whose nodes have these names.
 
     Raises:
-        InvalidValue: the step has another number of nodes than there are names.
+        InvalidValue: the number of nodes in the step differs from the number of names.
     """
     require(len(step.nodes) == len(node_names), "step.nodes", len(step.nodes), f"{len(node_names)} nodes")
-    found = {} if step.loss is None else {"loss/train": step.loss}
+    scalars = {} if step.loss is None else {"loss/train": step.loss}
     if step.seconds <= 0:
-        return found
-    found["throughput/samples_per_second"] = step.samples / step.seconds
-    for name, node in zip(node_names, step.nodes, strict=True):
+        return scalars
+    scalars["throughput/samples_per_second"] = step.samples / step.seconds
+    for node_name, node in zip(node_names, step.nodes, strict=True):
         computing = node.io_seconds + node.compute_seconds + node.update_seconds
-        found[f"computing/{name}"] = computing / step.seconds
-        found[f"waiting/{name}"] = node.wait_seconds / step.seconds
-    return found
+        scalars[f"computing/{node_name}"] = computing / step.seconds
+        scalars[f"waiting/{node_name}"] = node.wait_seconds / step.seconds
+    return scalars
 
 
 def scalars_of_validation(validation: Validation) -> dict[str, float]:
-    """Loss, accuracy and the task's own metrics."""
-    found = {"loss/validation": validation.loss}
+    """Return the loss, the accuracy and the task's own metrics."""
+    scalars = {"loss/validation": validation.loss}
     if validation.accuracy is not None:
-        found["accuracy/validation"] = validation.accuracy
-    return {**found, **{f"{name}/validation": value for name, value in validation.metrics.items()}}
+        scalars["accuracy/validation"] = validation.accuracy
+    return {**scalars, **{f"{name}/validation": value for name, value in validation.metrics.items()}}

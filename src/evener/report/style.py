@@ -1,4 +1,4 @@
-"""How pages look, the report and the live one: a light and a dark dress, tiles, tables, figures."""
+"""The style sheet of the report and of the live page, for light and dark themes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of plans and records: who does how much and why, what happened, and whether it was foreseen."""
+"""Tables of plans and records: who does how much and why, what happened, and predictions against measurements."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _NODE_FIELDS = ("name", "share", "seconds_computing", "seconds_waiting", "bytes_
 
 
 def summary(record: TrainRecord) -> dict[str, object]:
-    """What `--json` prints: ready for `json.dumps`.
+    """Return the fields that `--json` prints, ready for `json.dumps`.
 
     Returns:
         `task`, `strategy`, `seconds` (of training), `samples_per_second`, `validation_accuracy` (in [0, 1], or None),
         `final_loss` (or None), and `nodes`: for every node its `name`, `share` (fraction of all samples),
         `seconds_computing`, `seconds_waiting` and `bytes_sent`. With a parameter server also
-        `agreement`, its name, and `bytes_saved`, by sending fewer bits; where nodes went or came `goodput`, the share
-        of `seconds` that was not lost by it.
+        `agreement`, its name, and `bytes_saved` by compression; where nodes left or joined also `goodput`, the
+        fraction of `seconds` that was not lost because of this.
     """
-    of_elastic = {"goodput": record.goodput} if record.goodput < 1 else {}
-    of_ps = {"agreement": record.agreement, "bytes_saved": record.bytes_saved} if record.agreement else {}
+    elastic_fields = {"goodput": record.goodput} if record.goodput < 1 else {}
+    sync_fields = {"agreement": record.agreement, "bytes_saved": record.bytes_saved} if record.agreement else {}
     return {
         "task": record.task,
         "strategy": record.plan.strategy,
@@ -43,13 +43,13 @@ def summary(record: TrainRecord) -> dict[str, object]:
         "validation_accuracy": record.validation_accuracy,
         "final_loss": record.final_loss,
         "nodes": [{name: getattr(node, name) for name in _NODE_FIELDS} for node in record.nodes],
-        **of_ps,
-        **of_elastic,
+        **sync_fields,
+        **elastic_fields,
     }
 
 
 def plan_table(plan: Plan) -> Table:
-    """Who does how much of every step of `plan` and why; below, what was left out or not chosen, with the reason."""
+    """Return a table of each rank's part of a step of `plan` and why, then what was rejected and why."""
     micro_batches = f", in {plan.accumulate} micro-batches" if plan.accumulate > 1 else ""
     rows: list[Row] = [(a.node, a.device, str(a.samples), percent(plan.part(a)), a.reason) for a in plan.assignments]
     if plan.rejected:
@@ -73,14 +73,14 @@ def _rejected_row(rejected: Rejected) -> Row:
 
 def _copied(steps: int) -> str:
     every = "every step" if steps == 1 else f"every {steps} steps"
-    return f"Each node's part is copied into the next node's memory {every}: a lost node costs no more than these."
+    return f"Each node's part is copied into the next node's memory {every}: losing a node repeats no more than these."
 
 
 def _checked(check: Check) -> str:
     samples, precisions = "+".join(map(str, check.samples)), " and ".join(check.precisions)
     return (
-        f"Checked: {samples} samples in {precisions}, trained by these nodes and by one process, are equal "
-        f"(to {check.off:.0e}, {human_seconds(check.seconds)})"
+        f"Checked: {samples} samples in {precisions}; these nodes and a single process agree "
+        f"(to {check.off:.0e}, in {human_seconds(check.seconds)})"
     )
 
 
@@ -91,14 +91,14 @@ def _predicted(plan: Plan, prediction: Prediction) -> str:
     factor = prediction.alone_seconds / prediction.step_seconds
     alone = human_seconds(prediction.alone_seconds)
     if factor < 1:
-        advice = "name that one only, or measure again when the machine is idle"
-        why = f". {plan.advice}" if plan.advice else ""
-        return f"{sentence}, longer than on the best device alone ({alone}): {advice}{why}"
+        advice = "train on that device alone, or measure again when the machine is idle"
+        further_advice = f". {plan.advice}" if plan.advice else ""
+        return f"{sentence}, longer than on the best device alone ({alone}): {advice}{further_advice}"
     return f"{sentence}, {factor:.2f} times as fast as the best device alone ({alone})"
 
 
 def record_table(record: TrainRecord) -> Table:
-    """What every node of `record` did: its share, the seconds it computed and waited, what it sent and held."""
+    """Return a table of the nodes of `record`: share, seconds computing and waiting, bytes sent, peak memory."""
     notes = [f"{percent(record.of_ideal)} of the ideal"] if record.of_ideal is not None else []
     notes += [f"goodput {exact_percent(record.goodput)}"] if record.goodput < 1 else []
     rate = ", ".join([f"{human_count(record.samples_per_second)} samples/s", *notes])
@@ -119,35 +119,35 @@ def record_table(record: TrainRecord) -> Table:
 
 
 def agreement_line(record: TrainRecord) -> str:
-    """What the nodes of a master have contributed, and what travelled for it."""
+    """Return a line on the contributions of a master's nodes and the bytes that they sent and received."""
     contributions = sum(node.contributions for node in record.nodes)
     stale = sum(node.contributions * node.staleness for node in record.nodes)
-    words = [f"{contributions} contributions"]
+    parts = [f"{contributions} contributions"]
     if stale:
-        most = max(node.most_stale for node in record.nodes)
-        words.append(f"{stale / contributions:.2f} versions stale on average, {most} at most")
+        max_staleness = max(node.most_stale for node in record.nodes)
+        parts.append(f"{stale / contributions:.2f} versions stale on average, {max_staleness} at most")
     sent, received = (sum(getattr(node, field) for node in record.nodes) for field in ("bytes_sent", "bytes_received"))
-    words.append(f"{human_bytes(sent)} to the master, {human_bytes(received)} back")
+    parts.append(f"{human_bytes(sent)} to the master, {human_bytes(received)} back")
     if record.bytes_saved:
-        words.append(f"{human_bytes(record.bytes_saved)} saved by compression")
+        parts.append(f"{human_bytes(record.bytes_saved)} saved by compression")
     refused, late = (sum(getattr(node, field) for node in record.nodes) for field in ("refused", "late"))
-    words += [f"{count} {name}" for name, count in (("refused", refused), ("late", late)) if count]
-    return f"agreement {record.agreement}: {', '.join(words)}"
+    parts += [f"{count} {name}" for name, count in (("refused", refused), ("late", late)) if count]
+    return f"agreement {record.agreement}: {', '.join(parts)}"
 
 
 def comparison_table(records: Mapping[str, TrainRecord]) -> Table:
-    """One row per way of training; speed-ups are over the samples per second of the first."""
+    """Return a table with one row per run; speed-ups are over the samples per second of the first."""
     reference = next((record.samples_per_second for record in records.values()), 0.0)
     return table_of(
         "Comparison",
         {
-            "way": lambda way: way[0],
-            ">nodes": lambda way: str(len(way[1].nodes)),
-            ">time?": lambda way: human_seconds(way[1].seconds),
-            ">samples/s": lambda way: human_count(way[1].samples_per_second),
-            ">speed-up": lambda way: f"{way[1].samples_per_second / reference:.2f}" if reference else "-",
-            ">accuracy": lambda way: exact_percent(way[1].validation_accuracy),
-            ">waiting": lambda way: percent(waiting_fraction(way[1].nodes)),
+            "run": lambda item: item[0],
+            ">nodes": lambda item: str(len(item[1].nodes)),
+            ">time?": lambda item: human_seconds(item[1].seconds),
+            ">samples/s": lambda item: human_count(item[1].samples_per_second),
+            ">speed-up": lambda item: f"{item[1].samples_per_second / reference:.2f}" if reference else "-",
+            ">accuracy": lambda item: exact_percent(item[1].validation_accuracy),
+            ">waiting": lambda item: percent(waiting_fraction(item[1].nodes)),
         },
         records.items(),
         caption="Accuracy: of the last validation. Waiting: of the time of all nodes.",
@@ -155,7 +155,7 @@ def comparison_table(records: Mapping[str, TrainRecord]) -> Table:
 
 
 def predicted_table(record: TrainRecord) -> Table:
-    """The step that the plan of `record` predicted against the median step that was measured."""
+    """Return a table of the step that the plan of `record` predicted and the median step that was measured."""
     prediction, typical = record.plan.prediction, typical_step(record)
     rows: list[Row] = []
     if prediction and typical:

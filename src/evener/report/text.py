@@ -1,4 +1,4 @@
-"""Numbers and tables as people read them: three significant digits and a unit, one look of all tables."""
+"""Numbers and tables as people read them: three significant digits with a unit, one style for all tables."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ T = TypeVar("T")
 class Grid(Table):
     """A table that fits the terminal.
 
-    Where it is wider, it leaves out columns that may be, from the right on, and says which. If that is not enough, it
-    goes on below with its other columns behind the first one.
+    On a narrow terminal, the table leaves out optional columns, from the right on, and names them.
+    If that is not enough, the other columns continue in further blocks, each behind the first column.
 
     Attributes:
         optional: headers of the columns that may be left out.
@@ -30,20 +30,20 @@ class Grid(Table):
 
     optional: frozenset[str] = frozenset()
     _EDGES, _GAP = 2, 3
-    """Characters around all columns, and between two."""
-    _NARROWEST = 30
-    """Characters that a text needs which may wrap."""
+    """Characters around the table, and between two columns."""
+    _MIN_TEXT_WIDTH = 30
+    """Characters that a wrapping column gets at least."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """As rich asks for it."""
+        """Yield the title, the blocks of columns that fit the console, and the caption."""
         if self.title:
             yield self.title
-        kept, left_out = self._kept(options.max_width)
-        for columns in self._blocks(kept, options.max_width):
+        shown, left_out = self._select_columns(options.max_width)
+        for columns in self._blocks(shown, options.max_width):
             part = Table(box=self.box, pad_edge=False)
             fits = self._EDGES + sum(map(self._needs, columns)) + self._GAP * (len(columns) - 1) <= options.max_width
             part.columns = [
-                replace(column, _index=i, no_wrap=column.no_wrap and (fits or i > 0))  # else a long name goes on below
+                replace(column, _index=i, no_wrap=column.no_wrap and (fits or i > 0))  # else a long name wraps
                 for i, column in enumerate(columns)
             ]
             part.rows = self.rows
@@ -53,26 +53,26 @@ class Grid(Table):
         if self.caption:
             yield self.caption
 
-    def _kept(self, width: int) -> tuple[list[Column], list[str]]:
-        """The columns that are shown in `width`, and the headers of the others."""
-        out: list[Column] = []
+    def _select_columns(self, width: int) -> tuple[list[Column], list[str]]:
+        """Return the columns that are shown in `width`, and the headers of the others."""
+        left_out: list[Column] = []
         for column in reversed(self.columns):
-            if self._fit(out, width):
+            if self._fit(left_out, width):
                 break
-            out += [column] if str(column.header) in self.optional else []
-        for column in out[::-1]:
-            others = [one for one in out if one is not column]
-            out = others if self._fit(others, width) else out
-        kept = [column for column in self.columns if all(column is not one for one in out)]
-        return kept, [str(column.header) for column in out[::-1]]
+            left_out += [column] if str(column.header) in self.optional else []
+        for column in left_out[::-1]:
+            others = [other for other in left_out if other is not column]
+            left_out = others if self._fit(others, width) else left_out
+        shown = [column for column in self.columns if all(column is not other for other in left_out)]
+        return shown, [str(column.header) for column in left_out[::-1]]
 
     def _fit(self, without: Sequence[Column], width: int) -> bool:
-        """Whether all columns fit into `width` without some."""
-        kept = [column for column in self.columns if all(column is not one for one in without)]
-        return len(list(self._blocks(kept, width))) == 1
+        """Return whether all columns except `without` fit into `width`."""
+        shown = [column for column in self.columns if all(column is not other for other in without)]
+        return len(list(self._blocks(shown, width))) == 1
 
     def _blocks(self, columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
-        """`columns`, as many at once as fit into `width`."""
+        """Yield `columns` in blocks, each with as many as fit into `width`."""
         first, *others = columns
         alone = self._EDGES + self._needs(first)
         block, used = [first], alone
@@ -87,7 +87,7 @@ class Grid(Table):
 
     def _needs(self, column: Column) -> int:
         longest = max(map(_longest_line, (column.header, *column.cells)))
-        return longest if column.no_wrap else min(longest, self._NARROWEST)
+        return longest if column.no_wrap else min(longest, self._MIN_TEXT_WIDTH)
 
 
 def _longest_line(cell: RenderableType) -> int:
@@ -95,14 +95,14 @@ def _longest_line(cell: RenderableType) -> int:
 
 
 def grid(title: str, columns: Sequence[str], rows: Iterable[Row], caption: str = "") -> Table:
-    """A table of plain text.
+    """Return a table of plain text.
 
     Args:
-        title: above it.
-        columns: headers; one that starts with `>` is of numbers, aligned right, and one that ends with `?` is left out
-            where the terminal is too narrow for all. Only the last may wrap.
-        rows: cells, as many as columns.
-        caption: below it.
+        title: text above the table.
+        columns: headers. A header that starts with `>` marks numbers, aligned right. A header that ends with `?` marks
+            a column that a narrow terminal leaves out. Only the last column may wrap.
+        rows: cells, as many as columns; None draws a line.
+        caption: text below the table.
     """
     table = Grid(
         title=Text(title, style="bold"),
@@ -126,7 +126,10 @@ def grid(title: str, columns: Sequence[str], rows: Iterable[Row], caption: str =
 
 
 def table_of(title: str, columns: Mapping[str, Callable[[T], str]], items: Iterable[T], caption: str = "") -> Table:
-    """A table with a row an item: `columns` gives each header, as for `grid`, and the cell of an item."""
+    """Return a table with one row per item.
+
+    `columns` maps each header, as for `grid`, to the function that returns the cell of an item.
+    """
     return grid(title, list(columns), [[cell(item) for cell in columns.values()] for item in items], caption)
 
 
@@ -135,7 +138,7 @@ _SMALL = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def human_bytes(num_bytes: float) -> str:
-    """`num_bytes` in decimal units: `999 B`, `1.50 GB`."""
+    """Format `num_bytes` in decimal units: `999 B`, `1.50 GB`."""
     size, unit = float(num_bytes), _BYTES[0]
     for larger in _BYTES[1:]:
         if size < 999.5:
@@ -145,7 +148,7 @@ def human_bytes(num_bytes: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """`seconds` from microseconds to hours: `41.2 ms`, `2 min 05 s`, `3 h 07 min`."""
+    """Format `seconds` from microseconds to hours: `41.2 ms`, `2 min 05 s`, `3 h 07 min`."""
     if not math.isfinite(seconds):
         return str(seconds)
     if round(seconds) >= 3600:
@@ -161,23 +164,23 @@ def human_seconds(seconds: float) -> str:
 
 
 def human_count(count: float) -> str:
-    """A number with three significant digits and separated thousands: `12,300`, `4.57`."""
+    """Format a number with three significant digits and separated thousands: `12,300`, `4.57`."""
     return _digits(count)
 
 
 def percent(fraction: float) -> str:
-    """`fraction` of one in per cent: `0.4 %`, `58 %`."""
+    """Format a fraction as a percentage: `0.4 %`, `58 %`."""
     value = 100 * fraction
     return f"{value:.1f} %" if 0 < abs(value) < 9.95 else f"{value:.0f} %"
 
 
 def exact_percent(fraction: float | None) -> str:
-    """`fraction` of one in per cent with two decimals, as accuracies are compared; `-` for None."""
+    """Format a fraction as a percentage with two decimals, as accuracies are compared; None becomes `-`."""
     return "-" if fraction is None else f"{100 * fraction:.2f} %"
 
 
 def ellipsis(text: str, length: int) -> str:
-    """`text` of at most `length` characters, shortened in its middle: names differ at both ends."""
+    """Shorten `text` to `length` characters in its middle, since names differ at both ends."""
     if len(text) <= length:
         return text
     head = (length - 1) // 2
@@ -185,7 +188,7 @@ def ellipsis(text: str, length: int) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three significant digits, zeros at the end included, so that columns of numbers line up."""
+    """Format three significant digits, with trailing zeros so that columns of numbers line up."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     before_point = math.floor(math.log10(abs(value) * 1.0005)) + 1

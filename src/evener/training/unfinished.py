@@ -51,7 +51,7 @@ def unfinished_record(
         startup: seconds before its first step.
         seconds: since then.
     """
-    told = [one for _, one in live.told]
+    told = [one for _, one in live.log]
     history = msgspec.structs.replace(
         live.history,
         events=[one for one in told if isinstance(one, Event)],

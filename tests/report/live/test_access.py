@@ -67,7 +67,7 @@ def test_the_page_can_be_read_and_nothing_else() -> None:
         st.one_of(st.text(max_size=60), st.sampled_from(["127.0.0.1:7118", "evener-7118=", "evener-7118=\xff"])),
     ),
 )
-def test_nothing_that_lacks_the_token_is_shown_anything(method: str, query: str, headers: dict[str, str]) -> None:
+def test_requests_without_the_token_reveal_nothing(method: str, query: str, headers: dict[str, str]) -> None:
     assert status(method, query, headers) == 403
 
 
@@ -78,9 +78,9 @@ def test_without_a_port_the_next_free_one_is_taken() -> None:
         assert first.getsockname()[0] == "127.0.0.1"
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_taken_port_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(InvalidInput, match=r"cannot be served on port .* name another one"):
+        with pytest.raises(InvalidInput):
             listen(taken.getsockname()[1])

@@ -23,14 +23,14 @@ def begun(folder: Path, num_steps: int = 10) -> EventLog:
     return log
 
 
-def test_a_page_is_first_sent_all_and_then_what_is_new(tmp_path: Path) -> None:
+def test_a_page_first_receives_the_whole_run_and_then_what_is_new(tmp_path: Path) -> None:
     log = begun(tmp_path / "a")
     source = Source(tmp_path / "a", "a")
     cursor = Cursor(source)
     source.poll()
     first = cursor.next(["a"])
     assert first is not None
-    assert (first.is_whole, len(first.points), len(first.columns), len(first.told)) == (True, 10, 10, 1)
+    assert (first.is_whole, len(first.points), len(first.columns), len(first.log)) == (True, 10, 10, 1)
     source.poll()
     assert cursor.next(["a"]) is None
     for step in fake_run(num_steps=12).steps[10:]:
@@ -38,12 +38,12 @@ def test_a_page_is_first_sent_all_and_then_what_is_new(tmp_path: Path) -> None:
     source.poll()
     more = cursor.next(["a"])
     assert more is not None
-    assert (more.is_whole, [point.step for point in more.points], more.told) == (False, [11, 12], [])
+    assert (more.is_whole, [point.step for point in more.points], more.log) == (False, [11, 12], [])
     assert [column.step for column in more.columns] == [11, 12]
     log.close()
 
 
-def test_another_page_is_sent_all_of_it_too(tmp_path: Path) -> None:
+def test_a_second_page_also_receives_the_whole_run(tmp_path: Path) -> None:
     begun(tmp_path / "a").close()
     source = Source(tmp_path / "a", "a")
     source.poll()
@@ -51,7 +51,7 @@ def test_another_page_is_sent_all_of_it_too(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_runs_are_found_in_folders_of_runs_when_they_begin(tmp_path: Path) -> None:
+def test_new_runs_in_a_folder_of_runs_are_found(tmp_path: Path) -> None:
     sources = Sources([tmp_path])
     assert (sources.names(), sources.find("")) == ([], None)
     begun(tmp_path / "a").close()
@@ -66,14 +66,14 @@ def test_runs_are_found_in_folders_of_runs_when_they_begin(tmp_path: Path) -> No
     assert newest.poll().picture().is_over
 
 
-def test_a_record_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_record_is_reported(tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text("{}")
     run = Source(tmp_path, "x").poll()
     assert run.picture().phase == "failed"
     assert "record.json" in run.picture().detail
 
 
-def test_runs_of_one_name_have_numbers(tmp_path: Path) -> None:
+def test_runs_with_the_same_name_are_numbered(tmp_path: Path) -> None:
     for parent in ("one", "two"):
         (tmp_path / parent).mkdir()
         begun(tmp_path / parent / "run").close()

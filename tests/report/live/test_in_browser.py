@@ -175,7 +175,7 @@ def test_panels_are_reached_by_keyboard(tmp_path: Path, browser: Any) -> None:
         assert page.evaluate("document.activeElement.tagName") == "A"
 
 
-def test_words_of_a_run_are_shown_as_they_are_and_never_become_a_page(tmp_path: Path, browser: Any) -> None:
+def test_text_of_a_run_is_shown_verbatim_and_never_becomes_markup(tmp_path: Path, browser: Any) -> None:
     written(tmp_path / "run", num_steps=20)
     bad = "<img src=x onerror=\"document.title='taken'\">"
     log = EventLog(tmp_path / "run" / EVENTS_FILE, pytest.fail)

@@ -58,7 +58,7 @@ def test_a_single_node_is_not_compared_with_an_ideal() -> None:
     assert shown([together.plan, *together.steps]).picture().ideal is not None
 
 
-def test_a_node_that_computes_twice_as_slow_as_it_did_is_named_with_how_much() -> None:
+def test_a_node_at_half_its_usual_speed_is_reported_with_the_factor() -> None:
     record = fake_run(num_steps=60)
     steps = [*record.steps[:50], *(slowed(step, 1, 2.5) for step in record.steps[50:])]
     run = shown([record.plan, *steps])
@@ -69,7 +69,7 @@ def test_a_node_that_computes_twice_as_slow_as_it_did_is_named_with_how_much() -
     assert {one.state for one in run.picture().nodes if one.name != "bob"} == {""}
 
 
-def test_a_node_that_is_given_less_work_is_not_slow() -> None:
+def test_a_node_with_less_work_is_not_slow() -> None:
     """The fixed part of a step weighs more then; the plan knows it."""
     few = fake_run(shares=(95, 3, 2), num_steps=30)
     many = fake_run(shares=(67, 28, 5), num_steps=60)
@@ -80,7 +80,7 @@ def test_a_node_that_is_given_less_work_is_not_slow() -> None:
 @pytest.mark.parametrize(
     ("kind", "state"), [("node lost", "lost"), ("benched", "benched"), ("away", "away"), ("expelled", "expelled")]
 )
-def test_what_happens_to_a_node_is_its_state_until_it_is_back(kind: str, state: str) -> None:
+def test_events_set_the_state_of_a_node_until_it_is_back(kind: str, state: str) -> None:
     record = fake_run(num_steps=20)
     event = Event(step=20, kind=kind, message="node bob: why", nodes=("bob",))
     run = shown([record.plan, *record.steps, event])
@@ -89,7 +89,7 @@ def test_what_happens_to_a_node_is_its_state_until_it_is_back(kind: str, state: 
     assert node(run, "bob").state == ""
 
 
-def test_the_node_that_arrives_last_is_to_blame_and_not_those_who_wait() -> None:
+def test_lost_time_is_attributed_to_the_node_that_arrives_last() -> None:
     record = fake_run(num_steps=40)
     run = shown([record.plan, *(slowed(step, 2, 4.0) for step in record.steps)])
     picture = run.picture()
@@ -99,7 +99,7 @@ def test_the_node_that_arrives_last_is_to_blame_and_not_those_who_wait() -> None
     assert sum(loss.seconds for loss in picture.losses) <= sum(step.seconds for step in record.steps) * 5
 
 
-def test_a_node_that_joins_has_a_column_of_its_name() -> None:
+def test_a_node_that_joins_gets_a_column_with_its_name() -> None:
     record = fake_run(num_steps=20)
     nodes = (("eve", "cpu", 1e-3), *(("ada", "cuda:0", 0.9e-3), ("bob", "cuda:0", 2.1e-3), ("x", "cpu", 12e-3)))
     wider = fake_run(shares=(60, 20, 10, 10), nodes=nodes, num_steps=3).steps
@@ -108,14 +108,14 @@ def test_a_node_that_joins_has_a_column_of_its_name() -> None:
     assert run.history.names == ["ada", "bob", "pi-in-the-attic", "eve"]
 
 
-def test_where_ranks_share_samples_they_are_counted_once() -> None:
+def test_samples_that_ranks_share_are_counted_once() -> None:
     record = fake_run(num_steps=50)
     plan: Plan = msgspec.structs.replace(fake_plan(), strategy="filter")
     run = shown([Phase(what="training", num_samples=10000, epochs=1), plan, *record.steps])
     assert run.picture().progress == pytest.approx(0.5)
 
 
-def test_a_run_of_which_only_the_record_is_left_is_over() -> None:
+def test_a_run_with_only_a_record_is_over() -> None:
     record = fake_run(num_steps=50)
     picture = shown(events_of(record)).picture()
     assert picture.is_over
@@ -123,19 +123,19 @@ def test_a_run_of_which_only_the_record_is_left_is_over() -> None:
     assert picture.nodes[0].memory_bytes == record.nodes[0].peak_memory_bytes
 
 
-def test_a_run_whose_leader_is_gone_says_so() -> None:
+def test_a_run_whose_leader_has_died_is_marked() -> None:
     run = shown([fake_plan()])
     run.abandon()
     assert (run.picture().phase, run.picture().detail) == ("failed", "the process that led the run is gone")
 
 
-def test_what_is_said_of_a_busy_machine_is_in_the_log_once_and_not_beside_every_node() -> None:
+def test_a_busy_machine_appears_once_in_the_log_and_not_beside_every_node() -> None:
     record = fake_run(num_steps=20)
     names = tuple(one.node for one in record.plan.assignments)
     busy = Event(step=0, kind="busy machine", message="other processes took 70% on all", nodes=names)
     run = shown([record.plan, busy, *record.steps])
     assert all("other processes" not in one.reason for one in run.picture().nodes)
-    assert [event.kind for _, event in run.told if isinstance(event, Event)].count("busy machine") == 1
+    assert [event.kind for _, event in run.log if isinstance(event, Event)].count("busy machine") == 1
     assert set(run.history.names) == set(names)
 
 
@@ -148,7 +148,7 @@ def test_what_is_said_of_a_busy_machine_is_in_the_log_once_and_not_beside_every_
         ({}, False),
     ],
 )
-def test_measured_shares_are_advised_only_to_a_run_that_has_others(options: dict[str, str], is_advised: bool) -> None:
+def test_measured_shares_are_advised_only_to_runs_with_other_shares(options: dict[str, str], is_advised: bool) -> None:
     record = fake_run(num_steps=40)
     slow = [slowed(step, 2, 4.0) for step in record.steps]
     run = shown([Phase(what="starting", options=options), record.plan, *slow])

@@ -1,1 +1,1 @@
-"""The live page of a run: events.jsonl -> what a browser on this machine sees, now and as long as the run lasts."""
+"""The live page of a run: it reads events.jsonl and shows the run in a browser on this machine."""

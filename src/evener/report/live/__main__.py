@@ -1,6 +1,8 @@
-"""The process of the page beside a run: it is given a socket, and ends a moment after the process that leads the run.
+"""The process that serves the live page beside a run, and ends shortly after the run's leading process.
 
-python -m evener.report.live FOLDER HANDLE       the token comes on stdin, whose end is that of the run
+python -m evener.report.live FOLDER HANDLE       HANDLE is the listening socket's file descriptor
+
+The run writes the token to stdin and closes stdin when it ends.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from pathlib import Path
 from evener.report.live.feed import Sources
 from evener.report.live.server import LivePage
 
-_LAST_WORDS = 2.0
-"""Seconds in which open pages get the end of the run."""
+_CLOSING_DELAY_S = 2.0
+"""Seconds in which open pages still receive the end of the run."""
 
 
 def main() -> None:
@@ -29,7 +31,7 @@ def main() -> None:
     def end_with_run() -> None:
         sys.stdin.read()
         sources.abandon()
-        time.sleep(_LAST_WORDS)
+        time.sleep(_CLOSING_DELAY_S)
         page.stop()
 
     threading.Thread(target=end_with_run, daemon=True).start()

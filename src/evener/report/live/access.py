@@ -1,7 +1,7 @@
-"""Who may see the live page: whoever has its token, at an address of this machine, and nobody through another page.
+"""Access to the live page: a token is required, an address of this machine, and no other page as intermediary.
 
-A token in the address becomes a cookie, and goes out of the address. Host and Origin are looked at in every request, so
-that no page of another site, and no name that resolves to this machine, reaches this one.
+The token in the address becomes a cookie and disappears from the address. Every request's Host and Origin are checked,
+so that neither pages of other sites nor names that resolve to this machine get through.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from evener.records.errors import InvalidInput
 
 ADDRESS = "127.0.0.1"
 PORT = 7118
-_TRIED = 32
+_NUM_PORTS_TRIED = 32
 _HOSTS = (ADDRESS, "localhost", "[::1]")
 _METHODS = ("GET", "HEAD")
 
 
 class PageAnswer(NamedTuple):
-    """What a request is answered with instead of the page.
+    """The response to a request that does not get the page.
 
     Attributes:
-        status: of HTTP.
-        headers: besides the usual ones.
+        status: HTTP status code.
+        headers: additional headers.
     """
 
     status: int
@@ -34,11 +34,11 @@ class PageAnswer(NamedTuple):
 
 
 class Access:
-    """Decides about requests.
+    """Decides which requests get the page.
 
     Args:
-        token: that opens the page.
-        port: at which it is.
+        token: secret that opens the page.
+        port: port on which the page is served.
     """
 
     def __init__(self, token: str, port: int) -> None:
@@ -47,18 +47,18 @@ class Access:
         self._cookie = f"evener-{port}"
 
     def refusal(self, method: str, path: str, query: str, headers: Mapping[str, str]) -> PageAnswer | None:
-        """What to answer; None: the page.
+        """Return the response to a request that does not get the page; None if it does.
 
         Args:
-            method: of HTTP.
-            path: of the address.
-            query: behind its question mark.
-            headers: by name in small letters.
+            method: HTTP method.
+            path: path of the address.
+            query: query string, without its question mark.
+            headers: headers by lower-case name.
         """
         if not self._is_from_here(headers):
             return PageAnswer(403, {})
-        if method in _METHODS and self._is_token(given := parse_qs(query).get("token", [""])[0]):
-            cookie = f"{self._cookie}={given}; HttpOnly; SameSite=Strict; Path=/"
+        if method in _METHODS and self._is_token(query_token := parse_qs(query).get("token", [""])[0]):
+            cookie = f"{self._cookie}={query_token}; HttpOnly; SameSite=Strict; Path=/"
             return PageAnswer(303, {"location": path, "set-cookie": cookie})
         if not self._is_token(_cookies(headers.get("cookie", "")).get(self._cookie, "")):
             return PageAnswer(403, {})
@@ -69,28 +69,28 @@ class Access:
         is_own = headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         return host in self._hosts and origin in (None, f"http://{host}") and is_own
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token)
+    def _is_token(self, candidate: str) -> bool:
+        return hmac.compare_digest(candidate.encode("utf-8", "surrogateescape"), self._token)
 
 
 def listen(port: int) -> socket.socket:
-    """A socket at `port` of the loopback; with 0 at 7118, or the next one that is free.
+    """Return a socket that listens on `port` of the loopback; port 0 takes the first free one from 7118 on.
 
     Raises:
-        InvalidInput: the port, or all of these, are taken or not allowed.
+        InvalidInput: the port, or each of the ports tried, is taken or not allowed.
     """
-    for wanted in [port] if port else range(PORT, PORT + _TRIED):
+    for candidate in [port] if port else range(PORT, PORT + _NUM_PORTS_TRIED):
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind((ADDRESS, wanted))
+            listening.bind((ADDRESS, candidate))
             listening.listen()
         except (OSError, OverflowError) as error:
             listening.close()
-            why = getattr(error, "strerror", None) or str(error)
+            reason = getattr(error, "strerror", None) or str(error)
         else:
             return listening
-    raise InvalidInput(f"the live page cannot be served on port {wanted} ({why}): name another one")
+    raise InvalidInput(f"the live page cannot be served on port {candidate} ({reason}): choose another one")
 
 
 def _cookies(header: str) -> dict[str, str]:

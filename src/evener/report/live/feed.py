@@ -1,4 +1,4 @@
-"""Folders of runs -> messages to a page: each page is sent what it does not have yet."""
+"""Messages to the live page, read from the folders of runs: each page gets what it does not have yet."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from evener.records.record import Event, TrainRecord, Validation
 from evener.records.schema import read_noun
 from evener.records.search_record import STUDY_FILE, SearchRecord
 from evener.report.live.live_run import LiveRun
-from evener.report.live.picture import Message, Told
+from evener.report.live.picture import LogEntry, Message
 from evener.report.scalars import scalars_of_validation
 
 _RECORD = "record.json"
 _FILES = (EVENTS_FILE, _RECORD, STUDY_FILE)
-"""By one of which a folder is known as that of a run, or of a search."""
-_MOST_POINTS = 2000
+"""Files by which a folder is recognised as that of a run or of a search."""
+_MAX_POINTS = 2000
 
 
 class Source:
-    """A run's folder, and the run as far as it has been read.
+    """The folder of a run, and the run as far as it has been read.
 
     Args:
-        folder: of the run.
-        name: that the page shows.
+        folder: folder of the run.
+        name: name that the page shows.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self.run = folder, LiveRun(name)
         self._tail = EventTail(folder / EVENTS_FILE)
-        self._study, self._studied = folder / STUDY_FILE, 0
+        self._study, self._study_mtime_ns = folder / STUDY_FILE, 0
         self.search: SearchRecord | None = None
-        """What a search has found, if this is the folder of one."""
+        """State of the search, if this is the folder of one."""
 
     def poll(self) -> LiveRun:
-        """Read what has been written since; what cannot be read, the run says."""
+        """Read what was written since the last call; an unreadable file becomes a `failed` phase of the run."""
         try:
             for moment in self._moments():
                 self.run.take(moment)
@@ -50,78 +50,78 @@ class Source:
     def _moments(self) -> list[Moment]:
         if self._study.is_file():
             return self._search_moments()
-        found = self._tail.read()
-        if not found and self.run.revision == 0 and (self._folder / _RECORD).is_file():
+        moments = self._tail.read()
+        if not moments and self.run.revision == 0 and (self._folder / _RECORD).is_file():
             return [Moment(0.0, events_of(read_noun(self._folder / _RECORD, TrainRecord)))]
-        return found
+        return moments
 
     def _search_moments(self) -> list[Moment]:
-        """How a search stands, if that has been written anew."""
-        changed = self._study.stat()
-        if changed.st_mtime_ns == self._studied:
+        """Return the state of the search if its file has changed."""
+        status = self._study.stat()
+        if status.st_mtime_ns == self._study_mtime_ns:
             return []
-        self._studied = changed.st_mtime_ns
+        self._study_mtime_ns = status.st_mtime_ns
         self.search = read_noun(self._study, SearchRecord)
-        return [Moment(changed.st_mtime, [_phase_of(self.search)])]
+        return [Moment(status.st_mtime, [_phase_of(self.search)])]
 
 
 class Sources:
     """All runs that a page can show.
 
     Args:
-        paths: folders of runs, or folders of such folders, which are looked into again and again.
+        paths: folders of runs, or folders of such folders; these are scanned again at every call.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths, self._found = [path.resolve() for path in paths], dict[Path, Source]()
+        self._paths, self._by_folder = [path.resolve() for path in paths], dict[Path, Source]()
 
     def names(self) -> list[str]:
-        """Of the runs, the newest first."""
+        """Return the names of the runs, newest first."""
         return [source.run.name for source in self._all()]
 
     def find(self, name: str) -> Source | None:
-        """The run of this name; the newest one if the name is empty, or of none."""
+        """Return the run of this name, or the newest run if none has this name."""
         sources = self._all()
-        return next((one for one in sources if one.run.name == name), sources[0] if sources else None)
+        return next((source for source in sources if source.run.name == name), sources[0] if sources else None)
 
     def abandon(self) -> None:
-        """Whoever wrote the events is gone: the runs say so that are not over."""
+        """Mark all unfinished runs as abandoned: the process that wrote their events is gone."""
         for source in self._all():
             source.poll().abandon()
 
     def _all(self) -> list[Source]:
         folders = [folder for path in self._paths for folder in (path, *_inside(path)) if _is_run(folder)]
         for folder in folders:
-            if folder not in self._found:
-                self._found[folder] = Source(folder, self._name(folder))
+            if folder not in self._by_folder:
+                self._by_folder[folder] = Source(folder, self._name(folder))
         newest = sorted(dict.fromkeys(folders), key=_changed, reverse=True)
-        return [self._found[folder] for folder in newest]
+        return [self._by_folder[folder] for folder in newest]
 
     def _name(self, folder: Path) -> str:
-        """That of the folder, with a number behind it where another one has this name."""
-        taken = {source.run.name for source in self._found.values()}
+        """Return the folder's name, with a number appended if another run has this name."""
+        taken = {source.run.name for source in self._by_folder.values()}
         names = (folder.name if number == 1 else f"{folder.name} ({number})" for number in count(1))
         return next(name for name in names if name not in taken)
 
 
 class Cursor:
-    """What one page has of a run.
+    """What one page has received of a run.
 
     Args:
-        source: of the run.
+        source: the run.
     """
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._revision, self._every, self._sent, self._told = -1, 0, 0, 0
+        self._revision, self._every, self._num_points, self._num_logged = -1, 0, 0, 0
         self._names: list[str] = []
         self._last: Entry | None = None
 
     def next(self, runs: list[str]) -> Message | None:
-        """What the page lacks; None if that is nothing.
+        """Return what the page does not have yet; None if it has everything.
 
         Args:
-            runs: names of all.
+            runs: names of all runs.
         """
         run = self.source.run
         if run.revision == self._revision:
@@ -129,46 +129,46 @@ class Cursor:
         history = run.history
         is_whole = self._revision < 0 or history.every != self._every or history.names != self._names
         if is_whole:
-            self._sent = self._told = 0
+            self._num_points = self._num_logged = 0
             self._last = None
-        points, columns = run.points(self._sent), run.columns(self._new_entries(run))
-        new = min(run.num_told - self._told, len(run.told))
-        told = [_told(time, event) for time, event in list(run.told)[len(run.told) - new :]]
+        points, columns = run.points(self._num_points), run.columns(self._new_entries(run))
+        num_new = min(run.num_logged - self._num_logged, len(run.log))
+        log = [_log_entry(time, event) for time, event in list(run.log)[len(run.log) - num_new :]]
         self._revision, self._every, self._names = run.revision, history.every, history.names
-        self._sent, self._told = len(history.entries), run.num_told
+        self._num_points, self._num_logged = len(history.entries), run.num_logged
         self._last = run.strip[-1] if run.strip else None
         return Message(
             runs=runs,
             is_whole=is_whole,
             picture=run.picture(),
             names=history.names,
-            points=points[:: max(1, -(-len(points) // _MOST_POINTS))],
+            points=points[:: max(1, -(-len(points) // _MAX_POINTS))],
             columns=columns,
-            told=told,
+            log=log,
             search=self.source.search,
         )
 
     def _new_entries(self, run: LiveRun) -> list[Entry]:
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for entry in reversed(run.strip):
             if entry is self._last:
                 break
-            found.append(entry)
-        return found[::-1]
+            entries.append(entry)
+        return entries[::-1]
 
 
 def _phase_of(search: SearchRecord) -> Phase:
-    over = sum(trial.outcome is not None for trial in search.trials)
-    detail = f"{over} of {max(search.wanted, len(search.trials))} trials are over"
+    num_over = sum(trial.outcome is not None for trial in search.trials)
+    detail = f"{num_over} of {max(search.wanted, len(search.trials))} trials are over"
     return Phase(what="over" if search.is_over else "searching", detail=detail)
 
 
-def _told(time: float, event: Event | Validation) -> Told:
+def _log_entry(time: float, event: Event | Validation) -> LogEntry:
     if isinstance(event, Event):
-        return Told(time=time, step=event.step, kind=event.kind, message=event.message, nodes=event.nodes)
+        return LogEntry(time=time, step=event.step, kind=event.kind, message=event.message, nodes=event.nodes)
     scalars = scalars_of_validation(event)
-    words = ", ".join(f"{name.removesuffix('/validation')} {value:.4g}" for name, value in scalars.items())
-    return Told(time=time, step=event.step, kind="validation", message=words, scalars=scalars)
+    text = ", ".join(f"{name.removesuffix('/validation')} {value:.4g}" for name, value in scalars.items())
+    return LogEntry(time=time, step=event.step, kind="validation", message=text, scalars=scalars)
 
 
 def _inside(path: Path) -> list[Path]:
@@ -180,5 +180,5 @@ def _is_run(folder: Path) -> bool:
 
 
 def _changed(folder: Path) -> float:
-    """When the run began: a name may say it, the first file does."""
+    """Return the time at which the folder's first file was last written, in seconds since 1970."""
     return next((folder / name).stat().st_mtime for name in _FILES if (folder / name).is_file())

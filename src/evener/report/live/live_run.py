@@ -1,4 +1,4 @@
-"""A run as the page shows it: events go in, pictures and points of curves come out. Pure: time is an argument."""
+"""A run as the live page shows it: events go in, pictures and curve points come out. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from evener.report.live.losses import Losses, slowest
 from evener.report.live.picture import CurvePoint, NodePicture, Picture, StripColumn
 from evener.report.live.speeds import NodeSpeed
 
-_RECENT = 2.0
-"""Seconds of steps that are `now`."""
-_STRIP = 60
-_MOST_EVENTS = 2000
+_RECENT_S = 2.0
+"""Seconds of steps that count as the present."""
+_MAX_STRIP_ENTRIES = 60
+_MAX_LOG_ENTRIES = 2000
 _STATES = {
     "node lost": "lost", "away": "away", "benched": "benched", "waits": "benched", "expelled": "expelled",
     "left": "left", "dismissed": "left", "left out": "left out", "passed over": "late", "joined": "", "back": "",
     "replaced": "",
 }  # fmt: skip
-"""What an event makes of the nodes that it is about; empty: nothing is wrong with them."""
+"""State that an event gives to its nodes; an empty state means that nothing is wrong."""
 OVER = ("over", "stopped", "failed")
-"""Phases after which nothing happens any more."""
+"""Phases that end a run."""
 
 
 class LiveRun:
-    """One run, as far as its events have been taken.
+    """One run, as far as its events have arrived.
 
     Args:
-        name: of its folder.
+        name: name of its folder.
 
     Attributes:
-        history: its steps, in bounded memory.
-        strip: its last entries.
-        told: the last validations and events, each with when it was written down.
-        num_told: how many there were.
-        revision: how many moments have been taken.
-        epochs: of the run; 0 where that is not known, or means nothing.
+        history: steps of the run, in bounded memory.
+        strip: the last entries.
+        log: the last validations and events, each with the time at which it was written.
+        num_logged: number of validations and events since the start.
+        revision: number of moments that have arrived.
+        epochs: number of epochs; 0 if it is unknown or meaningless.
     """
 
     def __init__(self, name: str) -> None:
         self.name, self.history, self.revision = name, History(keeps_news=False), 0
-        self.strip: deque[Entry] = deque(maxlen=_STRIP)
-        self.told: deque[tuple[float, Event | Validation]] = deque(maxlen=_MOST_EVENTS)
-        self.num_told = 0
+        self.strip: deque[Entry] = deque(maxlen=_MAX_STRIP_ENTRIES)
+        self.log: deque[tuple[float, Event | Validation]] = deque(maxlen=_MAX_LOG_ENTRIES)
+        self.num_logged = 0
         self._plan: Plan | None = None
         self._assigned: dict[str, Assignment] = {}
-        self._fixed: dict[str, float] = {}
+        self._fixed_samples_by_node: dict[str, float] = {}
         self._phase = Phase(what="starting")
         self._record: TrainRecord | None = None
         self._losses, self._speeds = Losses(), dict[str, NodeSpeed]()
@@ -63,18 +63,18 @@ class LiveRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing happens any more."""
+        """Whether the run has ended."""
         return self._phase.what in OVER
 
     def take(self, moment: Moment) -> None:
-        """Something happened."""
+        """Apply the events of `moment`."""
         self.revision += 1
         self._written = max(self._written, moment.time)
         for event in moment.events:
             self._take(event, moment.time)
 
     def abandon(self) -> None:
-        """Whoever wrote the events is gone; if the run is not over, nobody said how it ended."""
+        """Mark the run as failed unless it is over: the process that wrote its events is gone."""
         if not self.is_over:
             self.revision += 1
             self._phase = Phase(what="failed", detail="the process that led the run is gone")
@@ -85,7 +85,7 @@ class LiveRun:
         elif isinstance(event, Plan):
             self._plan = event
             self._assigned = {one.node: one for one in reversed(event.assignments)}
-            self._fixed = {name: _fixed_samples(one) for name, one in self._assigned.items()}
+            self._fixed_samples_by_node = {name: _fixed_samples(one) for name, one in self._assigned.items()}
         elif isinstance(event, Phase):
             self._begin(event)
         elif isinstance(event, TrainRecord):
@@ -93,13 +93,13 @@ class LiveRun:
             self._options = event.options or self._options
             self._phase = Phase(what="over")
         elif isinstance(event, Event | Validation):
-            self.told.append((time, event))
-            self.num_told += 1
+            self.log.append((time, event))
+            self.num_logged += 1
             if isinstance(event, Event):
                 self._judge(event)
 
     def _judge(self, event: Event) -> None:
-        """What an event makes of its nodes; others, such as `busy machine`, are in the log alone."""
+        """Set the state of the event's nodes; other kinds, such as `busy machine`, appear in the log only."""
         if event.kind in _STATES:
             self._states |= dict.fromkeys(event.nodes, (_STATES[event.kind], event.message))
 
@@ -119,7 +119,9 @@ class LiveRun:
             if name not in self._speeds:
                 self._speeds[name] = NodeSpeed()
         for name, work in entry.nodes.items():
-            self._speeds[name].add(work.samples + entry.steps * self._fixed.get(name, 0.0), work.busy_seconds)
+            self._speeds[name].add(
+                work.samples + entry.steps * self._fixed_samples_by_node.get(name, 0.0), work.busy_seconds
+            )
             if work.samples and self._states.get(name, ("", ""))[0] == "late":
                 self._states[name] = ("", "")
         self.history.add(entry)
@@ -127,17 +129,17 @@ class LiveRun:
         self._losses.add(entry)
 
     def _names(self, count: int) -> list[str]:
-        """Of the columns of a step: those of the plan, then those that came."""
+        """Return the names of a step's columns: the nodes of the plan, then those that joined."""
         known = list(self._all_names())
         return [*known[:count], *(f"node {i}" for i in range(len(known), count))]
 
     def picture(self) -> Picture:
-        """All that is shown but the curves."""
+        """Return everything that the page shows except the curves."""
         entries = self._shown_entries()
         recent = _sum(entries)
         prediction, step = (self._plan.prediction if self._plan else None), self.history.last_step
         rate = recent.samples / recent.seconds if recent.seconds else 0.0
-        left = max(0, self._total - self._done_before - self._counted())
+        samples_left = max(0, self._total - self._done_before - self._counted())
         return Picture(
             run=self.name,
             phase=self._phase.what,
@@ -149,8 +151,8 @@ class LiveRun:
             step=step,
             epoch=self.history.epoch + 1 if step else 0,
             epochs=self.epochs,
-            left_seconds=left / rate if rate and self._total and not self.is_over else None,
-            progress=self._progress(left),
+            left_seconds=samples_left / rate if rate and self._total and not self.is_over else None,
+            progress=self._progress(samples_left),
             samples_per_second=self._record.samples_per_second if self._record else rate,
             ideal=self._ideal(entries),
             loss=self.history.last_loss() if step else None,
@@ -167,29 +169,29 @@ class LiveRun:
         return self._losses.advice(self._options, divides_samples=divides_samples)
 
     def _counted(self) -> int:
-        """Samples of the steps that were seen."""
+        """Return the number of samples in the steps so far."""
         return sum(entry.samples for entry in (*self.history.entries, self.history.open))
 
-    def _progress(self, left: int) -> float | None:
+    def _progress(self, samples_left: int) -> float | None:
         if self._record is not None:
             return 1.0
-        return 1 - left / self._total if self._total else None
+        return 1 - samples_left / self._total if self._total else None
 
     def _shown_entries(self) -> list[Entry]:
-        """Those of this moment, oldest first; of a run that is over, all."""
+        """Return the entries of the last seconds, oldest first; all entries of a run that is over."""
         if self.is_over:
             return [*self.history.entries, *([self.history.open] if self.history.open.steps else [])]
-        found: list[Entry] = []
+        entries: list[Entry] = []
         seconds = 0.0
         for entry in reversed(self.strip):
-            if seconds >= _RECENT:
+            if seconds >= _RECENT_S:
                 break
-            found.append(entry)
+            entries.append(entry)
             seconds += entry.seconds
-        return found[::-1]
+        return entries[::-1]
 
     def _ideal(self, entries: Sequence[Entry]) -> float | None:
-        """What is reached of what the nodes could do if none waited; of a run that is over, as its record says."""
+        """Return the fraction reached of what the nodes could do without waiting."""
         if self._record is not None:
             return self._record.of_ideal
         return None if self._plan is None else fraction_of_ideal(entries, self._plan)
@@ -202,9 +204,9 @@ class LiveRun:
         work, assigned = recent.nodes.get(name, NodeWork()), self._assigned.get(name)
         speed = self._speeds.get(name, NodeSpeed())
         summary = self._summary(name)
-        state, why = self._states.get(name, ("", ""))
+        state, reason = self._states.get(name, ("", ""))
         if not state and not self.is_over and (slowdown := speed.slowdown) > 1:
-            state, why = "slow", f"{slowdown:.1f} times slower than it was"
+            state, reason = "slow", f"{slowdown:.1f} times slower than it was"
         return NodePicture(
             name=name,
             device=assigned.device if assigned else "",
@@ -219,31 +221,31 @@ class LiveRun:
             memory_bytes=self._memory(work, summary, assigned),
             cpu_cores=work.cpu_seconds / recent.seconds if recent.seconds else 0.0,
             state=state,
-            reason=why or (assigned.reason if assigned else ""),
+            reason=reason or (assigned.reason if assigned else ""),
         )
 
     def _share(self, work: NodeWork, recent: Entry, assigned: Assignment | None) -> float:
-        samples = sum(one.samples for one in recent.nodes.values())
+        samples = sum(node_work.samples for node_work in recent.nodes.values())
         if samples and self._plan is not None and self._plan.strategy in WHOLE_MODEL:
             return work.samples / samples
         return self._plan.part(assigned) if assigned is not None and self._plan is not None else 0.0
 
     def _memory(self, work: NodeWork, summary: NodeSummary | None, assigned: Assignment | None) -> int:
-        """At its peak; of a node that has not told it yet, as predicted."""
-        known = summary.peak_memory_bytes if summary is not None else work.memory
-        return known or (assigned.memory_bytes if assigned else 0)
+        """Return the peak memory in bytes, or the predicted one for a node that has not reported it yet."""
+        peak_bytes = summary.peak_memory_bytes if summary is not None else work.memory
+        return peak_bytes or (assigned.memory_bytes if assigned else 0)
 
     def _summary(self, name: str) -> NodeSummary | None:
-        """What the record says of a node; None while the run goes on."""
+        """Return what the record says about a node; None before the run has a record."""
         nodes = self._record.nodes if self._record else ()
         return next((node for node in nodes if node.name == name), None)
 
     def points(self, first: int) -> list[CurvePoint]:
-        """Of the curves, from entry `first` of the history on."""
+        """Return the curve points of the history's entries from `first` on."""
         return [_point(entry, self.history.names) for entry in self.history.entries[first:]]
 
     def columns(self, entries: Sequence[Entry]) -> list[StripColumn]:
-        """Of the strip: where the time of each node went."""
+        """Return the columns of the strip, which show where the time of each node went."""
         return [_column(entry, self.history.names) for entry in entries]
 
 
@@ -255,14 +257,14 @@ def _sum(entries: Sequence[Entry]) -> Entry:
 
 
 def _waiting(work: NodeWork) -> float:
-    """The part of its time in steps that a node waited."""
+    """Return the fraction of its time in steps that a node waited."""
     waited = work.wait_seconds or 0.0
     return waited / (waited + work.busy_seconds) if waited else 0.0
 
 
-def _fixed_samples(one: Assignment) -> float:
-    """The samples that would take as long as what a step costs the node whatever its samples."""
-    return one.fixed_seconds / one.sample_seconds if one.sample_seconds else 0.0
+def _fixed_samples(assignment: Assignment) -> float:
+    """Return the number of samples that take as long as the node's fixed cost per step."""
+    return assignment.fixed_seconds / assignment.sample_seconds if assignment.sample_seconds else 0.0
 
 
 def _rate(num_bytes: float, seconds: float) -> float | None:
@@ -282,6 +284,6 @@ def _column(entry: Entry, names: Sequence[str]) -> StripColumn:
     last = slowest(entry.nodes)
     return StripColumn(
         entry.step,
-        [tuple(round(part / entry.seconds, 3) for part in one) if entry.seconds else () for one in parts],
+        [tuple(round(part / entry.seconds, 3) for part in phases) if entry.seconds else () for phases in parts],
         list(names).index(last) if last else -1,
     )

@@ -1,10 +1,10 @@
-"""Seconds that a run loses to waiting, by who is waited for and why, and what may help.
+"""Seconds that a run loses to waiting, by the node that the others wait for and the cause, and what may help.
 
     a step:  seconds = busy of the slowest node + exchange
     waiting of all nodes, on average = (busy of the slowest - mean busy) + exchange
-                                        the slowest node's doing         nobody's
+                                        caused by the slowest node       caused by no node
 
-The one who arrives last is waited for; the one who waits is not to blame.
+The node that arrives last causes the wait; the nodes that wait do not.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from evener.records.schema import Part
 from evener.report.text import percent
 
 Cause = Literal["computing", "loading", "exchange"]
-_MUCH = 0.1
+_MIN_ADVISED_FRACTION = 0.1
 
 
 class Loss(Part, frozen=True, kw_only=True):
     """Seconds of a run that were lost to one cause.
 
     Attributes:
-        node: that was waited for; empty where all waited for what they exchange.
-        cause: why.
-        seconds: all in all.
-        fraction: of the run's.
+        node: node that the others waited for; empty if all waited for an exchange.
+        cause: why they waited.
+        seconds: seconds lost since the run began.
+        fraction: fraction of the run's seconds.
     """
 
     node: str
@@ -38,20 +38,20 @@ class Loss(Part, frozen=True, kw_only=True):
 
 
 def slowest(nodes: dict[str, NodeWork]) -> str:
-    """Whom the others wait for; empty if nobody has worked."""
+    """Return the name of the node that the others wait for; empty if no node has worked."""
     busiest = max(nodes, key=lambda name: nodes[name].busy_seconds, default="")
     return busiest if busiest and nodes[busiest].busy_seconds > 0 else ""
 
 
 class Losses:
-    """What has been lost since the run began."""
+    """Sums the seconds lost since the run began, by node and cause."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[tuple[str, Cause], float] = defaultdict(float)
         self._total = 0.0
 
     def add(self, entry: Entry) -> None:
-        """Some steps more."""
+        """Add the steps of `entry`."""
         nodes = {name: work for name, work in entry.nodes.items() if work.busy_seconds > 0}
         if not (name := slowest(nodes)):
             return
@@ -62,39 +62,41 @@ class Losses:
         if len(nodes) > 1:
             self._seconds["", "exchange"] += max(0.0, entry.seconds - last.busy_seconds)
 
-    def largest(self, most: int = 6) -> list[Loss]:
-        """What was lost to each cause, the largest first."""
+    def largest(self, limit: int = 6) -> list[Loss]:
+        """Return at most `limit` losses, the largest first."""
         return [
             Loss(node=node, cause=cause, seconds=seconds, fraction=seconds / self._total)
-            for (node, cause), seconds in sorted(self._seconds.items(), key=lambda item: -item[1])[:most]
+            for (node, cause), seconds in sorted(self._seconds.items(), key=lambda item: -item[1])[:limit]
             if seconds > 0
         ]
 
     def advice(self, options: Mapping[str, str], *, divides_samples: bool) -> str:
-        """What may help most, in a sentence.
+        """Return one sentence on the measure that helps most.
 
         Args:
-            options: of the run, as of a `TrainRecord`; what is not known is not advised.
-            divides_samples: whether each node has the whole model, and a part of the samples.
+            options: options of the run, as in a `TrainRecord`; unknown options get no advice.
+            divides_samples: whether each node holds the whole model and gets a part of the samples.
         """
         loss = next(iter(self.largest(1)), None)
-        if loss is None or loss.fraction < _MUCH:
+        if loss is None or loss.fraction < _MIN_ADVISED_FRACTION:
             return "Hardly any time is lost to waiting."
-        part = percent(loss.fraction)
+        lost_percent = percent(loss.fraction)
         if loss.cause == "exchange":
-            return f"{part} of the time all nodes exchange and none computes: {_against_exchanges(options)}."
+            return f"{lost_percent} of the time all nodes exchange and none computes: {_against_exchanges(options)}."
         if loss.cause == "loading":
-            cure = _against_loading(options)
-            return f"{part} of the time the others wait for {loss.node} to load its samples: {cure}."
-        cure = _against_computing(options) if divides_samples else ""
-        return f"{part} of the time the others wait for {loss.node} to compute: see what else runs there{cure}."
+            remedy = _against_loading(options)
+            return f"{lost_percent} of the time the others wait for {loss.node} to load its samples: {remedy}."
+        remedy = _against_computing(options) if divides_samples else ""
+        return (
+            f"{lost_percent} of the time the others wait for {loss.node} to compute: see what else runs there{remedy}."
+        )
 
 
 def _against_computing(options: Mapping[str, str]) -> str:
-    """What gives a slow node fewer samples, if the run does not do so already."""
+    """Return advice that gives a slow node fewer samples, if the run does not already do so."""
     if options.get("--shares", "measured") != "measured" and not options.get("--agreement"):
-        return "; --shares measured gives it less"
-    return "; without --stationary it would be given less" if options.get("--stationary") else ""
+        return "; --shares measured gives it fewer samples"
+    return "; without --stationary it would get fewer samples" if options.get("--stationary") else ""
 
 
 def _against_loading(options: Mapping[str, str]) -> str:
@@ -115,11 +117,11 @@ def _against_exchanges(options: Mapping[str, str]) -> str:
 
 
 LOCAL_AGREEMENTS = ("average", "diloco", "federated")
-"""Agreements in which nodes make steps of their own between two exchanges."""
+"""Agreements in which nodes take steps of their own between two exchanges."""
 
 
 def _cause(last: NodeWork, nodes: Sequence[NodeWork]) -> Cause:
-    """Whether the last one has more to load than the others, or more to compute."""
+    """Return whether the last node exceeds the mean more in loading or in computing."""
     loads = last.io_seconds - sum(work.io_seconds for work in nodes) / len(nodes)
     computes = last.compute_seconds - sum(work.compute_seconds for work in nodes) / len(nodes)
     return "loading" if loads > computes else "computing"

@@ -1,4 +1,4 @@
-"""What the page is sent, as JSON: a picture of the run as it is now, and what its curves and log have got since."""
+"""The messages that the live page receives as JSON: a picture of the run, and new points of its curves and log."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from evener.report.live.losses import Loss
 
 
 class NodePicture(Part, frozen=True, kw_only=True):
-    """One node.
+    """The state of one node.
 
     Attributes:
-        stage: of a pipeline.
-        share: of the samples, lately; of a run that is over, of all.
-        samples_per_second: while it works.
-        waits: fraction of its time that it waits.
-        is_waited_for: whether the others wait for it.
-        sent_per_second: bytes.
-        sent_per_step: bytes.
-        exchange_rate: bytes a second of its waiting; None if it waits for nothing.
-        memory_bytes: at its peak, or predicted; 0: unknown.
-        cpu_cores: that its process keeps busy; 0: unknown.
+        stage: stage of a pipeline.
+        share: recent share of the samples; once the run is over, of all samples.
+        samples_per_second: speed while the node works.
+        waits: fraction of its time that the node waits.
+        is_waited_for: whether the other nodes wait for it.
+        sent_per_second: bytes sent per second.
+        sent_per_step: bytes sent per step.
+        exchange_rate: bytes sent per second of waiting; None if the node does not wait.
+        memory_bytes: peak memory, measured or predicted; 0: unknown.
+        cpu_cores: number of cores that its process keeps busy; 0: unknown.
         state: empty if all is well, else `slow`, `lost`, `away`, `benched`, `expelled`, `late`, `left`, `left out`.
-        reason: of its state, or of its share.
+        reason: reason of its state, or of its share.
     """
 
     name: str
@@ -44,19 +44,19 @@ class NodePicture(Part, frozen=True, kw_only=True):
 
 
 class Picture(Part, frozen=True, kw_only=True):
-    """A run as it is now; one that is over, as a whole.
+    """The present state of a run, or the totals of a run that is over.
 
     Attributes:
-        run: its name.
-        phase: what it is about.
-        detail: of that, in words.
-        written: when something last happened, in seconds since 1970.
-        left_seconds: that it will take yet; None where that is not known.
-        progress: fraction that is done; likewise.
-        samples_per_second: lately; of a run that is over, on average.
-        ideal: fraction of what the nodes could do if none waited.
-        step_seconds: measured.
-        predicted_rate: bytes a second, as the plan has it of links that were measured.
+        run: name of the run.
+        phase: current phase.
+        detail: description of the phase.
+        written: time of the last event, in seconds since 1970.
+        left_seconds: expected seconds until the end; None if unknown.
+        progress: completed fraction; None if unknown.
+        samples_per_second: recent speed; the average of a run that is over.
+        ideal: fraction of the speed that the nodes would reach if none waited.
+        step_seconds: measured seconds per step.
+        predicted_rate: bytes per second that the plan predicts from measured links.
     """
 
     run: str
@@ -83,7 +83,7 @@ class Picture(Part, frozen=True, kw_only=True):
 
 
 class CurvePoint(NamedTuple):
-    """Of the curves, at one step."""
+    """A point of the curves, at one step."""
 
     step: int
     loss: float | None
@@ -92,12 +92,12 @@ class CurvePoint(NamedTuple):
 
 
 class StripColumn(NamedTuple):
-    """Of the strip.
+    """A column of the strip of recent steps.
 
     Attributes:
-        step: the last one in it.
-        parts: by node: fractions of the time loading, computing, updating, waiting.
-        last: number of the node that was waited for; -1: none.
+        step: last step in the column.
+        parts: by node, the fractions of the time loading, computing, updating and waiting.
+        last: index of the node that the others waited for; -1: none.
     """
 
     step: int
@@ -105,7 +105,7 @@ class StripColumn(NamedTuple):
     last: int
 
 
-class Told(Part, frozen=True, kw_only=True):
+class LogEntry(Part, frozen=True, kw_only=True):
     """A line of the log, or a point of the validation curves."""
 
     time: float
@@ -117,13 +117,13 @@ class Told(Part, frozen=True, kw_only=True):
 
 
 class Message(Part, frozen=True, kw_only=True):
-    """What the page is sent at once.
+    """One message to the page.
 
     Attributes:
-        runs: names of all that can be shown, the newest first.
-        is_whole: what the page has of points, columns and told is thrown away.
-        names: of the nodes, in the order of shares and parts.
-        search: what has been found, where the page shows a search.
+        runs: names of all runs that the page can show, newest first.
+        is_whole: whether the page discards its points, columns and log first.
+        names: names of the nodes, in the order of shares and parts.
+        search: state of the search, if the page shows one.
     """
 
     runs: list[str]
@@ -132,5 +132,5 @@ class Message(Part, frozen=True, kw_only=True):
     names: list[str]
     points: list[CurvePoint]
     columns: list[StripColumn]
-    told: list[Told]
+    log: list[LogEntry]
     search: SearchRecord | None = None

@@ -1,8 +1,8 @@
-"""The page's web server, on this machine alone: files of its own, and one stream of Server-Sent Events.
+"""The web server of the live page, on the loopback only: static files and one stream of Server-Sent Events.
 
 GET /                the page
-GET /static/NAME     what it is made of
-GET /events?run=R    Server-Sent Events: first all that there is, then what is new, four times a second at most
+GET /static/NAME     files that the page loads
+GET /events?run=R    Server-Sent Events: first the whole run, then what is new, at most four times a second
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from evener.report.live.feed import Cursor, Sources
 from evener.report.style import PAGE_STYLE
 from evener.system.signals import first_request
 
-_PAUSE = 0.25
-_ALIVE = 15.0
+_POLL_INTERVAL_S = 0.25
+_KEEP_ALIVE_INTERVAL_S = 15.0
 _STREAM = "text/event-stream"
 _FOLDER = Path(__file__).parent / "static"
-_KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _HEADERS = {
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "x-content-type-options": "nosniff",
@@ -43,11 +43,11 @@ _HEADERS = {
 
 
 class _PageServer(uvicorn.Server):
-    """uvicorn's server, which ends by the signals that end any other command."""
+    """A uvicorn server that ends on the signals that end every other command."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Inside, the first signal has the server end in its own time."""
+        """Let the first signal end the server gracefully."""
         with first_request(self._end):
             yield
 
@@ -56,12 +56,12 @@ class _PageServer(uvicorn.Server):
 
 
 class LivePage:
-    """The page on a socket of the loopback; `serve` it.
+    """The page on a socket of the loopback, which `serve` runs.
 
     Args:
-        sources: runs.
-        listening: see `access.listen`.
-        token: that opens the page.
+        sources: runs that the page shows.
+        listening: listening socket, from `access.listen`.
+        token: secret that opens the page.
     """
 
     def __init__(self, sources: Sources, listening: socket.socket, token: str) -> None:
@@ -74,16 +74,18 @@ class LivePage:
         )
 
     def serve(self) -> None:
-        """Answer until `stop`, or Ctrl-C."""
+        """Answer requests until `stop` or Ctrl-C."""
         self._server.run(sockets=[self._socket])
 
     def stop(self) -> None:
-        """Have `serve` return; from any thread."""
+        """Make `serve` return; any thread may call this."""
         self._server.should_exit = True
 
     def _app(self) -> Starlette:
-        files = {path.name: (path.read_bytes(), _KINDS.get(path.suffix, "text/plain")) for path in _FOLDER.iterdir()}
-        files["page.css"] = (PAGE_STYLE.encode(), _KINDS[".css"])
+        files = {
+            path.name: (path.read_bytes(), _MEDIA_TYPES.get(path.suffix, "text/plain")) for path in _FOLDER.iterdir()
+        }
+        files["page.css"] = (PAGE_STYLE.encode(), _MEDIA_TYPES[".css"])
 
         async def page(request: Request) -> Response:
             name = request.path_params.get("name", "page.html")
@@ -100,21 +102,21 @@ class LivePage:
         return Starlette(routes=[Route("/", page), Route("/static/{name}", page), Route("/events", events)])
 
     async def _stream(self, name: str) -> AsyncIterator[bytes]:
-        """What a page lacks, as long as it is open; a comment where nothing happens."""
+        """Yield new messages as long as the page is open, and a comment while nothing happens."""
         cursor: Cursor | None = None
         quiet = 0.0
         yield b"retry: 1000\n\n"
         while not self._server.should_exit:
             cursor, data = await asyncio.to_thread(self._next, name, cursor)
-            quiet = 0.0 if data or quiet >= _ALIVE else quiet + _PAUSE
+            quiet = 0.0 if data or quiet >= _KEEP_ALIVE_INTERVAL_S else quiet + _POLL_INTERVAL_S
             if data:
                 yield b"data: " + data + b"\n\n"
             elif quiet == 0.0:
                 yield b": nothing new\n\n"
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
     def _next(self, name: str, cursor: Cursor | None) -> tuple[Cursor | None, bytes]:
-        """What a page lacks of the run that it looks at."""
+        """Return what a page does not have yet of the run that it shows."""
         with self._lock:
             if (source := self._sources.find(name)) is None:
                 return None, b""
@@ -125,13 +127,16 @@ class LivePage:
 
 
 class Guard:
-    """Lets a request through to `app` if `access` allows it; every answer has headers that keep the page to itself."""
+    """Passes a request on to `app` if `access` allows it.
+
+    Every response carries headers that keep other sites from using the page.
+    """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Handle one ASGI connection."""
         if scope["type"] != "http":
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
@@ -140,8 +145,8 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *own]}
+                security_headers = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *security_headers]}
             await send(message)
 
         app = self._app if answer is None else Response(status_code=answer.status, headers=answer.headers)

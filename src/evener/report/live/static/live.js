@@ -4,8 +4,8 @@ import { searchPanels } from "/static/trials.js";
 
 const uPlot = window.uPlot;
 const $ = (id) => document.getElementById(id);
-const state = { picture: null, search: null, names: [], points: [], columns: [], told: [], heard: 0, isConnected: false, dirty: new Set() };
-const STRIP = 60, MOST_TOLD = 500, MOST_POINTS = 6000, HEIGHT = 220;
+const state = { picture: null, search: null, names: [], points: [], columns: [], log: [], heard: 0, isConnected: false, dirty: new Set() };
+const STRIP = 60, MAX_LOG_ROWS = 500, MOST_POINTS = 6000, HEIGHT = 220;
 const LINES = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999"];
 const BAD = new Set(["slow", "lost", "expelled"]);
 const MARKED = new Set(["rebalanced", "node lost", "joined", "back", "away", "benched", "expelled", "left", "replaced", "passed over"]);
@@ -151,8 +151,8 @@ function drawLinks() {
 }
 
 function drawEvents() {
-  const rows = state.told.slice(-MOST_TOLD).reverse().map((told) => ({ ...told, mood: BAD_EVENTS.has(told.kind) ? "bad" : "" }));
-  const at = (told) => (told.time ? new Date(1000 * told.time).toLocaleTimeString("en-GB") : "");
+  const rows = state.log.slice(-MAX_LOG_ROWS).reverse().map((entry) => ({ ...entry, mood: BAD_EVENTS.has(entry.kind) ? "bad" : "" }));
+  const at = (entry) => (entry.time ? new Date(1000 * entry.time).toLocaleTimeString("en-GB") : "");
   $("event-table").replaceChildren(rows.length ? table([
     ["time", at], ["step", (t) => (t.step ? t.step.toLocaleString("en") : ""), "number"], ["event", (t) => t.kind],
     ["node", (t) => t.nodes.join(", ")], ["what happened", (t) => t.message, "reason"],
@@ -233,10 +233,10 @@ function plot(id, series, data, right, hooks = {}, label = "step") {
 function drawCurves() {
   const trained = [[], []], checked = new Map();
   for (const [step, loss] of state.points) { trained[0].push(step); trained[1].push(loss); }
-  for (const told of state.told) for (const [name, value] of Object.entries(told.scalars)) {
+  for (const entry of state.log) for (const [name, value] of Object.entries(entry.scalars)) {
     if (!checked.has(name)) checked.set(name, [[], []]);
     const [steps, values] = checked.get(name);
-    if (steps.at(-1) === told.step) values[values.length - 1] = value; else { steps.push(told.step); values.push(value); }
+    if (steps.at(-1) === entry.step) values[values.length - 1] = value; else { steps.push(entry.step); values.push(value); }
   }
   if (!trained[0].length && !checked.size) return;
   const names = [...checked.keys()].sort(), isRight = (name) => name !== "loss/validation" && checked.get(name)[1].every((v) => v >= 0 && v <= 1);
@@ -256,11 +256,11 @@ function markEvents(u) {
   const style = getComputedStyle(document.documentElement), pen = u.ctx, { left, width, top, height } = u.bbox;
   pen.save();
   pen.setLineDash([4, 4]);
-  for (const told of state.told) {
-    if (!MARKED.has(told.kind)) continue;
-    const x = u.valToPos(told.step, "x", true);
+  for (const entry of state.log) {
+    if (!MARKED.has(entry.kind)) continue;
+    const x = u.valToPos(entry.step, "x", true);
     if (x < left || x > left + width) continue;
-    pen.strokeStyle = style.getPropertyValue(BAD_EVENTS.has(told.kind) ? "--bad" : "--muted").trim();
+    pen.strokeStyle = style.getPropertyValue(BAD_EVENTS.has(entry.kind) ? "--bad" : "--muted").trim();
     pen.beginPath(); pen.moveTo(x, top); pen.lineTo(x, top + height); pen.stroke();
   }
   pen.restore();
@@ -293,16 +293,16 @@ function take(message) {
   const wasSearch = Boolean(state.search);
   state.search = message.search;
   if (wasSearch !== Boolean(state.search)) showKind();
-  if (message.is_whole) { state.points = []; state.columns = []; state.told = []; }
+  if (message.is_whole) { state.points = []; state.columns = []; state.log = []; }
   state.picture = message.picture; state.names = message.names;
-  state.points.push(...message.points); state.columns.push(...message.columns); state.told.push(...message.told);
+  state.points.push(...message.points); state.columns.push(...message.columns); state.log.push(...message.log);
   state.columns = state.columns.slice(-STRIP); state.points = state.points.slice(-MOST_POINTS);
   showRuns(message.runs);
   if (state.search) { mark(...ofKind()); return; }
   mark("facts", "now", "nodes", "waits", "links");
   if (message.columns.length || message.is_whole) mark("strip");
-  if (message.told.length || message.is_whole) mark("events");
-  if (message.points.length || message.told.length || message.is_whole) mark("curves", "shares");
+  if (message.log.length || message.is_whole) mark("events");
+  if (message.points.length || message.log.length || message.is_whole) mark("curves", "shares");
 }
 
 function showRuns(runs) {
