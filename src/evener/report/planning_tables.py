@@ -137,7 +137,7 @@ def _timing_row(device: DeviceProfile, timing: TaskTiming, sizes: list[int]) -> 
 
 
 def ranking_table(ranking: Ranking) -> Table:
-    """Return a table of each strategy's best plan, fastest first; the caption says which strategies cannot run, and why."""
+    """Return a table of each strategy's best plan, fastest first; the caption says what cannot run, and why."""
     rows: list[Row] = [_estimate_row(ranking, estimate) for estimate in ranking.ranked]
     names: dict[str, list[str]] = {}
     for one in ranking.rejected:
