@@ -13,6 +13,7 @@ import pytest
 from support.benchmarks import FOLDER, NAMES, benchmark
 
 SMALLEST = (
+    "check_cost --steps 25 --batch 16 --rounds 1",
     "ddp_parity --blocks 2 --steps 2 --batch 8",
     "dashboard --nodes 4 --steps 200 --seconds 1",
     "elastic_cost --rounds 1 --seconds 0.5 --width 8",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,7 @@ class ComparedCopy(Understudy):
         """Besides, draw what every other copy draws."""
         super().begin(env, token)
         if self._extent.in_background:
-            os.nice(_NICE)
+            _yield_processor()
             leave_alone(self.path.parent)
         _compile_nothing()
         self._outside = outside_prints([model.model for model in self._models])
@@ -250,6 +251,14 @@ def found_by(path: Path) -> Findings:
     """What a copy, which wrote `path`, found out about the program."""
     with safe_open(path, "pt") as file:
         return msgspec.json.decode(file.metadata()[_FOUND], type=Findings)
+
+
+def _yield_processor() -> None:
+    """Let this process compute only while no other process wants the processor."""
+    os.nice(_NICE)
+    if hasattr(os, "SCHED_IDLE"):
+        with suppress(OSError):  # a container may forbid it; being nice is nearly as good
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _compile_nothing() -> None:

@@ -53,7 +53,7 @@ _SAMPLES, _MORE = 2, 2
 """Of every rank, and of the first one besides."""
 _WHOLE_BATCH = 2**31
 """Samples, at most, where a few of them give no numbers: such as of classes that all have to be in a batch."""
-_LATER_ROUNDS, _LATER_SECONDS = 8, 5.0
+_LATER_ROUNDS, _LATER_SECONDS = 8, 1.5
 """Batches of a comparison that is made later, at most, and how long it may compute."""
 _ROUNDS = 2
 """Batches that lead to an update, at least: in one a mean over something else than samples may be right by chance."""
