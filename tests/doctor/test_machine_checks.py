@@ -31,7 +31,7 @@ def network(**words: Any) -> dict[str, Any]:
 
 
 FAULTS: list[tuple[dict[str, Any], str, str, str]] = [
-    ({"gpu_problem": "nvidia-smi fails: Driver/library version mismatch"}, "GPU", "error", "mismatch; install"),
+    ({"gpu_problem": "nvidia-smi fails: Driver/library version mismatch"}, "GPU", "error", "mismatch; reinstall"),
     ({**WITH_GPU, "torch_gpus": 0}, "GPU", "error", "can use 0 of 1 GPUs"),
     ({**WITH_GPU, "gpus": (replace(GPU, is_hot=True),)}, "heat", "warning", "GPU 0 (RTX 4090) slows down"),
     ({**WITH_GPU, "gpus": (replace(GPU, free_bytes=10**9),)}, "GPU", "warning", "has 1.0 GB of 25.8 GB free"),

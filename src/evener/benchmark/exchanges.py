@@ -210,20 +210,20 @@ def _gathered(group: Group, nbytes: int) -> _Begin:
 def _exchanged(group: Group, nbytes: int) -> _Begin:
     """Let every rank have a row that all other ranks need."""
     width = max(1, nbytes // 4 // (group.size - 1))
-    own = tuple(_rows(rank, rank + 1, width) for rank in range(group.size))
-    return _gather_rows(group, own, (_rows(0, group.size, width),) * group.size, width)
+    rows = tuple(_rows(rank, rank + 1, width) for rank in range(group.size))
+    return _gather_rows(group, rows, (_rows(0, group.size, width),) * group.size, width)
 
 
 def _with_neighbours(group: Group, nbytes: int) -> _Begin:
     """Let every rank have a row that the ranks before and after it need."""
     width = max(1, nbytes // 4 // min(2, group.size - 1))
-    own = tuple(_rows(rank, rank + 1, width) for rank in range(group.size))
+    rows = tuple(_rows(rank, rank + 1, width) for rank in range(group.size))
     need = tuple(_rows(max(0, rank - 1), min(group.size, rank + 2), width) for rank in range(group.size))
-    return _gather_rows(group, own, need, width)
+    return _gather_rows(group, rows, need, width)
 
 
-def _gather_rows(group: Group, own: tuple[Region, ...], need: tuple[Region, ...], width: int) -> _Begin:
-    exchange = Exchange(group, [Route(own, need)], "measuring")
+def _gather_rows(group: Group, rows: tuple[Region, ...], need: tuple[Region, ...], width: int) -> _Begin:
+    exchange = Exchange(group, [Route(rows, need)], "measuring")
     row = torch.zeros(1, width, device=group.device)
     return lambda: exchange.begin_all_gather([row])
 

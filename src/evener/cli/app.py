@@ -112,8 +112,8 @@ def _add(app: typer.Typer, one: _Command) -> None:
 def main() -> None:
     """Run the command line; errors of Evener are one sentence and an exit code."""
     try:
-        words = with_default_port(sys.argv[1:])
-        code = app_of(next(iter(words), ""))(words, standalone_mode=False)
+        arguments = with_default_port(sys.argv[1:])
+        code = app_of(next(iter(arguments), ""))(arguments, standalone_mode=False)
     except EvenerError as error:
         _fail(str(error), error.exit_code)
     except typer.Exit as stop:

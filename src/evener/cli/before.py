@@ -1,4 +1,4 @@
-"""What a command says and refuses before PyTorch is loaded, which takes seconds."""
+"""Messages and refusals of a command before PyTorch is loaded, which takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each command does. Its options are the fields of a struct; it loads what it needs when it is called."""
+"""The function of each command. Its options are the fields of a struct; it loads what it needs when it is called."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def train(config: RunConfig, as_json: bool) -> None:
     if config.usual:
         tell(f"options: {config.usual}", as_json, quiet=config.quiet)
     if is_yolo(config):
-        words = yolo_config(config).words
+        settings = yolo_config(config).words
         if config.agreement or config.is_on_master:
-            read_masters_words(words, is_agreed=config.agreement is not None)
+            read_masters_words(settings, is_agreed=config.agreement is not None)
         else:
-            read_words(words)
+            read_words(settings)
         require_files(config)
         require_ultralytics()
         with loading(as_json, quiet=config.quiet):

@@ -40,13 +40,13 @@ def command_of(
     shown = [one for one in fields(kind) if description_of(one)]
     has_arguments = any(one.name == "arguments" for one in fields(kind))
 
-    def command(context: typer.Context, **words: Any) -> None:
-        others = {"arguments": tuple(words.pop("arguments") or ())} if has_arguments else {}
-        values = {one.name: _value(one, words.pop(one.name)) for one in shown} | others
+    def command(context: typer.Context, **parsed: Any) -> None:
+        others = {"arguments": tuple(parsed.pop("arguments") or ())} if has_arguments else {}
+        values = {one.name: _value(one, parsed.pop(one.name)) for one in shown} | others
         for name, value in values.items():
             require_moderate(option_name(name), value)
-        with nullcontext(values) if usual is None else usual(values, _typed(context, values)) as found:
-            run(kind(**found), **words)
+        with nullcontext(values) if usual is None else usual(values, _typed(context, values)) as complete:
+            run(kind(**complete), **parsed)
 
     heading = {name: title for title, names in (panels or {}).items() for name in names}
     parameters = [_keyword("context", inspect.Parameter.empty, typer.Context)]
@@ -82,14 +82,14 @@ def _option(one: FieldInfo, panel: str | None, *, is_deniable: bool) -> Any:
         return typer.Argument(help=description_of(one))
     name = one.name.replace("_", "-")
     can_be_denied = kind_of(one) is bool and (one.default is not False or is_deniable)
-    words = f"--{name}/--no-{name}" if can_be_denied else f"--{name}"
+    declaration = f"--{name}/--no-{name}" if can_be_denied else f"--{name}"
     choices = choices_of(one)
     complete = (lambda: list(choices)) if choices else None
-    return typer.Option(words, help=description_of(one), rich_help_panel=panel, autocompletion=complete)
+    return typer.Option(declaration, help=description_of(one), rich_help_panel=panel, autocompletion=complete)
 
 
 def _type(one: FieldInfo) -> Any:
-    """What the command line reads: a choice is a word, which the struct itself judges; a collection, words."""
+    """Return the type to parse: str for a choice, which the struct itself checks; a list of str for a collection."""
     if _is_collection(one):
         return list[str] | None
     word: Any = str if get_origin(kind_of(one)) is Literal else kind_of(one)
@@ -100,29 +100,29 @@ def _is_collection(one: FieldInfo) -> bool:
     return get_origin(kind_of(one)) in (dict, tuple)
 
 
-def _value(one: FieldInfo, words: Any) -> Any:
-    """The value of a field, of what the command line read."""
+def _value(one: FieldInfo, parsed: Any) -> Any:
+    """Return the value of a field from what the command line parsed."""
     if not _is_collection(one):
-        return words
+        return parsed
     if get_origin(kind_of(one)) is dict:
-        return pairs(words)
+        return pairs(parsed)
     item, _ = get_args(kind_of(one))
-    return tuple(words or ()) if get_origin(item) is Literal else tuple(item(word) for word in words or ())
+    return tuple(parsed or ()) if get_origin(item) is Literal else tuple(item(text) for text in parsed or ())
 
 
-def with_default_port(words: Sequence[str]) -> list[str]:
-    """`words` of a command line, with port 0, the next free one, behind each `--dashboard` that names none."""
-    found: list[str] = []
-    for word, after in zip_longest(words, words[1:], fillvalue=""):
-        found.append("--dashboard=0" if word == "--dashboard" and not after.isdecimal() else word)
-    return found
+def with_default_port(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command line with port 0, the next free one, for each `--dashboard` without a port."""
+    return [
+        "--dashboard=0" if argument == "--dashboard" and not after.isdecimal() else argument
+        for argument, after in zip_longest(arguments, arguments[1:], fillvalue="")
+    ]
 
 
 def pairs(items: Sequence[str] | None) -> dict[str, str]:
     """`key=value` of every item. Raises InvalidValue."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for item in items or ():
         key, separator, value = item.partition("=")
         require(bool(separator and key), "--option", item, "key=value")
-        found[key] = value
-    return found
+        values[key] = value
+    return values

@@ -76,6 +76,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def epilog(command: str) -> str | None:
-    """What stands below the options of `command`; None if nothing does."""
+    """Return the examples below the options of `command`; None if there are none."""
     lines = EXAMPLES.get(command, ())
     return "Such as:\n\n" + "\n\n".join(lines) if lines else None

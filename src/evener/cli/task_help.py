@@ -34,14 +34,14 @@ class TaskCommand(TyperCommand):
             open_console(to_stderr=False, width_in_files=80).print(panel)
 
 
-def panel_of(words: Sequence[str]) -> Panel | None:
-    """The options of the first of these words that is a task; None if none is."""
+def panel_of(arguments: Sequence[str]) -> Panel | None:
+    """Return the options of the first argument that is a task; None if none is."""
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
 
-    for word in words:
-        parameters = task_parameters(word)
+    for argument in arguments:
+        parameters = task_parameters(argument)
         if parameters is None:
             continue
         table = Table.grid(padding=(0, 2))
@@ -49,7 +49,7 @@ def panel_of(words: Sequence[str]) -> Panel | None:
             table.add_row(f"{one.name}=", f"<{one.kind}>", f"{one.description} {_default(one)}".strip())
         if not parameters:
             table.add_row("it takes none")
-        title = Text(f"Options of {word}, each as --option NAME=VALUE")
+        title = Text(f"Options of {argument}, each as --option NAME=VALUE")
         return Panel(table, title=title, title_align="left", border_style="dim")
     return None
 

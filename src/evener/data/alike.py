@@ -30,7 +30,7 @@ def print_of(value: Any) -> float:
 
 
 def _numbers(item: Any) -> Tensor:
-    """What an item of a sample consists of, shape (N,); nothing of what numbers cannot say."""
+    """Return the numbers of one item of a sample, shape (N,); empty if numbers cannot express it."""
     if isinstance(item, Tensor):
         return item.detach().double().cpu().flatten()
     if isinstance(item, str | bytes):
@@ -64,13 +64,13 @@ def require_same_data(group: Group, dataset: Dataset[Any], seed: int, what: str)
         InvalidInput: they differ.
     """
     count = len(dataset)  # type: ignore[arg-type]
-    found = first_other(rows_of_ranks(group, [count]))
-    if found is not None:
-        raise _others(group, found[0], what, "there are more or fewer of them")
+    difference = first_other(rows_of_ranks(group, [count]))
+    if difference is not None:
+        raise _others(group, difference[0], what, "there are more or fewer of them")
     indices = sorted({0, count // 2, count - 1}) if count else []
-    found = first_other(rows_of_ranks(group, [steady_print(dataset, i, seed) for i in indices]))
-    if found is not None:
-        raise _others(group, found[0], what, f"sample {indices[found[1]]} is another")
+    difference = first_other(rows_of_ranks(group, [steady_print(dataset, i, seed) for i in indices]))
+    if difference is not None:
+        raise _others(group, difference[0], what, f"sample {indices[difference[1]]} is another")
 
 
 def steady_print(dataset: Dataset[Any], index: int, seed: int) -> float:

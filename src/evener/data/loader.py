@@ -69,9 +69,9 @@ def random_state_kept() -> Iterator[None]:
         np.random.set_state(states[2])
 
 
-def seed_all(*words: int, device: torch.device | None = None) -> None:
+def seed_all(*entropy: int, device: torch.device | None = None) -> None:
     """Seed the CPU's random generators (torch, Python, NumPy's global one), and `device`'s, from whole numbers."""
-    seed = int(np.random.SeedSequence(words).generate_state(1, np.uint32)[0])
+    seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
     _seed_cpu(seed)
     if device is not None and device.type == "cuda":
         torch.cuda.manual_seed(seed)
@@ -102,18 +102,18 @@ class _Fetch(Dataset[Any]):
 def collect(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int, collate: Collate | None = None) -> Any:
     """The samples `indices` of `dataset` as they are in `epoch`, as one batch: (inputs, targets) by default.
 
-    A data set may have `collate_fn`, which makes the batch unless `collate` does, and `set_epoch`, which is told the
-    epoch.
+    A data set may have `collate_fn`, which makes the batch unless `collate` does, and `set_epoch`, which is called with
+    the epoch.
     """
     if isinstance(dataset, TensorDataset):
         index = torch.from_numpy(indices)
         return tuple(tensor[index] for tensor in dataset.tensors)
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
-    own: Collate = getattr(dataset, "collate_fn", default_collate)
+    default: Collate = getattr(dataset, "collate_fn", default_collate)
     samples = read_samples(dataset, indices, seed, epoch)
     with noting(f"data, where a batch is made of samples {', '.join(map(str, indices[:3].tolist()))} ..."):
-        return (collate or own)(samples)
+        return (collate or default)(samples)
 
 
 def read_samples(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int) -> list[Any]:

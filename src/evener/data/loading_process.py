@@ -34,7 +34,7 @@ _DIED = "DataLoader worker (pid"
 
 @dataclass(frozen=True)
 class LoadingFailure:
-    """What a loading process returns in the place of samples.
+    """The failure that a loading process returns in place of samples.
 
     Attributes:
         kind: of the error.
@@ -46,7 +46,7 @@ class LoadingFailure:
 
 
 def load_in_process(load: Callable[[], Any], *, explains: bool) -> Any:
-    """What `load` returns, in shared memory; or its failure. In the rank's own process just what it returns.
+    """Return the result of `load` in shared memory, or its failure. In the rank's own process, return it as is.
 
     Args:
         load: loads samples.
@@ -70,29 +70,29 @@ def load_in_process(load: Callable[[], Any], *, explains: bool) -> Any:
 
 
 def received(batches: Iterator[tuple[T, Any]]) -> Iterator[tuple[T, Any]]:
-    """What loading processes, or this one, have loaded. Raises EvenerError: one of them failed."""
+    """Yield the batches that loading processes, or this one, have loaded. Raises EvenerError: one of them failed."""
     for part, loaded in batches:
         if isinstance(loaded, LoadingFailure):
             raise loaded.kind.as_error(loaded.sentence)
         yield part, loaded
 
 
-def begin_process(number: int, own: Callable[[int], None] | None = None) -> None:
-    """The first that a loading process does: it ends with the rank; then what the user's loader does at this point."""
+def begin_process(number: int, init: Callable[[int], None] | None = None) -> None:
+    """Have a loading process end with its rank; then call the `worker_init_fn` of the user's loader."""
     exit_with_parent()
-    if own is not None:
-        own(number)
+    if init is not None:
+        init(number)
 
 
 def loading_death(error: Exception) -> EvenerError | None:
-    """What `error` says of a loading process that died; None if it is about something else."""
+    """Return the error for a loading process that died; None if `error` is about something else."""
     if not isinstance(error, RuntimeError) or not str(error).startswith(_DIED):
         return None
     return TrainingFailed(f"a process that loads data died ({first_line(error)}): {_shared_memory()}")
 
 
 def _share(tensor: Tensor) -> Tensor:
-    """`tensor` in shared memory. Otherwise a thread of PyTorch's moves it there, and nobody hears when that fails."""
+    """Move `tensor` to shared memory. Left to itself, PyTorch does so in a thread whose failures are lost."""
     if type(tensor) is Tensor and tensor.layout is torch.strided:
         tensor.share_memory_()  # type: ignore[no-untyped-call]
     return tensor
@@ -108,8 +108,8 @@ def _shared_memory() -> str:
     """How much there is, and what to do if it is too little."""
     cure = "use --workers 0, or start the container with more (--shm-size=1g)"
     try:
-        found = os.statvfs(_SHARED_MEMORY)
+        volume = os.statvfs(_SHARED_MEMORY)
     except OSError:
         return cure
-    total, free = (blocks * found.f_frsize / 1e6 for blocks in (found.f_blocks, found.f_bavail))
+    total, free = (blocks * volume.f_frsize / 1e6 for blocks in (volume.f_blocks, volume.f_bavail))
     return f"{_SHARED_MEMORY} has {total:.4g} MB, {free:.4g} MB of them free; {cure}"

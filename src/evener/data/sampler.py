@@ -41,7 +41,7 @@ class Division:
         return apportion(count, self.workers(step))
 
     def parts(self, step: int, count: int) -> tuple[int, ...]:
-        """Likewise of `count` samples that a rank takes one batch after the other, so that memory bounds nothing."""
+        """Samples for every rank of `count` samples that are taken batch by batch, so that memory sets no limit."""
         return apportion(count, [Worker(unit_seconds=worker.unit_seconds) for worker in self.workers(step)])
 
     def workers(self, step: int) -> tuple[Worker, ...]:
@@ -72,7 +72,7 @@ class MicroBatch:
 
 
 class Sampler(Protocol):
-    """What a loader needs to know."""
+    """The order of samples that a loader needs."""
 
     steps_per_epoch: int
 
@@ -151,8 +151,8 @@ class OrderedSampler:
         total = min(self._count, begin + self._batch_size) - begin
         sizes = self._sizes(total)
         start = begin + sum(sizes[: self._rank])
-        own = np.arange(start, start + sizes[self._rank], dtype=np.int64)
-        return (MicroBatch(epoch=0, step=step, indices=own, total=total, is_last=True),)
+        indices = np.arange(start, start + sizes[self._rank], dtype=np.int64)
+        return (MicroBatch(epoch=0, step=step, indices=indices, total=total, is_last=True),)
 
 
 class StationarySampler:
@@ -179,10 +179,10 @@ class StationarySampler:
         """This rank's part of step `step`, from 1."""
         epoch, position = divmod(step - 1, self.steps_per_epoch)
         total = sum(len(_nth_of(np.arange(len(part)), position, self.steps_per_epoch)) for part in self._parts)
-        own = _nth_of(self._epoch(epoch), position, self.steps_per_epoch)
+        indices = _nth_of(self._epoch(epoch), position, self.steps_per_epoch)
         return tuple(
             MicroBatch(epoch=epoch, step=step, indices=piece, total=total, is_last=i == self._accumulate - 1)
-            for i, piece in enumerate(_cut(own, self._accumulate))
+            for i, piece in enumerate(_cut(indices, self._accumulate))
         )
 
     def _epoch(self, epoch: int) -> Indices:

@@ -1,4 +1,4 @@
-"""A data set whose random transforms depend on nobody: each sample has random numbers of its own."""
+"""A data set whose random transforms are independent of each other: each sample has its own random numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SeededSamples(Dataset[Any]):
         seed: of the run.
 
     Attributes:
-        epoch: whose samples are read next; a data set with `set_epoch` is told.
+        epoch: whose samples are read next; `set_epoch` of a data set that has it is called.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:

@@ -54,11 +54,11 @@ def _whole_parts(weights: Sequence[float]) -> list[int]:
     return [int(fraction * scale) for fraction in fractions]
 
 
-def _deal(left: Table, rests: NDArray[np.float64], allowed: Mask) -> Mask:
-    """Gives the `left[k]` units of every row k to different columns, to those that are owed most so far, [K, J]."""
+def _deal(remainder: Table, rests: NDArray[np.float64], allowed: Mask) -> Mask:
+    """Give the `remainder[k]` units of every row k to different columns, those that are owed most so far, [K, J]."""
     extra = np.zeros_like(allowed)
     owed = np.zeros(allowed.shape[1])
-    for k, units in enumerate(left):
+    for k, units in enumerate(remainder):
         owed += rests[k]
         chosen = np.argsort(np.where(allowed[k], -owed, np.inf), kind="stable")[:units]
         extra[k, chosen] = True

@@ -2,5 +2,5 @@
 
     examine (reads this machine) -> MachineFacts -> checks (pure: facts in, findings out) -> Finding
 
-Facts can travel; whoever has those of several machines compares them by the same kind of table.
+Facts can be sent to another machine, where a table of the same kind compares those of several machines.
 """

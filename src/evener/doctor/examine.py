@@ -25,7 +25,7 @@ from evener.system.memory import usable_memory
 def examine(
     folders: Mapping[str, Path], *, machine: str = "", towards: str | None = None, task_problem: str | None = None
 ) -> MachineFacts:
-    """What is known of this machine; takes a second, and up to 10 where a driver or the name service hangs.
+    """Return the facts of this machine; takes a second, and up to 10 where a driver or the name service hangs.
 
     Args:
         folders: that runs write into, by what lies there.

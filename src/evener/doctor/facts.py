@@ -1,4 +1,4 @@
-"""What is known of a machine: read there by `examine`, judged anywhere. It may come from another machine."""
+"""Facts of a machine: read there by `examine`, checked anywhere. They may come from another machine."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class FolderFacts(Part, frozen=True, kw_only=True):
 
 
 class LoadFacts(Part, frozen=True, kw_only=True):
-    """What else the machine does, over half a second.
+    """Other load on the machine, over half a second.
 
     Attributes:
         cores: that this process may use.

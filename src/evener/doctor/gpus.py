@@ -21,7 +21,7 @@ _OTHER_DRIVER = Path("/dev/kfd")
 
 
 def driver_gpus() -> tuple[tuple[GpuFacts, ...], str]:
-    """What NVIDIA's driver shows, and why it shows nothing though its tool is there; nothing where that is not."""
+    """Return the GPUs of NVIDIA's driver, and why none although its tool is installed; empty without the tool."""
     command = shutil.which(_COMMAND)
     if command is None:
         return (), ""
@@ -46,17 +46,17 @@ def torch_gpus(shown: int) -> int | None:
 
 
 def visible_gpus(shown: int, chosen: str | None) -> int:
-    """Of so many, those that $CUDA_VISIBLE_DEVICES leaves to this process: all before the first bad one."""
+    """Return how many of the GPUs $CUDA_VISIBLE_DEVICES leaves to this process: those before the first invalid one."""
     if chosen is None:
         return shown
-    words = [word.strip() for word in chosen.split(",")]
-    return min(shown, len(list(takewhile(lambda word: word and not word.startswith("-"), words))))
+    ids = [one.strip() for one in chosen.split(",")]
+    return min(shown, len(list(takewhile(lambda one: one and not one.startswith("-"), ids))))
 
 
 def _gpu_of(line: str) -> GpuFacts:
-    """A GPU, of a line of the tool; numbers that it does not tell are 0."""
-    words = [word.strip() for word in line.split(",")]
-    name, driver, total, free, *slowed = [*words, *[""] * (len(_FIELDS) - len(words))]
+    """Return the GPU of a line of the tool; missing numbers are 0."""
+    values = [value.strip() for value in line.split(",")]
+    name, driver, total, free, *slowed = [*values, *[""] * (len(_FIELDS) - len(values))]
     return GpuFacts(
         name=name,
         driver=driver,

@@ -21,8 +21,8 @@ LEAST_MTU = 1280
 def gloo_interface(network: NetworkFacts) -> Interface | None:
     """Return the interface that Gloo takes in a run of Evener over several machines; None if it finds none."""
     if network.gloo_interfaces:
-        found = network.named(_first_name(network.gloo_interfaces))
-        return found if found is not None and found.is_up else None
+        chosen = network.named(_first_name(network.gloo_interfaces))
+        return chosen if chosen is not None and chosen.is_up else None
     named = next(filter(None, map(network.at, network.host_addresses)), None)
     return network.route if named is None or named.is_loopback else named
 
@@ -38,10 +38,10 @@ def nccl_interfaces(network: NetworkFacts) -> tuple[str, ...]:
     """The interfaces among which NCCL takes one; empty if there is none."""
     wish = network.nccl_interfaces
     is_not, is_exact = wish.startswith("^"), wish.startswith(("=", "^="))
-    words = wish.lstrip("^=").split(",") if wish else []
+    names = wish.lstrip("^=").split(",") if wish else []
     usable = [one.name for one in network.interfaces if one.is_up and one.addresses]
-    if words:
-        chosen = {name for name in usable if any(name == w if is_exact else name.startswith(w) for w in words)}
+    if names:
+        chosen = {one for one in usable if any(one == name if is_exact else one.startswith(name) for name in names)}
         return tuple(name for name in usable if (name in chosen) != is_not)
     first = [name for name in usable if name.startswith("ib")]
     others = [name for name in usable if not name.startswith(("docker", "lo"))]

@@ -19,7 +19,7 @@ _PROCESSORS = Path("/sys/devices/system/cpu")
 
 
 def load_facts(seconds: float = _SECONDS, processors: Path = _PROCESSORS) -> LoadFacts:
-    """What this machine does within `seconds`, during which this process sleeps.
+    """Measure the load of this machine for `seconds`, during which this process sleeps.
 
     Args:
         seconds: to look at it.
@@ -51,13 +51,13 @@ def _bound_cores(count: int) -> list[int]:
 
 
 def _processor_seconds() -> dict[psutil.Process, float]:
-    """Of every process but this one."""
-    found = {}
+    """Return the processor seconds of every process but this one."""
+    seconds = {}
     for process in psutil.process_iter(["cpu_times"]):
         times = process.info["cpu_times"]
         if times is not None and process.pid != os.getpid():
-            found[process] = times.user + times.system
-    return found
+            seconds[process] = times.user + times.system
+    return seconds
 
 
 def _busiest(

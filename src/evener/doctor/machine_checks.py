@@ -1,4 +1,4 @@
-"""What is wrong with one machine: a table of pure checks, from its facts to findings."""
+"""Checks of one machine: a table of pure functions, from its facts to findings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GB, _MB = 10**9, 10**6
 LEAST_MEMORY, LITTLE_MEMORY = 200 * _MB, 1 * _GB
 """Free bytes below which no run starts, and below which few do."""
 LEAST_ROOM, LITTLE_ROOM = 100 * _MB, 2 * _GB
-"""On a disk, likewise: a checkpoint and its successor lie there at the same time."""
+"""Free bytes on a disk, in the same way: a checkpoint and its successor are there at the same time."""
 LITTLE_SHARED = 250 * _MB
 """Of shared memory: containers have 64 MB where nothing is said, and data loaders pass their batches through it."""
 SHARED = "shared memory"
@@ -42,7 +42,7 @@ def _check_devices(facts: MachineFacts) -> Iterator[Finding]:
     if facts.gpu_problem:
         yield found(
             facts.machine, "GPU", "error", facts.gpu_problem,
-            "install NVIDIA's driver anew and restart the machine; in a container, start it with --gpus all",
+            "reinstall NVIDIA's driver and restart the machine; in a container, start it with --gpus all",
         )  # fmt: skip
     usable, shown = facts.torch_gpus, facts.visible_gpus
     if usable is not None and usable < shown:

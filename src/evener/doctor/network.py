@@ -44,17 +44,17 @@ def interfaces() -> tuple[Interface, ...]:
             addresses=tuple(
                 one.address.partition("%")[0] for one in addresses.get(name, ()) if one.family in _FAMILIES
             ),
-            mtu=found.mtu,
-            is_up=found.isup,
+            mtu=state.mtu,
+            is_up=state.isup,
         )
-        for name, found in statistics.items()
+        for name, state in statistics.items()
     )
 
 
 def _addresses_of(host: str) -> tuple[str, ...]:
-    """What a name stands for here; nothing if nobody knows it."""
+    """Return the addresses of a host name; empty if it cannot be resolved."""
     try:
-        found = resolve(Address(host=host), time.monotonic() + _RESOLVE_SECONDS)
+        resolved = resolve(Address(host=host), time.monotonic() + _RESOLVE_SECONDS)
     except CannotResolve:
         return ()
-    return tuple(dict.fromkeys(str(where[0]).partition("%")[0] for _, where in found))
+    return tuple(dict.fromkeys(str(where[0]).partition("%")[0] for _, where in resolved))

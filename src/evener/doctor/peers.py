@@ -1,4 +1,4 @@
-"""What is wrong between machines that are to train together: pure, from what each says of itself to findings."""
+"""Checks between machines that are to train together: pure functions, from the facts of each to findings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Unreached(Part, frozen=True, kw_only=True):
     Attributes:
         machine: of the other one.
         address: at which it listened.
-        port: likewise.
+        port: at which it listened.
         reason: what the system said.
     """
 
@@ -57,12 +57,12 @@ class DataFacts(Part, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What reads them."""
+        """The library that reads them."""
         return self.fingerprint.partition(":")[0]
 
 
 class PeerFacts(Part, frozen=True, kw_only=True):
-    """What a machine says of itself to those that it is to train with.
+    """Facts of a machine for the machines that it is to train with.
 
     Attributes:
         machine: its name.

@@ -39,7 +39,7 @@ class Listeners:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._servers: list[_Server] = []
         for address in addresses:
-            with suppress(OSError):  # no address of this machine: nobody will be told to connect there
+            with suppress(OSError):  # no address of this machine, so no other machine is asked to connect there
                 self._servers.append(_Server((address, 0), _Answer))
         self.places = tuple((str(one.server_address[0]), int(one.server_address[1])) for one in self._servers)
         self._closing = ExitStack()
@@ -64,7 +64,7 @@ def probe(address: str, port: int, until: float) -> float | str:
 
     Args:
         address: of the other machine.
-        port: likewise.
+        port: of its listener.
         until: as `time.monotonic` counts.
 
     Returns:
@@ -90,7 +90,7 @@ def measure_link(machine: str, address: str, port: int, until: float, seconds: f
     Args:
         machine: its name.
         address: of it.
-        port: likewise.
+        port: of its listener.
         until: as `time.monotonic` counts.
         seconds: for which bytes are taken.
 
@@ -125,14 +125,14 @@ def _rate(sock: socket.socket, seconds: float) -> float:
 
 def _read(sock: socket.socket, nbytes: int, until: float) -> bytes:
     """Exactly so many bytes."""
-    parts, left = [], nbytes
-    while left:
+    parts, missing = [], nbytes
+    while missing:
         sock.settimeout(max(0.01, until - time.monotonic()))
-        part = sock.recv(left)
+        part = sock.recv(missing)
         if not part:
             raise ConnectionResetError("closed by the other machine")
         parts.append(part)
-        left -= len(part)
+        missing -= len(part)
     return b"".join(parts)
 
 
@@ -141,7 +141,7 @@ class _Server(socketserver.ThreadingTCPServer):
     block_on_close = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Whoever connects may break off: it says so itself."""
+        """Ignore a client that breaks off: it reports that itself."""
 
 
 class _Answer(socketserver.BaseRequestHandler):

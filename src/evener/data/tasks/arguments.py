@@ -30,14 +30,14 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def arguments_for(
-    function: Callable[..., Any], where: str, given: Mapping[str, str], fixed: Mapping[str, Any]
+    function: Callable[..., Any], where: str, options: Mapping[str, str], fixed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The keyword arguments with which to call `function`.
 
     Args:
         function: its annotations (or defaults) say how each option is read: int, float, bool, str, tuple[int, ...].
         where: names the function in errors, such as "task digits".
-        given: option -> text.
+        options: option -> text.
         fixed: arguments that are no options; left out where None.
 
     Raises:
@@ -49,10 +49,10 @@ def arguments_for(
     for name in result:
         if name not in parameters:
             raise InvalidInput(f"{where} takes no {name}: leave it out, or give its function that parameter")
-    options = [name for name in parameters if name not in fixed]
-    for name, text in given.items():
-        if name not in options:
-            raise InvalidInput(f"{where} has no option {name!r}{nearest(name, options)}; {_known(options)}")
+    known = [name for name in parameters if name not in fixed]
+    for name, text in options.items():
+        if name not in known:
+            raise InvalidInput(f"{where} has no option {name!r}{nearest(name, known)}; {_known(known)}")
         result[name] = _convert(parameters[name], where, text)
     lacking = [name for name, p in parameters.items() if p.default is p.empty and name not in result]
     if lacking:
@@ -82,7 +82,7 @@ def _convert(parameter: inspect.Parameter, where: str, text: str) -> Any:
 
 
 def _annotation(parameter: inspect.Parameter) -> str:
-    """As text without spaces and `| None`; of a parameter without one, the type of its default."""
+    """Return the annotation without spaces and `| None`; for a parameter without one, the type of its default."""
     if parameter.annotation is parameter.empty:
         default = parameter.default
         return "str" if default is parameter.empty or default is None else type(default).__name__

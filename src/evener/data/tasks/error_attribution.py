@@ -97,8 +97,8 @@ def _described(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         names = []
-    found = [f"{name} {tensor}" for name, value in zip(names, arguments, strict=False) if (tensor := _tensor(value))]
-    return f", called with {' and '.join(found[:_MAX_DESCRIBED])}" if found else ""
+    tensors = [f"{name} {tensor}" for name, value in zip(names, arguments, strict=False) if (tensor := _tensor(value))]
+    return f", called with {' and '.join(tensors[:_MAX_DESCRIBED])}" if tensors else ""
 
 
 def _tensor(value: Any) -> str:

@@ -21,16 +21,16 @@ def files_needed(task_file: Path) -> list[str]:
         MissingFile: there is no such task file.
         TrainingFailed: one of the files is not Python.
     """
-    root, found, open_files = task_file.parent, set[str](), [task_file.name]
+    root, files, open_files = task_file.parent, set[str](), [task_file.name]
     if not task_file.is_file():
         raise MissingFile(f"there is no task file {task_file}")
     while open_files:
         path = open_files.pop()
-        if path not in found:
-            found.add(path)
+        if path not in files:
+            files.add(path)
             for module in _imports(root, path):
                 open_files += _files_of(root, module)
-    return sorted(found)
+    return sorted(files)
 
 
 def _imports(root: Path, path: str) -> Iterator[Name]:

@@ -95,7 +95,7 @@ def blaming(path: Path) -> Iterator[None]:
 
 
 def _line(path: Path, error: BaseException) -> int | str:
-    """Of the file `path`, where `error` passed last."""
+    """Return the last line of the file `path` in the traceback of `error`."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or "?"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -126,13 +126,13 @@ def load_task(reference: str, data_dir: Path | None = None, options: Mapping[str
         MissingExtra: PyTorch, or what else the task needs, is not installed.
         TrainingFailed: the file's own code raised an error.
     """
-    found = load_any_task(reference, data_dir, options)
-    if isinstance(found, BatchTask):
+    task = load_any_task(reference, data_dir, options)
+    if isinstance(task, BatchTask):
         raise InvalidInput(
             f"{reference} is a BatchTask, of which nodes can divide batches and nothing else: `evener train` and "
             "`evener.train` do; for this command write a Task"
         )
-    return found
+    return task
 
 
 def require_task(reference: str) -> None:
@@ -153,20 +153,20 @@ def require_task(reference: str) -> None:
 
 
 def load_any_task(reference: str, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task | BatchTask:
-    """Likewise, also a BatchTask."""
+    """Load a Task or a BatchTask; arguments and errors as for `load_task`."""
     if is_path(reference):
         path = Path(reference).resolve()
-        found = _any_task(getattr(import_file(path), "task", None), str(path), data_dir, options, blaming(path))
-        return attributed(found, str(path))
+        made = _any_task(getattr(import_file(path), "task", None), str(path), data_dir, options, blaming(path))
+        return attributed(made, str(path))
     require_task(reference)
     with needing_extras():
         module = import_module(f"evener.data.tasks.{reference.replace('-', '_')}")
     return _make(Task, module.task, f"task {reference}", data_dir, options, needing_extras())
 
 
-def task_of(found: Any, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task | BatchTask:
-    """The task that `found` is, or that it returns; arguments as for `load_task`. Raises InvalidInput."""
-    return attributed(_any_task(found, "evener.train", data_dir, options, nullcontext()))
+def task_of(task: Any, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task | BatchTask:
+    """Return `task`, or the task that it returns; arguments as for `load_task`. Raises InvalidInput."""
+    return attributed(_any_task(task, "evener.train", data_dir, options, nullcontext()))
 
 
 def load_thin_task(reference: str, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> ThinTask:
@@ -183,8 +183,8 @@ def load_thin_task(reference: str, data_dir: Path | None = None, options: Mappin
     """
     if is_path(reference):
         path = thin_twin(Path(reference).resolve()) or Path(reference).resolve()
-        found = getattr(import_file(path), "thin_task", None)
-        return attributed(_make(ThinTask, found, str(path), data_dir, options, blaming(path)), str(path))
+        thin_task = getattr(import_file(path), "thin_task", None)
+        return attributed(_make(ThinTask, thin_task, str(path), data_dir, options, blaming(path)), str(path))
     _require_known(reference, BUILT_IN_THIN_TASKS, "thin ")
     thin = import_module("evener.data.tasks.thin")  # not above: the thin engine takes its time to import
     return _make(ThinTask, getattr(thin, reference), f"task {reference}", data_dir, options, nullcontext())
@@ -218,28 +218,28 @@ def _require_known(name: str, known: Sequence[str], kind: str = "") -> None:
 
 
 def _any_task(
-    found: Any, where: str, data_dir: Path | None, options: Mapping[str, str], calling: AbstractContextManager[None]
+    value: Any, where: str, data_dir: Path | None, options: Mapping[str, str], calling: AbstractContextManager[None]
 ) -> Task | BatchTask:
-    """The Task or BatchTask that `found` is, or returns when it is called within `calling`."""
-    made = _called(found, where, "task", "a Task", data_dir, options, calling)
+    """Return the Task or BatchTask that `value` is, or returns when it is called within `calling`."""
+    made = _called(value, where, "task", "a Task", data_dir, options, calling)
     return made if isinstance(made, BatchTask) else _of_kind(Task, made, where, "task", "a Task")
 
 
 def _make(
     kind: type[_Kind],
-    found: Any,
+    value: Any,
     where: str,
     data_dir: Path | None,
     options: Mapping[str, str],
     calling: AbstractContextManager[None],
 ) -> _Kind:
-    """The task that `found` is, or returns when it is called within `calling`."""
+    """Return the task that `value` is, or returns when it is called within `calling`."""
     name, article = ("task", "a Task") if kind is Task else ("thin_task", "a ThinTask")
-    return _of_kind(kind, _called(found, where, name, article, data_dir, options, calling), where, name, article)
+    return _of_kind(kind, _called(value, where, name, article, data_dir, options, calling), where, name, article)
 
 
 def _called(
-    found: Any,
+    value: Any,
     where: str,
     name: str,
     article: str,
@@ -247,16 +247,16 @@ def _called(
     options: Mapping[str, str],
     calling: AbstractContextManager[None],
 ) -> Any:
-    if isinstance(found, Task | BatchTask | ThinTask):
+    if isinstance(value, Task | BatchTask | ThinTask):
         if data_dir is not None or options:
             raise InvalidInput(f"{where}: {name} is not a function, so it takes no data folder and no options")
-        return found
-    if not callable(found):
-        what = "there is none" if found is None else f"it is of type {type(found).__name__}"
+        return value
+    if not callable(value):
+        what = "there is none" if value is None else f"it is of type {type(value).__name__}"
         raise InvalidInput(f"{where} must define {name}, {article} or a function that returns one; {what}")
-    keywords = arguments_for(found, where, options, {"data_dir": data_dir})
+    keywords = arguments_for(value, where, options, {"data_dir": data_dir})
     with calling:
-        return found(**keywords)
+        return value(**keywords)
 
 
 def _of_kind(kind: type[_Kind], task: Any, where: str, name: str, article: str) -> _Kind:

@@ -22,7 +22,7 @@ def task(data_dir: Path | None = None) -> Task:
 
     Raises:
         MissingFile: (when the data are first used) a file is not there; says which to fetch from where.
-        InvalidFile: likewise, a file is damaged.
+        InvalidFile: (when the data are first used) a file is damaged.
     """
     return twin(
         thin.mnist(data_dir),

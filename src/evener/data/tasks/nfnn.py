@@ -25,7 +25,7 @@ def task(data_dir: Path | None = None, lr: float = thin.NFNN_RATE, hidden: int =
     Raises:
         InvalidValue: `lr` or `hidden` is not positive.
         MissingFile: (when the data are first used) a file is not there; says which to fetch from where.
-        InvalidFile: likewise, a file is damaged.
+        InvalidFile: (when the data are first used) a file is damaged.
     """
     thin_task = thin.nfnn(data_dir, lr, hidden)
     return twin(thin_task, model=partial(_model, hidden), loss=nll_loss, optimizer=partial(SGD, lr=lr))

@@ -61,12 +61,14 @@ def _file_of(reference: str) -> Path | None:
 
 
 def _parameters(function: ast.FunctionDef) -> Iterator[TaskParameter]:
-    told = _descriptions(ast.get_docstring(function) or "")
+    descriptions = _descriptions(ast.get_docstring(function) or "")
     places, named = [*function.args.posonlyargs, *function.args.args], function.args.kwonlyargs
     defaults = [None] * (len(places) - len(function.args.defaults)) + [*function.args.defaults]
     for one, default in zip([*places, *named], [*defaults, *function.args.kw_defaults], strict=True):
         if one.arg not in _FIXED:
-            yield TaskParameter(one.arg, _kind(one.annotation, default), _literal(default), told.get(one.arg, ""))
+            yield TaskParameter(
+                one.arg, _kind(one.annotation, default), _literal(default), descriptions.get(one.arg, "")
+            )
 
 
 def _literal(default: ast.expr | None) -> str | None:
@@ -84,8 +86,8 @@ def _kind(annotation: ast.expr | None, default: ast.expr | None) -> str:
 
 
 def _descriptions(docstring: str) -> dict[str, str]:
-    """What stands behind the names of a docstring's `Args`, as far as the line's end."""
+    """Return the first line of each description in the `Args` of a docstring, by name."""
     _, _, behind = docstring.partition("Args:\n")
     lines = behind.partition("\n\n")[0].splitlines()
-    found = (re.match(r"\s+(\w+)(?: \([^)]*\))?: (.+)", line) for line in lines)
-    return {match[1]: match[2] for match in found if match}
+    matches = (re.match(r"\s+(\w+)(?: \([^)]*\))?: (.+)", line) for line in lines)
+    return {match[1]: match[2] for match in matches if match}

@@ -1,4 +1,4 @@
-"""What the built-in tasks for PyTorch are made of: the twin of a thin task, a schedule, layers that can be split."""
+"""Parts of the built-in tasks for PyTorch: the twin of a thin task, a schedule, layers that can be split."""
 
 from __future__ import annotations
 

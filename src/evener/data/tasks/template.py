@@ -12,7 +12,7 @@ from evener.records.task import Task
 
 
 def task(width: int = 64, learning_rate: float = 3e-3) -> Task:
-    """What is trained; its arguments are options: `--option width=128 --option learning_rate=0.01`."""
+    """Return what is trained; the arguments are options: `--option width=128 --option learning_rate=0.01`."""
     return Task(
         name="my-task",
         model=lambda: model(width),

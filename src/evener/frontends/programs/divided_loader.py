@@ -110,7 +110,7 @@ class DividedLoader:
         _refuse_indivisible(loader)
         taken = {name: getattr(loader, name) for name in _TAKEN_OVER if hasattr(loader, name)}
         taken = {name: value for name, value in taken.items() if name in inspect.signature(DataLoader).parameters}
-        taken["worker_init_fn"] = partial(begin_process, own=loader.worker_init_fn)
+        taken["worker_init_fn"] = partial(begin_process, init=loader.worker_init_fn)
         self._order = _Order(loader, divider)
         if self._is_stream:
             parts: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
