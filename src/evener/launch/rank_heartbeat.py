@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from evener.comm.rank_lines import RankLines
 from evener.comm.signed_store import SignedStore
 from evener.launch.store import LEAST_START_SECONDS
 from evener.records.error_kind import ErrorKind, kind_of
@@ -111,6 +112,7 @@ class RankHeartbeat:
         self._store, self._rank, self._nodes = store, rank, nodes
         self._patience, self._on_lost, self._keeps_store, self._on_stop = patience, on_lost, keeps_store, on_stop
         self._done, self._shared_since = threading.Event(), 0.0
+        self._lines: RankLines | None = None
         self._watch = StoreWatch(store_patience or patience, on_lost, nodes[rank])
         now = time.monotonic()
         self._others = {other: Progress(now) for other in range(len(nodes)) if other != rank}
@@ -119,6 +121,10 @@ class RankHeartbeat:
         """Begin to beat and to listen, until stopped or until somebody is lost."""
         self._thread.start()
         self._watch.start()
+
+    def watch_lines(self, lines: RankLines) -> None:
+        """Look, from now on, whether one of this rank's `lines` to the others is cut; all of them are told."""
+        self._lines = lines
 
     def join(self, timeout: float) -> None:
         """Wait at most `timeout` seconds until the heartbeat has ended."""
@@ -137,6 +143,8 @@ class RankHeartbeat:
         if self._keeps_store:
             self._outlast_others()
         self._watch.stop()
+        if self._lines is not None:
+            self._lines.close()
 
     def ask_to_stop(self) -> None:
         """Have all other ranks stop after their step."""
@@ -214,6 +222,9 @@ class RankHeartbeat:
                     return NodeLost(self._store.get(_SHARED_FAILURE).decode())
             if self._store.check([_STOP]):
                 self._on_stop()
+            if self._lines is not None and (cut := self._lines.cut()) is not None:
+                self.report_failure(str(cut))
+                return cut
             return self._find_lost(time.monotonic())
         except NodeLost as error:
             return error
