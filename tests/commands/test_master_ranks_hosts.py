@@ -125,6 +125,32 @@ def test_a_link_is_cut_and_the_others_go_on_and_the_node_comes_back_when_it_is_j
     assert max(float((first[name].double() - second[name].double()).abs().max()) for name in first) < 1e-10
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["while it trains", "before it comes"])
+def test_a_node_that_does_not_reach_another_one_is_left_out_and_the_others_go_on(
+    build_hosts: Build, tmp_path: Path, is_late: bool
+) -> None:
+    words = (TINY, "--option", "samples=200", "--epochs", "60", "--option", "pause=0.03", "--strategy", "data")
+    names = ("one", "two", "three")
+    with site(build_hosts, tmp_path, *names) as place:
+        for name in names[: 2 if is_late else 3]:
+            place.join(name)
+        place.await_nodes(*names[: 2 if is_late else 3])
+        training = place.train(*words, "--shares", "1,1" if is_late else "1,1,1")
+        training.wait_for("epoch 2 ", 90)
+        place.hosts["two"].cut_from(place.hosts["three"])
+        if is_late:
+            place.join("three")
+        left = training.wait_for("left out: node (three|two) cannot take part", 2 * PATIENCE + (60 if is_late else 6))[
+            1
+        ]
+        assert training.wait(180) == 0, training.transcript()
+        record = place.record()
+    assert sum(step.samples for step in record.steps) == 60 * 200
+    assert [event.nodes for event in record.events if event.kind == "left out"] == [(left,)]
+    lost = [event for event in record.events if event.kind == "node lost"]
+    assert [event.nodes for event in lost] == [(left,)]
+
+
 @pytest.mark.parametrize("pause", [0.0, 0.25])
 def test_a_node_joins_a_run_of_100_mb_over_a_gigabit(
     build_hosts: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str], pause: float

@@ -171,5 +171,5 @@ def prepared(reference: str, way: Way, group: Group, across: bool, is_checked: b
         )
         context = make_context(env, group, config)
     training = prepare(context, config)
-    assert training is not None
+    assert isinstance(training, Training)
     return training

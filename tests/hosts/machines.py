@@ -83,6 +83,11 @@ class Machine:
         """Pull the cable: nothing reaches it or leaves it any more, and nobody is told."""
         self.link.switch("down")
 
+    def cut_from(self, other: Machine) -> None:
+        """Cut the line between this host and one other; both reach all the rest."""
+        self.link.sever(other.link)
+        other.link.sever(self.link)
+
     def mute(self) -> None:
         """Lose everything that it sends, and nothing that it receives, until `join`."""
         self.link.mute()

@@ -93,6 +93,11 @@ class Link:
         """Set the link "up" or "down"."""
         run("ip", "-n", f"{self.name}.{_SWITCH}", "link", "set", "dev", self._port, state)
 
+    def sever(self, other: Link) -> None:
+        """Send what is meant for another host to nobody: it vanishes, as where the line between the two is cut."""
+        away = ["lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
+        run("ip", "-n", self.namespace.name, "neigh", "replace", other.address, *away)
+
     def mute(self) -> None:
         """Drop every packet that leaves the host."""
         run("tc", "-n", self.namespace.name, "qdisc", "replace", "dev", "eth0", "root", "pfifo", "limit", "0")

@@ -15,9 +15,10 @@ from contextlib import ExitStack
 
 from evener.comm.channel import Channel, read
 from evener.comm.mesh import Mesh
+from evener.comm.rank_lines import is_unreachable
 from evener.comm.signed_store import SignedStore
 from evener.comm.waiting import slices
-from evener.records.errors import NodeLost
+from evener.records.errors import LineCut, NodeLost
 from evener.wire.errors import CannotJoin
 from evener.wire.handshake import MESSAGE_BYTES, NONCE_BYTES, MasterHandshake, NodeHandshake
 from evener.wire.identity import Token
@@ -34,6 +35,7 @@ def join_mesh(
     address: str,
     patience: float,
     longest_wait: float,
+    connect_seconds: float | None = None,
 ) -> Mesh:
     """Connect this rank with all others; every rank calls this.
 
@@ -44,8 +46,10 @@ def join_mesh(
         address: of this machine, at which the others reach it.
         patience: seconds within which all have to come together.
         longest_wait: seconds that a message may be waited for afterwards.
+        connect_seconds: in which the machine of a rank that has come answers; `patience` by default.
 
     Raises:
+        LineCut: this rank calls another one that has come, whose machine does not answer.
         NodeLost: a rank cannot be reached within the patience, and is named; or nobody is awaited any more.
     """
     token = Token(secret=store.secret, fingerprint=None)
@@ -54,7 +58,7 @@ def join_mesh(
         undo.callback(mesh.close)
         store.set(f"mesh/{rank}", f"{address} {server.getsockname()[1]}")
         for other in range(rank):
-            mesh.peers[other] = _call(mesh, other, store, token, patience)
+            mesh.peers[other] = _call(mesh, other, store, token, patience, connect_seconds or patience)
         while len(mesh.peers) < len(nodes) - 1:
             _accept(mesh, server, store, token, patience)
         undo.pop_all()
@@ -97,6 +101,7 @@ def _call(
     store: SignedStore,
     token: Token,
     patience: float,
+    connect_seconds: float,
 ) -> Channel:
     """A connection to `other` on which both have proved the secret, and that has said who calls."""
     host, port = store.get(f"mesh/{other}").decode().split()
@@ -105,7 +110,7 @@ def _call(
     message: bytes | None = handshake.hello()
     try:
         with ExitStack() as undo:
-            peer = undo.enter_context(socket.create_connection((host, int(port)), timeout=patience))
+            peer = undo.enter_context(socket.create_connection((host, int(port)), timeout=connect_seconds))
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while message is not None:
                 peer.sendall(message)
@@ -115,7 +120,8 @@ def _call(
             channel.send(_RANK.pack(mesh.rank))
             undo.pop_all()
     except OSError as error:
-        raise NodeLost(
+        kind = LineCut if is_unreachable(error) else NodeLost
+        raise kind(
             f"node {mesh.nodes[mesh.rank]} cannot reach node {mesh.nodes[other]} (rank {other}) at {host}:{port}: "
             f"{error.strerror or error}; is the port open, and the address the right interface's?",
             (mesh.nodes[other],),

@@ -152,7 +152,9 @@ def torchrun_env(patience: float, show: Callable[[RunEvent], None], *, is_quiet:
     """The rank that torchrun made this process, in a run that shows events by `show`."""
     env = torchrun_environment(os.environ, patience, show)
     assert env is not None
-    if not is_quiet:
+    if is_quiet:
+        env.tell = lambda _: None
+    else:
         say_where_the_run_is_shown(env)
     return env
 

@@ -57,6 +57,7 @@ class RankEnvironment:
         end: ends this process at once by an error, from any thread: the main one may wait in a collective for ever.
         answer: what whoever was notified of the end of an epoch says to it; None where `notify` returns that itself.
         line: to the authority of an elastic run; None in others.
+        tell: writes a sentence on the terminal of a rank that a launcher started; None in other ranks.
         has_own_paths: whether files have other places here than at the first rank, in a config that is else the same.
         step: that this rank works on; 0 before the first.
         stop_requested: whether a signal asked this process to stop.
@@ -73,6 +74,7 @@ class RankEnvironment:
     end: Callable[[EvenerError], None] = end_process
     answer: Callable[[Epoch], bool] | None = None
     line: Line | None = None
+    tell: Callable[[str], None] | None = None
     has_own_paths: bool = False
     step: int = 0
     stop_requested: bool = field(default=False)
@@ -154,12 +156,14 @@ def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
         keep_freed_memory()
     if env.heartbeat is not None:
         env.heartbeat.start()
+    ending: BaseException | None = None
     try:
         program(env, config)
     except SystemExit as error:
-        raise _ended_by_itself(error) from error
+        ending = _ended_by_itself(error)
+        raise ending from error
     except Exception as error:
-        meaning = explained(error, env)
+        ending = meaning = explained(error, env)
         if env.heartbeat is not None and not isinstance(meaning, NodeLost | Interrupted):
             sentence = f"node {env.node.name} (rank {env.rank}) failed: {explain(meaning)[0]}"
             env.heartbeat.report_failure(sentence, is_shared=not _is_of_this_rank_alone(meaning))
@@ -168,7 +172,7 @@ def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
         raise meaning from error
     finally:
         if env.heartbeat is not None:
-            env.heartbeat.stop()
+            env.heartbeat.stop(ending)
 
 
 def explained(error: Exception, env: RankEnvironment) -> Exception:

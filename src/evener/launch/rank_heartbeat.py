@@ -14,12 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from evener.comm.rank_lines import RankLines
 from evener.comm.signed_store import SignedStore
 from evener.launch.store import LEAST_START_SECONDS
-from evener.records.errors import NodeLost, first_line
+from evener.records.error_kind import ErrorKind, kind_of
+from evener.records.errors import EvenerError, NodeLost, explain, first_line
 from evener.system.heartbeat import ListenedSeconds, Progress, interval
 
-_FAILURE, _SHARED_FAILURE = "failure", "shared failure"
+_FAILURE, _SHARED_FAILURE, _STOP = "failure", "shared failure", "stop"
 _SHARED_SECONDS = 2.0
 """That a rank has to raise by itself the error that another one reported as its own, too."""
 _CAUSE_SECONDS = 0.5
@@ -85,6 +89,7 @@ class RankHeartbeat:
         on_lost: called once, in this thread, with an error that says who is lost.
         keeps_store: whether the store is kept by this process, and gone with it.
         store_patience: seconds within which the store has to answer; `patience` by default.
+        on_stop: called in this thread when another rank asks all to stop.
 
     Attributes:
         step: that this rank works on.
@@ -100,12 +105,14 @@ class RankHeartbeat:
         on_lost: Callable[[NodeLost], None],
         keeps_store: bool = False,
         store_patience: float | None = None,
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="evener-heartbeat", daemon=True)
         self.step = 0
         self._store, self._rank, self._nodes = store, rank, nodes
-        self._patience, self._on_lost, self._keeps_store = patience, on_lost, keeps_store
+        self._patience, self._on_lost, self._keeps_store, self._on_stop = patience, on_lost, keeps_store, on_stop
         self._done, self._shared_since = threading.Event(), 0.0
+        self._lines: RankLines | None = None
         self._watch = StoreWatch(store_patience or patience, on_lost, nodes[rank])
         now = time.monotonic()
         self._others = {other: Progress(now) for other in range(len(nodes)) if other != rank}
@@ -115,19 +122,33 @@ class RankHeartbeat:
         self._thread.start()
         self._watch.start()
 
+    def watch_lines(self, lines: RankLines) -> None:
+        """Look, from now on, whether one of this rank's `lines` to the others is cut; all of them are told."""
+        self._lines = lines
+
     def join(self, timeout: float) -> None:
         """Wait at most `timeout` seconds until the heartbeat has ended."""
         self._thread.join(timeout)
 
-    def stop(self) -> None:
-        """End the heartbeat; this rank counts as having left, not as lost. Who keeps the store, outlasts the others."""
+    def stop(self, error: BaseException | None = None) -> None:
+        """End the heartbeat; this rank counts as having left, not as lost. Who keeps the store, outlasts the others.
+
+        Args:
+            error: by which this rank ends; None: it has done its work.
+        """
         self._done.set()
-        self._leave(_left(self._rank), "1")
+        self._leave(_left(self._rank), _ending(error))
         if self._thread.ident is not None:
             self.join(timeout=self._patience)
         if self._keeps_store:
             self._outlast_others()
         self._watch.stop()
+        if self._lines is not None:
+            self._lines.close()
+
+    def ask_to_stop(self) -> None:
+        """Have all other ranks stop after their step."""
+        self._store.set(_STOP, "1")
 
     def report_failure(self, sentence: str, *, is_shared: bool = False) -> None:
         """Publish this rank's own failure, so that the others need not wait to name it.
@@ -199,6 +220,11 @@ class RankHeartbeat:
                 if time.monotonic() - self._shared_since > _SHARED_SECONDS:
                     self._store.set(_heard(self._rank), "1")
                     return NodeLost(self._store.get(_SHARED_FAILURE).decode())
+            if self._store.check([_STOP]):
+                self._on_stop()
+            if self._lines is not None and (cut := self._lines.cut()) is not None:
+                self.report_failure(str(cut))
+                return cut
             return self._find_lost(time.monotonic())
         except NodeLost as error:
             return error
@@ -232,6 +258,21 @@ def read_beat(store: SignedStore, rank: int) -> tuple[int, int]:
 def has_left(store: SignedStore, rank: int) -> bool:
     """Whether the heartbeat of `rank` has ended as it should, so that its silence means nothing."""
     return store.check([_left(rank)])
+
+
+def read_ending(store: SignedStore, rank: int) -> EvenerError | None:
+    """The error by which `rank`, which has left, ended; None if it had done its work."""
+    ending = msgspec.json.decode(store.get(_left(rank)), type=tuple[ErrorKind, str] | None)
+    return None if ending is None else ending[0].as_error(ending[1])
+
+
+def published_failure(store: SignedStore) -> str:
+    """The failure of one rank alone that all others end with; empty if there is none."""
+    return store.get(_FAILURE).decode() if store.check([_FAILURE]) else ""
+
+
+def _ending(error: BaseException | None) -> str:
+    return msgspec.json.encode(None if error is None else (kind_of(error), explain(error)[0])).decode()
 
 
 def _left(rank: int) -> str:

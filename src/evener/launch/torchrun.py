@@ -60,7 +60,7 @@ def torchrun_environment(
     if rank == 0 and file is not None:
         file.unlink()  # all ranks have signed something by now
     env = RankEnvironment(
-        rank=rank, nodes=nodes, device=torch.device(device), patience=patience, notify=notify, store=store
+        rank=rank, nodes=nodes, device=torch.device(device), patience=patience, notify=notify, store=store, tell=say
     )
     env.address = _address(host, num_machines=len({node.host for node in nodes}))
     if size > 1:
@@ -71,17 +71,22 @@ def torchrun_environment(
             patience=patience,
             on_lost=lambda lost: env.end(lost),
             keeps_store=is_keeper,
+            on_stop=env.request_stop,
         )
     return env
+
+
+def say(sentence: str) -> None:
+    """Write a sentence on the terminal of this rank."""
+    sys.stderr.write(f"evener: {sentence}\n")
+    sys.stderr.flush()
 
 
 def say_what_is_waited_for(variables: Mapping[str, str]) -> None:
     """Write, once on every machine, that its ranks have started and where they wait for the other machines."""
     if variables.get("LOCAL_RANK") == "0" and variables.get("LOCAL_WORLD_SIZE") != variables["WORLD_SIZE"]:
         address = f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}"
-        rank, size = variables["RANK"], variables["WORLD_SIZE"]
-        sys.stderr.write(f"evener: rank {rank} of {size} has started and waits for the others at {address}\n")
-        sys.stderr.flush()
+        say(f"rank {variables['RANK']} of {variables['WORLD_SIZE']} has started and waits for the others at {address}")
 
 
 def say_where_the_run_is_shown(env: RankEnvironment) -> None:
@@ -89,9 +94,8 @@ def say_where_the_run_is_shown(env: RankEnvironment) -> None:
     first = env.nodes[0].host
     is_first_here = all(node.host != env.node.host for node in env.nodes[: env.rank])
     if is_first_here and env.rank > 0:
-        name, size = env.node.name, len(env.nodes)
-        sys.stderr.write(f"evener: {name} is rank {env.rank} of {size}; {first} shows the run and has its results\n")
-        sys.stderr.flush()
+        size = len(env.nodes)
+        say(f"{env.node.name} is rank {env.rank} of {size}; {first} shows the run and has its results")
 
 
 def _address(host: str, num_machines: int) -> str:

@@ -23,7 +23,7 @@ from evener.membership.generation import Generation, as_one
 from evener.membership.line import Line
 from evener.membership.meeting import LONGEST_WAIT, Connections, Meeting
 from evener.membership.watch import Watch
-from evener.records.errors import NodeLost
+from evener.records.errors import LineCut, NodeLost
 
 _MARGIN = 1.0
 """Seconds, besides the patience, within which the authority knows of a rank that is gone."""
@@ -46,7 +46,7 @@ class ElasticGroup:
     def __init__(self, line: Line, group: Group, address: str, on_first: Callable[[], None] = lambda: None) -> None:
         self.number, self.known_at = 0, 0.0
         self._line, self._group, self._address, self._on_first = line, group, address, on_first
-        self._watch = Watch(line, self._abort)
+        self._watch = Watch(line, self._abort, self._cut_line)
         self._connections = Connections()
         self._left: list[Connections] = []
         self._asides: list[Aside] = []
@@ -143,7 +143,7 @@ class ElasticGroup:
         """Connections to the ranks of `generation`; None if one of them is gone already."""
         rank, watch = generation.rank_of(self._line.process), self._watch
         assert rank is not None
-        meeting = Meeting(generation, rank, self._line.open_store, self._address, watch.changed)
+        meeting = Meeting(generation, rank, self._line.open_store, self._address, watch.changed, self._line.patience)
         with watch.changed:
             watch.changed.wait_for(lambda: meeting.has_ended or watch.is_broken(generation.number))
             if meeting.error is None or watch.is_broken(generation.number):
@@ -170,6 +170,12 @@ class ElasticGroup:
         """Called in another thread, holding its lock: ranks are gone."""
         self.known_at = time.perf_counter()
         self._abort_all(NodeLost(generation.reason, generation.lost))
+
+    def _cut_line(self) -> NodeLost | None:
+        """What this rank ends with because of a line that is cut; the earlier rank of the two waits for that."""
+        lines = self._connections.lines
+        cut = None if lines is None else lines.cut()
+        return cut if isinstance(cut, LineCut) else None
 
     def _abort_all(self, error: NodeLost) -> None:
         self._connections.abort(error)

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from evener.comm.abortable import AbortableGloo, GlooPlace
 from evener.comm.mesh import Mesh
-from evener.comm.mesh_joining import join_meshes
+from evener.comm.mesh_joining import join_mesh
+from evener.comm.rank_lines import RankLines
 from evener.comm.signed_store import SignedStore
 from evener.membership.generation import Generation
 from evener.records.errors import NodeLost
@@ -31,11 +33,13 @@ class Connections:
         mesh: for small messages.
         reports: for those that are read later.
         sums: for tensors.
+        lines: on which nothing is sent, by which it is known that they are cut.
     """
 
     mesh: Mesh | None = None
     reports: Mesh | None = None
     sums: AbortableGloo | None = None
+    lines: RankLines | None = None
 
     def abort(self, error: Exception) -> None:
         """From now on whoever waits for another rank raises; from any thread."""
@@ -54,9 +58,9 @@ class Connections:
         """Whether nothing of what was aborted is under way any more; closes it, which then does not block."""
         if self.sums is not None and not self.sums.let_go():
             return False
-        for mesh in (self.mesh, self.reports):
-            if mesh is not None:
-                mesh.close()
+        for one in (self.mesh, self.reports, self.lines):
+            if one is not None:
+                one.close()
         return True
 
 
@@ -69,6 +73,7 @@ class Meeting:
         open_store: a connection of its own to the store that all share.
         address: of this machine, at which the other ranks reach it.
         changed: notified when it has ended.
+        patience: seconds in which the machine of a rank that has come answers.
 
     Attributes:
         connections: once all have come; None before, or if that failed.
@@ -82,9 +87,10 @@ class Meeting:
         open_store: Callable[[], SignedStore],
         address: str,
         changed: threading.Condition,
+        patience: float = LONGEST_WAIT,
     ) -> None:
         self._generation, self._rank, self._open_store = generation, rank, open_store
-        self._address, self._changed = address, changed
+        self._address, self._patience, self._changed = address, patience, changed
         self.connections: Connections | None = None
         self.error: Exception | None = None
         self._is_left = False
@@ -122,18 +128,23 @@ class Meeting:
             return Connections()
         store = self._open_store().until(lambda: self._is_left).under(f"generation/{self._generation.number}")
         store.set_timeout(timedelta(seconds=LONGEST_WAIT))
-        mesh, reports = join_meshes(
+        join = partial(
+            join_mesh,
             rank=self._rank,
             nodes=self._generation.nodes,
-            store=store,
             address=self._address,
             patience=LONGEST_WAIT,
             longest_wait=LONGEST_WAIT,
+            connect_seconds=self._patience,
         )
         with ExitStack() as undo:
-            undo.callback(mesh.close)
-            undo.callback(reports.close)
+            meshes = []
+            for name in ("small", "reports", "lines"):
+                meshes.append(join(store=store.under(name)))
+                undo.callback(meshes[-1].close)
+            mesh, reports, idle = meshes
             place = GlooPlace(store=store.under("gloo"), rank=self._rank, size=size, longest_wait=LONGEST_WAIT)
-            found = Connections(mesh=mesh, reports=reports, sums=AbortableGloo(place.join(), place))
+            sums, lines = AbortableGloo(place.join(), place), RankLines(idle, self._patience)
+            found = Connections(mesh=mesh, reports=reports, sums=sums, lines=lines)
             undo.pop_all()
         return found

@@ -25,6 +25,7 @@ class Watch:
     Args:
         line: to the authority.
         on_urgent: called in a thread when ranks of a generation before this one are gone.
+        cut_line: returns the error that this process ends with because a line to another one is cut, if one is.
 
     Attributes:
         step: that this process works on.
@@ -34,8 +35,13 @@ class Watch:
         untold: generations, oldest first, of which nobody has told the user yet.
     """
 
-    def __init__(self, line: Line, on_urgent: Callable[[Generation], None]) -> None:
-        self._line, self._on_urgent = line, on_urgent
+    def __init__(
+        self,
+        line: Line,
+        on_urgent: Callable[[Generation], None],
+        cut_line: Callable[[], NodeLost | None] = lambda: None,
+    ) -> None:
+        self._line, self._on_urgent, self._cut_line = line, on_urgent, cut_line
         self.step = self.holds = 0
         self.changed = threading.Condition()
         self.newest: Generation | None = None
@@ -84,6 +90,9 @@ class Watch:
             self._say(Beat(count=self._count, step=self.step, holds=self.holds))
             self._due.wait(interval(self._line.patience))
             self._due.clear()
+            if (cut := self._cut_line()) is not None:
+                self._is_over.set()
+                self._line.end(cut)
         self._end(f"does not hear from the authority of the run for {seconds:g} s")
 
     def _listen(self) -> None:

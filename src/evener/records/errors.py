@@ -14,6 +14,7 @@ EvenerError                 1
 |  `- NoUsableNode             no node can take part in a run; says why each cannot
 |- CannotWrite              1   the disk is full or gone; says what of a run is kept
 |- NodeLost                 4   a node died, stopped answering, or cannot be reached
+|  `- LineCut               4   a node does not reach another one that all others reach
 |- DoesNotFit               5   no division of the work fits the memory
 |- NotNeeded                6   a node would make a run slower, and is left out; the run goes on
 `- Interrupted            130   the user (or the scheduler) asked to stop; the checkpoint is written
@@ -208,6 +209,10 @@ class NodeLost(EvenerError):
     def __init__(self, sentence: str, nodes: Iterable[str] = ()) -> None:
         super().__init__(sentence)
         self.nodes = tuple(nodes)
+
+
+class LineCut(NodeLost):
+    """A node does not reach another one that all others reach, and gives way: the others can go on without it."""
 
 
 class DoesNotFit(EvenerError):

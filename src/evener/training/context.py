@@ -16,6 +16,8 @@ from torch.utils.data import Dataset
 
 from evener.comm.group import Group
 from evener.comm.joining import join_group
+from evener.comm.mesh_joining import join_mesh
+from evener.comm.rank_lines import RankLines
 from evener.comm.step_timing import StepTimer
 from evener.config.conflicts import strategy_conflict
 from evener.config.run_config import RunConfig, require_samples
@@ -24,6 +26,7 @@ from evener.data.loader import collect, count_samples, seed_all, split_batch
 from evener.data.tasks.load import load_task
 from evener.launch.preflight import require_fit
 from evener.launch.rank_environment import RankEnvironment
+from evener.launch.store import LEAST_START_SECONDS
 from evener.parallel.op_registry import without_synchronised
 from evener.parallel.refusals import refuse_lazy
 from evener.records.errors import InvalidInput, noting, require
@@ -205,7 +208,7 @@ def join_world(env: RankEnvironment, backend: str | None = None, *, preflight: b
     for finding in require_fit(env, is_wanted=preflight):
         if env.rank == 0:
             env.notify(Event(step=0, kind="preflight", message=finding.words))
-    return join_group(
+    group = join_group(
         rank=env.rank,
         nodes=env.names,
         device=env.device,
@@ -215,6 +218,23 @@ def join_world(env: RankEnvironment, backend: str | None = None, *, preflight: b
         backend=backend or env.backend,
         timer=StepTimer(env.device, env.node.speed_at(0)),
     )
+    _watch_lines(env)
+    return group
+
+
+def _watch_lines(env: RankEnvironment) -> None:
+    """Have the heartbeat see whether a line of this rank's to another is cut, if they are on several machines."""
+    if env.heartbeat is None or env.store is None or len({node.host for node in env.nodes}) == 1:
+        return
+    mesh = join_mesh(
+        rank=env.rank,
+        nodes=env.names,
+        store=env.store.under("lines"),
+        address=env.address,
+        patience=max(env.patience, LEAST_START_SECONDS),
+        longest_wait=env.patience,
+    )
+    env.heartbeat.watch_lines(RankLines(mesh, env.patience))
 
 
 def read_plan(config: RunConfig) -> Plan | None:

@@ -19,6 +19,7 @@ from evener.comm.group import Group
 from evener.comm.joining import leave_group
 from evener.config.run_config import RunConfig
 from evener.data.loader import to_device
+from evener.launch.left_out import stay
 from evener.launch.rank_environment import RankEnvironment
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.line import Line
@@ -72,7 +73,8 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
         if (meaning := task_fault_of(context, error)) is error:
             raise
         raise meaning from error
-    if training is None:
+    if isinstance(training, Plan):
+        stay(env, training)
         return
     why = why_fixed(training, config)
     if env.line is not None and not why:
@@ -124,8 +126,8 @@ def finish_elastic(config: RunConfig, ended: Training, history: History) -> None
     write_results(ended, history, config.folder, max(0.0, startup))
 
 
-def prepare(context: RankContext, config: RunConfig) -> Training | None:
-    """All that the loop needs; None for a rank that the plan leaves out. Every rank of the context calls this.
+def prepare(context: RankContext, config: RunConfig) -> Training | Plan:
+    """All that the loop needs; the plan alone for a rank that it leaves out. Every rank of the context calls this.
 
     Of a strategy that would train something else than one process does, `auto` takes the next.
 
@@ -150,7 +152,7 @@ def prepare(context: RankContext, config: RunConfig) -> Training | None:
         if not found:
             fewer = plan_of_fewer(context, training, config)
             if fewer is None:
-                return training and explained(training, config)
+                return plan if training is None else explained(training, config)
             continue
         if is_pipeline(plan.strategy) and any(context.group.all_gather_bytes(misfit.encode())):
             fewer = plan_without_smallest(context, config, plan, found[0])

@@ -38,7 +38,7 @@ from evener.ps.protocol.rank_messages import (
     RankSaved,
     encode_rank_part,
 )
-from evener.records.errors import EvenerError, NodeLost, NotNeeded, NoUsableNode
+from evener.records.errors import EvenerError, LineCut, NodeLost, NotNeeded, NoUsableNode
 from evener.records.events import sized_events
 from evener.records.record import Step
 from evener.wire.identity import SECRET_BYTES
@@ -170,7 +170,7 @@ class CollectiveRun:
         if rank is None or rank.ended is not None:
             return
         rank.ended = header
-        if rank.failure is not None and isinstance(rank.failure.error, NotNeeded):
+        if rank.failure is not None and isinstance(rank.failure.error, NotNeeded | LineCut):
             self._declined.add(node)
             self.not_ready(node, header.sentence)
         if weights:

@@ -139,7 +139,7 @@ class Absences:
 
 
 class DeclinedNodes:
-    """That a run did not need; it asks them again when others are gone.
+    """That a run did not need, or whose line to another is cut; it asks them again when others are gone.
 
     Args:
         run: its name.
@@ -154,7 +154,7 @@ class DeclinedNodes:
 
     def lost(self, others: Sequence[str]) -> None:
         """A generation begins, without `others`."""
-        self._asks_again |= bool(others)
+        self._asks_again |= any(other not in [node.name for node in self._nodes] for other in others)
 
     def ask_again(self, *, is_settled: bool) -> None:
         """Let them come again, if others are gone and the run knows who is left."""
