@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
@@ -324,6 +324,23 @@ def run_folder(folder: Path) -> Path:
             return folder
     except OSError as error:
         raise InvalidInput(f"cannot write into {folder}: {error.strerror}") from error
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[Path]:
+    """Inside, this process alone writes into the folder of `run_folder`; a new one that stays empty is removed.
+
+    Raises:
+        FolderInUse: another process writes there.
+        InvalidInput: as `run_folder`.
+    """
+    is_new = not folder.exists()
+    try:
+        with FolderLock(run_folder(folder)):
+            yield folder
+    finally:
+        if is_new and folder.exists() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def output_file(path: Path) -> Path:

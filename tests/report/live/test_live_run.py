@@ -78,7 +78,7 @@ def test_a_node_with_less_work_is_not_slow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "state"), [("node lost", "lost"), ("benched", "benched"), ("away", "away"), ("expelled", "expelled")]
+    ("kind", "state"), [("node lost", "lost"), ("excluded", "excluded"), ("away", "away"), ("expelled", "expelled")]
 )
 def test_events_set_the_state_of_a_node_until_it_is_back(kind: str, state: str) -> None:
     record = fake_run(num_steps=20)

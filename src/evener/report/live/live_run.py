@@ -20,7 +20,7 @@ _RECENT_S = 2.0
 _MAX_STRIP_ENTRIES = 60
 _MAX_LOG_ENTRIES = 2000
 _STATES = {
-    "node lost": "lost", "away": "away", "benched": "benched", "waits": "benched", "expelled": "expelled",
+    "node lost": "lost", "away": "away", "excluded": "excluded", "waits": "excluded", "expelled": "expelled",
     "left": "left", "dismissed": "left", "left out": "left out", "passed over": "late", "joined": "", "back": "",
     "replaced": "",
 }  # fmt: skip

@@ -23,7 +23,7 @@ class NodePicture(Part, frozen=True, kw_only=True):
         exchange_rate: bytes sent per second of waiting; None if the node does not wait.
         memory_bytes: peak memory, measured or predicted; 0: unknown.
         cpu_cores: number of cores that its process keeps busy; 0: unknown.
-        state: empty if all is well, else `slow`, `lost`, `away`, `benched`, `expelled`, `late`, `left`, `left out`.
+        state: empty if all is well, else `slow`, `lost`, `away`, `excluded`, `expelled`, `late`, `left`, `left out`.
         reason: reason of its state, or of its share.
     """
 
