@@ -121,8 +121,8 @@ class RunView:
     def _show(self, event: RunEvent) -> None:
         if self._log is None:
             self._log = EventLog(self._output / EVENTS_FILE, self.console.print, show=self._on_moment)
-            if self._asked.options:
-                self._log.add(Phase(what="starting", options=self._asked.options))
+            asked = self._asked
+            self._log.add(Phase(what="starting", options=asked.options, task=asked.task, file=asked.file))
         self._log.add(event)
         if isinstance(event, Plan):
             self._on_plan(event)
