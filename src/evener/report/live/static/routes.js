@@ -16,7 +16,7 @@ export const nameOf = (name) => name || "master";
 function places(names, hasMaster, width) {
   // nodes in a circle, clockwise: up to four on an ellipse, more in two columns; a master in its middle
   const x = width / 2, across = (width - BOX.width) / 2 - 4, num = names.length, isEllipse = num <= MOST_ON_ELLIPSE;
-  const rows = Math.ceil(num / 2), tall = Math.max(hasMaster ? 110 : 80, ((rows - 1) * ROW) / 2);
+  const rows = Math.ceil(num / 2), tall = Math.max(hasMaster ? 140 : 80, ((rows - 1) * ROW) / 2);
   const isAlone = num === 1 && !hasMaster, height = (isAlone ? 0 : 2 * tall) + BOX.height + 8, found = new Map();
   names.forEach((name, i) => {
     const turn = (2 * Math.PI * i) / num - Math.PI / 2, row = i < rows ? i : num - 1 - i, y = -tall + (2 * tall * row) / Math.max(1, rows - 1);
