@@ -13,7 +13,7 @@ from evener.records.plan import WHOLE_MODEL, Assignment, Plan, is_pipeline
 from evener.records.record import Event, NodeSummary, Step, TrainRecord, Validation
 from evener.report.live.losses import Losses, slowest
 from evener.report.live.picture import CurvePoint, NodePicture, Picture, StripColumn
-from evener.report.live.routes import Route, routes
+from evener.report.live.routes import RoutePicture, routes
 from evener.report.live.speeds import NodeSpeed
 
 _RECENT_S = 2.0
@@ -190,7 +190,7 @@ class LiveRun:
         divides_samples = self._plan is None or self._plan.strategy in WHOLE_MODEL
         return self._losses.advice(self._options, divides_samples=divides_samples)
 
-    def _routes(self) -> list[Route]:
+    def _routes(self) -> list[RoutePicture]:
         """Return who sends what to whom, among the nodes that take part."""
         names = [name for name in self._all_names() if self._states.get(name, ("", ""))[0] not in _ABSENT]
         agreement = self.record.agreement if self.record else self._options.get("--agreement", "")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from evener.records.schema import Part
 from evener.records.search_record import SearchRecord
 from evener.report.live.losses import Loss
-from evener.report.live.routes import Route
+from evener.report.live.routes import RoutePicture
 
 
 class NodePicture(Part, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class Picture(Part, frozen=True, kw_only=True):
     advice: str
     losses: list[Loss]
     nodes: list[NodePicture]
-    routes: list[Route]
+    routes: list[RoutePicture]
 
 
 class CurvePoint(NamedTuple):

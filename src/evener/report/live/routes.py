@@ -15,7 +15,7 @@ _FROM_NODES = {"average": "weights", "federated": "weights", "diloco": "changes 
 """What a node sends the master, by agreement; in the others, gradients."""
 
 
-class Route(Part, frozen=True, kw_only=True):
+class RoutePicture(Part, frozen=True, kw_only=True):
     """What one node sends to another.
 
     Attributes:
@@ -39,7 +39,7 @@ class _Hop(NamedTuple):
     content: str
 
 
-def routes(plan: Plan, names: Collection[str], agreement: str = "") -> list[Route]:
+def routes(plan: Plan, names: Collection[str], agreement: str = "") -> list[RoutePicture]:
     """Return what the nodes `names` send each other, one route for each pair and direction.
 
     Args:
@@ -57,7 +57,7 @@ def routes(plan: Plan, names: Collection[str], agreement: str = "") -> list[Rout
         if source.node != target.node:
             contents.setdefault((source.node, target.node), []).append(content)
     return [
-        Route(
+        RoutePicture(
             source=source,
             target=target,
             content=", ".join(dict.fromkeys(several)),
@@ -68,9 +68,9 @@ def routes(plan: Plan, names: Collection[str], agreement: str = "") -> list[Rout
     ]
 
 
-def _through_master(name: str, agreement: str) -> Iterator[Route]:
-    yield Route(source=name, target=MASTER, content=_FROM_NODES.get(agreement, "gradients"))
-    yield Route(source=MASTER, target=name, content="weights")
+def _through_master(name: str, agreement: str) -> Iterator[RoutePicture]:
+    yield RoutePicture(source=name, target=MASTER, content=_FROM_NODES.get(agreement, "gradients"))
+    yield RoutePicture(source=MASTER, target=name, content="weights")
 
 
 def _hops(plan: Plan, ranks: Sequence[Assignment]) -> Iterator[_Hop]:
