@@ -202,7 +202,7 @@ SENTENCES: list[tuple[Noun, Callable[[Any], None], str]] = [
     (
         PLAN,
         put("rejected", 0, "cause", value=1),
-        "field rejected[0].cause is not known; Rejected has what, reason, step_seconds",
+        "field rejected[0].cause is not known; Rejected has what, reason, step_seconds, is_node",
     ),
     # wrong types, with the value
     (

@@ -101,8 +101,8 @@ def test_a_node_that_trains_keeps_its_machine_busy_itself() -> None:
 
 
 def test_nodes_that_are_away_or_were_never_there_are_named() -> None:
-    [fault] = faults(look_at_nodes(client(node("ada"), state="benched")))[:1]
-    assert fault.words.startswith("ada: it is benched: silent for 9 s; look at that machine")
+    [fault] = faults(look_at_nodes(client(node("ada"), state="excluded")))[:1]
+    assert fault.words.startswith("ada: it is excluded: silent for 9 s; look at that machine")
     assert faults(look_at_nodes(client()))[0].cure == "type `evener join` on every machine"
 
 

@@ -108,7 +108,7 @@ def test_killed_and_stopped_nodes_and_a_killed_master_do_not_end_a_run() -> None
         wait_until(lambda: ps.version() > 20, "that work begins")
         ps.nodes["killed"].kill()
         ps.nodes["stopped"].send_signal(signal.SIGSTOP)
-        wait_until(lambda: ps.state("stopped") == ps.state("killed") == "benched", "that both are benched")
+        wait_until(lambda: ps.state("stopped") == ps.state("killed") == "excluded", "that both are excluded")
         ps.nodes["stopped"].send_signal(signal.SIGCONT)
         wait_until(lambda: ps.state("stopped") == "present", "that the stopped one is taken back")
         version = ps.version()
@@ -124,7 +124,7 @@ def test_killed_and_stopped_nodes_and_a_killed_master_do_not_end_a_run() -> None
         ps.down()
         said = (ps.folder / "train.out").read_text()
     happened = {event.kind for event in record.events}
-    assert {"joined", "away", "benched", "back", "master restarted"} <= happened
+    assert {"joined", "away", "excluded", "back", "master restarted"} <= happened
     assert "master lost" in said
     assert record.steps[-1].step > version
     assert {"killed", "stopped", "steady"} <= {node.name for node in record.nodes}

@@ -86,7 +86,7 @@ def test_two_hundred_nodes_killed_or_stopped_cost_no_sample_and_nobody_more_than
     assert longest <= PATIENCE + SLACK
     assert is_within_noise(loss, calm)
     check_samples(record, epochs)
-    assert happened["benched"] > 0
+    assert happened["excluded"] > 0
     assert happened["back"] + happened["replaced"] > FAULTS / 2
 
 

@@ -102,7 +102,7 @@ def test_one_line_that_becomes_thin_does_not_stop_the_others(build_hosts: Build,
     assert told
     assert {event.nodes for event in told} == {("thin",)}
     assert "--compress int8" in told[0].message
-    assert not [event for event in record.events if event.kind == "benched" and "thin" not in event.nodes]
+    assert not [event for event in record.events if event.kind == "excluded" and "thin" not in event.nodes]
 
 
 def test_a_node_with_a_thin_line_is_told_to_send_less_and_stays(build_hosts: Build, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_node_with_a_thin_line_is_told_to_send_less_and_stays(build_hosts: Bui
     assert told.nodes == ("thin",)
     assert "it is told to send int8" in told.message
     assert told.step < len(record.steps) - 4
-    assert not [event for event in record.events if event.kind in ("benched", "away", "refused")]
+    assert not [event for event in record.events if event.kind in ("excluded", "away", "refused")]
     assert min(node.share for node in record.nodes) > 0.2  # of three equal ones
     assert record.bytes_saved > 0
     after = [step.seconds for step in record.steps if step.step > told.step + 2]

@@ -41,7 +41,7 @@ def read(path: Path) -> list[RunEvent]:
 
 def test_what_happened_comes_back_in_order(tmp_path: Path) -> None:
     path, record = tmp_path / EVENTS_FILE, fake_run(num_steps=5)
-    note = Event(step=3, kind="benched", message="node bob: late", nodes=("bob",))
+    note = Event(step=3, kind="excluded", message="node bob: late", nodes=("bob",))
     events: list[RunEvent] = [Phase(what="training", num_samples=500), record.plan, *record.steps, note]
     written(path, events)
     assert [type(event) for event in read(path)] == [Phase, Plan, *[Step] * 5, Event]

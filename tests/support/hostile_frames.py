@@ -62,7 +62,7 @@ TEXTS = (
 KINDS = [kind for kind in mi.type_info(ToMaster).types if kind.cls is not m.ShutDown]  # type: ignore[attr-defined]
 MOST_EVIL = 4
 _BEAT_SECONDS = 10.0
-"""After which the honest node says something, however busy the machine is: the master benches who is silent."""
+"""After which the honest node says something, however busy the machine is: the master excludes who is silent."""
 HONEST, RUN = "honest", "linear-1"
 SYNC = synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
 

@@ -14,7 +14,7 @@ import pytest
 
 from evener.records.errors import FolderInUse
 from evener.system.file_lock import FolderLock
-from evener.training.console import RunView
+from evener.training.console import RunView, locked_folder
 from support.commands import TINY, command, evener, evener_here
 
 ENDLESS = str(Path(TINY).with_name("endless.py"))
@@ -104,12 +104,25 @@ def test_a_process_that_was_forked_does_not_hold_a_lock_longer_than_its_parent(t
         os.close(writing)
 
 
+def test_a_locked_folder_that_is_new_and_stays_empty_is_removed(tmp_path: Path) -> None:
+    with locked_folder(tmp_path / "empty") as empty, pytest.raises(FolderInUse), locked_folder(empty):
+        pass
+    with locked_folder(tmp_path / "full") as full:
+        (full / "table.csv").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "table.csv"]
+
+
 COMMANDS = (
     ("train", TINY, "--output", "run"),
     ("train", TINY, "--output", "other", "--checkpoint", "run/checkpoints"),
     ("train", TINY, "--output", "run", "--agreement", "average", "--local-nodes", "1,1"),
     ("run", "--run-folder", "run", "program.py"),
     ("demo", "--output", "run"),
+    ("tune", TINY, "--output", "run"),
+    ("experiment", "nfnn", "--output", "run"),
+    ("experiment", "resnet152-strategies", "--output", "run"),
+    ("experiment", "gpipe", "--output", "run"),
+    ("experiment", "scattered-gpus", "--output", "run", "program.py"),
 )
 
 

@@ -23,6 +23,7 @@ from evener.records.graph import ModelGraph
 from evener.records.profile import ClusterProfile
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun, write_noun
+from evener.report.canvas import save_figure
 from evener.report.catalogue_tables import cards_table, machines_table, models_table, networks_table
 from evener.report.planning_tables import parts_table, ranking_table, scale_figure, scale_table
 from evener.training.console import open_console, output_file, print_line
@@ -58,7 +59,7 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
         curves = curves_of(job, profile, _sizes(config.scale), strategies)
         console.print(scale_table(curves))
         if config.save is not None:
-            scale_figure(curves).savefig(config.save)
+            save_figure(scale_figure(curves), config.save)
             console.print(f"wrote {config.save}")
         return
     ranking = search(CostModel(job, profile), strategies)

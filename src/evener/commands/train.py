@@ -37,13 +37,12 @@ from evener.report.html import write_page
 from evener.report.planning_tables import layers_table, links_table, profile_table, timing_table
 from evener.report.tables import comparison_table, summary
 from evener.report.text import percent
-from evener.system.file_lock import FolderLock
 from evener.system.process_exit import exit_now
 from evener.system.sign_of_life import sign_of_life
 from evener.system.signals import STOP_SIGNALS
 from evener.tracer.model_graph import trace_model_graph
 from evener.training.callbacks import Callback
-from evener.training.console import RunView, open_console, output_file, print_line, run_folder
+from evener.training.console import RunView, locked_folder, open_console, output_file, print_line, run_folder
 from evener.training.context import join_world, make_context
 from evener.training.costs import tell_busy, time_here
 from evener.training.rank import train_rank
@@ -243,10 +242,10 @@ def trace(config: TraceConfig) -> None:
 def demo(config: DemoConfig, *, as_json: bool) -> dict[str, TrainRecord]:
     """`evener demo`: train on the best node alone, with equal shares, and with Evener's; the three records."""
     require_matplotlib()
-    nodes, output = parse_local_nodes(config.local_nodes), run_folder(config.output)
+    nodes = parse_local_nodes(config.local_nodes)
     best = max(nodes, key=lambda node: node.speed_at(0))
     console = open_console(as_json)
-    with FolderLock(output):
+    with locked_folder(config.output) as output:
         records = _demonstrate(config, nodes, best, console, output, to_stderr=as_json)
     if as_json:
         print_line(json.dumps({way: summary(record) for way, record in records.items()}))

@@ -159,7 +159,9 @@ class _Trial:
         too_slow = sizes[trial.index(index)] == 0
         idle = "the other nodes finish all samples before this node has finished one"
         reason = idle if too_slow else "the step would not be shorter with it"
-        return Rejected(what=self.candidates[index].node, reason=reason, step_seconds=self.seconds(trial, sizes))
+        return Rejected(
+            what=self.candidates[index].node, reason=reason, step_seconds=self.seconds(trial, sizes), is_node=True
+        )
 
     def plan(self, members: Sequence[int], sizes: Sequence[int], rejected: tuple[Rejected, ...]) -> Plan:
         """Return the plan of `members` with micro-batches of `sizes`."""
@@ -297,7 +299,8 @@ def without_slow_nodes(plan: Plan) -> Plan | None:
     fewer, seconds = reapportioned(plan, members[0]), plan.prediction.step_seconds
     removed = [assignment.node for rank, assignment in enumerate(plan.assignments) if rank not in members[0]]
     reasons = (
-        Rejected(what=node, reason="the profiled step is longer with it", step_seconds=seconds) for node in removed
+        Rejected(what=node, reason="the profiled step is longer with it", step_seconds=seconds, is_node=True)
+        for node in removed
     )
     return msgspec.structs.replace(fewer, rejected=(*plan.rejected, *reasons))
 

@@ -175,7 +175,7 @@ def _left_out(model: CostModel, best: CostEstimate) -> list[Rejected]:
     """Return one rejection for every node of which the best estimate uses no device."""
     used = {model.topology.nodes[device] for device in best.devices}
     names = dict.fromkeys(node for node in model.topology.nodes if node not in used)
-    return [Rejected(what=node, reason="the step would not be shorter with it") for node in names]
+    return [Rejected(what=node, reason="the step would not be shorter with it", is_node=True) for node in names]
 
 
 _GROUP_SIZES = (2, 4, 8)

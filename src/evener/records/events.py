@@ -26,6 +26,8 @@ class Phase(Part, frozen=True, kw_only=True):
         done: of these, before it began.
         epochs: of the run; 0 likewise.
         options: as of a `TrainRecord`; empty where they were told before.
+        task: name of the task; empty likewise.
+        file: name of the file that defines the task, without its folder; empty likewise, and for built-in tasks.
     """
 
     what: str
@@ -34,6 +36,8 @@ class Phase(Part, frozen=True, kw_only=True):
     done: Amount = 0
     epochs: Amount = 0
     options: dict[str, str] = {}
+    task: str = ""
+    file: str = ""
 
 
 RunEvent: TypeAlias = Plan | Step | Validation | Epoch | Event | Phase | TrainRecord | ClusterProfile

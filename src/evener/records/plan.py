@@ -93,11 +93,13 @@ class Rejected(Part, frozen=True, kw_only=True):
         what: the alternative, such as `node-2` or `equal shares`.
         reason: why not, in words.
         step_seconds: predicted; None if it could not run.
+        is_node: whether it is a node, which is left out.
     """
 
     what: str
     reason: str
     step_seconds: Finite | None = None
+    is_node: bool = False
 
 
 class Prediction(Part, frozen=True, kw_only=True):

@@ -93,7 +93,7 @@ class Epoch(Part, frozen=True, kw_only=True):
 class Event(Part, frozen=True, kw_only=True):
     """Something that happened: `rebalanced`, `checkpoint`, `left out`, `node lost`, `interrupted`, `resumed` ...
 
-    On the parameter-server plane: `joined`, `away`, `benched`, `back`, `passed over`, `replaced`, `left`, `refused`,
+    On the parameter-server plane: `joined`, `away`, `excluded`, `back`, `passed over`, `replaced`, `left`, `refused`,
     `expelled`, `master restarted`.
 
     Attributes:

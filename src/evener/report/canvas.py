@@ -107,6 +107,13 @@ def save_png(figure: Figure, path: Path) -> None:
     atomic_write(path, png(figure))
 
 
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write `figure` to `path` atomically, in the format of its suffix."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:])
+    atomic_write(path, buffer.getvalue())
+
+
 def can_draw() -> bool:
     """Return whether Matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None

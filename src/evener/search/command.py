@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from rich.console import Console
 from evener.commands.backends import is_thin
 from evener.commands.dashboard import page_beside
 from evener.data.tasks.load import blaming, import_file, is_path, load_any_task, load_thin_task
-from evener.records.errors import EvenerError, Interrupted, InvalidInput, TrainingFailed
+from evener.records.errors import Interrupted, InvalidInput, TrainingFailed
 from evener.records.record import Epoch
 from evener.records.search_record import SearchRecord
 from evener.records.task import BatchTask, Task, ThinTask
@@ -30,7 +29,7 @@ from evener.search.tables import command_line, importances_table, trial_line, tr
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import Rules, SearchTrial
 from evener.system.signals import interrupt_on_stop_signals
-from evener.training.console import open_console, print_line, run_folder
+from evener.training.console import locked_folder, open_console, print_line
 
 _MAX_DRAWS = 5
 """Draws of options with which the task is loaded to inspect it: some draws may make its code fail."""
@@ -52,10 +51,18 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
         Interrupted: the user pressed Ctrl-C; the study can be resumed.
     """
     console = open_console(to_stderr=as_json)
-    with _tentative_folder(config.folder) as folder:
-        console.print(f"search in {folder}: {config.trials} trials")
-        suggest = _suggest(config)
-        facts = _facts(config, suggest)
+    with locked_folder(config.folder) as folder:
+        record = _tune(config, folder, console)
+    _show(record, config, console)
+    if as_json:
+        print_line(json.dumps(_summary(record)))
+
+
+def _tune(config: TuneConfig, folder: Path, console: Console) -> SearchRecord:
+    """Perform the search in its folder, which this process alone writes; return its record."""
+    console.print(f"search in {folder}: {config.trials} trials")
+    suggest = _suggest(config)
+    facts = _facts(config, suggest)
     file = StudyFile(folder, config, facts.metric, facts.epochs)
     rules = Rules(facts.epochs, config.prune, config.ahead, larger_is_better=facts.metric == "accuracy")
     try:
@@ -71,24 +78,9 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
             interrupt_on_stop_signals(),
         ):
             search = _search(config, study, rules, suggest, facts, console, file)
-            record = file.conclude(search, study.importances())
+            return file.conclude(search, study.importances())
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; resume with the same command and --resume --output {folder}") from None
-    _show(record, config, console)
-    if as_json:
-        print_line(json.dumps(_summary(record)))
-
-
-@contextmanager
-def _tentative_folder(folder: Path) -> Iterator[Path]:
-    """Yield the folder of `run_folder`, and remove it if the configuration turns out to be invalid and it was new."""
-    is_new = not folder.exists()
-    try:
-        yield run_folder(folder)
-    except EvenerError:
-        if is_new and folder.exists() and not any(folder.iterdir()):
-            folder.rmdir()
-        raise
 
 
 def _search(

@@ -247,7 +247,7 @@ class MasterBackend:
         away = [name for name, state in states.items() if state == "away"]
         self._away = {name: self._away.get(name, 0) + 1 for name in away}
         for number, run in list(self._running.items()):
-            gone = [name for name in run.nodes if states.get(name, "left") in ("benched", "left")]
+            gone = [name for name in run.nodes if states.get(name, "left") in ("excluded", "left")]
             gone += [name for name in run.nodes if self._away.get(name, 0) >= _MAX_AWAY_LOOKS]
             if len(gone) == len(run.nodes):
                 self._suspend(number, NodeLost(f"node {', '.join(gone)} is lost", gone))

@@ -1,7 +1,6 @@
 """The study of a search in Optuna: draws and results, in a journal on disk.
 
     <folder>/journal.log        append-only; `optuna-dashboard` opens it
-    <folder>/lock               held by the search that writes
 
 Optuna runs in this process only; every call is on disk when it returns. A new sampler is made for every trial from the
 seed and the trial's number. So a draw depends on these and on the outcomes reported before, not on interruptions.
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 from evener.records.errors import InvalidFile, InvalidInput, MissingExtra
 from evener.records.search_record import Outcome
 from evener.search.space import Suggest
-from evener.system.file_lock import lock_file
 from evener.version import pip_install
 
 NAME = "evener"
@@ -141,7 +139,7 @@ def open_study(
 
     Raises:
         MissingExtra: Optuna is not installed.
-        InvalidInput: another search writes the study, or its existence contradicts `resume`.
+        InvalidInput: the existence of the study contradicts `resume`.
         InvalidFile: the journal is not the journal of a search.
     """
     optuna = _optuna()
@@ -152,21 +150,18 @@ def open_study(
             if journal.exists()
             else f"{folder} holds no study to resume: remove --resume"
         )
-    if (lock := lock_file(folder / "lock")) is None:
-        raise InvalidInput(f"another search is using the study in {folder}: wait for it, or stop it")
-    with lock:
-        _repair(journal)
-        try:
-            storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
-            study = optuna.create_study(
-                storage=storage,
-                study_name=NAME,
-                direction="maximize" if larger_is_better else "minimize",
-                load_if_exists=True,
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidFile(f"{journal} is not the journal of a search ({error}); use another --output") from error
-        yield Study(folder, study, storage, seed, learns=learns)
+    _repair(journal)
+    try:
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
+        study = optuna.create_study(
+            storage=storage,
+            study_name=NAME,
+            direction="maximize" if larger_is_better else "minimize",
+            load_if_exists=True,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidFile(f"{journal} is not the journal of a search ({error}); use another --output") from error
+    yield Study(folder, study, storage, seed, learns=learns)
 
 
 def _optuna() -> Any:

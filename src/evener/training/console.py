@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
@@ -121,8 +121,8 @@ class RunView:
     def _show(self, event: RunEvent) -> None:
         if self._log is None:
             self._log = EventLog(self._output / EVENTS_FILE, self.console.print, show=self._on_moment)
-            if self._asked.options:
-                self._log.add(Phase(what="starting", options=self._asked.options))
+            asked = self._asked
+            self._log.add(Phase(what="starting", options=asked.options, task=asked.task, file=asked.file))
         self._log.add(event)
         if isinstance(event, Plan):
             self._on_plan(event)
@@ -324,6 +324,23 @@ def run_folder(folder: Path) -> Path:
             return folder
     except OSError as error:
         raise InvalidInput(f"cannot write into {folder}: {error.strerror}") from error
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[Path]:
+    """Inside, this process alone writes into the folder of `run_folder`; a new one that stays empty is removed.
+
+    Raises:
+        FolderInUse: another process writes there.
+        InvalidInput: as `run_folder`.
+    """
+    is_new = not folder.exists()
+    try:
+        with FolderLock(run_folder(folder)):
+            yield folder
+    finally:
+        if is_new and folder.exists() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def output_file(path: Path) -> Path:

@@ -143,7 +143,7 @@ def _plan_without_misfits(
         if "pipeline" in names:
             return None
         raise
-    out = (Rejected(what=context.env.nodes[rank].name, reason=why) for rank, why in costs.misfits.items())
+    out = (Rejected(what=context.env.nodes[rank].name, reason=why, is_node=True) for rank, why in costs.misfits.items())
     return msgspec.structs.replace(plan, rejected=(*out, *plan.rejected))
 
 
@@ -167,7 +167,7 @@ def plan_without_smallest(context: RankContext, config: RunConfig, plan: Plan, w
         own = [share for share, name in zip(shares, context.env.names, strict=True) if name in names]
         shape = shape._replace(shares=own if any(own) else None)
     fewer = divide(shape, nodes, (), context.batch_size)
-    out = Rejected(what=smallest, reason=f"{why} with this node, which has the least")
+    out = Rejected(what=smallest, reason=f"{why} with this node, which has the least", is_node=True)
     return msgspec.structs.replace(fewer, rejected=(*plan.rejected, out))
 
 

@@ -260,7 +260,15 @@ def write_results(training: Training, history: History, folder: Path, startup: f
 
 def left_out(plan: Plan) -> list[Event]:
     """What the record says of nodes that the plan does without, and of strategies."""
-    return [Event(step=0, kind="left out", message=f"{r.what}: {r.reason}") for r in plan.rejected]
+    return [
+        Event(
+            step=0,
+            kind="left out",
+            message=f"{r.what}: {r.reason}",
+            nodes=(r.what,) if r.is_node else (),
+        )
+        for r in plan.rejected
+    ]
 
 
 def build_record(training: Training, history: History, startup: float) -> TrainRecord:

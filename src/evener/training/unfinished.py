@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from evener.config.run_config import RunConfig
+from evener.data.tasks.load import is_path
 from evener.records.history import History
 from evener.records.plan import Plan
 from evener.records.record import Event, NodeSummary, TrainRecord, Validation
@@ -21,6 +22,7 @@ class Asked(NamedTuple):
 
     Attributes:
         events: what the user has to know before anything else happens.
+        file: that defines the task, without its folder; empty for a built-in task.
     """
 
     task: str
@@ -29,11 +31,14 @@ class Asked(NamedTuple):
     usual: str = ""
     options: dict[str, str] = {}
     events: tuple[Event, ...] = ()
+    file: str = ""
 
 
 def asked_of(config: RunConfig) -> Asked:
     """What the record of a run says that ends before it is complete."""
-    return Asked(Path(config.task).stem, config.seed, config.precision, config.usual, config.dividing_options)
+    path = Path(config.task)
+    file = path.name if is_path(config.task) else ""
+    return Asked(path.stem, config.seed, config.precision, config.usual, config.dividing_options, file=file)
 
 
 def unfinished_record(

@@ -88,7 +88,7 @@ def test_a_killed_node_is_named_and_the_others_complete_the_run(
         wait_until(lambda: ps.version() > 1, "that both have merged")
         ps.nodes["killed"].kill()
         begin = time.monotonic()
-        wait_until(lambda: ps.state("killed") == "benched", "that the master gives it up")
+        wait_until(lambda: ps.state("killed") == "excluded", "that the master gives it up")
         assert time.monotonic() - begin < patience + 5
         assert training.wait(120) == 0, ps.said("train.out")
         said = (ps.folder / "train.out").read_text()
@@ -96,7 +96,7 @@ def test_a_killed_node_is_named_and_the_others_complete_the_run(
     assert "killed" in said
     record = msgspec.json.decode((tmp_path / "run" / "record.json").read_bytes(), type=TrainRecord)
     assert sum(step.samples for step in record.steps) == 12 * 16
-    assert any(event.kind == "benched" and "killed" in event.message for event in record.events)
+    assert any(event.kind == "excluded" and "killed" in event.message for event in record.events)
     assert (tmp_path / "run" / "weights" / "last.pt").is_file()
 
 
@@ -116,7 +116,7 @@ def test_a_node_that_stood_still_sits_out_comes_back_and_trains_again(
         training = ps.start_training(*words, *(word for one in options.split() for word in ("--option", one)))
         wait_until(lambda: ps.version() > 1, "that both have merged")
         ps.nodes["still"].send_signal(signal.SIGSTOP)
-        wait_until(lambda: ps.state("still") == "benched", "that the master gives it up")
+        wait_until(lambda: ps.state("still") == "excluded", "that the master gives it up")
         ps.nodes["still"].send_signal(signal.SIGCONT)
         wait_until(lambda: ps.state("still") == "present", "that it is taken back")
         before = samples_of(ps, "still")
@@ -126,7 +126,7 @@ def test_a_node_that_stood_still_sits_out_comes_back_and_trains_again(
         ps.down()
     record = msgspec.json.decode((tmp_path / "run" / "record.json").read_bytes(), type=TrainRecord)
     kinds = [event.kind for event in record.events if event.nodes == ("still",) or "still" in event.message]
-    assert kinds.index("benched") < kinds.index("back")
+    assert kinds.index("excluded") < kinds.index("back")
     assert all(node.contributions > 1 for node in record.nodes)
 
 

@@ -103,13 +103,13 @@ def test_an_update_that_is_not_finite_is_refused_counted_and_named() -> None:
     assert float(np.abs(found["w"] - TRUTH).max()) < 0.2
 
 
-def test_a_node_whose_updates_are_always_bad_is_benched_and_the_others_go_on() -> None:
+def test_a_node_whose_updates_are_always_bad_is_excluded_and_the_others_go_on() -> None:
     with plane("good", patience=3) as ps:
         ps.join("bad", Mood(always_nan=True))
         record, _ = ps.run(job(SYNC, epochs=10), weights())
-    benched = [event.message for event in record.events if event.kind == "benched"]
-    assert benched
-    assert "node bad: its update was refused, the 3rd lapse" in benched[0]
+    excluded = [event.message for event in record.events if event.kind == "excluded"]
+    assert excluded
+    assert "node bad: its update was refused, the 3rd lapse" in excluded[0]
     assert record.validation_accuracy is not None
 
 
@@ -143,7 +143,7 @@ def test_a_run_that_nobody_can_take_part_in_ends_with_the_reasons() -> None:
     assert result.record == b""
 
 
-def test_a_node_that_stands_still_is_benched_and_its_work_done_by_the_others() -> None:
+def test_a_node_that_stands_still_is_excluded_and_its_work_done_by_the_others() -> None:
     with plane("a", "b", patience=0.6) as ps:
         still = ps.join("still")
         results: list[Any] = []
@@ -153,7 +153,7 @@ def test_a_node_that_stands_still_is_benched_and_its_work_done_by_the_others() -
         running.start()
         wait_until(lambda: ps.version() > 5)
         still.mood.gate.clear()  # it beats all the same
-        wait_until(lambda: any("bench node still" in sentence for sentence in ps.said))
+        wait_until(lambda: any("exclude node still" in sentence for sentence in ps.said))
         still.mood.gate.set()
         running.join()
     record, _ = unpack(results[0][0])
@@ -168,7 +168,7 @@ def test_local_steps_that_take_much_longer_than_the_patience_are_waited_for() ->
     with plane("fast", patience=0.5) as ps:
         ps.join("slow", Mood(step_seconds=0.3))  # three steps of an epoch's five, if it is taken to be as fast
         record, _ = ps.run(job(WAYS["average"], epochs=2, protocol="average"), weights())
-    assert not [event.message for event in record.events if event.kind in ("benched", "passed over")]
+    assert not [event.message for event in record.events if event.kind in ("excluded", "passed over")]
     assert max(step.seconds for step in record.steps) > 0.6
     assert record.nodes[1].contributions >= 1
 
@@ -178,7 +178,7 @@ def test_a_step_that_takes_longer_than_the_patience_is_waited_for_once_it_is_kno
         ps.nodes[0].mood.seconds = 0.1
         ps.join("slow", Mood(seconds=1.2, unit_seconds=1 / 12))  # of six: with the patience not enough
         record, _ = ps.run(job(replace(SYNC, division="fixed"), epochs=2), weights())
-    assert [event.kind for event in record.events].count("benched") == 1
+    assert [event.kind for event in record.events].count("excluded") == 1
     assert record.nodes[1].contributions >= 2
     assert sum(step.samples for step in record.steps) == 2 * SAMPLES
 

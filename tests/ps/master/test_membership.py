@@ -7,7 +7,7 @@ import pytest
 from support.membership_script import JOINED, LATE, Row, after, play
 
 TABLE: dict[str, list[Row]] = {
-    "a silent node is benched after the patience, and the round closes without it": [
+    "a silent node is excluded after the patience, and the round closes without it": [
         (1, "round 12", []),
         (2, "b 1 heard", []),
         (2, "a 1 contributed", []),
@@ -18,52 +18,52 @@ TABLE: dict[str, list[Row]] = {
             "tick",
             [
                 "round 12: close without node b: it has been silent for 15 s",
-                "round 12: bench node b for 10 s: it has been silent for 15 s",
+                "round 12: exclude node b for 10 s: it has been silent for 15 s",
             ],
         ),
         (18, "tick", []),
     ],
-    "a member whose update has arrived is benched without being passed over": [
+    "a member whose update has arrived is excluded without being passed over": [
         (1, "round 12", []),
         (1, "b 1 contributed", []),
         (15, "a 1 heard", []),
-        (16, "tick", ["round 12: bench node b for 10 s: it has been silent for 15 s"]),
+        (16, "tick", ["round 12: exclude node b for 10 s: it has been silent for 15 s"]),
     ],
-    "a benched node is told how long to wait, and taken back when it is heard after that": [
-        (1, "a 1 late", [f"round 0: bench node a for 10 s: {LATE}"]),
+    "an excluded node is told how long to wait, and taken back when it is heard after that": [
+        (1, "a 1 late", [f"round 0: exclude node a for 10 s: {LATE}"]),
         (2, "a 1 heard", []),
-        (3, "a 1 contributed", ["round 0: let node a wait for 8 s: its cool-down is not over"]),
+        (3, "a 1 contributed", ["round 0: let node a wait for 8 s: its exclusion is not over"]),
         (4, "a 1 disconnected", []),
-        (5, "a 1 joined", ["round 0: let node a wait for 6 s: its cool-down is not over"]),
+        (5, "a 1 joined", ["round 0: let node a wait for 6 s: its exclusion is not over"]),
         (10.9, "a 1 heard", []),
-        (11, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
+        (11, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
         (12, "round 1", []),
     ],
-    "the cool-down doubles while a node is not well, and no further than 32 times": [
-        (0, "a 1 late", [f"round 0: bench node a for 10 s: {LATE}"]),
-        (10, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
-        (20, "a 1 late", [f"round 0: bench node a for 20 s: {LATE}"]),
-        (50, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
-        (60, "a 1 late", [f"round 0: bench node a for 40 s: {LATE}"]),
-        (100, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
-        (100, "a 1 late", [f"round 0: bench node a for 80 s: {LATE}"]),
-        (200, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
-        (200, "a 1 late", [f"round 0: bench node a for 160 s: {LATE}"]),
-        (400, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
-        (400, "a 1 late", [f"round 0: bench node a for 320 s: {LATE}"]),
-        (800, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
-        (800, "a 1 late", [f"round 0: bench node a for 320 s: {LATE}"]),
+    "the exclusion doubles while a node is not well, and no further than 32 times": [
+        (0, "a 1 late", [f"round 0: exclude node a for 10 s: {LATE}"]),
+        (10, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
+        (20, "a 1 late", [f"round 0: exclude node a for 20 s: {LATE}"]),
+        (50, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
+        (60, "a 1 late", [f"round 0: exclude node a for 40 s: {LATE}"]),
+        (100, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
+        (100, "a 1 late", [f"round 0: exclude node a for 80 s: {LATE}"]),
+        (200, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
+        (200, "a 1 late", [f"round 0: exclude node a for 160 s: {LATE}"]),
+        (400, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
+        (400, "a 1 late", [f"round 0: exclude node a for 320 s: {LATE}"]),
+        (800, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
+        (800, "a 1 late", [f"round 0: exclude node a for 320 s: {LATE}"]),
     ],
     "ten patiences of membership take one doubling back": [
-        (0, "a 1 late", [f"round 0: bench node a for 10 s: {LATE}"]),
-        (10, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
-        (10, "a 1 late", [f"round 0: bench node a for 20 s: {LATE}"]),
-        (30, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
+        (0, "a 1 late", [f"round 0: exclude node a for 10 s: {LATE}"]),
+        (10, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
+        (10, "a 1 late", [f"round 0: exclude node a for 20 s: {LATE}"]),
+        (30, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
         (180, "a 1 heard", []),
-        (180, "a 1 late", [f"round 0: bench node a for 20 s: {LATE}"]),
-        (200, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
+        (180, "a 1 late", [f"round 0: exclude node a for 20 s: {LATE}"]),
+        (200, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
         (500, "a 1 heard", []),
-        (500, "a 1 late", [f"round 0: bench node a for 10 s: {LATE}"]),
+        (500, "a 1 late", [f"round 0: exclude node a for 10 s: {LATE}"]),
     ],
     "back within the patience after a cut it is the same member, and still awaited by a long round": [
         (0, "round 1", []),
@@ -75,7 +75,7 @@ TABLE: dict[str, list[Row]] = {
         (111, "b 1 joined", ["round 1: go on with node b: it is back in time"]),
         (112, "b 1 contributed", []),
     ],
-    "a short round closes without a node whose connection broke, which is benched when the patience is over": [
+    "a short round closes without a node whose connection broke, which is excluded when the patience is over": [
         (10, "a 1 heard", []),
         (10, "b 1 heard", []),
         (10, "round 2", []),
@@ -84,14 +84,14 @@ TABLE: dict[str, list[Row]] = {
         (11.25, "tick", ["round 2: close without node b: its connection broke"]),
         (12, "round 3", []),
         (24, "a 1 heard", []),
-        (25, "tick", ["round 3: bench node b for 10 s: it has been silent for 15 s"]),
+        (25, "tick", ["round 3: exclude node b for 10 s: it has been silent for 15 s"]),
     ],
     "a heartbeat shows that the broken connection was not the last one": [
         (1, "a 1 joined", ["round 0: go on with node a: it connected anew"]),
         (1, "a 1 disconnected", ["round 0: expect node a back within 15 s: its connection broke"]),
         (2, "a 1 heard", ["round 0: go on with node a: it is back in time"]),
     ],
-    "the third bad update in a row benches, and a good one between clears the count": [
+    "the third bad update in a row excludes the node, and a good one between clears the count": [
         (1, "round 1", []),
         (1, "a 1 refused", ["round 1: close without node a: its update was refused"]),
         (2, "a 1 refused", []),
@@ -102,10 +102,10 @@ TABLE: dict[str, list[Row]] = {
             6,
             "a 1 refused",
             [
-                "round 1: bench node a for 10 s: its update was refused, the 3rd lapse without a good update between",
+                "round 1: exclude node a for 10 s: its update was refused, the 3rd lapse without a good update between",
             ],
         ),
-        (7, "a 1 refused", ["round 1: let node a wait for 9 s: its cool-down is not over"]),
+        (7, "a 1 refused", ["round 1: let node a wait for 9 s: its exclusion is not over"]),
     ],
     "a later process replaces the earlier one, whose words count no more": [
         (1, "round 1", []),
@@ -124,7 +124,7 @@ TABLE: dict[str, list[Row]] = {
         (3, "round 2", []),
         (4, "a 2 contributed", []),
     ],
-    "a node that crashes again and again before it has done anything is benched": [
+    "a node that crashes again and again before it has done anything is excluded": [
         (1, "a 2 joined", ["round 0: replace node a: a later process of it joined"]),
         (2, "a 2 disconnected", ["round 0: expect node a back within 14 s: its connection broke"]),
         (3, "a 3 joined", ["round 0: replace node a: a later process of it joined"]),
@@ -132,19 +132,19 @@ TABLE: dict[str, list[Row]] = {
             4,
             "a 4 joined",
             [
-                "round 0: bench node a for 10 s: "
+                "round 0: exclude node a for 10 s: "
                 "its process was restarted, the 3rd lapse without a good update between",
-                "round 0: let node a wait for 10 s: its cool-down is not over",
+                "round 0: let node a wait for 10 s: its exclusion is not over",
             ],
         ),
-        (14, "a 4 heard", ["round 0: take back node a: it is heard after its cool-down"]),
+        (14, "a 4 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
     ],
     "a clock that was set back keeps a restarted node out for no longer than the patience": [
         (1, "a 0 joined", ["round 0: dismiss node a: a later process of that name has taken its place"]),
         (14, "b 1 heard", []),
-        (15, "tick", ["round 0: bench node a for 10 s: it has been silent for 15 s"]),
-        (16, "a 0 joined", ["round 0: let node a wait for 9 s: its cool-down is not over"]),
-        (25, "a 0 heard", ["round 0: take back node a: it is heard after its cool-down"]),
+        (15, "tick", ["round 0: exclude node a for 10 s: it has been silent for 15 s"]),
+        (16, "a 0 joined", ["round 0: let node a wait for 9 s: its exclusion is not over"]),
+        (25, "a 0 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
     ],
     "who said goodbye is not waited for, and may join again": [
         (1, "round 3", []),
@@ -169,39 +169,39 @@ TABLE: dict[str, list[Row]] = {
         (10, "a 2 joined", ["round 1: take in node a: it joined"]),
     ],
     "what membership has earned back is kept over a goodbye": [
-        (0, "a 1 late", [f"round 0: bench node a for 10 s: {LATE}"]),
-        (10, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
+        (0, "a 1 late", [f"round 0: exclude node a for 10 s: {LATE}"]),
+        (10, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
         (160, "a 1 heard", []),
         (161, "a 1 goodbye", ["round 0: let node a go: it said goodbye"]),
         (162, "a 2 joined", ["round 0: take in node a: it joined"]),
-        (163, "a 2 late", [f"round 0: bench node a for 10 s: {LATE}"]),
+        (163, "a 2 late", [f"round 0: exclude node a for 10 s: {LATE}"]),
     ],
     "a restart of the master takes nothing back of what membership has earned": [
-        (0, "a 1 late", [f"round 0: bench node a for 10 s: {LATE}"]),
-        (10, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
+        (0, "a 1 late", [f"round 0: exclude node a for 10 s: {LATE}"]),
+        (10, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
         (160, "a 1 heard", []),
         (161, "restart", []),
         (162, "a 1 joined", ["round 0: go on with node a: it found the restarted master"]),
-        (163, "a 1 late", [f"round 0: bench node a for 10 s: {LATE}"]),
+        (163, "a 1 late", [f"round 0: exclude node a for 10 s: {LATE}"]),
     ],
-    "lapses are counted anew after a cool-down": [
+    "lapses are counted anew after an exclusion": [
         (1, "a 1 refused", []),
         (1, "a 1 refused", []),
         (
             1,
             "a 1 refused",
-            ["round 0: bench node a for 10 s: its update was refused, the 3rd lapse without a good update between"],
+            ["round 0: exclude node a for 10 s: its update was refused, the 3rd lapse without a good update between"],
         ),
-        (11, "a 1 heard", ["round 0: take back node a: it is heard after its cool-down"]),
+        (11, "a 1 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
         (12, "a 1 refused", []),
         (13, "a 1 refused", []),
     ],
-    "a goodbye does not shorten a cool-down": [
-        (1, "a 1 late", [f"round 0: bench node a for 10 s: {LATE}"]),
+    "a goodbye does not shorten an exclusion": [
+        (1, "a 1 late", [f"round 0: exclude node a for 10 s: {LATE}"]),
         (2, "a 1 goodbye", ["round 0: let node a go: it said goodbye"]),
-        (3, "a 2 joined", ["round 0: let node a wait for 8 s: its cool-down is not over"]),
-        (11, "a 2 heard", ["round 0: take back node a: it is heard after its cool-down"]),
-        (11, "a 2 late", [f"round 0: bench node a for 20 s: {LATE}"]),
+        (3, "a 2 joined", ["round 0: let node a wait for 8 s: its exclusion is not over"]),
+        (11, "a 2 heard", ["round 0: take back node a: it is heard again after its exclusion"]),
+        (11, "a 2 late", [f"round 0: exclude node a for 20 s: {LATE}"]),
     ],
     "what one tick decides comes in the order of names": [
         (0, "0 1 joined", ["round 0: take in node 0: it joined"]),
@@ -209,9 +209,9 @@ TABLE: dict[str, list[Row]] = {
             15,
             "tick",
             [
-                "round 0: bench node 0 for 10 s: it has been silent for 15 s",
-                "round 0: bench node a for 10 s: it has been silent for 15 s",
-                "round 0: bench node b for 10 s: it has been silent for 15 s",
+                "round 0: exclude node 0 for 10 s: it has been silent for 15 s",
+                "round 0: exclude node a for 10 s: it has been silent for 15 s",
+                "round 0: exclude node b for 10 s: it has been silent for 15 s",
             ],
         ),
     ],
@@ -229,13 +229,13 @@ TABLE: dict[str, list[Row]] = {
         (14, "b 1 late", ["round 1: close without node b: its update did not come in time"]),
         (14, "a 1 heard", []),
         (28.9, "a 1 heard", []),
-        (29, "tick", ["round 1: bench node b for 10 s: it has been silent for 15 s"]),
+        (29, "tick", ["round 1: exclude node b for 10 s: it has been silent for 15 s"]),
     ],
-    "a restarted master expects its members back within two patiences and remembers cool-downs": [
-        (1, "b 1 late", [f"round 0: bench node b for 10 s: {LATE}"]),
+    "a restarted master expects its members back within two patiences and remembers exclusions": [
+        (1, "b 1 late", [f"round 0: exclude node b for 10 s: {LATE}"]),
         (1, "c 1 joined", ["round 0: take in node c: it joined"]),
         (2, "restart", []),
-        (3, "b 1 joined", ["round 0: let node b wait for 8 s: its cool-down is not over"]),
+        (3, "b 1 joined", ["round 0: let node b wait for 8 s: its exclusion is not over"]),
         (4, "a 1 joined", ["round 0: go on with node a: it found the restarted master"]),
         (18, "a 1 heard", []),
         (31.9, "a 1 heard", []),
@@ -243,7 +243,7 @@ TABLE: dict[str, list[Row]] = {
         (
             32,
             "tick",
-            ["round 0: bench node c for 10 s: it did not come back within 30 s of the master's restart"],
+            ["round 0: exclude node c for 10 s: it did not come back within 30 s of the master's restart"],
         ),
     ],
 }  # fmt: skip
@@ -260,7 +260,7 @@ def test_only_the_present_are_asked() -> None:
             *JOINED,
             (0, "c 1 joined", ["round 0: take in node c: it joined"]),
             (0, "d 1 joined", ["round 0: take in node d: it joined"]),
-            (1, "b 1 late", [f"round 0: bench node b for 10 s: {LATE}"]),
+            (1, "b 1 late", [f"round 0: exclude node b for 10 s: {LATE}"]),
             (1, "c 1 disconnected", ["round 0: expect node c back within 14 s: its connection broke"]),
             (1, "d 1 goodbye", ["round 0: let node d go: it said goodbye"]),
             (2, "round 1", []),
@@ -275,4 +275,4 @@ def test_a_round_can_close_when_all_have_contributed_or_been_given_up() -> None:
     assert scene.awaited == {"b"}
     late, transitions = after(scene, "b 1 late", 3)
     assert late.awaited == frozenset()
-    assert [transition.kind for transition in transitions] == ["pass over", "bench"]
+    assert [transition.kind for transition in transitions] == ["pass over", "exclude"]

@@ -56,11 +56,11 @@ def test_nobody_silent_for_the_patience_is_a_member_after_a_tick(story: list[tup
 
 
 @given(stories)
-def test_nobody_benched_left_or_unknown_is_ever_awaited(story: list[tuple[float, str]]) -> None:
+def test_nobody_excluded_left_or_unknown_is_ever_awaited(story: list[tuple[float, str]]) -> None:
     for now, _, before, (scene, decisions) in steps_of(story):
         assert all(scene.nodes[name].presence in ("present", "away") for name in scene.awaited)
         for decision in decisions:
-            if decision.kind in ("bench", "wait"):
+            if decision.kind in ("exclude", "wait"):
                 assert decision.node not in scene.awaited | set(scene.present)
                 assert scene.nodes[decision.node].until == now + decision.seconds
             if decision.kind == "take back":
@@ -80,15 +80,15 @@ def test_whoever_is_not_awaited_any_more_contributed_or_was_passed_over(story: l
 
 
 @given(stories)
-def test_a_cool_down_never_shrinks_within_a_streak(story: list[tuple[float, str]]) -> None:
-    benches: dict[str, list[tuple[float, float]]] = {}
+def test_an_exclusion_never_shrinks_within_a_streak(story: list[tuple[float, str]]) -> None:
+    exclusions: dict[str, list[tuple[float, float]]] = {}
     for now, _, _, (_, decisions) in steps_of(story):
         for decision in decisions:
-            if decision.kind == "bench":
-                benches.setdefault(decision.node, []).append((now, decision.seconds))
+            if decision.kind == "exclude":
+                exclusions.setdefault(decision.node, []).append((now, decision.seconds))
                 assert 10 <= decision.seconds <= 320
-                assert decision.seconds <= 10 * 2 ** (len(benches[decision.node]) - 1)
-    for several in benches.values():
+                assert decision.seconds <= 10 * 2 ** (len(exclusions[decision.node]) - 1)
+    for several in exclusions.values():
         for (first, shorter), (second, longer) in pairwise(several):
             in_streak = second - first < shorter + 150
             assert not in_streak or longer == min(320, 2 * shorter)

@@ -20,6 +20,7 @@ import pytest
 from evener.records.event_log import EventLog
 from evener.records.event_tail import EVENTS_FILE
 from evener.records.events import Phase, RunEvent
+from evener.records.plan import Rejected
 from evener.records.record import Event, Step
 from evener.records.schema import write_noun
 from evener.records.search_record import STUDY_FILE
@@ -33,8 +34,9 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
 ]
-PANELS = ["now", "nodes", "strip", "waits", "curves", "shares", "links", "events"]
+PANELS = ["now", "nodes", "strip", "waits", "curves", "shares", "links", "events", "compare"]
 _STEP = 0.1
+LEFT_OUT = Rejected(what="old-laptop", reason="the step would not be shorter with it", is_node=True)
 
 
 @pytest.fixture
@@ -64,7 +66,8 @@ def written(folder: Path, num_steps: int = 300) -> None:
     folder.mkdir(exist_ok=True)
     record, seconds = fake_run(num_steps=num_steps), count(int(time.time()) - num_steps)
     log = EventLog(folder / EVENTS_FILE, pytest.fail, lambda: float(next(seconds)))
-    events: list[RunEvent] = [Phase(what="training", num_samples=200 * num_steps, epochs=4), record.plan]
+    plan = msgspec.structs.replace(record.plan, ring=(1.2e-4, 1e-9), rejected=(LEFT_OUT,))
+    events: list[RunEvent] = [Phase(what="training", num_samples=200 * num_steps, epochs=4), plan]
     for event in (*events, *record.steps, *record.validations, *record.events):
         log.add(event)
     log.close()
@@ -152,7 +155,7 @@ def test_every_panel_shows_something_and_nothing_is_asked_of_another_machine(
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         for name in PANELS:
             assert page.locator(f"#{name}").inner_text() or page.locator(f"#{name} canvas").count()
-        assert page.locator("#node-table tbody tr").count() == 3
+        assert page.locator("#node-table tbody tr").count() == 4
         table = page.locator("#node-table").bounding_box()
         boxes = [row.bounding_box() for row in page.locator("#node-table tbody tr").all()]
         assert max(box["height"] for box in boxes) < 80
@@ -216,6 +219,58 @@ def test_another_run_can_be_chosen_and_the_newest_is_followed(tmp_path: Path, br
         until(page, lambda: page.locator("#run").inner_text() == "first")
 
 
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 1280), ("dark", 400), ("light", 400)])
+def test_nodes_and_routes_are_drawn_and_a_node_that_is_left_out_is_dashed(
+    tmp_path: Path, browser: Any, scheme: str, width: int
+) -> None:
+    written(tmp_path / "run", num_steps=20)
+    with served(tmp_path / "run") as address:
+        page = opened(browser, address, color_scheme=scheme, viewport={"width": width, "height": 900})
+        picture = page.locator("#route-picture svg")
+        assert picture.locator(".node").count() == 4
+        assert picture.locator("path.route").count() == 3
+        assert "ada sends gradients to bob" in picture.get_attribute("aria-label")
+        assert "left out" in picture.locator(".absent").text_content()
+        assert "1.00 GB/s, delay 120 µs" in page.locator("#route-note").inner_text()
+        boxes = [box.bounding_box() for box in picture.locator("rect").all()]
+        assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+        assert page.faults == []
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 1280), ("light", 400)])
+def test_other_runs_are_compared_over_time_and_samples(tmp_path: Path, browser: Any, scheme: str, width: int) -> None:
+    for name in ("first", "second", "third"):
+        written(tmp_path / name, num_steps=20)
+    with served(tmp_path) as address:
+        page = opened(
+            browser, address, "#compare-choices input", color_scheme=scheme, viewport={"width": width, "height": 900}
+        )
+        assert page.locator("#compare-choices input").count() == 2
+        assert page.locator("#compare-table table").count() == 0
+        page.locator("#compare-choices input").first.check()
+        page.wait_for_selector("#compare-accuracy-plot canvas")
+        until(page, lambda: page.locator("#compare-table tbody tr").count() == 2)
+        assert "seconds in steps" in page.locator("#compare-loss-plot").text_content()
+        page.select_option("#compare-axis", "samples")
+        until(page, lambda: "samples" in page.locator("#compare-loss-plot").text_content())
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.locator("#compare-choices input").first.uncheck()
+        until(page, lambda: page.locator("#compare-table table").count() == 0)
+        assert page.faults == []
+
+
+def test_the_title_of_a_run_is_its_task_and_file_and_its_times_are_named(tmp_path: Path, browser: Any) -> None:
+    written(tmp_path / "run", num_steps=20)
+    log = EventLog(tmp_path / "run" / EVENTS_FILE, pytest.fail)
+    log.add(Phase(what="training", task="mine", file="mine.py"))
+    log.close()
+    with served(tmp_path) as address:
+        page = opened(browser, address)
+        assert page.locator("#run").inner_text() == "mine (mine.py)"
+        shown = page.locator("#origin").inner_text()
+        assert re.fullmatch(r"run folder run · began .*\d:\d\d:\d\d · last news .*\d:\d\d:\d\d", shown)
+
+
 @pytest.mark.parametrize(("scheme", "width"), [("dark", 1200), ("light", 400)])
 def test_a_search_has_panels_of_its_own_which_follow_it(tmp_path: Path, browser: Any, scheme: str, width: int) -> None:
     write_noun(fake_search(trials=5, is_over=False), tmp_path / STUDY_FILE)
@@ -225,7 +280,7 @@ def test_a_search_has_panels_of_its_own_which_follow_it(tmp_path: Path, browser:
         page.wait_for_selector("#score-plot canvas")
         assert page.locator("#trial-table tbody tr").count() == 5
         assert "goes on" in page.locator("#trial-table tbody tr").first.inner_text()
-        assert [page.locator(f"#{name}").is_visible() for name in PANELS] == [True] + [False] * 7
+        assert [page.locator(f"#{name}").is_visible() for name in PANELS] == [True] + [False] * (len(PANELS) - 1)
         for number, name in enumerate(["now", "trials", "scores", "options"], 1):
             page.keyboard.press(str(number))
             assert page.evaluate("document.activeElement.id") == name

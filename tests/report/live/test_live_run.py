@@ -11,11 +11,12 @@ import pytest
 from evener.records.event_tail import Moment, events_of
 from evener.records.events import Phase, RunEvent
 from evener.records.history import Entry, NodeWork
-from evener.records.plan import Plan
+from evener.records.plan import Plan, Rejected
 from evener.records.record import Event, Step
 from evener.report.live.live_run import LiveRun
 from evener.report.live.losses import Losses
 from evener.report.live.picture import NodePicture
+from evener.report.live.routes import MASTER
 from support.fake_runs import NODES, fake_plan, fake_run
 
 
@@ -78,7 +79,7 @@ def test_a_node_with_less_work_is_not_slow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "state"), [("node lost", "lost"), ("benched", "benched"), ("away", "away"), ("expelled", "expelled")]
+    ("kind", "state"), [("node lost", "lost"), ("excluded", "excluded"), ("away", "away"), ("expelled", "expelled")]
 )
 def test_events_set_the_state_of_a_node_until_it_is_back(kind: str, state: str) -> None:
     record = fake_run(num_steps=20)
@@ -87,6 +88,43 @@ def test_events_set_the_state_of_a_node_until_it_is_back(kind: str, state: str) 
     assert (node(run, "bob").state, node(run, "bob").reason) == (state, "node bob: why")
     run.take(Moment(99.0, [Event(step=21, kind="back", message="node bob: is heard", nodes=("bob",))]))
     assert node(run, "bob").state == ""
+
+
+def test_a_node_that_the_plan_leaves_out_is_shown_without_routes_until_it_takes_part() -> None:
+    record = fake_run(num_steps=3)
+    out = Rejected(what="old", reason="too slow", is_node=True)
+    run = shown([msgspec.structs.replace(record.plan, rejected=(*record.plan.rejected, out)), *record.steps])
+    assert (node(run, "old").state, node(run, "old").reason) == ("left out", "too slow")
+    assert [one.name for one in run.picture().nodes] == [*(name for name, _, _ in NODES), "old"]
+    assert "old" not in {route.source for route in run.picture().routes}
+    nodes = (*NODES[:2], ("old", "cpu", 12e-3))
+    run.take(Moment(9.0, [fake_plan(nodes=nodes)]))
+    assert node(run, "old").state == ""
+    assert {route.source for route in run.picture().routes} == {"ada", "bob", "old"}
+
+
+def test_routes_go_round_a_lost_node() -> None:
+    record = fake_run(num_steps=3)
+    lost = Event(step=3, kind="node lost", message="node bob was killed", nodes=("bob",))
+    routes = shown([record.plan, *record.steps, lost]).picture().routes
+    assert [(one.source, one.target) for one in routes] == [("ada", "pi-in-the-attic"), ("pi-in-the-attic", "ada")]
+
+
+def test_the_agreement_of_a_run_is_that_of_its_options_and_then_of_its_record() -> None:
+    record = fake_run(num_steps=3)
+    run = shown([Phase(what="starting", options={"--agreement": "sync", "--batch-size": "9"}), record.plan])
+    assert MASTER in {one.target for one in run.picture().routes}
+    run.take(Moment(9.0, [record]))
+    assert MASTER not in {one.target for one in run.picture().routes}
+
+
+def test_the_task_its_file_and_the_beginning_are_shown() -> None:
+    run = shown([Phase(what="starting", task="mine", file="mine.py")])
+    run.take(Moment(70.0, [Phase(what="training")]))
+    run.take(Moment(80.0, [fake_run(num_steps=3).plan]))
+    picture = run.picture()
+    assert (picture.task, picture.file, picture.began, picture.written) == ("mine", "mine.py", 70.0, 80.0)
+    assert shown(events_of(fake_run(num_steps=3))).picture().task == "digits"
 
 
 def test_lost_time_is_attributed_to_the_node_that_arrives_last() -> None:

@@ -112,10 +112,29 @@ def test_the_stream_starts_with_the_whole_run(client: Client, folder: Path) -> N
     answer.close()
 
 
+def test_runs_are_compared_as_json(client: Client, folder: Path) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", client.port, timeout=30)) as connection:
+        connection.request("GET", f"/compare?run={folder.name}&run=x", headers={"cookie": client.cookie})
+        answer = connection.getresponse()
+        found = msgspec.json.decode(answer.read())
+    assert (answer.status, answer.getheader("content-type")) == (200, "application/json")
+    assert (found["choices"], [run["samples"] for run in found["runs"]]) == ([folder.name], [3000])
+
+
 def test_requests_without_the_token_are_refused(client: Client) -> None:
     draw = random.Random(7)
     methods = ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW"]
-    paths = ["/", "/events", "/events?run=x", "/static/live.js", "/nothing", "/?token=", "//", "/static/%00"]
+    paths = [
+        "/",
+        "/events",
+        "/events?run=x",
+        "/compare?run=x",
+        "/static/live.js",
+        "/nothing",
+        "/?token=",
+        "//",
+        "/static/%00",
+    ]
     hosts = [client.host, "evil.example", f"localhost:{client.port}", "", "127.0.0.1"]
     origins = ["", "null", "http://evil.example", f"http://{client.host}"]
     tokens = ["", "x" * 43, client.token[:-1], client.token + "0", client.token.swapcase()]

@@ -106,7 +106,7 @@ def _join_torchrun() -> Run:
     assert env is not None
     say_where_the_run_is_shown(env)
     if env.rank == 0:
-        asked = Asked(config.script.stem, options={"--shares": config.shares})
+        asked = Asked(config.script.stem, options={"--shares": config.shares}, file=config.script.name)
         views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True, asked=asked))
         env.end = views[0].end_process
     hide_torchrun()

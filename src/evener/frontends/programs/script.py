@@ -22,7 +22,8 @@ from evener.training.unfinished import Asked
 
 def run_program(config: ScriptConfig, *, as_json: bool) -> None:
     """`evener run`: as a rank if torchrun started this process, else on nodes of this machine."""
-    asked, folder = Asked(config.script.stem, options={"--shares": config.shares}), run_folder(config.folder)
+    options, folder = {"--shares": config.shares}, run_folder(config.folder)
+    asked = Asked(config.script.stem, options=options, file=config.script.name)
     is_leader = not is_torchrun(config) or os.environ["RANK"] == "0"
     with RunView(folder, to_stderr=True, by_lines=True, asked=asked, is_leader=is_leader) as view:
         if is_torchrun(config):

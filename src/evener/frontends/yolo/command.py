@@ -137,7 +137,8 @@ def _shown(config: YoloConfig, perform: Callable[[YoloConfig, Callable[[RunEvent
     settings = read_words(config.words)
     options = {"--shares": config.shares, "--stationary": "yes" if config.stationary else ""}
     options |= {"workers": settings.get("workers", "8"), "batch": settings.get("batch", "16")}
-    asked = Asked(folder.name, usual=config.usual, options=options)
+    model = Path(settings.get("model", "")).name
+    asked = Asked(folder.name, usual=config.usual, options=options, file=model)
     with RunView(run_folder(folder), to_stderr=config.to_stderr, shows_steps=False, asked=asked) as view:
         view.console.print(LICENCE)
         perform(msgspec.structs.replace(config, words=words), view)

@@ -27,7 +27,7 @@ EVENTS: dict[TransitionKind, str] = {
     "expect": "away",
     "wait": "waits",
     "pass over": "passed over",
-    "bench": "benched",
+    "exclude": "excluded",
     "dismiss": "dismissed",
     "release": "left",
 }
@@ -123,7 +123,7 @@ class Effects:
         kind = transition.kind
         if kind in ("admit", "resume", "replace", "take back"):
             self._scheduler.admit(node)
-        elif kind in ("bench", "wait"):
+        elif kind in ("exclude", "wait"):
             self._server.send(node.peer, Quarantine(seconds=transition.seconds, reason=transition.reason))
         elif kind == "dismiss" and node.peer is not None:
             self.turn_away(node.peer, transition.reason)
@@ -132,4 +132,4 @@ class Effects:
 def _is_lost(transition: Transition, node: NodeRecord) -> bool:
     """Whether a run has to go on without the node."""
     is_gone = transition.kind == "pass over" and not node.is_present  # else its update was bad, no more
-    return is_gone or transition.kind in ("replace", "bench", "wait", "release")
+    return is_gone or transition.kind in ("replace", "exclude", "wait", "release")

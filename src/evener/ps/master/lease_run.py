@@ -171,5 +171,13 @@ class ActiveLeaseRun(ActiveRun):
             return []
         total = round(workload.num_samples * self.job.agreement.fraction) * (workload.num_epochs or 0)
         done = min(total, sum(work.samples for work in history.totals.values()))
-        phase = Phase(what="training", num_samples=total, done=done, epochs=workload.num_epochs or 0)
+        phase = Phase(
+            what="training",
+            num_samples=total,
+            done=done,
+            epochs=workload.num_epochs or 0,
+            options={"--agreement": self.job.protocol},
+            task=self.job.title,
+            file=self.job.task if self.job.task.endswith(".py") else "",
+        )
         return [phase, plan_of(self.job, history.names, self._nodes.by_name, self.training.speeds.costs)]

@@ -1,6 +1,6 @@
 """The master: one thread around the sockets. What arrives goes to its handler; what follows is sent at once.
 
-poll -> frames -> handlers (a table by type of message) -> nodes (membership decides: who is in, benched, back)
+poll -> frames -> handlers (a table by type of message) -> nodes (membership decides: who is in, excluded, back)
                                                         -> scheduler and run (agreement, validation, history)
                -> effects (the one place where a node is taken in, or lost)
      -> the time alone: heartbeats, the late and the silent, events for whoever watches

@@ -1,10 +1,10 @@
 """Who is a member now: a pure function of a node's state, of what happened, and of time. It decides, and does nothing.
 
-    joined           -> taken in; while benched, told how long it has to wait
+    joined           -> taken in; while excluded, told how long it has to wait
     connection lost  -> away; back within the patience, it is the same member. The open round waits for it for a tenth
                         of the time that it has been open, but no longer than the patience
-    silent           -> after the patience benched, as is who is late, and who lapses three times between good updates
-    benched          -> taken back when it is heard after its cool-down: 10 s, 20 s, 40 s ...
+    silent           -> after the patience excluded, as is who is late, and who lapses three times between good updates
+    excluded         -> taken back when it is heard again after its exclusion: 10 s, 20 s, 40 s ...
     started anew     -> the later process replaces the earlier one, which is dismissed should it speak again
 
 Times are those of a clock that does not go back; only differences of them count.
@@ -28,13 +28,13 @@ from evener.ps.master.node_state import (
     TransitionKind,
 )
 
-FIRST_COOL_DOWN = 2 / 3
+FIRST_EXCLUSION = 2 / 3
 """In patiences: 10 s of 15 s."""
 FORGIVEN_AFTER = 10
 """Patiences of unbroken membership that take one doubling back. Losing a node can cost the others one patience: who is
 lost more often than once in ten stays away for longer each time."""
 MOST_LAPSES = 3
-"""Lapses between good updates that bench a node: one bad update, or one crash, can happen to anybody."""
+"""Lapses between good updates that exclude a node: one bad update, or one crash, can happen to anybody."""
 HOLD_UP = 0.1
 """Of the time that a round has been open, what it waits for a member whose connection broke: a step of a few
 milliseconds goes on at once, a round of minutes does not throw away that member's work because of a second's cut."""
@@ -69,7 +69,7 @@ def tick(name: str, state: NodeState, now: float, round: OpenRound) -> Decided:
     """What follows from the time alone; to be called every now and then."""
     case = _Case(name, state, now, round)
     if state.is_member and now >= state.deadline(round.patience):
-        case.bench(_silence(state, now, round.patience))
+        case.exclude(_silence(state, now, round.patience))
     elif state.presence == "away" and now >= state.until:
         case.pass_over("its connection broke")
     return Decided(case.state, tuple(case.transitions), case.is_awaited)
@@ -98,7 +98,7 @@ class _Case:
 
     def hear(self) -> None:
         presence = self.state.presence
-        if presence == "present" or (presence == "benched" and self.now < self.state.until):
+        if presence == "present" or (presence == "excluded" and self.now < self.state.until):
             self._change(heard=self.now)
         else:
             self._enter()
@@ -121,7 +121,7 @@ class _Case:
     def be_late(self) -> None:
         reason = "its update did not come in time"
         if self.state.presence == "present":
-            self.bench(f"it is heard, but {reason}")
+            self.exclude(f"it is heard, but {reason}")
         else:
             self.pass_over(reason)
 
@@ -134,17 +134,17 @@ class _Case:
     def say_goodbye(self) -> None:
         state, reason = self.state, "it said goodbye"
         self.pass_over(reason)
-        until = state.until if state.presence == "benched" else self.now
+        until = state.until if state.presence == "excluded" else self.now
         self._change(presence="left", until=until, doublings=self._doublings())
         self._add("release", reason)
 
-    def bench(self, reason: str) -> None:
+    def exclude(self, reason: str) -> None:
         doublings = self._doublings()
-        seconds = self.round.patience * FIRST_COOL_DOWN * 2**doublings
+        seconds = self.round.patience * FIRST_EXCLUSION * 2**doublings
         self.pass_over(reason)
         more = min(doublings + 1, MOST_DOUBLINGS)
-        self._change(presence="benched", until=self.now + seconds, doublings=more, lapses=0)
-        self._add("bench", reason, seconds)
+        self._change(presence="excluded", until=self.now + seconds, doublings=more, lapses=0)
+        self._add("exclude", reason, seconds)
 
     def pass_over(self, reason: str) -> None:
         if self.is_awaited:
@@ -152,11 +152,11 @@ class _Case:
             self._add("pass over", reason)
 
     def _enter(self, entrance: tuple[TransitionKind, str] | None = None) -> None:
-        """The node is there: a member from now on, unless its cool-down is not over."""
+        """The node is there: a member from now on, unless its exclusion is not over."""
         state = self.state
         if not state.is_member and self.now < state.until:
-            self._change(presence="benched", heard=self.now)
-            self._add("wait", "its cool-down is not over", state.until - self.now)
+            self._change(presence="excluded", heard=self.now)
+            self._add("wait", "its exclusion is not over", state.until - self.now)
             return
         if not state.is_member:
             self._change(member_since=self.now)
@@ -169,10 +169,10 @@ class _Case:
             self._change(lapses=lapses)
             self.pass_over(reason)
         else:
-            self.bench(f"{reason}, the {MOST_LAPSES}rd lapse without a good update between")
+            self.exclude(f"{reason}, the {MOST_LAPSES}rd lapse without a good update between")
 
     def _doublings(self) -> int:
-        """Doublings of the next cool-down, less those that membership since the last one has earned back."""
+        """Doublings of the next exclusion, less those that membership since the last one has earned back."""
         state = self.state
         if not state.is_member:
             return state.doublings
@@ -191,7 +191,7 @@ class _Case:
 
 _ENTRANCES: dict[Presence, tuple[TransitionKind, str]] = {
     "left": ("admit", "it joined"),
-    "benched": ("take back", "it is heard after its cool-down"),
+    "excluded": ("take back", "it is heard again after its exclusion"),
     "away": ("resume", "it is back in time"),
     "expected": ("resume", "it found the restarted master"),
     "present": ("resume", "it connected anew"),

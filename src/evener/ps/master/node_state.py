@@ -12,10 +12,10 @@ from evener.records.schema import Part
 from evener.wire.connect import JOIN_SECONDS, LONGEST_PAUSE
 
 MOST_DOUBLINGS = 5
-"""The longest cool-down is 32 times the first, 320 s: no node is shut out for good."""
-Presence: TypeAlias = Literal["present", "away", "expected", "benched", "left"]
+"""The longest exclusion is 32 times the first, 320 s: no node is shut out for good."""
+Presence: TypeAlias = Literal["present", "away", "expected", "excluded", "left"]
 """present: a member with a connection. away: a member whose connection broke within the patience. expected: a member of
-the time before the master restarted. benched: not a member before `until`, and then only when it is heard. left: said
+the time before the master restarted. excluded: not a member before `until`, and then only when it is heard. left: said
 goodbye."""
 
 Occurrence: TypeAlias = Literal["joined", "heard", "contributed", "refused", "late", "disconnected", "goodbye"]
@@ -24,7 +24,7 @@ refused: an update that cannot be used (not finite, of a wrong shape). late: hea
 enough. disconnected: the connection over which it joined last is gone. goodbye: has left."""
 
 TransitionKind: TypeAlias = Literal[
-    "admit", "resume", "replace", "take back", "expect", "wait", "pass over", "bench", "dismiss", "release"
+    "admit", "resume", "replace", "take back", "expect", "wait", "pass over", "exclude", "dismiss", "release"
 ]  # fmt: skip
 
 _SENTENCES: dict[TransitionKind, str] = {
@@ -35,7 +35,7 @@ _SENTENCES: dict[TransitionKind, str] = {
     "expect": "expect node {node} back within {seconds:.3g} s",
     "wait": "let node {node} wait for {seconds:.3g} s",
     "pass over": "close without node {node}",
-    "bench": "bench node {node} for {seconds:.3g} s",
+    "exclude": "exclude node {node} for {seconds:.3g} s",
     "dismiss": "dismiss node {node}",
     "release": "let node {node} go",
 }
@@ -58,8 +58,8 @@ class NodeState(Part, frozen=True, kw_only=True):
         presence: see `Presence`.
         heard: when it was last heard; while it is expected, when the master restarted.
         member_since: when it was taken in, or back.
-        until: benched, or left while benched: end of the cool-down; away: how long the open round waits for it.
-        doublings: of its next cool-down.
+        until: excluded, or left while excluded: end of the exclusion; away: how long the open round waits for it.
+        doublings: of its next exclusion.
         lapses: updates refused and processes restarted since its last good update.
     """
 
@@ -84,7 +84,7 @@ class NodeState(Part, frozen=True, kw_only=True):
         return self.presence in ("present", "away", "expected")
 
     def deadline(self, patience: float) -> float:
-        """When the member is benched if nothing is heard of it before."""
+        """When the member is excluded if nothing is heard of it before."""
         return self.heard + (return_seconds(patience) if self.presence == "expected" else patience)
 
     def shifted(self, by: float) -> NodeState:
@@ -92,7 +92,7 @@ class NodeState(Part, frozen=True, kw_only=True):
         return replace(self, heard=self.heard + by, member_since=self.member_since + by, until=self.until + by)
 
     def restarted(self, now: float) -> NodeState:
-        """The same for a new master: a member is expected, a cool-down goes on."""
+        """The same for a new master: a member is expected, an exclusion goes on."""
         return replace(self, presence="expected", heard=now) if self.is_member else self
 
 
@@ -103,7 +103,7 @@ class OpenRound(NamedTuple):
         number: of the open round, from 1; 0 before the first.
         opened: when it was.
         is_awaited: whether it waits for the node.
-        patience: seconds of silence after which a node is benched; every other time is derived from it.
+        patience: seconds of silence after which a node is excluded; every other time is derived from it.
     """
 
     number: int
@@ -117,12 +117,12 @@ class Transition(Part, frozen=True, kw_only=True):
 
     Attributes:
         kind: admit, resume, replace, take back: send it the current weights, let it contribute from the next round
-            on (resume: to the open one too). expect: nothing yet. wait, bench: tell it how long. pass over: the open
+            on (resume: to the open one too). expect: nothing yet. wait, exclude: tell it how long. pass over: the open
             round closes without it. dismiss, release, and replace for the earlier process: close its connection.
         node: name.
         round: that was open.
         reason: in words.
-        seconds: from now, of expect, wait and bench.
+        seconds: from now, of expect, wait and exclude.
     """
 
     kind: TransitionKind

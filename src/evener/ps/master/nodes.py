@@ -61,7 +61,7 @@ class NodeRecord:
         return self.state is not None and self.state.presence == "present"
 
     def is_forgettable(self, now: float) -> bool:
-        """Whether nothing is lost with it: it has no part in anything, nor a cool-down before it."""
+        """Whether nothing is lost with it: it has no part in anything, nor an exclusion before it."""
         is_gone = self.state is None or (not self.state.is_member and self.state.until <= now)
         return is_gone and self.peer is None and self.worker is None
 
@@ -70,7 +70,7 @@ class Nodes:
     """All nodes, by name and by connection.
 
     Args:
-        patience: seconds of silence after which a node is benched.
+        patience: seconds of silence after which a node is excluded.
 
     Attributes:
         by_name: the records, also of nodes that are only remembered.
@@ -194,7 +194,7 @@ class Nodes:
             if (state := record.state) is None:
                 continue
             member_until = state.deadline(self.patience)
-            until = {"benched": state.until, "away": member_until, "expected": member_until}.get(state.presence)
+            until = {"excluded": state.until, "away": member_until, "expected": member_until}.get(state.presence)
             status = NodeStatus(
                 name=name,
                 address=record.origin if record.peer is not None else "",

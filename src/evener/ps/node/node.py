@@ -213,7 +213,7 @@ class Node:
             self._attempt(self._session.validate, asked, buffers[0])
 
     def _on_quarantine(self, quarantine: Quarantine, _: Buffers) -> None:
-        self._log(f"benched for {quarantine.seconds:.3g} s: {quarantine.reason}")
+        self._log(f"excluded for {quarantine.seconds:.3g} s: {quarantine.reason}")
         if self._session is not None:
             self._session.drop_leases()
 

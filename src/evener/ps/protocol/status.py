@@ -15,9 +15,9 @@ class NodeStatus(Part, frozen=True, kw_only=True):
         address: it comes from; empty while it has no connection.
         device: that computes.
         score: GFLOP/s of its float32 matrix products; None before it is measured.
-        state: `present`, `away`, `expected`, `benched` or `left`.
+        state: `present`, `away`, `expected`, `excluded` or `left`.
         reason: of that state, in words.
-        seconds: for which it is still benched, or expected back; None otherwise.
+        seconds: for which it is still excluded, or expected back; None otherwise.
         doing: in words.
         samples: that it has computed in this run.
         samples_per_second: while it computes.

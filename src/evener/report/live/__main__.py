@@ -25,7 +25,7 @@ def main() -> None:
     """Serve the page until the run is over."""
     folder, handle = Path(sys.argv[1]), int(sys.argv[2])
     os.nice(10)  # training comes first
-    sources = Sources([folder])
+    sources = Sources([folder], beside=[folder.parent])
     page = LivePage(sources, socket.socket(fileno=handle), sys.stdin.readline().strip())
 
     def end_with_run() -> None:

@@ -13,6 +13,7 @@ from evener.records.history import Entry
 from evener.records.record import Event, TrainRecord, Validation
 from evener.records.schema import read_noun
 from evener.records.search_record import STUDY_FILE, SearchRecord
+from evener.report.live.comparison import Comparison, compared
 from evener.report.live.live_run import LiveRun
 from evener.report.live.picture import LogEntry, Message
 from evener.report.scalars import scalars_of_validation
@@ -21,6 +22,8 @@ _RECORD = "record.json"
 _FILES = (EVENTS_FILE, _RECORD, STUDY_FILE)
 """Files by which a folder is recognised as that of a run or of a search."""
 _MAX_POINTS = 2000
+MAX_COMPARED = 7
+"""Runs that are compared at a time: as many as there are colours of lines."""
 
 
 class Source:
@@ -38,6 +41,11 @@ class Source:
         self.search: SearchRecord | None = None
         """State of the search, if this is the folder of one."""
 
+    @property
+    def is_search(self) -> bool:
+        """Whether this is the folder of a search."""
+        return self._study.is_file()
+
     def poll(self) -> LiveRun:
         """Read what was written since the last call; an unreadable file becomes a `failed` phase of the run."""
         try:
@@ -48,7 +56,7 @@ class Source:
         return self.run
 
     def _moments(self) -> list[Moment]:
-        if self._study.is_file():
+        if self.is_search:
             return self._search_moments()
         moments = self._tail.read()
         if not moments and self.run.revision == 0 and (self._folder / _RECORD).is_file():
@@ -70,10 +78,12 @@ class Sources:
 
     Args:
         paths: folders of runs, or folders of such folders; these are scanned again at every call.
+        beside: folders of further runs, with which a page can only compare these.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths, self._by_folder = [path.resolve() for path in paths], dict[Path, Source]()
+    def __init__(self, paths: Sequence[Path], beside: Sequence[Path] = ()) -> None:
+        self._paths, self._beside = ([path.resolve() for path in several] for several in (paths, beside))
+        self._by_folder = dict[Path, Source]()
 
     def names(self) -> list[str]:
         """Return the names of the runs, newest first."""
@@ -84,13 +94,25 @@ class Sources:
         sources = self._all()
         return next((source for source in sources if source.run.name == name), sources[0] if sources else None)
 
+    def compare(self, names: Sequence[str]) -> Comparison:
+        """Return the runs of these names as they are compared, and the names of all that can be; no searches."""
+        runs = [source for source in self._among([*self._paths, *self._beside]) if not source.is_search]
+        chosen = [source for source in runs if source.run.name in names]
+        return Comparison(
+            choices=[source.run.name for source in runs],
+            runs=[compared(source.poll()) for source in chosen[:MAX_COMPARED]],
+        )
+
     def abandon(self) -> None:
         """Mark all unfinished runs as abandoned: the process that wrote their events is gone."""
         for source in self._all():
             source.poll().abandon()
 
     def _all(self) -> list[Source]:
-        folders = [folder for path in self._paths for folder in (path, *_inside(path)) if _is_run(folder)]
+        return self._among(self._paths)
+
+    def _among(self, paths: Sequence[Path]) -> list[Source]:
+        folders = [folder for path in paths for folder in (path, *_inside(path)) if _is_run(folder)]
         for folder in folders:
             if folder not in self._by_folder:
                 self._by_folder[folder] = Source(folder, self._name(folder))

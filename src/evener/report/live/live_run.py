@@ -13,6 +13,7 @@ from evener.records.plan import WHOLE_MODEL, Assignment, Plan, is_pipeline
 from evener.records.record import Event, NodeSummary, Step, TrainRecord, Validation
 from evener.report.live.losses import Losses, slowest
 from evener.report.live.picture import CurvePoint, NodePicture, Picture, StripColumn
+from evener.report.live.routes import RoutePicture, routes
 from evener.report.live.speeds import NodeSpeed
 
 _RECENT_S = 2.0
@@ -20,11 +21,13 @@ _RECENT_S = 2.0
 _MAX_STRIP_ENTRIES = 60
 _MAX_LOG_ENTRIES = 2000
 _STATES = {
-    "node lost": "lost", "away": "away", "benched": "benched", "waits": "benched", "expelled": "expelled",
+    "node lost": "lost", "away": "away", "excluded": "excluded", "waits": "excluded", "expelled": "expelled",
     "left": "left", "dismissed": "left", "left out": "left out", "passed over": "late", "joined": "", "back": "",
     "replaced": "",
 }  # fmt: skip
 """State that an event gives to its nodes; an empty state means that nothing is wrong."""
+_ABSENT = ("lost", "away", "excluded", "expelled", "left", "left out")
+"""States of nodes that send nothing."""
 OVER = ("over", "stopped", "failed")
 """Phases that end a run."""
 
@@ -42,6 +45,7 @@ class LiveRun:
         num_logged: number of validations and events since the start.
         revision: number of moments that have arrived.
         epochs: number of epochs; 0 if it is unknown or meaningless.
+        record: record of the run, without its steps; None before it has one.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,10 +57,12 @@ class LiveRun:
         self._assigned: dict[str, Assignment] = {}
         self._fixed_samples_by_node: dict[str, float] = {}
         self._phase = Phase(what="starting")
-        self._record: TrainRecord | None = None
+        self.record: TrainRecord | None = None
         self._losses, self._speeds = Losses(), dict[str, NodeSpeed]()
         self._states: dict[str, tuple[str, str]] = {}
         self._written = 0.0
+        self._began = 0.0
+        self._task = self._file = ""
         self._options: dict[str, str] = {}
         self.epochs = 0
         self._total, self._done_before = 0, 0
@@ -70,6 +76,7 @@ class LiveRun:
         """Apply the events of `moment`."""
         self.revision += 1
         self._written = max(self._written, moment.time)
+        self._began = self._began or moment.time
         for event in moment.events:
             self._take(event, moment.time)
 
@@ -85,12 +92,14 @@ class LiveRun:
         elif isinstance(event, Plan):
             self._plan = event
             self._assigned = {one.node: one for one in reversed(event.assignments)}
+            self._leave_out(event)
             self._fixed_samples_by_node = {name: _fixed_samples(one) for name, one in self._assigned.items()}
         elif isinstance(event, Phase):
             self._begin(event)
         elif isinstance(event, TrainRecord):
-            self._record, self.epochs = event, event.epochs
+            self.record, self.epochs = event, event.epochs
             self._options = event.options or self._options
+            self._task = self._task or event.task
             self._phase = Phase(what="over")
         elif isinstance(event, Event | Validation):
             self.log.append((time, event))
@@ -98,13 +107,22 @@ class LiveRun:
             if isinstance(event, Event):
                 self._judge(event)
 
+    def _leave_out(self, plan: Plan) -> None:
+        """Set the state of the nodes that `plan` does without, and clear it for those that take part again."""
+        out = {one.what: ("left out", one.reason) for one in plan.rejected if one.is_node}
+        for name in self._assigned:
+            if self._states.get(name, ("", ""))[0] == "left out":
+                self._states[name] = ("", "")
+        self._states |= {name: state for name, state in out.items() if name not in self._assigned}
+
     def _judge(self, event: Event) -> None:
         """Set the state of the event's nodes; other kinds, such as `busy machine`, appear in the log only."""
         if event.kind in _STATES:
             self._states |= dict.fromkeys(event.nodes, (_STATES[event.kind], event.message))
 
     def _begin(self, phase: Phase) -> None:
-        self._options = phase.options or self._options
+        self._options = self._options | phase.options
+        self._task, self._file = phase.task or self._task, phase.file or self._file
         if phase.num_samples:
             self._total, self.epochs = phase.num_samples, phase.epochs
             self._done_before = phase.done - self._counted()
@@ -130,7 +148,7 @@ class LiveRun:
 
     def _names(self, count: int) -> list[str]:
         """Return the names of a step's columns: the nodes of the plan, then those that joined."""
-        known = list(self._all_names())
+        known = [name for name in self._all_names() if self._states.get(name, ("", ""))[0] != "left out"]
         return [*known[:count], *(f"node {i}" for i in range(len(known), count))]
 
     def picture(self) -> Picture:
@@ -142,6 +160,9 @@ class LiveRun:
         samples_left = max(0, self._total - self._done_before - self._counted())
         return Picture(
             run=self.name,
+            task=self._task,
+            file=self._file,
+            began=self._began,
             phase=self._phase.what,
             detail=self._phase.detail,
             strategy=self._plan.strategy if self._plan else "",
@@ -153,7 +174,7 @@ class LiveRun:
             epochs=self.epochs,
             left_seconds=samples_left / rate if rate and self._total and not self.is_over else None,
             progress=self._progress(samples_left),
-            samples_per_second=self._record.samples_per_second if self._record else rate,
+            samples_per_second=self.record.samples_per_second if self.record else rate,
             ideal=self._ideal(entries),
             loss=self.history.last_loss() if step else None,
             step_seconds=recent.seconds / recent.steps if recent.steps else None,
@@ -162,18 +183,25 @@ class LiveRun:
             advice=self._advice() if step else "",
             losses=self._losses.largest(),
             nodes=[self._node(name, recent) for name in self._all_names()],
+            routes=self._routes(),
         )
 
     def _advice(self) -> str:
         divides_samples = self._plan is None or self._plan.strategy in WHOLE_MODEL
         return self._losses.advice(self._options, divides_samples=divides_samples)
 
+    def _routes(self) -> list[RoutePicture]:
+        """Return who sends what to whom, among the nodes that take part."""
+        names = [name for name in self._all_names() if self._states.get(name, ("", ""))[0] not in _ABSENT]
+        agreement = self.record.agreement if self.record else self._options.get("--agreement", "")
+        return routes(self._plan, names, agreement) if self._plan else []
+
     def _counted(self) -> int:
         """Return the number of samples in the steps so far."""
         return sum(entry.samples for entry in (*self.history.entries, self.history.open))
 
     def _progress(self, samples_left: int) -> float | None:
-        if self._record is not None:
+        if self.record is not None:
             return 1.0
         return 1 - samples_left / self._total if self._total else None
 
@@ -192,8 +220,8 @@ class LiveRun:
 
     def _ideal(self, entries: Sequence[Entry]) -> float | None:
         """Return the fraction reached of what the nodes could do without waiting."""
-        if self._record is not None:
-            return self._record.of_ideal
+        if self.record is not None:
+            return self.record.of_ideal
         return None if self._plan is None else fraction_of_ideal(entries, self._plan)
 
     def _all_names(self) -> Sequence[str]:
@@ -237,7 +265,7 @@ class LiveRun:
 
     def _summary(self, name: str) -> NodeSummary | None:
         """Return what the record says about a node; None before the run has a record."""
-        nodes = self._record.nodes if self._record else ()
+        nodes = self.record.nodes if self.record else ()
         return next((node for node in nodes if node.name == name), None)
 
     def points(self, first: int) -> list[CurvePoint]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from evener.records.schema import Part
 from evener.records.search_record import SearchRecord
 from evener.report.live.losses import Loss
+from evener.report.live.routes import RoutePicture
 
 
 class NodePicture(Part, frozen=True, kw_only=True):
@@ -23,7 +24,7 @@ class NodePicture(Part, frozen=True, kw_only=True):
         exchange_rate: bytes sent per second of waiting; None if the node does not wait.
         memory_bytes: peak memory, measured or predicted; 0: unknown.
         cpu_cores: number of cores that its process keeps busy; 0: unknown.
-        state: empty if all is well, else `slow`, `lost`, `away`, `benched`, `expelled`, `late`, `left`, `left out`.
+        state: empty if all is well, else `slow`, `lost`, `away`, `excluded`, `expelled`, `late`, `left`, `left out`.
         reason: reason of its state, or of its share.
     """
 
@@ -47,7 +48,10 @@ class Picture(Part, frozen=True, kw_only=True):
     """The present state of a run, or the totals of a run that is over.
 
     Attributes:
-        run: name of the run.
+        run: name of the run: that of its folder.
+        task: name of its task; empty if unknown.
+        file: file that defines the task; empty if unknown, or for a built-in task.
+        began: time of the first event, in seconds since 1970; 0 if unknown.
         phase: current phase.
         detail: description of the phase.
         written: time of the last event, in seconds since 1970.
@@ -57,9 +61,13 @@ class Picture(Part, frozen=True, kw_only=True):
         ideal: fraction of the speed that the nodes would reach if none waited.
         step_seconds: measured seconds per step.
         predicted_rate: bytes per second that the plan predicts from measured links.
+        routes: who sends what to whom, among the nodes that take part.
     """
 
     run: str
+    task: str
+    file: str
+    began: float
     phase: str
     detail: str
     strategy: str
@@ -80,6 +88,7 @@ class Picture(Part, frozen=True, kw_only=True):
     advice: str
     losses: list[Loss]
     nodes: list[NodePicture]
+    routes: list[RoutePicture]
 
 
 class CurvePoint(NamedTuple):

@@ -3,6 +3,7 @@
 GET /                the page
 GET /static/NAME     files that the page loads
 GET /events?run=R    Server-Sent Events: first the whole run, then what is new, at most four times a second
+GET /compare?run=R&run=S    the named runs as they are compared, and the names of all runs, as JSON
 """
 
 from __future__ import annotations
@@ -99,7 +100,22 @@ class LivePage:
                 return Response(media_type=_STREAM)
             return StreamingResponse(self._stream(request.query_params.get("run", "")), media_type=_STREAM)
 
-        return Starlette(routes=[Route("/", page), Route("/static/{name}", page), Route("/events", events)])
+        async def compare(request: Request) -> Response:
+            names = request.query_params.getlist("run")
+            return Response(await asyncio.to_thread(self._compare, names), media_type="application/json")
+
+        return Starlette(
+            routes=[
+                Route("/", page),
+                Route("/static/{name}", page),
+                Route("/events", events),
+                Route("/compare", compare),
+            ]
+        )
+
+    def _compare(self, names: list[str]) -> bytes:
+        with self._lock:
+            return msgspec.json.encode(self._sources.compare(names))
 
     async def _stream(self, name: str) -> AsyncIterator[bytes]:
         """Yield new messages as long as the page is open, and a comment while nothing happens."""

@@ -1,5 +1,7 @@
 // Draws what /events sends: a picture of the run as it is now, and what its curves, strip and log have got since.
 
+import { comparePanel } from "/static/compare.js";
+import { nameOf, routePanel } from "/static/routes.js";
 import { searchPanels } from "/static/trials.js";
 
 const uPlot = window.uPlot;
@@ -8,7 +10,7 @@ const state = { picture: null, search: null, names: [], points: [], columns: [],
 const STRIP = 60, MAX_LOG_ROWS = 500, MOST_POINTS = 6000, HEIGHT = 220;
 const LINES = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999"];
 const BAD = new Set(["slow", "lost", "expelled"]);
-const MARKED = new Set(["rebalanced", "node lost", "joined", "back", "away", "benched", "expelled", "left", "replaced", "passed over"]);
+const MARKED = new Set(["rebalanced", "node lost", "joined", "back", "away", "excluded", "expelled", "left", "replaced", "passed over"]);
 const BAD_EVENTS = new Set(["node lost", "expelled", "refused", "damaged line", "no checkpoint"]);
 
 // --- words and numbers -------------------------------------------------------------------------------------------
@@ -86,20 +88,31 @@ function drawFacts() {
   facts.className = `facts ${p.phase === "failed" ? "bad" : !p.is_over && (silent > 10 || !state.isConnected) ? "warn" : ""}`;
 }
 
+const titleOf = (p) => (p.task ? `${p.task}${p.file ? ` (${p.file})` : ""}` : p.run);
+
+function clock(at) {
+  // the time of day, with its date unless that is today
+  const when = new Date(1000 * at), day = when.toDateString() === new Date().toDateString() ? "" : `${when.toLocaleDateString("en-CA")} `;
+  return `${day}${when.toLocaleTimeString("en-GB")}`;
+}
+
 function drawNow() {
   const p = state.picture;
-  $("run").textContent = p.run;
-  document.title = `${isNumber(p.progress) ? `${percent(p.progress)} ` : ""}${p.run} – Evener`;
+  $("run").textContent = titleOf(p);
+  $("origin").textContent = [
+    p.task ? `run folder ${p.run}` : "", p.began ? `began ${clock(p.began)}` : "", p.written ? `last news ${clock(p.written)}` : "",
+  ].filter(Boolean).join(" · ");
+  document.title = `${isNumber(p.progress) ? `${percent(p.progress)} ` : ""}${p.task ? `${p.task} ` : ""}${p.run} – Evener`;
   const progress = $("progress");
   if (isNumber(p.progress)) progress.value = p.progress; else progress.removeAttribute("value");
   const gap = isNumber(p.predicted_seconds) && p.step_seconds ? `predicted ${seconds(p.predicted_seconds)}` : "";
   const tiles = [
     ["step", p.step.toLocaleString("en"), ""],
     ["epoch", p.epoch || "–", p.epochs ? `of ${p.epochs}` : ""],
-    ["left", p.is_over ? p.phase : seconds(p.left_seconds), ""],
+    ["time left", p.is_over ? p.phase : seconds(p.left_seconds), ""],
     ["samples/s", number(p.samples_per_second), ""],
     ["of the ideal", percent(p.ideal), ""],
-    ["a step", seconds(p.step_seconds), gap],
+    ["time of a step", seconds(p.step_seconds), gap],
     ["loss", number(p.loss), ""],
   ].map(([name, value, more]) => {
     const tile = element("div"), shown = element("dd", String(value));
@@ -139,11 +152,14 @@ function drawWaits() {
   ], rows) : element("p", "Nothing yet.", "note"));
 }
 
+const targetsOf = (name) => state.picture.routes.filter((route) => route.source === name).map((route) => `${nameOf(route.target)}: ${route.content}`).join("; ");
+
 function drawLinks() {
+  drawRoutes();
   const p = state.picture, rows = p.nodes.filter((node) => node.sent_per_second > 0);
   const of = (n) => (n.exchange_rate && p.predicted_rate ? percent(n.exchange_rate / p.predicted_rate) : "–");
   $("link-table").replaceChildren(rows.length ? table([
-    ["node", (n) => n.name], ["sent", (n) => `${bytes(n.sent_per_second)}/s`, "number"],
+    ["node", (n) => n.name], ["sends to", (n) => targetsOf(n.name)], ["sent", (n) => `${bytes(n.sent_per_second)}/s`, "number"],
     ["a step", (n) => bytes(n.sent_per_step), "number"],
     ["while it waits", (n) => (n.exchange_rate ? `${bytes(n.exchange_rate)}/s` : "–"), "number"],
     ["of what was measured before", of, "number"],
@@ -152,9 +168,9 @@ function drawLinks() {
 
 function drawEvents() {
   const rows = state.log.slice(-MAX_LOG_ROWS).reverse().map((entry) => ({ ...entry, mood: BAD_EVENTS.has(entry.kind) ? "bad" : "" }));
-  const at = (entry) => (entry.time ? new Date(1000 * entry.time).toLocaleTimeString("en-GB") : "");
+  const at = (entry) => (entry.time ? clock(entry.time) : "");
   $("event-table").replaceChildren(rows.length ? table([
-    ["time", at], ["step", (t) => (t.step ? t.step.toLocaleString("en") : ""), "number"], ["event", (t) => t.kind],
+    ["time of day", at], ["step", (t) => (t.step ? t.step.toLocaleString("en") : ""), "number"], ["event", (t) => t.kind],
     ["node", (t) => t.nodes.join(", ")], ["what happened", (t) => t.message, "reason"],
   ], rows) : element("p", "Nothing happened yet.", "note"));
 }
@@ -218,7 +234,7 @@ function axes(right, isShare, label) {
 }
 
 function plot(id, series, data, right, hooks = {}, label = "step") {
-  const place = $(id), width = place.clientWidth, key = JSON.stringify([series.map((one) => [one.label, one.width, one.dash]), right]);
+  const place = $(id), width = place.clientWidth, key = JSON.stringify([series.map((one) => [one.label, one.width, one.dash]), right, label]);
   const old = plots[id];
   if (old && old.key === key) {
     old.made.setData(data);
@@ -226,7 +242,7 @@ function plot(id, series, data, right, hooks = {}, label = "step") {
     return;
   }
   if (old) old.made.destroy();
-  const options = { width, height: HEIGHT, series: [{ label }, ...series], axes: axes(right, id === "share-plot", label), hooks, scales: { x: { time: false }, ...(right ? { right: { range: [0, 1] } } : {}) }, legend: { live: true, show: series.length <= 12 && id !== "score-plot" } };
+  const options = { width, height: HEIGHT, series: [{ label }, ...series], axes: axes(right, ["share-plot", "compare-accuracy-plot"].includes(id), label), hooks, scales: { x: { time: false }, ...(right ? { right: { range: [0, 1] } } : {}) }, legend: { live: true, show: series.length <= 12 && id !== "score-plot" } };
   plots[id] = { key, made: new uPlot(options, data, place) };
 }
 
@@ -268,7 +284,9 @@ function markEvents(u) {
 
 // --- what comes, and when it is drawn ----------------------------------------------------------------------------
 
-const RUN = { now: drawNow, nodes: drawNodes, waits: drawWaits, links: drawLinks, events: drawEvents, strip: drawStrip, curves: drawCurves, shares: drawShares };
+const drawRoutes = routePanel({ $, element, bytes, seconds, state, moodOf, LINES });
+const COMPARE = comparePanel({ $, element, table, number, percent, bytes, seconds, plot, state, uPlot, mark, LINES });
+const RUN = { now: drawNow, nodes: drawNodes, waits: drawWaits, links: drawLinks, events: drawEvents, strip: drawStrip, curves: drawCurves, shares: drawShares, ...COMPARE.panels };
 const SEARCH = searchPanels({ $, element, table, number, percent, seconds, plot, state, uPlot });
 const PANELS = { facts: drawFacts, ...RUN, ...SEARCH };
 const ofKind = () => ["facts", ...Object.keys(state.search ? SEARCH : RUN)];
@@ -294,11 +312,13 @@ function take(message) {
   state.search = message.search;
   if (wasSearch !== Boolean(state.search)) showKind();
   if (message.is_whole) { state.points = []; state.columns = []; state.log = []; }
+  const isOther = state.picture?.run !== message.picture.run;
   state.picture = message.picture; state.names = message.names;
   state.points.push(...message.points); state.columns.push(...message.columns); state.log.push(...message.log);
   state.columns = state.columns.slice(-STRIP); state.points = state.points.slice(-MOST_POINTS);
   showRuns(message.runs);
   if (state.search) { mark(...ofKind()); return; }
+  if (isOther) COMPARE.ask();
   mark("facts", "now", "nodes", "waits", "links");
   if (message.columns.length || message.is_whole) mark("strip");
   if (message.log.length || message.is_whole) mark("events");
@@ -335,7 +355,7 @@ function redraw() {
   for (const id of Object.keys(plots)) { plots[id].made.destroy(); delete plots[id]; }
   mark(...ofKind());
 }
-window.addEventListener("resize", () => mark(...(state.search ? ["scores", "parallel"] : ["strip", "curves", "shares"])));
+window.addEventListener("resize", () => mark(...(state.search ? ["scores", "parallel"] : ["strip", "curves", "shares", "links", "compare"])));
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 setInterval(() => mark("facts"), 1000);
 listen();
