@@ -54,12 +54,22 @@ class WrongInput(NamedTuple):
         files: beside it, by name.
         variables: of the environment.
         is_cheap: whether it can be refused without PyTorch and without data.
+        may_work: whether a command may take no notice of it, and succeed.
+        prefix: words of another command that starts this one, such as as another user.
+        modes: rights of the files or folders of these names.
+        folders: empty ones beside it.
+        damage: what is done to the checkpoints of a run that the command finds; empty without such.
     """
 
     words: tuple[str, ...]
     files: Mapping[str, str | bytes] = {}
     variables: Mapping[str, str] = {}
     is_cheap: bool = True
+    may_work: bool = False
+    prefix: tuple[str, ...] = ()
+    modes: Mapping[str, int] = {}
+    folders: tuple[str, ...] = ()
+    damage: str = ""
 
     @property
     def name(self) -> str:
@@ -309,5 +319,10 @@ def _wrong_toml(draw: random.Random) -> WrongInput:
 
 def write(one: WrongInput, folder: Path) -> None:
     """Write its files into `folder`."""
+    for name in one.folders:
+        (folder / name).mkdir()
     for name, text in one.files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    for name, mode in one.modes.items():
+        (folder / name).chmod(mode)

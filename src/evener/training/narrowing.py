@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from evener.tracer.nested import tensors_in
 
 _TIMES, _MAX_TOLERANCE = 200.0, 0.5
 """Times the relative rounding error of the narrowest type, differences may be; and the most that they may be."""
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
+_NEW_VALUES = ("_like", "empty", "new_")
+"""In names of operations that take the shape of a tensor, and none of its values."""
 
 
 class Narrowing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, notes casts of double precision to narrower types.
+    """Inside, notes operations that round values in double precision to narrower types.
+
+    Such are casts, and sums into a narrower tensor: `total = torch.zeros(()); total += loss` rounds the loss.
 
     Attributes:
         tolerance: relative, of what is computed from such values; 0 without any.
@@ -28,14 +34,10 @@ class Narrowing(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run `func`."""
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default:
-            self._note(args[0], result)
-        elif func is torch.ops.aten.copy_.default:
-            self._note(args[1], args[0])
+        narrow = {one.dtype for one in tensors_in(result) if one.dtype in _NARROW}
+        if narrow and any(one.dtype == torch.float64 for one in tensors_in([args, kwargs])):
+            name = func.overloadpacket.__name__
+            if not any(part in name for part in _NEW_VALUES):
+                eps = max(torch.finfo(dtype).eps for dtype in narrow)
+                self.tolerance = max(self.tolerance, min(_TIMES * eps, _MAX_TOLERANCE))
         return result
-
-    def _note(self, source: Any, target: Any) -> None:
-        both = isinstance(source, Tensor) and isinstance(target, Tensor) and target.dtype.is_floating_point
-        if both and source.dtype == torch.float64 and target.dtype != torch.float64:
-            eps = torch.finfo(target.dtype).eps
-            self.tolerance = max(self.tolerance, min(_TIMES * eps, _MAX_TOLERANCE))

@@ -23,6 +23,7 @@ from evener.training.array_differences import Arrays, StepArrays, felt
 from evener.training.context import Arithmetic
 from evener.training.draws import SameDraws
 from evener.training.loss_parts import off_in_parts
+from evener.training.narrowing import Narrowing
 
 
 class TorchProbe:
@@ -40,6 +41,12 @@ class TorchProbe:
         self._submitted, self._task, self._seed = submitted, task, seed
         self._arithmetic = Arithmetic(precision, torch.device("cpu"))
         self._default = None if is_asked or precision != "fp64" else torch.float64
+        self._narrowing: Any = Narrowing()
+
+    @property
+    def tolerance(self) -> float:
+        """See `TaskProbe`."""
+        return float(self._narrowing.tolerance)
 
     def backend(self) -> TorchBackend:
         """See `TaskProbe`."""
@@ -60,7 +67,7 @@ class TorchProbe:
         steps = []
         for number, indices in enumerate(batches):
             inputs, targets = self._batch(indices)
-            with self.drawing(), self._arithmetic.autocast():
+            with self.drawing(), self._narrowing, self._arithmetic.autocast():
                 seed_all(self._seed, number)
                 loss = self._task.loss(call(model, inputs), targets)
                 loss.backward()  # type: ignore[no-untyped-call]
