@@ -108,12 +108,30 @@ for x, y in loader:
 """
 
 
-def test_a_program_that_a_node_slows_down_says_so_once_with_both_predictions(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-m", "evener", "run", "program.py", "--local-nodes", "1,1", "--run-folder", "run"),
+        pytest.param(
+            (*TORCHRUN[1:-2], "-m", "evener", "run", "program.py", "--run-folder", "run"), marks=pytest.mark.slow
+        ),
+        pytest.param((*TORCHRUN[1:-2], "program.py"), marks=pytest.mark.slow),
+    ],
+    ids=["local nodes", "torchrun", "torchrun without a command"],
+)
+def test_a_program_that_a_node_slows_down_says_so_once_with_both_predictions(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    result = evener_here("run", "program.py", "--local-nodes", "1,1", "--run-folder", "run", cwd=tmp_path)
+    result = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
+    )
     assert result.returncode == 0, result.stderr
-    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
-    assert [event.nodes for event in record.events if event.kind == "slows the run down"] == [("node-1",)]
+    [path] = tmp_path.rglob("record.json")
+    record = read_noun(path, TrainRecord)
+    [slow] = [event for event in record.events if event.kind == "slows the run down"]
+    assert [name[-1] for name in slow.nodes] == ["1"]
+    assert slow.message[:20] in result.stderr
     assert record.nodes[0].share > 0.6
     assert (
         record.nodes[0].waiting > 0.5

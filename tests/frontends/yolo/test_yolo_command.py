@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from evener.records.plan import Plan
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from evener.version import pip_install
@@ -104,35 +105,50 @@ def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("runs/train*/weights/best.pt"))) == 4
 
 
+SLOW_RANK = """
+import os, sys, time
+from torch import nn
+
+if os.environ["RANK"] == sys.argv.pop(1):
+    forward = nn.Conv2d.forward
+
+    def late(self, inputs):
+        time.sleep(0.02)
+        return forward(self, inputs)
+
+    nn.Conv2d.forward = late
+
+from evener.__main__ import main
+
+main()
+"""
+"""Runs the command with a rank that is slow, by its number."""
+
+
 @needs_ultralytics
 @pytest.mark.slow
-def test_torchrun_starts_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("slow", "shares", "count"), [("1", "measured", 1), ("0", "measured", 2), ("", "1,1", 2)])
+def test_torchrun_starts_ranks_of_which_all_but_the_first_may_be_left_out(
+    tmp_path: Path, slow: str, shares: str, count: int
+) -> None:
+    (tmp_path / "command.py").write_text(SLOW_RANK)
     data = draw_detection(tmp_path / "data")
     words = f"model=yolov8n.yaml data={data} epochs=1 imgsz=64 batch=8 project={tmp_path} name=run plots=False"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "2",
-            "--standalone",
-            "-m",
-            "evener",
-            "yolo",
-            "train",
-            *words.split(" "),
-            "--json",
-        ],
+        [*launcher, "command.py", slow, "yolo", "train", *words.split(" "), "--shares", shares, "--json"],
         cwd=tmp_path,
         env={**os.environ, **ENVIRONMENT, "YOLO_CONFIG_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert len(last_json(done)["nodes"]) == 2
+    assert len(last_json(done)["nodes"]) == count
+    assert ("/1 (rank 1) is left out: " in done.stderr) == (count == 1)
     assert (tmp_path / "run" / "weights" / "best.pt").is_file()
     assert not (tmp_path / "run2").exists()
+    if slow == "0":
+        assert "the first rank" in read_noun(tmp_path / "run" / "plan.json", Plan).advice
 
 
 FILES = {

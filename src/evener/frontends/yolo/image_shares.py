@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -103,15 +104,21 @@ class ImageShares:
     def _divided(self, trainer: Any, model: nn.Module) -> Plan:
         """The plan, whose ranks alone are in the group from now on. Raises NotNeeded: this rank is not."""
         group, size = self._group, trainer.train_loader.batch_size
-        needs_all = self._is_stationary or self._env.line is None  # under torchrun the first rank shows the run
-        plan = share_plan(self._env, group, trainer, model, size, self._asked, needs_all=needs_all)
+        is_launched = self._env.tell is not None
+        needs_all = self._is_stationary or (self._env.line is None and not is_launched)
+        make = partial(share_plan, self._env, group, trainer, model, size, self._asked)
+        plan = make(needs_all=needs_all)
+        needs_first = is_launched and self._env.names[0] not in [one.node for one in plan.assignments]
+        plan = make(needs_all=True) if needs_first else plan
         reasons = {
             f"--shares {self._asked} gives each its part": self._asked != "measured",
             "--stationary leaves images on each": self._is_stationary,
-            "a YOLO leaves nodes out only where Evener started them, not torchrun": self._env.line is None,
+            "the first rank that torchrun started, which would be left out, shows the run": needs_first,
+            "--no-elastic needs every node": needs_all,
         }
         plan = why_all_take_part(plan, reasons)
         if not group.narrow([group.nodes.index(one.node) for one in plan.assignments]):
+            self.plan = plan
             raise NotNeeded("; ".join(one.reason for one in plan.rejected if one.what == self._env.node.name))
         return plan
 

@@ -20,6 +20,7 @@ from evener.frontends.yolo.masters_checkpoints import MastersCheckpoints
 from evener.frontends.yolo.run_folder import own_folder
 from evener.frontends.yolo.seat import Seat
 from evener.frontends.yolo.words import YoloConfig
+from evener.launch.left_out import stay
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import NotNeeded
 from evener.records.plan import Plan
@@ -43,13 +44,11 @@ def yolo_rank(env: RankEnvironment, config: YoloConfig, checkpoints: MastersChec
         group, left = join(env, preflight=config.preflight)
         if left is None and not env.has_own_paths:
             config = msgspec.json.decode(group.all_gather_bytes(msgspec.json.encode(config))[0], type=YoloConfig)
-        try:
-            with alone():
-                _train(env, group, config, left, checkpoints)
-        except NotNeeded:
-            if left is not None:
-                raise
-            return  # the plan says why; the others go on
+        with alone():
+            plan, takes_part = _train(env, group, config, left, checkpoints)
+        if not takes_part:
+            stay(env, plan)
+            return
         leave_group()
 
 
@@ -73,8 +72,13 @@ def alone() -> Iterator[None]:
 
 def _train(
     env: RankEnvironment, group: Group, config: YoloConfig, left: Plan | None, checkpoints: MastersCheckpoints | None
-) -> None:
-    """From the words to the record; `left` is the plan of a run that has begun without this rank."""
+) -> tuple[Plan, bool]:
+    """From the words to the record; the plan, and whether this rank is in it.
+
+    Args:
+        env, group, config, checkpoints: of the rank.
+        left: the plan of a run that has begun without this rank, which raises NotNeeded where that goes on without it.
+    """
     from evener.frontends.yolo.settings import read_training
     from evener.frontends.yolo.trainer import even_trainer
 
@@ -86,7 +90,12 @@ def _train(
         seat.folder = folder
         begin = time.time()
         settings |= {"save_dir": str(own), "device": _device(env)}
-        model.train(trainer=even_trainer(model._smart_load("trainer"), seat), **settings)
+        try:
+            model.train(trainer=even_trainer(model._smart_load("trainer"), seat), **settings)
+        except NotNeeded:
+            if left is not None or seat.work.plan is None:
+                raise
+            return seat.work.plan, False  # it says why; the others go on
         seat.leave(model.trainer)
     assert seat.work.plan is not None
     seat.work.history.wall_seconds = time.time() - begin
@@ -95,6 +104,7 @@ def _train(
     if group.is_leader:
         env.notify(record)
     seat.together(group.barrier)
+    return seat.work.plan, True
 
 
 def _device(env: RankEnvironment) -> str:

@@ -1,0 +1,62 @@
+"""A line between two ranks that is cut is told from a rank that has ended, and the later of the two gives way."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from evener.comm.channel import Channel
+from evener.comm.mesh import Mesh
+from evener.comm.rank_lines import RankLines
+from evener.records.errors import LineCut, NodeLost
+
+
+class Ended(socket.socket):
+    """A connection that the kernel ends by an error."""
+
+    error = 0
+
+    def getsockopt(self, level: int, name: int, *_: int) -> int:  # type: ignore[override]
+        return self.error if (level, name) == (socket.SOL_SOCKET, socket.SO_ERROR) else super().getsockopt(level, name)
+
+
+@pytest.fixture
+def ends() -> tuple[Ended, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = Ended()
+        here.connect(server.getsockname())
+        return here, server.accept()[0]
+
+
+def lines(rank: int, sock: socket.socket) -> RankLines:
+    """Those of `rank` of two."""
+    channel = Channel(sock, b"key", is_caller=True)
+    return RankLines(Mesh(rank=rank, nodes=["a", "b"], peers={1 - rank: channel}), 6.0)
+
+
+def test_a_rank_that_has_ended_is_no_line_that_is_cut(ends: tuple[Ended, socket.socket]) -> None:
+    here, there = ends
+    watched = lines(1, here)
+    assert watched.cut() is None
+    assert here.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    there.close()
+    assert watched.cut() is None
+    assert watched.cut() is None
+    watched.close()
+
+
+@pytest.mark.parametrize(("rank", "kind"), [(0, NodeLost), (1, LineCut)])
+def test_the_later_rank_of_a_line_that_is_cut_gives_way(
+    ends: tuple[Ended, socket.socket], rank: int, kind: type[NodeLost]
+) -> None:
+    here, there = ends
+    watched = lines(rank, here)
+    here.error = errno.ETIMEDOUT
+    there.close()
+    for _ in range(2):
+        error = watched.cut()
+        assert type(error) is kind
+        assert error.nodes == ("b",)
+    watched.close()
