@@ -127,12 +127,12 @@ def _train_as_ranks(config: RunConfig, reason: str, *, to_stderr: bool) -> Train
     from evener.commands.train_on_master import submit as submit_ranks
 
     message = f"{reason}, so the nodes work together as ranks, which give the result of one process"
-    config = replace(config, agreement=None)
     asked = asked_of(config)._replace(events=(Event(step=0, kind="as ranks", message=message),))
     if config.local_nodes is not None:
-        return perform(config, to_stderr=to_stderr, asked=asked)
+        return perform(replace(config, agreement=None), to_stderr=to_stderr, asked=asked)
     home = None if config.master else config.home or default_state_dir(os.environ)
-    return submit_ranks(replace(config, home=home), to_stderr=to_stderr, asked=asked)
+    ranks = replace(config, agreement=None, home=home)
+    return submit_ranks(ranks, to_stderr=to_stderr, asked=asked)
 
 
 def submit(

@@ -56,6 +56,10 @@ def test_a_detector_is_trained_on_uneven_nodes_and_read_by_plain_yolo(tmp_path: 
         "args.yaml", "plan.json", "record.json", "report.html", "results.csv", "weights",
     }  # fmt: skip
     assert len((tmp_path / "run" / "results.csv").read_text().splitlines()) == 3
+    plan = read_noun(tmp_path / "run" / "plan.json", Plan)
+    assert plan.ring is not None
+    first = json.loads((tmp_path / "run" / "events.jsonl").read_text().partition("\n")[0])["events"][0]
+    assert (first[0], first[1]["file"]) == ("Phase", "yolov8n.yaml")
     for name in ("last.pt", "best.pt"):
         read_by_plain_yolo(tmp_path / "run" / "weights" / name, tmp_path)
 
@@ -82,6 +86,7 @@ def test_a_node_that_would_make_batches_longer_or_does_not_hold_the_model_is_lef
     record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
     told = [event.message for event in record.events if event.kind == "left out"]
     assert [message.split(":")[0] for message in told] == [f"node-{others}"]
+    assert [event.nodes for event in record.events if event.kind == "left out"] == [(f"node-{others}",)]
     assert len((tmp_path / "run" / "results.csv").read_text().splitlines()) == 3
     for name in ("last.pt", "best.pt"):
         read_by_plain_yolo(tmp_path / "run" / "weights" / name, tmp_path)

@@ -118,6 +118,12 @@ def test_the_agreement_of_a_run_is_that_of_its_options_and_then_of_its_record() 
     assert MASTER not in {one.target for one in run.picture().routes}
 
 
+def test_nodes_that_work_as_ranks_although_an_agreement_was_asked_for_have_no_master() -> None:
+    told = Event(step=0, kind="as ranks", message="it has BatchNorm, so the nodes work together as ranks")
+    run = shown([told, Phase(what="starting", options={"--agreement": "sync"}), fake_run(num_steps=3).plan])
+    assert MASTER not in {one.target for one in run.picture().routes}
+
+
 def test_the_task_its_file_and_the_beginning_are_shown() -> None:
     run = shown([Phase(what="starting", task="mine", file="mine.py")])
     run.take(Moment(70.0, [Phase(what="training")]))

@@ -97,7 +97,12 @@ def share_plan(
     shape = Shape("data", rows, 1, batch_size, sizes if given is not None or needs_all else None)
     plan = divide(shape, nodes, workers, batch_size, exchange)
     out = (Rejected(what=env.nodes[rank].name, reason=why, is_node=True) for rank, why in misfits.items())
-    return msgspec.structs.replace(plan, rejected=(*out, *plan.rejected), local_steps=trainer.accumulate)
+    return msgspec.structs.replace(
+        plan,
+        rejected=(*out, *plan.rejected),
+        local_steps=trainer.accumulate,
+        ring=(exchange.alpha, exchange.beta),
+    )
 
 
 def _time_alone(

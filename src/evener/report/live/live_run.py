@@ -26,6 +26,8 @@ _STATES = {
     "replaced": "",
 }  # fmt: skip
 """State that an event gives to its nodes; an empty state means that nothing is wrong."""
+_AS_RANKS = "as ranks"
+"""Kind of the event that nodes work together as ranks although an agreement was asked for."""
 _ABSENT = ("lost", "away", "excluded", "expelled", "left", "left out")
 """States of nodes that send nothing."""
 OVER = ("over", "stopped", "failed")
@@ -62,6 +64,7 @@ class LiveRun:
         self._states: dict[str, tuple[str, str]] = {}
         self._written = 0.0
         self._began = 0.0
+        self._are_ranks = False
         self._task = self._file = ""
         self._options: dict[str, str] = {}
         self.epochs = 0
@@ -117,6 +120,7 @@ class LiveRun:
 
     def _judge(self, event: Event) -> None:
         """Set the state of the event's nodes; other kinds, such as `busy machine`, appear in the log only."""
+        self._are_ranks = self._are_ranks or event.kind == _AS_RANKS
         if event.kind in _STATES:
             self._states |= dict.fromkeys(event.nodes, (_STATES[event.kind], event.message))
 
@@ -193,7 +197,8 @@ class LiveRun:
     def _routes(self) -> list[RoutePicture]:
         """Return who sends what to whom, among the nodes that take part."""
         names = [name for name in self._all_names() if self._states.get(name, ("", ""))[0] not in _ABSENT]
-        agreement = self.record.agreement if self.record else self._options.get("--agreement", "")
+        asked = "" if self._are_ranks else self._options.get("--agreement", "")
+        agreement = self.record.agreement if self.record else asked
         return routes(self._plan, names, agreement) if self._plan else []
 
     def _counted(self) -> int:
