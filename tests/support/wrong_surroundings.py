@@ -218,7 +218,9 @@ def _wrong_token_file(draw: random.Random) -> WrongInput:
 
 def _wrong_checkpoint(draw: random.Random) -> WrongInput:
     """A run that is to go on from checkpoints that are damaged, of another model, or none."""
-    damage = draw.choice(["another model", "another batch", "another seed", "cut", "empty", "text", "no folder", "file"])
+    damage = draw.choice(
+        ["another model", "another batch", "another seed", "cut", "empty", "text", "no folder", "file"]
+    )
     folder = CHECKPOINTED
     other = WHOLE.replace("nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)", "nn.Linear(4, 2)")
     files: dict[str, str | bytes] = {"own.py": other if damage == "another model" else WHOLE}
@@ -231,7 +233,9 @@ def _wrong_checkpoint(draw: random.Random) -> WrongInput:
         folder = draw.choice(["nowhere", "/proc/none"])
     elif damage == "file":
         folder = "own.py"
-    nodes: tuple[str, ...] = draw.choice([(), ("--local-nodes", "1,1"), ("--local-nodes", "1,1", "--strategy", "filter")])
+    nodes: tuple[str, ...] = draw.choice(
+        [(), ("--local-nodes", "1,1"), ("--local-nodes", "1,1", "--strategy", "filter")]
+    )
     words = ("train", "own.py", "--epochs", "2", "--resume", "--checkpoint", folder, "--output", "out", *how, *nodes)
     return WrongInput(words, files, is_cheap=False, damage=damage)
 
@@ -304,7 +308,9 @@ def _wrong_address(draw: random.Random) -> WrongInput:
 
 def _wrong_yaml(draw: random.Random) -> WrongInput:
     """YAML with tabs, or TOML of a kind that is none, where Evener reads settings."""
-    yaml = draw.choice(("a:\n\tb: 1\n", "epochs: 1\n", "\tepochs = 1\x00", "---\n- 1\n", "a: [", "&a *a", b"\xef\xbb\xbfx"))
+    yaml = draw.choice(
+        ("a:\n\tb: 1\n", "epochs: 1\n", "\tepochs = 1\x00", "---\n- 1\n", "a: [", "&a *a", b"\xef\xbb\xbfx")
+    )
     words, name = draw.choice(
         [
             (("train", "own.py"), "evener.toml"), (("tune", "own.py", "--vary", "lr=1,2"), "evener.toml"),
