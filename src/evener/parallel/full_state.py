@@ -121,7 +121,7 @@ class OptimizerState:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
 
     def _trained(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        """Those of `parameters` that the optimiser was given: others, such as frozen ones, have no place in its state."""
+        """Those of `parameters` that the optimiser was given: others, such as frozen ones, have no state."""
         return {name: parameter for name, parameter in parameters.items() if name in self._places}
 
     def gather(self, optimizer: Optimizer) -> dict[str, Any]:

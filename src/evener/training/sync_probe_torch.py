@@ -59,6 +59,16 @@ class TorchProbe:
                 return f"{f'layer {name}' if name else 'the model'} ({type(module).__name__})"
         return ""
 
+    def draws_for_all(self, indices: NDArray[np.int64]) -> bool:
+        """See `TaskProbe`."""
+        shapes: list[set[tuple[int, ...]]] = []
+        for chosen in (indices, indices[:-1]):
+            model, draws, (inputs, targets) = self._model().train(), SameDraws(), self._batch(chosen)
+            with self._drawn(draws), torch.no_grad(), self._arithmetic.autocast():
+                self._task.loss(call(model, inputs), targets)
+            shapes.append(draws.shapes)
+        return bool(shapes[0] & shapes[1])
+
     def whole(self, batches: Sequence[NDArray[np.int64]], num_steps: int) -> list[StepArrays]:
         """See `TaskProbe`."""
         model = self._model().train()
