@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -18,13 +19,16 @@ from evener.config.config_file import usual_options
 from evener.records.errors import (
     EvenerError,
     Interrupted,
+    InvalidInput,
     MissingExtra,
     TrainingFailed,
     exit_code_of,
     explain,
+    first_line,
     is_of_the_disk,
     place_of,
     words_of,
+    words_of_the_system,
 )
 from evener.search.options import TuneConfig
 from evener.version import pip_install
@@ -111,6 +115,7 @@ def _add(app: typer.Typer, one: _Command) -> None:
 
 def main() -> None:
     """Run the command line; errors of Evener are one sentence and an exit code."""
+    _require_folder()
     try:
         arguments = with_default_port(sys.argv[1:])
         code = app_of(next(iter(arguments), ""))(arguments, standalone_mode=False)
@@ -131,10 +136,28 @@ def main() -> None:
             _refuse(error.format_message() if hasattr(error, "format_message") else str(error))
         if place := place_of(error):  # in the user's code
             _fail(f"{words_of(error)}{place}", TrainingFailed.exit_code)
+        if sentence := words_of_the_system(error) or _words_of_pytorch(error):
+            _fail(sentence, EvenerError.exit_code)
         raise
     if code == Interrupted.exit_code:  # what typer makes of Ctrl-C
         _fail("stopped", code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _require_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        _fail(
+            f"the current folder cannot be used ({error.strerror}): type `cd` and begin again", InvalidInput.exit_code
+        )
+
+
+def _words_of_pytorch(error: BaseException) -> str:
+    """Why PyTorch, which is installed, cannot be loaded; empty of another error."""
+    if not isinstance(error, ImportError) or "torch" in sys.modules:
+        return ""
+    return f"PyTorch cannot be loaded: {first_line(error)}; give this process more memory, or install PyTorch again"
 
 
 def _refuse(sentence: str) -> None:

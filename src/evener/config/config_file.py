@@ -69,7 +69,12 @@ def usual_options(
 
 def has_usual_options(task: str) -> bool:
     """Whether a file beside the task `task` says how it is usually trained; no task of Evener's own has one."""
-    return (is_path(task) or bool(Path(task).suffix)) and (Path(task).parent / FILE).is_file()
+    if not is_path(task) and not Path(task).suffix:
+        return False
+    try:
+        return (Path(task).parent / FILE).is_file()
+    except OSError as error:
+        raise InvalidFile(f"cannot read {Path(task).parent / FILE}: {error.strerror}") from error
 
 
 def _read(file: Path) -> str:

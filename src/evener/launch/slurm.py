@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, MutableMapping
 
+from evener.launch.rank_variables import number_of
+
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Of the store, below those that the system gives to whoever asks for any."""
 
@@ -24,10 +26,18 @@ def adopt_slurm(variables: MutableMapping[str, str]) -> None:
 
 
 def slurm_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of a task of one of Slurm's steps, what torchrun would have set; nothing for another process."""
-    size, rank, local = (variables.get(f"SLURM_{name}", "") for name in ("STEP_NUM_TASKS", "PROCID", "LOCALID"))
-    if not (size.isdecimal() and rank.isdecimal() and local.isdecimal()) or int(size) < 2:
+    """Of a task of one of Slurm's steps, what torchrun would have set; nothing for another process.
+
+    Raises:
+        InvalidValue: a step says its tasks, or this one's number, by something that is no number.
+    """
+    names = [f"SLURM_{name}" for name in ("STEP_NUM_TASKS", "PROCID", "LOCALID")]
+    if any(name not in variables for name in names):
         return {}
+    num_tasks, number, local_number = (number_of(variables, name) for name in names)
+    if num_tasks < 2:
+        return {}
+    size, rank, local = str(num_tasks), str(number), str(local_number)
     hosts = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or "localhost"
     job, step = (int(re.sub(r"\D", "", variables.get(f"SLURM_{name}", "")) or 0) for name in ("JOB_ID", "STEP_ID"))
     tasks = tasks_per_node(variables.get("SLURM_STEP_TASKS_PER_NODE", size))
@@ -52,5 +62,5 @@ def first_host(hosts: str) -> str:
 
 def tasks_per_node(text: str) -> list[int]:
     """Of every machine, in order: `2(x3),1` is 2, 2, 2 and 1."""
-    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    parts = [re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part) for part in text.split(",")]
     return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]

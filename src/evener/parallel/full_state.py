@@ -115,10 +115,14 @@ class OptimizerState:
         grouped: Sequence[Sequence[str]],
         absent: Mapping[str, nn.Parameter] = {},
     ) -> None:
-        self._group, self._parameters, self._shards, self._absent = group, parameters, shards, absent
-        self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._grouped = grouped
+        self._group, self._shards, self._grouped = group, shards, grouped
         self._places = {name: place for place, name in enumerate(chain(*grouped))}
+        self._parameters, self._absent = self._trained(parameters), self._trained(absent)
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+
+    def _trained(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Those of `parameters` that the optimiser was given: others, such as frozen ones, have no state."""
+        return {name: parameter for name, parameter in parameters.items() if name in self._places}
 
     def gather(self, optimizer: Optimizer) -> dict[str, Any]:
         """The state dict of an optimiser of the whole model on the first rank, else an empty one."""

@@ -14,22 +14,36 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Adaptive, Kind, Linear, Nearest, Role, Sliding, Spreading, Weight, WindowRule
+from evener.records.errors import InvalidInput
 from evener.tracer.hooks import are_followed, has_backward_hooks
 
 _OF_DEFAULTS = ("__init__", "extra_repr", "reset_parameters")
 
 
-class BatchNorm(nn.SyncBatchNorm):
-    """Of any number of dims: what a SyncBatchNorm is without a group of its own."""
+class BatchNorm(_BatchNorm):
+    """Of any number of dims: what a SyncBatchNorm is without a group of its own.
 
-    forward = _BatchNorm.forward
+    It is no SyncBatchNorm, which DistributedDataParallel refuses on processors.
+    """
+
+    def _check_input_dim(self, x: Tensor) -> None:
+        """Take inputs of any number of dims."""
 
 
 def without_synchronised(model: nn.Module) -> nn.Module:
-    """`model`, whose SyncBatchNorms are plain ones: whoever divides samples synchronises them all, on any device."""
-    for module in model.modules():
-        if nn.SyncBatchNorm in type(module).__mro__[:1]:
+    """`model`, whose SyncBatchNorms are plain ones: whoever divides samples synchronises them all, on any device.
+
+    Raises:
+        InvalidInput: one is of a class of the user's own, so that nobody knows what it computes.
+    """
+    for name, module in model.named_modules():
+        if type(module) is nn.SyncBatchNorm:
             module.__class__ = BatchNorm
+        elif isinstance(module, nn.SyncBatchNorm):
+            raise InvalidInput(
+                f"layer {name} ({type(module).__name__}) is of a class derived from nn.SyncBatchNorm, which exchanges "
+                "statistics by itself: derive it from nn.BatchNorm2d, whose statistics Evener takes of all samples"
+            )
     return model
 
 

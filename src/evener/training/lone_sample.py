@@ -12,7 +12,12 @@ from evener.data.loader import random_state_kept
 from evener.parallel.gradient_hooks import copied
 from evener.records.errors import InvalidInput
 
-_PYTORCHS_WORDS = "Expected more than 1 value per channel"
+_PYTORCHS_WORDS = ("Expected more than 1 value per channel", "BatchNorm needs more than one value per channel")
+
+
+def is_of_lone_sample(sentence: str) -> bool:
+    """Whether an error says that a BatchNorm cannot take statistics of one sample."""
+    return any(words in sentence for words in _PYTORCHS_WORDS)
 
 
 def refuse_lone_sample(
@@ -37,13 +42,13 @@ def refuse_lone_sample(
         with random_state_kept(), torch.no_grad():
             forward(trial)
     except ValueError as error:
-        if _PYTORCHS_WORDS not in str(error):
+        if not is_of_lone_sample(str(error)):
             raise
         which = "the last batch of every epoch" if lone[0] == samples % batch_size else "a batch"
         micro_batches = f" in {parts} micro-batches" if parts > 1 else ""
         raise InvalidInput(
             f"{which} has {lone[0]} of the {samples} samples{micro_batches}, and BatchNorm cannot take statistics of "
-            f"one sample: take another --batch-size than {batch_size}{_better(samples, batch_size, parts)}"
+            f"one sample: take another --batch-size than {batch_size}{better_size(samples, batch_size, parts)}"
         ) from error
 
 
@@ -52,7 +57,7 @@ def device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def _better(samples: int, batch_size: int, parts: int) -> str:
+def better_size(samples: int, batch_size: int, parts: int = 1) -> str:
     """A batch size near to `batch_size` that leaves no lone sample, in words; empty if there is none."""
     near = sorted(range(2, min(samples, 2 * batch_size) + 1), key=lambda size: abs(size - batch_size))
     for size in near:

@@ -30,6 +30,8 @@ from evener.training.differences import Difference, largest, off_by, statistic_s
 from evener.training.joined_model import is_cut_alike
 from evener.training.trial import Results, StepValues, Trial, Values
 
+_LOSS_IN_PARTS = "the loss of a batch in parts"
+_DRAWN_FOR_ALL = "a random number for the whole batch"
 _EXACT: Precision = "fp64"
 _MOST = 4
 """Samples of the largest replica."""
@@ -140,8 +142,10 @@ def _hold(
     spent, narrow = group.all_reduce_max([time.perf_counter() - begin, own])
     tolerance = max(_TOLERANCES[precision], narrow)
     with _within(context, plan, max(_WAIT, _BUDGETS * budget, _WHOLES * spent)):
-        found = [Difference("the loss of a batch in parts", trial.off_in_parts())] if in_parts else []
+        found = [Difference(_LOSS_IN_PARTS, trial.off_in_parts())] if in_parts else []
         found += _differences(_divided(trial, plan), expected, trial.initial, precision)
+        if trial.shared_draws:
+            found.insert(0, Difference(_DRAWN_FOR_ALL, float("inf")))
         rows = group.all_gather_bytes(msgspec.msgpack.encode(found))  # JSON has no infinity
     ordered = [one for row in rows for one in msgspec.msgpack.decode(row, type=list[Difference])]
     for one in ordered:
@@ -252,6 +256,19 @@ def _at(values: Values, name: str) -> Tensor:
 
 def _sentence(plan: Plan, precision: Precision, found: Difference) -> str:
     samples = "+".join(map(str, plan.replica_samples))
+    if found.what == _DRAWN_FOR_ALL:
+        return (
+            f"--strategy {plan.strategy} divides the samples, and the model or its loss draws a random number for the "
+            "whole batch, such as a coin for a layer or noise for a weight, which every node would draw for itself: "
+            "draw one for every sample, or write a BatchTask, in which all nodes draw alike; or --no-check"
+        )
+    if found.what == _LOSS_IN_PARTS:
+        return (
+            f"--strategy {plan.strategy} divides the samples, and the loss of a batch is no mean over samples (that of "
+            f"its parts is {found.off:.2g} times its size off), but over what a mask leaves, say: take the mean of "
+            "every sample first, write a BatchTask whose count= says what it is a mean over, take --strategy filter, "
+            "which divides layers, or --no-check"
+        )
     return (
         f"--strategy {plan.strategy} would train something else than one process does: of {samples} samples in "
         f"{precision}, {found.what} is {found.off:.2g} times its size off; take another strategy, or --no-check"

@@ -82,6 +82,10 @@ class TaskProbe(Protocol):
         """How far the loss of these samples is off that of their parts, relative; 0 where nobody can tell."""
         ...
 
+    def draws_for_all(self, indices: NDArray[np.int64], /) -> bool:
+        """Whether these samples and fewer of them draw the same random numbers, such as a coin for a whole batch."""
+        ...
+
     def whole(self, batches: Sequence[NDArray[np.int64]], num_steps: int) -> list[StepArrays]:
         """Train as one process does, a step for each of `batches`; the run has `num_steps`."""
         ...
@@ -156,6 +160,12 @@ def _compare(
         return None  # the nodes say what is wrong, or have what is missing here
     if not all(np.isfinite(step.loss) for step in whole):
         return None
+    if probe.draws_for_all(order[rounds[0]]):
+        raise NeedsRanks(
+            "--agreement sync cannot train a model or a loss that draws a random number for the whole batch, such as a "
+            "coin for a layer or noise for a weight, as every node would draw its own",
+            "draw one for every sample, or write a BatchTask, in which all nodes draw alike; or --no-check",
+        )
     before = _arrays(nodes.weights)
     divided = [nodes.step(positions, sizes) for positions in rounds]
     in_parts = probe.off_in_parts(order[rounds[0]])

@@ -49,6 +49,10 @@ class ThinProbe:
                 return f"{f'layer {name}' if name else 'the model'} ({type(module).__name__})"
         return ""
 
+    def draws_for_all(self, _indices: NDArray[np.int64]) -> bool:
+        """See `TaskProbe`: a thin task draws for its samples."""
+        return False
+
     def whole(self, batches: Sequence[NDArray[np.int64]], num_steps: int) -> list[StepArrays]:
         """See `TaskProbe`."""
         backend, steps = self.backend(), []

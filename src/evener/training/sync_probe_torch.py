@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from evener.tracer.nested import call
 from evener.training.array_differences import Arrays, StepArrays, felt
 from evener.training.context import Arithmetic
 from evener.training.draws import SameDraws
-from evener.training.loss_parts import off_in_parts
+from evener.training.loss_parts import off_in_parts, off_over_data, spread
 from evener.training.narrowing import Narrowing
 
 
@@ -59,6 +59,16 @@ class TorchProbe:
                 return f"{f'layer {name}' if name else 'the model'} ({type(module).__name__})"
         return ""
 
+    def draws_for_all(self, indices: NDArray[np.int64]) -> bool:
+        """See `TaskProbe`."""
+        shapes: list[set[tuple[int, ...]]] = []
+        for chosen in (indices, indices[:-1]):
+            model, draws, (inputs, targets) = self._model().train(), SameDraws(), self._batch(chosen)
+            with self._drawn(draws), torch.no_grad(), self._arithmetic.autocast():
+                self._task.loss(call(model, inputs), targets)
+            shapes.append(draws.shapes)
+        return bool(shapes[0] & shapes[1])
+
     def whole(self, batches: Sequence[NDArray[np.int64]], num_steps: int) -> list[StepArrays]:
         """See `TaskProbe`."""
         model = self._model().train()
@@ -92,14 +102,22 @@ class TorchProbe:
             for chosen in (indices, indices[:-1]):
                 with self.drawing():
                     outputs.append(call(model, self._batch(chosen)[0]))
-            with self.drawing():
-                return off_in_parts(self._task.loss, outputs[0], targets, outputs[1])
+            loss, others = self._task.loss, self._batch(spread(self._submitted.num_samples))[1]
+            off = off_in_parts(loss, outputs[0], targets, outputs[1], self._drawing_loss)
+            return max(off, off_over_data(loss, outputs[0], targets, outputs[1], others, self._drawing_loss))
+
+    def _drawing_loss(self, first: int, last: int) -> AbstractContextManager[None]:
+        return self._drawn(SameDraws((first, last - first)))
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
         """See `TaskProbe`."""
+        with self._drawn(SameDraws()):
+            yield
+
+    @contextmanager
+    def _drawn(self, draws: Any) -> Iterator[None]:
         before = torch.get_default_dtype()
-        draws: Any = SameDraws()
         with random_state_kept(), draws:
             torch.set_default_dtype(self._default or before)
             try:

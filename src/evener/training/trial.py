@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -33,7 +34,7 @@ from evener.training.context import Arithmetic, RankContext
 from evener.training.differences import as_real
 from evener.training.draws import SameDraws
 from evener.training.joined_model import join_model
-from evener.training.loss_parts import off_in_parts
+from evener.training.loss_parts import off_in_parts, off_over_data, spread
 from evener.training.narrowing import Narrowing
 from evener.training.training import seed_update
 
@@ -83,6 +84,8 @@ class Trial:
     Attributes:
         initial: the state dict before the first step.
         narrowing: of what one process computes.
+        shared_draws: shapes of what is drawn in one shape for all samples and for this rank's: such as a coin, which
+            every replica would throw for itself.
     """
 
     def __init__(self, context: RankContext, plan: Plan, config: RunConfig, precision: Precision) -> None:
@@ -99,6 +102,8 @@ class Trial:
         )
         self.initial = _copied(self._context.model.state_dict())
         self.narrowing = Narrowing()
+        self.shared_draws: set[tuple[int, ...]] = set()
+        self._whole_shapes: set[tuple[int, ...]] = set()
         self._num_steps = _STEPS.get(precision, 1)
         bound = context.task.clip_norm
         self._clip_norm = None if bound is None else min(bound, _CLIPPED)
@@ -141,8 +146,9 @@ class Trial:
         def loss(step: int) -> Tensor:
             losses = []
             for weight, interval, inputs, targets in batches:
-                with self.narrowing, self._drawing(step, interval), autocast():
+                with self.narrowing, self._drawing(step, interval) as draws, autocast():
                     losses.append(self._context.task.loss(call(model, _fresh(inputs)), targets) * weight)
+                self._whole_shapes |= getattr(draws, "shapes", set())
             return torch.stack(losses).sum()
 
         return Results(outputs, self._trained_whole(model, loss))
@@ -171,8 +177,17 @@ class Trial:
                 inputs, _ = self._batch(0, count, device)
                 with self._drawing(0, (0, count)):
                     made.append(call(model, inputs))
-            with self._drawing(0, (0, number)):
-                return off_in_parts(self._context.task.loss, made[0], targets, made[1])
+            loss, others = self._context.task.loss, self._placed(spread(self._context.num_samples), device)[1]
+            off = off_in_parts(loss, made[0], targets, made[1], self._drawing_loss)
+            return max(off, off_over_data(loss, made[0], targets, made[1], others, self._drawing_loss))
+
+    @contextmanager
+    def _drawing_loss(self, first: int, last: int) -> Iterator[None]:
+        """Inside, a loss draws for the samples from `first` up to `last`, as it does in the whole."""
+        seed_all(self._context.seed, 0, 0, device=self._device)
+        draws: Any = SameDraws((first, last - first))
+        with draws:
+            yield
 
     def _trained_whole(self, model: nn.Module, loss_of: Callable[[int], Tensor]) -> list[StepValues]:
         """Of all samples at once; of each pipeline's by themselves, if they are normalised so."""
@@ -210,10 +225,12 @@ class Trial:
         optimizer = ModelOptimizer(self._context.make_optimizer, model.held())
         steps = []
         for step in range(1, self._num_steps + 1):
-            with self._drawing(step, interval):
+            with self._drawing(step, interval) as draws:
                 own = model.add_gradients(
                     _fresh(inputs), targets, samples=self._sizes[self._replica], total=self._starts[-1], is_last=True
                 )
+            if self._plan.strategy in WHOLE_MODEL and interval[1] - interval[0] != self._starts[-1]:
+                self.shared_draws |= self._whole_shapes & draws.shapes
             gradients = self._gradients(model)
             if self._clip_norm is not None:
                 model.clip(self._clip_norm)
@@ -246,18 +263,20 @@ class Trial:
 
     def _batch(self, first: int, last: int, device: torch.device) -> tuple[Any, Any]:
         """Inputs and targets of the samples from `first` up to `last`."""
+        return self._placed(np.arange(first, last, dtype=np.int64) % self._context.num_samples, device)
+
+    def _placed(self, indices: NDArray[np.int64], device: torch.device) -> tuple[Any, Any]:
         context = self._context
-        indices = np.arange(first, last, dtype=np.int64) % context.num_samples
         batch = split_batch(collect(context.train_data, indices, context.seed, 0))
         inputs, targets = to_device(self._arithmetic.prepare(batch), device)
         return inputs, targets
 
     @contextmanager
-    def _drawing(self, step: int, interval: tuple[int, int]) -> Iterator[None]:
+    def _drawing(self, step: int, interval: tuple[int, int]) -> Iterator[Any]:
         """Inside, the random numbers of `step` are drawn for the samples from the first up to the last + 1."""
         seed_all(self._context.seed, step, 0, device=self._device)
-        with self._draws(interval):
-            yield
+        with self._draws(interval) as draws:
+            yield draws
 
     def _draws(self, interval: tuple[int, int]) -> AbstractContextManager[Any]:
         """Draws of samples that do not depend on the part of the batch that they are in.

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from evener.comm.group import Group
@@ -42,12 +43,13 @@ from evener.frontends.programs.verdict import Verdict, judge
 from evener.frontends.programs.work_division import Prepared
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion
-from evener.records.errors import NodeLost, NotExact
+from evener.records.errors import InvalidInput, NodeLost, NotExact
 from evener.records.events import Phase
 from evener.records.plan import Check
 from evener.records.profile import TaskTiming
 from evener.records.record import Event
 from evener.training.costs import CALIBRATION_SECONDS, calibrate
+from evener.training.lone_sample import is_of_lone_sample
 
 _SAMPLES, _MORE = 2, 2
 """Of every rank, and of the first one besides."""
@@ -57,7 +59,7 @@ _LATER_ROUNDS, _LATER_SECONDS = 8, 1.5
 """Batches of a comparison that is made later, at most, and how long it may compute."""
 _ROUNDS = 2
 """Batches that lead to an update, at least: in one a mean over something else than samples may be right by chance."""
-_TOPIC = "the comparison of a later step"
+_TOPIC, _LONE_TOPIC = "the comparison of a later step", "a batch of one sample"
 _STEPS_OF_WHOLE = 4.0
 """Times as long as a step of the run, the same samples may take a copy: in double precision, in the background."""
 _FIRST_STEP, _GROWTH = 25, 3.0
@@ -145,12 +147,17 @@ class Rehearsal:
         self._owners.add(owner)
         return True
 
-    def perform(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> list[Event]:
+    def perform(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], lone: str = "") -> list[Event]:
         """Compare, and time slowed nodes; in a copy, this returns at once. What the user is to be told.
+
+        Args:
+            models: of the program.
+            optimizers: of the program.
+            lone: what to say if a model cannot be given a batch of one sample, where an epoch ends with such; or empty.
 
         Raises:
             NotExact: the ranks would train something else than one process; all of them raise it.
-            InvalidInput: another library divides the batches, too.
+            InvalidInput: another library divides the batches, too; or a batch has one sample, and a model needs more.
         """
         refuse_accelerate()
         self._notes = []
@@ -158,7 +165,9 @@ class Rehearsal:
         if self.is_wanted and not can_copy:
             self._note("unchecked", "a process that uses a GPU cannot be copied: nobody compared this with one process")
             self.is_wanted = False
-        if self.is_wanted:
+        if self.is_wanted and lone:
+            self._refuse_lone_sample(models, optimizers, lone)
+        if self.is_wanted and self.understudy is None:
             self._compare(models, optimizers)
         if can_copy and self.understudy is None and not self._is_timed and self._layers is None:
             self._is_timed = True
@@ -235,6 +244,24 @@ class Rehearsal:
         verdict = msgspec.json.decode(told, type=Report).verdict
         if verdict is not None and verdict.sentence and not self._may_differ:
             raise NotExact(f"after step {later.step} {verdict.sentence}")
+
+    def _refuse_lone_sample(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], lone: str) -> None:
+        """Raise InvalidInput by `lone` if the program fails at BatchNorm with one sample; in a copy, return at once."""
+        if not any(isinstance(module, _BatchNorm) for model in models for module in model.model.modules()):
+            return
+        extent = Extent(samples=1, rounds=1, is_wide=False)
+        with self._folder() as folder:
+            if self._group.is_leader:
+                path = (folder / "lone").with_suffix(".safetensors")
+                if (pid := forked()) == 0:
+                    self.understudy = ComparedCopy(models, self._group, path, extent, self.sizes, optimizers)
+                    self.understudy.begin(self._env, None)
+                    return
+                _wait([pid])
+            own = failure(path).encode() if self._group.is_leader else b""
+            failed = self._group.told_by_leader(own, _LONE_TOPIC).decode()
+        if is_of_lone_sample(failed):
+            raise InvalidInput(lone)
 
     def _compare(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> None:
         begin = time.perf_counter()

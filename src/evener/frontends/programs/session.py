@@ -383,7 +383,8 @@ class Run:
         if self.is_training() and self.rehearsal.is_new(owner):
             if not self._passes:  # else it was in the rehearsal of the loader beside which it is gone through
                 self._prepare_weights_outside()
-                self.steps.tell(self.rehearsal.perform(self._models, self.steps.optimizers))
+                lone = owner.lone_sample() if isinstance(owner, DividedLoader) else ""
+                self.steps.tell(self.rehearsal.perform(self._models, self.steps.optimizers, lone))
                 self._draw_alike()
                 self._following.is_delayed |= self.rehearsal.is_delayed
                 if not self._work.draws_alike and (self.rehearsal.understudy or self.rehearsal.is_delayed):
