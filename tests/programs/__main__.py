@@ -1,4 +1,4 @@
-"""Runs all programs in all worlds and prints the table; `--write docs/programs.md` puts it into the page.
+"""Runs all programs in all worlds and prints the table; `--write docs/lab/equality.md` puts it into the page.
 
 It takes many minutes. With `--keep FOLDER --seconds 150` it ends after so long, keeps in FOLDER what it has found, and
 goes on from there the next time; take a new folder for another state of the code.
