@@ -96,7 +96,7 @@ def test_a_damaged_snapshot_is_set_aside_by_name_and_the_one_before_it_gone_on_f
         said = [sentence for sentence in ps.said if "warning" in sentence and "server" in sentence]
         assert len(said) == 1
         assert newer.name in said[0]
-        assert "it is set aside in" in said[0]
+        assert "its files were moved to" in said[0]
         assert len(list(ps.home.aside.glob("*/checkpoint-*"))) == 1
     assert distance(found, serial(EPOCHS)) < 1e-12
     assert [event.kind for event in record.events].count("master restarted") == 1
@@ -118,7 +118,7 @@ def test_a_master_of_which_no_snapshot_is_whole_starts_says_so_and_takes_the_nex
             path.write_bytes(b"?")
         ps.start_master()
         assert "there is no run linear-1" in str(running.error())
-        assert any("no snapshot in" in sentence and "it is set aside in" in sentence for sentence in ps.said)
+        assert any("no snapshot in" in sentence and "its files were moved to" in sentence for sentence in ps.said)
         ps.run(job(SYNC, run="linear-2"), weights())
         assert list(ps.home.run.iterdir()) == []
 

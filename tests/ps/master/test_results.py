@@ -66,7 +66,7 @@ def test_a_record_counts_samples_waiting_and_what_became_of_contributions() -> N
 
 
 def test_results_are_found_again_and_nothing_is_made_up(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match="no result lies in"):
+    with pytest.raises(MissingFile, match="there is no result in"):
         load_result(tmp_path / "run")
     flat = weights()
     flat.memory[:] = 1

@@ -200,7 +200,7 @@ class Scheduler:
 
     def disconnected(self, peer: int) -> None:
         """Forget a connection that is gone."""
-        self._submissions.left(peer)
+        self._submissions.disconnected(peer)
         node = self._nodes.at(peer)
         for run in self._active.values():
             if node is not None:

@@ -163,7 +163,7 @@ def test_a_damaged_one_is_refused_and_told(scene: Scene) -> None:
     assert scene.master.last.step == 0
     assert scene.warnings == [
         f"warning: the checkpoint of step 10 is not kept: blob {saved.digest[:12]} was damaged, "
-        "or its files changed, on the way"
+        "or its files changed, during the transfer"
     ]
 
 

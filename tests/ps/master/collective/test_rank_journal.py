@@ -104,4 +104,4 @@ def test_what_is_set_aside_is_not_gone_on_with(home: StateDir, told: list[str], 
     assert str(kept.parent) in where
     assert kept.read_bytes() == written
     assert load(home, told) is None
-    assert RankJournal(home, told.append).set_aside() == "nothing was written down of it"
+    assert RankJournal(home, told.append).set_aside() == "no files of it exist"
