@@ -153,7 +153,7 @@ def test_a_node_that_stands_still_is_benched_and_its_work_done_by_the_others() -
         running.start()
         wait_until(lambda: ps.version() > 5)
         still.mood.gate.clear()  # it beats all the same
-        wait_until(lambda: any("bench node still" in sentence for sentence in ps.said))
+        wait_until(lambda: any("pause node still" in sentence for sentence in ps.said))
         still.mood.gate.set()
         running.join()
     record, _ = unpack(results[0][0])

@@ -17,7 +17,7 @@ from support.membership_script import JOINED, LATE, play
 @pytest.mark.parametrize(
     ("kind", "seconds", "sentence"),
     [
-        ("bench", 12.0, "round 4: bench node n for 12 s: why"),
+        ("bench", 12.0, "round 4: pause node n for 12 s: why"),
         ("expect", 1.5, "round 4: expect node n back within 1.5 s: why"),
         ("pass over", 0.0, "round 4: close without node n: why"),
         ("dismiss", 0.0, "round 4: dismiss node n: why"),
@@ -36,7 +36,7 @@ def test_every_kind_has_a_sentence_and_a_name_in_the_record() -> None:
 def test_a_snapshot_goes_through_json_and_a_clock_that_begins_elsewhere() -> None:
     scene = play([*JOINED, (1, "round 7", []), (3, "b 1 late", [
         f"round 7: close without node b: {LATE}",
-        f"round 7: bench node b for 10 s: {LATE}",
+        f"round 7: pause node b for 10 s: {LATE}",
     ])])  # fmt: skip
     text = msgspec.json.encode({name: node.shifted(-5) for name, node in scene.nodes.items()})
     read = msgspec.json.decode(text, type=dict[str, NodeState])

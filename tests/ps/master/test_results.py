@@ -33,7 +33,7 @@ def test_a_batch_is_divided_among_those_who_are_there_and_the_others_are_named()
     ]
     assert [one.reason for one in plan.assignments] == [
         "100% of the fastest node's speed",
-        "is not there",
+        "is not connected",
         "50% of the fastest node's speed",
     ]
 
