@@ -109,7 +109,7 @@ def test_a_process_is_killed_and_a_node_and_a_new_one_comes_and_no_step_is_lost(
     assert told[0].startswith("one was killed by signal 9 (SIGKILL); 1 node of 2 go on with step ")
     assert told[1].startswith("one came; 2 nodes of 2 go on")
     assert told[2].startswith("three came; 3 nodes of 3 go on")
-    assert told[3].startswith("one closed its connection to the master, and has not come back; 2 nodes of 3 go on")
+    assert told[3].startswith("one closed its connection to the master, and has not reconnected; 2 nodes of 3 go on")
     assert [node.name for node in record.nodes] == ["one", "two", "three"]
     assert record.nodes[2].share > 0
 
@@ -269,7 +269,7 @@ def test_a_master_that_is_killed_five_times_goes_on_with_the_run_that_its_ranks_
         await_beyond(ps, step)
     record = record_of(ps, training, 60)
     assert [event.kind for event in record.events if event.kind == "node lost"] == []
-    assert "going on with run" in ps.said("up")
+    assert "continuing run" in ps.said("up")
 
 
 def test_a_node_that_dies_before_the_first_step_and_comes_back_takes_part(ps: Cluster) -> None:

@@ -85,7 +85,7 @@ def test_code_and_data_travel_to_the_nodes_and_everything_ends(tmp_path: Path) -
         ps.down()
         assert [process.wait() for process in ps.nodes.values()] == [0, 0]
         assert ps.master.wait() == 0
-        assert "says goodbye: `evener down` was typed" in ps.said("one")
+        assert "dismissed by the master: `evener down` was typed" in ps.said("one")
 
 
 def write_data(folder: Path) -> Path:
@@ -239,7 +239,7 @@ def test_a_home_has_one_master(tmp_path: Path) -> None:
     with cluster() as ps:
         second = ps.evener("up", "--home", str(ps.home))
         assert second.returncode == 2
-        assert "a master lives in" in second.stderr
+        assert "a master already runs in" in second.stderr
         assert "`evener down`" in second.stderr
         ps.down()
     nobody = evener("nodes", "--home", str(tmp_path / "none"), cwd=tmp_path)

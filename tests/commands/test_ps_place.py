@@ -105,13 +105,13 @@ def test_a_disk_that_fills_up_is_a_warning_and_snapshots_go_on_when_there_is_roo
         with training(ps, tmp_path, "--option", "pause=0.05") as record:
             wait_until(lambda: len(snapshots(ps)) == 2, "that snapshots are written")
             ballast = fill(disk)
-            wait_until(lambda: said(ps, "cannot be written down (No space left on device)"), "a warning")
+            wait_until(lambda: said(ps, "cannot save a checkpoint of the run (No space left on device)"), "a warning")
             version = ps.version()
             wait_until(lambda: ps.version() > version + 5, "that the run goes on")
             kept = snapshots(ps)
             assert kept
             ballast.unlink()
-            wait_until(lambda: said(ps, "the run is written down again"), "that snapshots go on")
+            wait_until(lambda: said(ps, "checkpoints of the run are saved again"), "that snapshots go on")
             wait_until(lambda: snapshots(ps)[-1] > kept[-1], "a newer snapshot")
         assert ps.master.poll() is None
         assert loss_of(record) == pytest.approx(undisturbed(ps, tmp_path), rel=1e-3)

@@ -119,7 +119,7 @@ def test_a_node_with_a_thin_line_is_told_to_send_less_and_stays(build_hosts: Bui
     record = record_of(tmp_path / "out", epochs)
     (told,) = [event for event in record.events if event.kind == "thin line"]
     assert told.nodes == ("thin",)
-    assert "it is told to send int8" in told.message
+    assert "it sends int8 from now on" in told.message
     assert told.step < len(record.steps) - 4
     assert not [event for event in record.events if event.kind in ("excluded", "away", "refused")]
     assert min(node.share for node in record.nodes) > 0.2  # of three equal ones

@@ -288,9 +288,9 @@ def test_a_run_that_the_master_cannot_go_on_with_is_set_aside_and_the_next_one_b
             monkeypatch.setattr(lease_run, "weights_of", broken)
         result, _ = ps.watch(job(SYNC), weights())
         assert type(result.error) is EvenerError
-        assert "run linear-1 cannot be gone on with (ArithmeticError: the books do not balance)" in result.reason
+        assert "run linear-1 cannot be continued (ArithmeticError: the books do not balance)" in result.reason
         monkeypatch.undo()
-        wait_until(lambda: any("cannot be gone on with" in sentence for sentence in ps.said))
+        wait_until(lambda: any("cannot be continued" in sentence for sentence in ps.said))
         _, found = ps.run(job(SYNC, run="linear-2"), weights())
     assert distance(found, serial(4)) < 1e-12
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from evener.ps.master.membership import decide, tick
-from evener.ps.master.node_state import Decided, NodeState, Occurrence, OpenRound, Transition
+from evener.ps.master.node_state import Decision, NodeState, Occurrence, OpenRound, Transition
 
 Row = tuple[float, str, list[str]]
 """Time, what happens (`node incarnation what`, `round n`, `tick`), and the sentences of the transitions."""
@@ -29,7 +29,7 @@ class Scene:
     def round_of(self, name: str) -> OpenRound:
         return OpenRound(self.round, self.opened, name in self.awaited, self.patience)
 
-    def with_node(self, name: str, decided: Decided) -> Scene:
+    def with_node(self, name: str, decided: Decision) -> Scene:
         nodes = self.nodes if decided.state is None else {**self.nodes, name: decided.state}
         return replace(self, nodes=nodes, awaited=self.awaited if decided.is_awaited else self.awaited - {name})
 
@@ -71,6 +71,6 @@ def play(rows: list[Row]) -> Scene:
 LATE = "it is heard, but its update did not come in time"
 
 JOINED: list[Row] = [
-    (0, "a 1 joined", ["round 0: take in node a: it joined"]),
-    (0, "b 1 joined", ["round 0: take in node b: it joined"]),
+    (0, "a 1 joined", ["round 0: admit node a: it joined"]),
+    (0, "b 1 joined", ["round 0: admit node b: it joined"]),
 ]

@@ -17,13 +17,13 @@ BATCH, UNIT = 400, 0.01
 
 def test_seconds_are_counted_from_the_lease_or_from_the_contribution_before() -> None:
     worker = WorkerRecord("a")
-    worker.give(1, 100.0)
-    worker.give(2, 100.0)  # it works on one while the other one waits
-    worker.give(1, 103.0)  # told again, over a new connection
+    worker.lease_sent(1, 100.0)
+    worker.lease_sent(2, 100.0)  # it works on one while the other one waits
+    worker.lease_sent(1, 103.0)  # told again, over a new connection
     assert worker.seen(1, 104.0) == 4.0
     assert worker.seen(1, 104.0) is None
     assert worker.seen(2, 109.0) == 5.0
-    worker.give(3, 110.0)
+    worker.lease_sent(3, 110.0)
     worker.enter()
     assert worker.seen(3, 111.0) is None
 
@@ -31,10 +31,10 @@ def test_seconds_are_counted_from_the_lease_or_from_the_contribution_before() ->
 def test_leases_that_are_never_answered_are_forgotten() -> None:
     worker = WorkerRecord("a")
     for number in range(1000):
-        worker.give(number, 0.0)
+        worker.lease_sent(number, 0.0)
     assert worker.seen(0, 1.0) is None
     assert worker.seen(999, 1.0) == 1.0
-    assert len(worker.given) < 10
+    assert len(worker.sent_at) < 10
 
 
 class Imagined(NamedTuple):

@@ -17,9 +17,9 @@
                               effects                        -- Quarantine, Dismiss ->
                               both sides, several times within the patience: Heartbeat
 
-Where to read what: `messages` is the language; `membership` decides who is in, a pure function of time and messages;
-`effects` does what follows; `training_run` joins the server's decisions (`sync`), validation and the history;
-`checkpointing` writes a run down, so that a master that was killed goes on with it. `access` says who may come, and as
-what; `blobs` are files that travel; `node` is the other side, whose `engine` computes over a thin or a PyTorch backend;
-`collective` are runs of which a node has one rank; `examination` is the doctor's.
+Modules: `messages` defines the protocol. `membership` decides which nodes are members, as a pure function of time and
+messages; `effects` carries its decisions out. `training_run` joins the server's decisions (`sync`), validation and the
+history. `checkpointing` saves a run, so that a restarted master continues it. `access` holds rights, names and quotas.
+`blob` holds the files that are sent. `node` is the other side; its `engine` computes with a thin or a PyTorch backend.
+`collective` holds runs in which each node has one rank; `examination` belongs to `evener doctor`.
 """

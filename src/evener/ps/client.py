@@ -1,4 +1,4 @@
-"""A command's connection to a master: ask, end, submit runs and follow them."""
+"""A command's connection to a master: query it, end it, submit runs and follow them."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ _RETURN = 8
 
 
 def find_master(home: StateDir, address: str | None, token: str | None) -> tuple[Address, Token, float]:
-    """Address, token and patience of the master that the user means: the one named, or that of `home`.
+    """Return address, token and patience of the named master, or of the master of `home`.
 
     Raises:
-        InvalidInput: address and token do not come together, or there is no master to be found.
+        InvalidInput: only one of address and token is set, or no master is found.
     """
     if (address is None) != (token is None):
         raise InvalidInput(
@@ -75,7 +75,7 @@ def find_master(home: StateDir, address: str | None, token: str | None) -> tuple
     if address is not None and token is not None:
         return Address.parse(address), Token.parse(token), Limits().patience
     beacon = home.beacon()
-    # From its own machine a master is reached also when that has got another address since.
+    # On its own machine a master is reached through the bound address, even if the machine's address has changed.
     bound = Address.parse(beacon.listen)
     here = bound if bound.path or bound.host in ("", "::", "0.0.0.0") else Address.parse(beacon.address)
     return here, Token.parse(beacon.token), beacon.patience
@@ -85,15 +85,15 @@ class MasterClient:
     """A command's connection to a master; close it.
 
     Args:
-        address: of the master.
-        token: to prove.
-        patience: seconds of silence after which the master is given up.
+        address: address of the master.
+        token: token to prove.
+        patience: seconds of silence after which the master counts as lost.
 
     Attributes:
         patience: see above.
 
     Raises:
-        CannotJoin: there is no connection to be had.
+        CannotJoin: the master cannot be reached, or refuses the connection.
     """
 
     def __init__(self, address: Address, token: Token, patience: float) -> None:
@@ -105,27 +105,27 @@ class MasterClient:
         self._received = time.monotonic()
 
     def ask(self) -> ClusterStatus:
-        """Who is here, and what goes on."""
+        """Return the state of the master."""
         self._send(GetStatus())
         return decode_status(self._await(StatusReply).buffers[0])
 
     def change(self, message: ExpelNode | ForgetNode | RevokeInvitation | StopRun) -> ClusterStatus:
-        """Have a wish done that is allowed; who is here afterwards. Raises InvalidInput: it is not done; says why."""
+        """Send a request; return the state afterwards. Raises InvalidInput: the master refuses, and says why."""
         self._send(message)
         return decode_status(self._await(StatusReply).buffers[0])
 
     def invite(self, message: Invite) -> Invited:
-        """A token for others. Raises InvalidInput: there is none; says why."""
+        """Return a token for other users. Raises InvalidInput: the master refuses, and says why."""
         self._send(message)
         invited = self._await(Invited).header
         assert isinstance(invited, Invited)
         return invited
 
     def examine(self, seconds: float, question: TaskQuestion | None = None, code: bytes = b"") -> Examination:
-        """Have all nodes looked at, and the links between them, within so many seconds.
+        """Examine all nodes and the links between them, within so many seconds.
 
         Raises:
-            InvalidInput: not now, or not with this token; says why.
+            InvalidInput: the master refuses, and says why.
         """
         self._send(ExamineNodes(seconds=seconds), (encode_part(question), code) if question else ())
         frame = self._await(NodesExamined)
@@ -135,11 +135,11 @@ class MasterClient:
         return decode_part(frame.buffers[0], Examination)
 
     def down(self) -> None:
-        """End the master and its nodes; returns when the master has said that it has ended.
+        """End the master and its nodes; return when the master has confirmed its end.
 
         Raises:
             InvalidInput: this token does not allow it.
-            ConnectionLost: the connection broke before the master said so.
+            ConnectionLost: the connection broke before the confirmation.
         """
         self._send(ShutDown())
         self._await(StatusReply)
@@ -151,17 +151,17 @@ class MasterClient:
                 raise
 
     def submit(self, job: Job | RankJob, weights: Flat | None, blobs: Sequence[Blob]) -> str:
-        """Have a run begin; returns its name when the master has it and all that belongs to it.
+        """Submit a run; return its name when the master has the run and all its blobs.
 
         Args:
-            job: to be done.
-            weights: to begin with; None where the ranks make them.
+            job: job to do.
+            weights: initial weights; None where the ranks make them.
             blobs: code and data.
 
         Raises:
-            InvalidInput: the master does not want it; says why.
+            InvalidInput: the master refuses the run, and says why.
         """
-        self.ask()  # a token that does not allow to submit runs is refused before weights are on their way
+        self.ask()  # a token that does not allow to submit runs is refused before the weights are sent
         sender = BlobSender(blobs=blobs)
         if isinstance(job, RankJob):
             self._send(SubmitRun(), [encode_rank_part(job)])
@@ -177,24 +177,24 @@ class MasterClient:
         return header.run
 
     def assign(self, run: str, nodes: Sequence[str]) -> None:
-        """Have these nodes work for a run from now on; nobody: it rests.
+        """Assign these nodes to a run from now on; without nodes, the run is paused.
 
         Raises:
-            InvalidInput: they work for another run, or there is no such run; says which.
+            InvalidInput: the nodes work for another run, or there is no such run.
         """
         self._send(AssignNodes(run=run, nodes=tuple(nodes)))
         if isinstance(header := self._await(RunAccepted, RunRejected).header, RunRejected):
             raise InvalidInput(header.reason)
 
     def follow(self, runs: Sequence[str]) -> None:
-        """Hear of these runs over this connection, which has not heard of them: `news` has what they say."""
+        """Subscribe to these runs over a new connection; `news` returns their messages."""
         for run in runs:
             self._send(WatchRun(run=run))
             self.ask()  # when that is answered, so is the other
 
     def news(self, timeout: float) -> Frame[Header] | None:
-        """The next thing that a run says that was submitted or is followed over this connection: its events, its end,
-        or that there is no such run; None if nothing comes within so many seconds.
+        """Return the next message about a run that was submitted or is followed over this connection: its events, its
+        end, or that there is no such run. Return None if none arrives within `timeout` seconds.
 
         Raises:
             ConnectionLost: the master is gone, or has been silent for the patience.
@@ -204,24 +204,24 @@ class MasterClient:
         if not self._connection.wait(timeout):
             if self._is_patient():
                 return None
-            raise ConnectionLost(f"the master has said nothing for {self.patience:g} s")
+            raise ConnectionLost(f"the master stopped responding (silent for {self.patience:g} s)")
         frame = self._accepted(self._connection.receive())
         self._received = time.monotonic()
         return frame if _is_news(frame) else None
 
     def watch(self, run: str, on_event: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:
-        """Follow a run until it is over, also if the master is killed and comes back.
+        """Follow a run until it is over, even if the master is killed and restarted.
 
         Ctrl-C asks the master to end the run; a second one ends this command.
 
         Args:
-            run: its name.
-            on_event: takes everything that happens.
-            check: called every now and then; may raise.
+            run: name of the run.
+            on_event: called with every event.
+            check: called regularly; may raise.
 
         Raises:
             NodeLost: the master is gone and does not come back.
-            InvalidInput: it has come back and does not know the run.
+            InvalidInput: the restarted master does not know the run.
         """
         while True:
             try:
@@ -250,7 +250,7 @@ class MasterClient:
                     return RunResult(frame.header.kind, frame.header.reason, record, weights)
 
     def _obey(self, requests: int, run: str) -> None:
-        """Have the run end when Ctrl-C was pressed once; end without waiting for that when it was pressed again."""
+        """Stop the run at the first Ctrl-C; end this command at the second."""
         if requests > 1:
             raise KeyboardInterrupt
         if requests and not self._is_stopping:
@@ -262,11 +262,11 @@ class MasterClient:
             self._send(StopRun(run=run))
 
     def find_again(self, runs: Sequence[str], why: ConnectionLost) -> None:
-        """Connect to the master that comes back, and follow these runs there.
+        """Reconnect to a master that is restarted, and follow these runs there.
 
         Raises:
-            NodeLost: it does not come back.
-            InvalidInput: it does not allow this token anything any more.
+            NodeLost: the master does not come back.
+            InvalidInput: the master rejects this token now.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -282,7 +282,7 @@ class MasterClient:
                 if time.monotonic() > until:
                     raise NodeLost(
                         f"{why}, and it does not come back ({error}); "
-                        f"`evener up` in its home goes on with run {', '.join(runs)}"
+                        f"`evener up` in its state folder continues run {', '.join(runs)}"
                     ) from error
             else:
                 self._received = time.monotonic()
@@ -301,7 +301,7 @@ class MasterClient:
         return frame
 
     def _send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
-        """Send a frame. Raises InvalidInput: the master has refused something before, and closed the connection."""
+        """Send a frame. Raises InvalidInput: the master has refused an earlier one, and closed the connection."""
         try:
             self._connection.send(header, buffers)
         except ConnectionLost as error:

@@ -34,7 +34,7 @@ MOST_RISE = 2.0
 """By which a lease can make a node faster that began as a middling one, against its own word."""
 MOST_AHEAD = 2.0
 """By which a node's word may exceed how often faster than is usual it was seen to be."""
-_MOST_GIVEN = 8
+_MAX_SENT_TIMES = 8
 """Leases of a worker whose times are remembered: more than it has at once."""
 LATE_SLOWING = 2.0
 """By which a node is taken to be slower that was late."""
@@ -122,7 +122,7 @@ class WorkerRecord:
     totals: WorkerTotals = field(default_factory=WorkerTotals)
     is_here: bool = False
     leases: dict[int, Lease] = field(default_factory=dict)
-    given: dict[int, float] = field(default_factory=dict)
+    sent_at: dict[int, float] = field(default_factory=dict)
     begun: float = -inf
     answered: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     arriving: int | None = None
@@ -137,22 +137,22 @@ class WorkerRecord:
         self.turns, self.arriving = 0, None
         self.begun = -inf
         self.leases.clear()
-        self.given.clear()
+        self.sent_at.clear()
         self.answered.clear()
 
-    def give(self, number: int, now: float) -> None:
+    def lease_sent(self, number: int, now: float) -> None:
         """A lease is sent; that it is told again changes nothing."""
-        if number not in self.given:
-            self.given[number] = now
-            if len(self.given) > _MOST_GIVEN:
-                del self.given[next(iter(self.given))]
+        if number not in self.sent_at:
+            self.sent_at[number] = now
+            if len(self.sent_at) > _MAX_SENT_TIMES:
+                del self.sent_at[next(iter(self.sent_at))]
 
     def seen(self, number: int, now: float) -> float | None:
         """Seconds that it had for a lease since that was sent, or since it answered the one before; None: unknown."""
-        given = self.given.pop(number, None)
-        if given is None:
+        sent = self.sent_at.pop(number, None)
+        if sent is None:
             return None
-        begun, self.begun = max(given, self.begun), now
+        begun, self.begun = max(sent, self.begun), now
         return now - begun
 
     @property

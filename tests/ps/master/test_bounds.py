@@ -30,7 +30,7 @@ from evener.ps.master.access.quotas import (
     Arrivals,
     require_small,
 )
-from evener.ps.master.collective.rank_journal import Begun, RankJournal, roster_of
+from evener.ps.master.collective.rank_journal import RankJournal, RunStart, roster_of
 from evener.ps.master.collective.rank_news import RankNews
 from evener.ps.master.run_journal import RunJournal
 from evener.ps.protocol.blob_stream import StreamWriter
@@ -176,9 +176,9 @@ def test_the_events_of_a_run_are_bounded_by_their_bytes_too() -> None:
 
 
 def test_a_journal_of_ranks_keeps_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evener.ps.master.collective.rank_journal._LEAST_COMPACTED", 20_000)
+    monkeypatch.setattr("evener.ps.master.collective.rank_journal._MIN_COMPACTED_BYTES", 20_000)
     journal = RankJournal(StateDir(tmp_path), lambda _: None)
-    journal.add(Begun(job=JOB, secret=b"s"))
+    journal.add(RunStart(job=JOB, secret=b"s"))
     for number in range(2000):
         journal.add(roster_of({f"n{number}": number}, [], number + 1, None))
     size = (tmp_path / "run" / "ranks.journal").stat().st_size
@@ -250,7 +250,7 @@ def test_peers_that_take_no_pieces_are_so_many_and_the_others_come_to_theirs() -
         fetches.ask(peer, FETCH)
     assert len(server.given) == MOST_FETCHING
     del server.waiting[0]
-    fetches.left(MOST_FETCHING)
+    fetches.disconnected(MOST_FETCHING)
     fetches.serve()
     assert server.given[MOST_FETCHING:] == [MOST_FETCHING + 1]
 

@@ -53,7 +53,7 @@ class Running:
 @contextmanager
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Plane, Running]]:
     """A run whose master has ended, after some snapshots."""
-    monkeypatch.setattr(checkpointing, "_APART_SECONDS", 0.02)
+    monkeypatch.setattr(checkpointing, "_MIN_INTERVAL_S", 0.02)
     with plane("a", "b", patience=5) as ps:
         for node in ps.nodes:
             node.mood.seconds = 0.1  # whatever the disk takes, the run is not over before
@@ -96,7 +96,7 @@ def test_a_damaged_snapshot_is_set_aside_by_name_and_the_one_before_it_gone_on_f
         said = [sentence for sentence in ps.said if "warning" in sentence and "server" in sentence]
         assert len(said) == 1
         assert newer.name in said[0]
-        assert "it is set aside in" in said[0]
+        assert "its files were moved to" in said[0]
         assert len(list(ps.home.aside.glob("*/checkpoint-*"))) == 1
     assert distance(found, serial(EPOCHS)) < 1e-12
     assert [event.kind for event in record.events].count("master restarted") == 1
@@ -118,7 +118,10 @@ def test_a_master_of_which_no_snapshot_is_whole_starts_says_so_and_takes_the_nex
             path.write_bytes(b"?")
         ps.start_master()
         assert "there is no run linear-1" in str(running.error())
-        assert any("no snapshot in" in sentence and "it is set aside in" in sentence for sentence in ps.said)
+        assert any(
+            "there is no complete checkpoint in" in sentence and "its files were moved to" in sentence
+            for sentence in ps.said
+        )
         ps.run(job(SYNC, run="linear-2"), weights())
         assert list(ps.home.run.iterdir()) == []
 
@@ -136,7 +139,7 @@ def test_the_last_two_snapshots_are_kept_and_none_after_the_end(monkeypatch: pyt
 def test_an_epoch_is_validated_with_its_own_weights_though_the_master_ended_and_others_had_gone_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(checkpointing, "_APART_SECONDS", 0.02)
+    monkeypatch.setattr(checkpointing, "_MIN_INTERVAL_S", 0.02)
     with plane("a", "b", patience=5) as ps:
         ps.nodes[1].mood.validation_gate.clear()
         for node in ps.nodes:
@@ -154,7 +157,7 @@ def test_an_epoch_is_validated_with_its_own_weights_though_the_master_ended_and_
 
 
 def test_a_disk_that_is_full_for_a_while_is_one_warning_and_snapshots_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpointing, "_APART_SECONDS", 0.02)
+    monkeypatch.setattr(checkpointing, "_MIN_INTERVAL_S", 0.02)
     is_full = threading.Event()
 
     def full(snapshot: Snapshot, path: Path) -> bytes:
@@ -168,15 +171,17 @@ def test_a_disk_that_is_full_for_a_while_is_one_warning_and_snapshots_go_on(monk
         running = Running(ps)
         wait_until(lambda: snapshots(ps))
         is_full.set()
-        wait_until(lambda: any("cannot be written down (No space left on device)" in said for said in ps.said))
+        wait_until(
+            lambda: any("cannot save a checkpoint of the run (No space left on device)" in said for said in ps.said)
+        )
         kept, version = snapshots(ps), ps.version()
         wait_until(lambda: ps.version() > version + 3)
         assert snapshots(ps) == kept
         is_full.clear()
-        wait_until(lambda: "the run is written down again" in ps.said)
+        wait_until(lambda: "checkpoints of the run are saved again" in ps.said)
         ps.nodes[0].mood.seconds = 0.0
         assert distance(unpack(running.result())[1], serial(EPOCHS)) < 1e-12
-        assert sum("cannot be written down" in said for said in ps.said) == 1
+        assert sum("cannot save a checkpoint" in said for said in ps.said) == 1
 
 
 def test_results_that_cannot_be_written_reach_the_command_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

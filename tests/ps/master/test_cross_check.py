@@ -48,9 +48,9 @@ def test_answers_agree_that_differ_as_devices_do(one: SliceAnswer, other: SliceA
 def test_of_two_that_disagree_nobody_is_called_a_liar_and_a_third_one_decides() -> None:
     check = CrossCheck(100)
     check.answers = {"a": said(10.0, 50), "b": said(0.0, 100)}
-    assert (check.truth, check.liars(), check.next_of(["a", "b", "c"])) == (None, [], "c")
+    assert (check.truth, check.faulty_nodes(), check.next_of(["a", "b", "c"])) == (None, [], "c")
     check.answers["c"] = said(10.1, 50)
-    assert (check.truth, check.liars()) == (said(10.0, 50), ["b"])
+    assert (check.truth, check.faulty_nodes()) == (said(10.0, 50), ["b"])
 
 
 def validations() -> Validations:
@@ -80,7 +80,7 @@ def test_a_validation_waits_for_the_check_and_counts_what_two_say() -> None:
     assert (third.name, third.header.first, third.header.size) == ("c", 0, 7)
     assert one.finished(1.0) is None
     one.compare("c", answer(third.header.number, 3.0), list(THREE))
-    (liar,) = one.liars
+    (liar,) = one.faulty
     assert liar[0] == "a"
     found = one.finished(2.0)
     assert found is not None
@@ -105,7 +105,7 @@ def test_who_answers_a_check_without_being_asked_is_not_heard() -> None:
     one.compare("a", answer(0, 3.0), list(THREE))
     assert one.compare("c", answer(3, 7.0), list(THREE)) == []
     one.compare("b", answer(3, 3.0), list(THREE))
-    assert one.liars == []
+    assert one.faulty == []
 
 
 def test_a_liar_among_four_is_expelled_with_the_reason_in_the_record_and_the_accuracy_is_true() -> None:
@@ -113,13 +113,13 @@ def test_a_liar_among_four_is_expelled_with_the_reason_in_the_record_and_the_acc
         liar = ps.join("liar", Mood(lies=True))
         record, found = ps.run(job(SYNC, epochs=80), weights())
         liar.thread.join(10)
-        assert "it was expelled: it said" in str(liar.error)
+        assert "it was expelled: it counted" in str(liar.error)
         again = ps.join("liar", Mood(lies=True))
         again.thread.join(10)
         assert "it was expelled" in str(again.error)
     assert float(np.abs(found["w"] - TRUTH).max()) < 0.2
     (expelled,) = [event for event in record.events if event.kind == "expelled"]
-    assert "node liar: it said" in expelled.message
+    assert "node liar: it counted" in expelled.message
     assert expelled.step <= 20 * 5
     assert record.validations[-1].accuracy == accuracy(found)
 
@@ -134,7 +134,7 @@ def test_a_liar_in_everything_is_expelled_within_ten_rounds_and_the_others_reach
         liar = ps.join("liar", Mood(unit_seconds=2e-5, seconds=0.0, rubbish=True, lies=True))
         record, found = ps.run(job(whole, run="linear-2", epochs=100), weights())
         liar.thread.join(10)
-        assert "it was expelled: it said" in str(liar.error)
+        assert "it was expelled: it counted" in str(liar.error)
     (expelled,) = [event for event in record.events if event.kind == "expelled"]
     assert expelled.nodes == ("liar",)
     assert expelled.step <= 10

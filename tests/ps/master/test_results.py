@@ -33,7 +33,7 @@ def test_a_batch_is_divided_among_those_who_are_there_and_the_others_are_named()
     ]
     assert [one.reason for one in plan.assignments] == [
         "100% of the fastest node's speed",
-        "is not there",
+        "is not connected",
         "50% of the fastest node's speed",
     ]
 
@@ -66,7 +66,7 @@ def test_a_record_counts_samples_waiting_and_what_became_of_contributions() -> N
 
 
 def test_results_are_found_again_and_nothing_is_made_up(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match="no result lies in"):
+    with pytest.raises(MissingFile, match="there is no result in"):
         load_result(tmp_path / "run")
     flat = weights()
     flat.memory[:] = 1

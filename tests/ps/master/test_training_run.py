@@ -81,7 +81,7 @@ def test_a_line_for_which_all_wait_far_longer_than_they_needed_is_left_out_with_
     (event,) = stage.run.journal.history.events
     assert (event.kind, event.nodes) == ("thin line", ("b",))
     assert re.search(
-        rf"node b took {limit:.0f} s for what others did in {others:.1f} s; --compress int8", event.message
+        rf"node b took {limit:.0f} s for what others did in {others:.1f} s; use --compress int8", event.message
     )
 
 
@@ -96,7 +96,7 @@ def test_who_makes_all_others_wait_is_told_to_send_less_before_it_is_left_out_wh
         assert not stage.run.observations
     (told,) = stage.run.journal.history.events
     assert (told.kind, told.nodes) == ("thin line", ("b",))
-    assert re.search(r"node b took 27 s for what others did in 0.5 s; it is told to send bf16", told.message)
+    assert re.search(r"node b took 27 s for what others did in 0.5 s; it sends bf16 from now on", told.message)
     assert list(stage.run.speeds.validators) == ["a"], "whole weights do not go over that line any more"
     stage.now = 2 * limit + 1
     stage.run.tick(lambda peer: peer == 1)

@@ -132,4 +132,4 @@ def test_slices_of_the_late_go_to_others_although_they_still_work() -> None:
     validations.add(EpochEnd(0, 1, weights()))
     validations.give_out(COSTS, 0.0)
     assert validations.give_out(COSTS, 0.0) == []
-    assert sent(validations.give_out(COSTS, 0.0, also_of_the_late=True)) == [("b", 0), ("a", 1)]
+    assert sent(validations.give_out(COSTS, 0.0, reassign_late=True)) == [("b", 0), ("a", 1)]

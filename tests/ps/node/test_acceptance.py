@@ -43,7 +43,7 @@ def test_a_run_goes_on_without_a_node_that_does_not_take_part(monkeypatch: pytes
         picky = ps.join("picky")
         record, _ = ps.run(job(SYNC), weights())
         assert [event.message for event in record.events if event.kind == "left out"] == [
-            "node picky cannot take part: its user lets it run the tasks of alice, not of admin"
+            "node picky cannot take part: its user lets it run only the tasks of alice, not of admin"
         ]
         assert any("does not take part in linear" in sentence for sentence in picky.said)
         assert picky.mood.made == 0

@@ -131,7 +131,7 @@ def test_leases_from_before_a_break_are_void_when_the_server_begins_anew() -> No
     assert not own.can_work
 
 
-def test_who_is_benched_forgets_its_leases() -> None:
+def test_who_is_excluded_forgets_its_leases() -> None:
     own, _ = session()
     own.on_reply(*told(1, brings=True))
     own.drop_leases()

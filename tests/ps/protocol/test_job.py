@@ -54,7 +54,7 @@ def test_a_second_submission_waits_whether_it_makes_sense_or_not_and_the_first_g
     submissions.submit(3, buffers(own.digest))
     assert submissions.submit(4, buffers()) is None
     assert submissions.submit(5, [memoryview(b"\xc1")]) is None
-    assert sent.reasons(4) == ["another command is submitting a run at this moment: try again"]
+    assert sent.reasons(4) == ["another command is submitting a run: try again"]
     assert "cannot be understood" in sent.reasons(5)[0]
     data = memoryview(own.read(0, own.num_bytes))
     assert submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), data) is not None
@@ -80,7 +80,7 @@ def test_a_command_that_goes_leaves_room_for_the_next_one(tmp_path: Path) -> Non
     sent, own = Sent(), blob(tmp_path)
     submissions = Submissions(tmp_path / "blobs", sent)
     submissions.submit(3, buffers(own.digest))
-    submissions.left(99)
+    submissions.disconnected(99)
     assert submissions.submit(4, buffers()) is None
-    submissions.left(3)
+    submissions.disconnected(3)
     assert submissions.submit(4, buffers()) is not None

@@ -129,14 +129,14 @@ def test_a_run_for_whoever_is_here_keeps_its_nodes() -> None:
     with plane("a") as ps:
         ps.nodes[0].mood.gate.clear()
         running = Running(ps, on(None, "all"))
-        with pytest.raises(InvalidInput, match="run all takes all nodes"):
+        with pytest.raises(InvalidInput, match="run all uses all nodes"):
             assign(ps, "all")
         ps.nodes[0].mood.gate.set()
         running.result()
 
 
 def test_a_master_that_comes_back_goes_on_with_all_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpointing, "_APART_SECONDS", 0.02)
+    monkeypatch.setattr(checkpointing, "_MIN_INTERVAL_S", 0.02)
     with plane("a", "b", patience=5) as ps:
         for node in ps.nodes:
             node.mood.seconds = 0.05
@@ -166,7 +166,7 @@ def test_what_goes_wrong_in_one_run_is_not_the_others(monkeypatch: pytest.Monkey
     with plane("a", "b") as ps:
         first = Running(ps, on(("a",), "first", epochs=60))
         result, _ = ps.watch(on(("b",), "second", epochs=2000), weights())
-        assert "run second cannot be gone on with (ArithmeticError: the books do not balance)" in result.reason
+        assert "run second cannot be continued (ArithmeticError: the books do not balance)" in result.reason
         assert distance(first.result()[1], serial(60)) < 1e-12
 
 

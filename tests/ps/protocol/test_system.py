@@ -89,7 +89,7 @@ def test_what_is_wrong_with_the_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidFile, match=r"list\.json"):
         read_system(tmp_path / "list.json")
     write_noun(ClusterProfile(devices=(device("ada", "nowhere.invalid"),)), tmp_path / "m.json")
-    with pytest.raises(InvalidInput, match=r"node ada is at nowhere\.invalid, which is not known here"):
+    with pytest.raises(InvalidInput, match=r"node ada is at nowhere\.invalid, which has no IP address"):
         read_system(tmp_path / "m.json")
 
 

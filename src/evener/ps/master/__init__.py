@@ -1,1 +1,1 @@
-"""What runs at the master: who is here, which runs go on, and what becomes of them."""
+"""The master: its nodes, its runs and their results."""

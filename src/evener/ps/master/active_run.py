@@ -42,7 +42,7 @@ class RunStore(Protocol):
 
 
 class ActiveRun(ABC):
-    """A run in progress: who works for it, who watches it, and what remains of it.
+    """A run in progress: its nodes, its subscribers and its result.
 
     Args:
         config: of the master.
@@ -62,12 +62,12 @@ class ActiveRun(ABC):
     @property
     @abstractmethod
     def job(self) -> AnyJob:
-        """What has to be done."""
+        """The job to do."""
 
     @property
     @abstractmethod
     def failure(self) -> EvenerError | None:
-        """Why the run cannot go on; None if it can."""
+        """The error that ends the run; None if it can go on."""
 
     @property
     @abstractmethod
@@ -77,11 +77,11 @@ class ActiveRun(ABC):
     @property
     @abstractmethod
     def status(self) -> RunStatus:
-        """How the run stands, for `evener nodes`."""
+        """State of the run, for `evener nodes`."""
 
     @property
     def works(self) -> Mapping[str, NodeWork]:
-        """What each node has done for the run, by name, as far as the master counts it."""
+        """Work of each node for the run, by name, as far as the master counts it."""
         return {}
 
     @property
@@ -185,7 +185,7 @@ class ActiveRun(ABC):
 
     @abstractmethod
     def events_so_far(self) -> list[RunEvent]:
-        """Return what a new subscriber has to know: the plan, and how much is done."""
+        """Return what a new subscriber needs: the plan, and how much is done."""
 
     @abstractmethod
     def admit(self, node: NodeRecord) -> None:

@@ -1,12 +1,12 @@
-"""What a master writes down of each run in progress, so that killed and started again it goes on with it.
+"""Checkpoints of the runs in progress, from which a restarted master continues them.
 
     run/server-RUN-NUMBER.safetensors    weights, also of epochs' ends, optimiser and samples: `sync.snapshot`
     run/checkpoint-RUN-NUMBER.msgpack    SHA-256 of the rest | SHA-256 of the file above | everything else
 
-The second is written after the first, so a crash at any moment leaves a pair that belongs together. The last two pairs
-are kept: if a disk has damaged the newer one, that is set aside by name and the older one is gone on from. Another
-thread writes; who is asked again before it has finished does not wait for it. It is done often enough to lose little,
-seldom enough to cost little; a disk that is full is a warning, and a pair is written when there is room again.
+The second file is written after the first, so a crash at any moment leaves a matching pair. Two pairs are kept:
+if the newer one is damaged, it is moved away and the run continues from the older one. A thread writes the files, and
+no new checkpoint begins before it has finished. The interval limits both the lost work and the cost. A full disk is a
+warning; the next pair is written when there is room again.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from evener.records.schema import NOT_DECODED, Part
 from evener.sync.snapshot import Snapshot, load_snapshot, save_snapshot
 
 _CHECKPOINT, _SERVER, _DIGITS = "checkpoint-{}-{}.msgpack", "server-{}-{}.safetensors", "[0-9]" * 8
-_KEPT = 2
-_APART_SECONDS = 2.0
-"""Between two checkpoints, at least."""
-_MOST_COST = 0.05
-"""Of the master's time, that taking checkpoints may cost."""
+_NUM_PAIRS = 2
+_MIN_INTERVAL_S = 2.0
+"""Shortest time between two checkpoints."""
+_MAX_COST = 0.05
+"""Largest share of the master's time for taking checkpoints."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -44,13 +44,13 @@ class RunCheckpoint(Part, frozen=True, kw_only=True):
 
     Attributes:
         server: name of the file with the arrays.
-        job: of the run.
-        history: what happened so far.
-        used: samples of each epoch that has begun and not ended, that were learned from.
-        due: epochs whose validation had not ended, with the versions of the weights that they ended with.
-        seconds: since work began; None if it had not.
-        waited: seconds from when the run was asked for until then, or until now.
-        nodes: who took part, with times counted from the moment of writing.
+        job: job of the run.
+        history: history of the run so far.
+        used: samples that were learned from, of each unfinished epoch.
+        due: epochs whose validation is not finished, with the versions of the weights at their ends.
+        seconds: seconds since work began; None if it had not begun.
+        waited: seconds from the submission until work began, or until now.
+        nodes: nodes that took part, with times relative to the moment of writing.
     """
 
     server: str
@@ -64,17 +64,17 @@ class RunCheckpoint(Part, frozen=True, kw_only=True):
 
 
 def unfinished(home: StateDir) -> list[str]:
-    """Names of the runs that the last master of this home had in progress."""
-    found = home.run.glob(_CHECKPOINT.format("*", _DIGITS))
-    return sorted({path.stem.removeprefix("checkpoint-").rpartition("-")[0] for path in found})
+    """Return the names of the runs that the last master of this state folder had in progress."""
+    files = home.run.glob(_CHECKPOINT.format("*", _DIGITS))
+    return sorted({path.stem.removeprefix("checkpoint-").rpartition("-")[0] for path in files})
 
 
 class Checkpointer:
-    """Writes down one run; close it.
+    """Saves one run; close it.
 
     Args:
-        config: of the master.
-        run: its name.
+        config: configuration of the master.
+        run: name of the run.
     """
 
     def __init__(self, config: MasterConfig, run: str) -> None:
@@ -86,26 +86,26 @@ class Checkpointer:
         self._is_failing = False
 
     def load(self) -> tuple[RunCheckpoint, Snapshot]:
-        """The run as it was written down last.
+        """Load the last checkpoint of the run.
 
         Raises:
-            InvalidFile: nothing that was written down of it is whole.
+            InvalidFile: no checkpoint of it is complete.
         """
         for path in sorted(self._files(_CHECKPOINT), reverse=True):
             try:
                 return _read(path)
             except InvalidInput as error:
                 self._notify(f"warning: {error}; {self._home.set_aside([path])}")
-        raise InvalidFile(f"no snapshot in {self._folder} is whole")
+        raise InvalidFile(f"there is no complete checkpoint in {self._folder}")
 
     def save_if_due(self, run: TrainingRun, nodes: Nodes) -> None:
-        """Begin to write down the run, if it has gone on and the time has come."""
+        """Begin to save the run if it has made progress and a checkpoint is due."""
         is_busy = self._writing is not None and not self._writing.done()
         if run.server.version != self._version and self._clock() >= self._after and not is_busy:
             self.save(run, nodes)
 
     def save(self, run: TrainingRun, nodes: Nodes) -> None:
-        """Begin to write down the run; see `RunCheckpoint`."""
+        """Begin to save the run; see `RunCheckpoint`."""
         now, version = self._clock(), run.server.version
         self._wait()
         self._number = 1 + max(self._number, *map(_number_of, self._files(_CHECKPOINT)), 0)
@@ -122,19 +122,19 @@ class Checkpointer:
         data = msgspec.msgpack.encode(checkpoint)
         self._writing = self._writer.submit(self._write, self._number, data, _arrays_of(run))
         self._version = version
-        self._after = now + max(_APART_SECONDS, (self._clock() - now) / _MOST_COST)
+        self._after = now + max(_MIN_INTERVAL_S, (self._clock() - now) / _MAX_COST)
 
     def hurry(self) -> None:
-        """What was written down is not how the run stands, though its weights may be the same."""
+        """Make a checkpoint due at once, though the weights may not have changed."""
         self._version, self._after = -1, 0.0
 
     def forget(self) -> None:
-        """The run is over."""
+        """Remove the checkpoints: the run is over."""
         self._wait()
         self._remove_before(self._number + 1)
 
     def set_aside(self) -> str:
-        """Keep what is written down of the run apart, so that no other run comes upon it; where it is, in words."""
+        """Move the checkpoints to where no other run finds them; return a clause that names the place."""
         self._wait()
         return self._home.set_aside([*self._files(_CHECKPOINT), *self._files(_SERVER)])
 
@@ -144,7 +144,7 @@ class Checkpointer:
         self._writer.shutdown()
 
     def _wait(self) -> None:
-        """Until nothing is being written; tell the user when that begins to fail, and when it works again."""
+        """Wait until nothing is being written; notify the user when writing begins to fail, and when it works again."""
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -153,20 +153,20 @@ class Checkpointer:
         except OSError as error:
             if not self._is_failing:
                 self._notify(
-                    f"warning: the run cannot be written down ({error.strerror or error}); what was written before is "
-                    "kept, and it is tried again and again"
+                    f"warning: cannot save a checkpoint of the run ({error.strerror or error}); "
+                    "earlier checkpoints remain, and saving is tried again"
                 )
             self._is_failing = True
         else:
             if self._is_failing:
-                self._notify("the run is written down again")
+                self._notify("checkpoints of the run are saved again")
             self._is_failing = False
 
     def _write(self, number: int, data: bytes, snapshot: Snapshot) -> None:
         rest = save_snapshot(snapshot, self._folder / _SERVER.format(self._run, f"{number:08}")) + data
         path = self._folder / _CHECKPOINT.format(self._run, f"{number:08}")
         atomic_write(path, hashlib.sha256(rest).digest() + rest, private=True)
-        self._remove_before(number + 1 - _KEPT)
+        self._remove_before(number + 1 - _NUM_PAIRS)
 
     def _remove_before(self, number: int) -> None:
         for path in (*self._files(_CHECKPOINT), *self._files(_SERVER)):
@@ -182,7 +182,7 @@ def _arrays_of(run: TrainingRun) -> Snapshot:
 
 
 def _read(path: Path) -> tuple[RunCheckpoint, Snapshot]:
-    """What was written down. Raises InvalidInput: it is not whole."""
+    """Read a checkpoint. Raises InvalidInput: it is not complete."""
     try:
         content = path.read_bytes()
         digest, rest = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
@@ -195,6 +195,6 @@ def _read(path: Path) -> tuple[RunCheckpoint, Snapshot]:
 
 
 def _number_of(path: Path) -> int:
-    """In the name of a file; 0 if there is none."""
+    """Return the number in the name of a file; 0 if there is none."""
     digits = path.stem.rpartition("-")[2]
     return int(digits) if digits.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""What the master does about each message of a command, and about a piece of a blob, which a node may send as well."""
+"""The master's handlers for each message of a command, and for pieces of blobs, which a node may send as well."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from evener.wire.identity import Grant
 
 
 class CommandHandlers:
-    """See the first line; `COMMANDS` says by the type of the header which method deals with it.
+    """Handlers of commands' messages; `COMMANDS` maps the type of a header to its method.
 
     Args:
-        config: of the master.
+        config: configuration of the master.
         nodes: all nodes.
-        scheduler: of runs.
-        effects: of what happens to nodes.
-        examinations: of nodes.
-        send: to connections.
+        scheduler: runs of the master.
+        effects: carries out what happens to nodes.
+        examinations: examinations of nodes.
+        send: sends a message to a connection.
         close_revoked: closes the connections of an invitation of this name.
 
     Attributes:
-        address: of the master.
+        address: address of the master.
         is_ending: whether a command ends the master.
     """
 
@@ -54,7 +54,7 @@ class CommandHandlers:
         self.is_ending = False
 
     def on_message(self, peer: int, grant: Grant, header: Header, buffers: Sequence[memoryview]) -> None:
-        """A frame is here from somebody whose token allows what `grant` says; what cannot be done is answered."""
+        """Handle a frame of a peer with this grant; answer a request that cannot be fulfilled."""
         try:
             COMMANDS[type(header)](self, peer, grant, header, buffers)
         except InvalidInput as error:
@@ -63,7 +63,7 @@ class CommandHandlers:
     def _expel(self, peer: int, _: Grant, header: m.ExpelNode, __: object) -> None:
         if (node := self._nodes.by_name.get(header.name)) is None:
             raise InvalidInput(f"there is no node {header.name}")
-        self._effects.expel(node, "an admin said so")
+        self._effects.expel(node, "by an admin")
         self._send_status(peer)
 
     def _forget(self, peer: int, _: Grant, header: m.ForgetNode, __: object) -> None:
@@ -100,9 +100,9 @@ class CommandHandlers:
         self._scheduler.assign(peer, header)
 
     def _require_owner(self, grant: Grant, run: str) -> None:
-        asker = self._effects.invitations.submitter_of(grant)
-        if (owner := self._scheduler.owner_of(run)) not in (None, asker) and asker != "admin":
-            raise InvalidInput(f"run {run} was submitted by {owner}, who can stop it, as the admin can")
+        submitter = self._effects.invitations.submitter_of(grant)
+        if (owner := self._scheduler.owner_of(run)) not in (None, submitter) and submitter != "admin":
+            raise InvalidInput(f"run {run} was submitted by {owner}: only {owner} and the admin can stop it")
 
     def _get_status(self, peer: int, _: Grant, __: m.GetStatus, ___: object) -> None:
         self._send_status(peer)
@@ -136,4 +136,4 @@ COMMANDS: dict[type[Header], Callable[[CommandHandlers, int, Grant, Any, Any], N
     RevokeInvitation: CommandHandlers._revoke,
     ExamineNodes: CommandHandlers._examine,
 }
-"""Who deals with what a command sends."""
+"""Handlers by type of message."""

@@ -1,7 +1,7 @@
-"""A slice of the validation data that two nodes compute: if they disagree a third one decides, and who lied is named.
+"""Cross-check of validation: two nodes compute the same slice; if they disagree, a third one decides which is faulty.
 
-Nobody can tell which of its slices another one computes as well. Devices differ in the last digits, and a sample at the
-edge may fall to either side, so answers agree if they are near each other.
+A node cannot tell which of its slices is checked. Devices differ in the last digits, and a sample near a decision
+boundary may fall on either side, so near answers agree.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from math import isclose
 from typing import NamedTuple
 
 TOLERANCE = 0.05
-"""Of a loss; half precision stays within it."""
+"""Relative tolerance of losses, which includes half precision."""
 SAMPLES_APART = 2
 PART_APART = 0.02
-"""Right answers that two devices may differ in: so many samples, or this part of them."""
+"""Tolerance of correct answers: a number of samples, or a share of them."""
 
 
 class SliceAnswer(NamedTuple):
-    """What somebody made of a slice.
+    """A node's answer for a slice.
 
     Attributes:
         loss: sum over its samples; None if it is not finite.
-        correct: how many were right.
+        correct: number of correct answers.
     """
 
     loss: float | None
     correct: float
 
     def agrees_with(self, other: SliceAnswer, size: int) -> bool:
-        """Whether both may be true of the same weights and samples."""
+        """Return whether both answers may be true for the same weights and samples."""
         if abs(self.correct - other.correct) > max(SAMPLES_APART, PART_APART * size):
             return False
         if self.loss is None or other.loss is None:
@@ -38,13 +38,13 @@ class SliceAnswer(NamedTuple):
 
 
 class CrossCheck:
-    """One slice, and what those say of it who were asked.
+    """One slice, and the answers of the nodes that compute it.
 
     Args:
         size: samples of the slice.
 
     Attributes:
-        answers: by name.
+        answers: answers by node.
     """
 
     def __init__(self, size: int) -> None:
@@ -53,25 +53,25 @@ class CrossCheck:
 
     @property
     def is_settled(self) -> bool:
-        """Whether two agree."""
+        """Whether two answers agree."""
         return self.truth is not None
 
     @property
     def truth(self) -> SliceAnswer | None:
-        """What two agree upon; None as long as no two do."""
-        given = list(self.answers.values())
-        for number, one in enumerate(given):
-            if any(one.agrees_with(other, self._size) for other in given[number + 1 :]):
+        """An answer that two nodes agree on; None if there is none."""
+        answers = list(self.answers.values())
+        for number, one in enumerate(answers):
+            if any(one.agrees_with(other, self._size) for other in answers[number + 1 :]):
                 return one
         return None
 
-    def liars(self) -> list[str]:
-        """Who said something else than what two others agree upon; of two that disagree, nobody knows."""
+    def faulty_nodes(self) -> list[str]:
+        """Return the nodes that contradict two others; none while no two agree."""
         truth = self.truth
         if truth is None:
             return []
         return [name for name, one in self.answers.items() if not one.agrees_with(truth, self._size)]
 
     def next_of(self, names: Sequence[str]) -> str | None:
-        """Who of `names` can be asked, being another one than those who answered; None if nobody can."""
+        """Return one of `names` that has not answered; None if all have."""
         return next((name for name in names if name not in self.answers), None)

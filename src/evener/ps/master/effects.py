@@ -1,7 +1,7 @@
-"""What follows from what happens to nodes: the one place where a node is taken into the run, or lost from it.
+"""Effects of what happens to nodes: the one place where a node is admitted to a run, or lost from it.
 
-something happened -> membership decides (`nodes`) -> told, noted in the history, and done: work given or taken away,
-                      connections closed
+an occurrence -> membership decides (`nodes`) -> the decision is logged, added to the history, and carried out: work is
+                 assigned or withdrawn, connections are closed
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ EVENTS: dict[TransitionKind, str] = {
     "dismiss": "dismissed",
     "release": "left",
 }
-"""What each transition is called in a record."""
+"""Kinds of events of the transitions, as a record names them."""
 
 
 class Effects:
-    """See the first line.
+    """Carries out the decisions of membership.
 
     Args:
-        nodes: whose state is decided upon.
-        scheduler: of the run in progress.
-        server: of the connections.
-        config: of the master.
+        nodes: all nodes, with their states.
+        scheduler: runs of the master.
+        server: server of the connections.
+        config: configuration of the master.
 
     Attributes:
-        members: whose name is whose, and who was expelled.
-        audit: where is written who did what.
-        invitations: by which nodes and submitters come.
+        members: owners of the nodes' names, and expelled nodes.
+        audit: audit log.
+        invitations: invitations of nodes and submitters.
     """
 
     def __init__(self, nodes: Nodes, scheduler: Scheduler, server: Server[Header], config: MasterConfig) -> None:
@@ -56,20 +56,20 @@ class Effects:
         self.invitations = Invitations(config.home.invitations, config.identity, self.members, server.tokens)
 
     def of(self, what: Occurrence, node: NodeRecord) -> None:
-        """Something happened to a node."""
+        """Follow an occurrence of a node."""
         self.follow(self._nodes.decide(what, node, self._clock()))
 
     def of_hearing(self, node: NodeRecord) -> None:
-        """Something was heard of a node."""
+        """Note a sign of life of a node."""
         if transitions := self._nodes.heard(node, self._clock()):
             self.follow(transitions)
 
     def of_runs(self) -> None:
-        """Runs may have learnt something of nodes; then their next rounds may be open."""
+        """Follow the observations of runs about nodes, after which their next rounds may be open."""
         for run in self._scheduler.trainings:  # called for every contribution
             try:
                 self._of(run)
-            except Exception as error:  # the other runs, and the nodes, go on
+            except Exception as error:  # the other runs, and the nodes, continue
                 self._scheduler.set_aside(self._scheduler.active(run.job.run), error)
 
     def _of(self, run: TrainingRun) -> None:
@@ -78,16 +78,16 @@ class Effects:
             what, node = observations.popleft()
             if what != "contributed" or not self._nodes.is_well(node):
                 self.of(what, node)
-        while run.liars:
-            self.expel(*run.liars.pop())
+        while run.faulty:
+            self.expel(*run.faulty.pop())
         self._nodes.open_round(run.job.run, run.server.version + 1, self._clock())
 
     def of_time(self) -> None:
-        """Time has passed."""
+        """Follow what is due."""
         self.follow(self._nodes.tick(self._clock()))
 
     def follow(self, transitions: Iterable[Transition]) -> None:
-        """Do what was decided."""
+        """Carry out decisions."""
         for transition in transitions:
             self._notify(str(transition))
             node = self._nodes.by_name[transition.node]
@@ -96,7 +96,7 @@ class Effects:
             self._do(transition, node)
 
     def expel(self, node: NodeRecord, reason: str) -> None:
-        """Have a node go for good, and whoever shares its key; the record of the run in progress says why."""
+        """Expel a node, and all nodes that share its key; the record of the run in progress says why."""
         for name in (node.name, *self.members.others_with_key_of(node.name)):
             if (one := self._nodes.by_name.get(name)) is not None and (one is node or one.peer is not None):
                 self._expel(one, reason)
@@ -111,7 +111,7 @@ class Effects:
         self.of("goodbye", node)
 
     def welcome(self, peer: int, welcome: Welcome) -> None:
-        """Tell a node that it is in."""
+        """Tell a node that it has joined."""
         self._server.send(peer, welcome)
 
     def turn_away(self, peer: int, reason: str) -> None:
@@ -130,6 +130,6 @@ class Effects:
 
 
 def _is_lost(transition: Transition, node: NodeRecord) -> bool:
-    """Whether a run has to go on without the node."""
-    is_gone = transition.kind == "pass over" and not node.is_present  # else its update was bad, no more
+    """Return whether a run has to continue without the node."""
+    is_gone = transition.kind == "pass over" and not node.is_present  # else only its update was bad
     return is_gone or transition.kind in ("replace", "exclude", "wait", "release")

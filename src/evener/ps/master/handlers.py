@@ -1,8 +1,8 @@
-"""What the master does about each message: where its bytes go while they arrive, and who deals with it.
+"""The master's handlers for each message: memory for its bytes while they arrive, and the method that handles it.
 
-head of a frame    -> place: memory for what comes
-bytes of it        -> on_part: a contribution is dealt with the moment its last byte is here, and is no event
-whole frame        -> on_message: HANDLERS says by the type of the header which method deals with it
+head of a frame    -> place: memory for its buffers
+bytes of it        -> on_part: a contribution is handled when its last byte arrives, and is no event
+whole frame        -> on_message: HANDLERS maps the type of the header to its method
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from evener.wire.server import Server
 
 
 class Handlers:
-    """See the first lines.
+    """Handlers of all messages.
 
     Args:
-        config: of the master.
+        config: configuration of the master.
         nodes: all nodes.
-        scheduler: of runs.
-        effects: of what happens to nodes.
-        server: of the connections.
+        scheduler: runs of the master.
+        effects: carries out what happens to nodes.
+        server: server of the connections.
 
     Attributes:
-        commands: deals with what commands say.
+        commands: handlers of commands' messages.
     """
 
     def __init__(
@@ -63,53 +63,53 @@ class Handlers:
         )
 
     def load(self) -> None:
-        """Remember what the last master of this home knew. Raises InvalidInput: a file is damaged."""
+        """Load what the last master of this state folder saved. Raises InvalidInput: a file is damaged."""
         self._effects.members.load()
         self._effects.invitations.load()
 
     def on_connected(self, peer: int, origin: str, grant: Grant) -> None:
-        """Somebody has connected, from the address `origin`, whose token allows what `grant` says."""
+        """Note a new connection from the address `origin`, and the grant of its token."""
         self._origins[peer], self._heard[peer], self._grants[peer] = origin, self._config.clock(), grant
         if reason := self._effects.invitations.why_no_submitter(grant):
             self._server.disconnect(peer, reason)
 
     def on_disconnected(self, peer: int) -> None:
-        """A connection is gone."""
+        """Forget a connection that is gone."""
         self._origins.pop(peer, None)
         self._heard.pop(peer, None)
         self._grants.pop(peer, None)
         self._arrivals.end(peer)
-        self._fetches.left(peer)
+        self._fetches.disconnected(peer)
         self._scheduler.disconnected(peer)
-        self._examinations.left(peer)
+        self._examinations.disconnected(peer)
         node = self._nodes.disconnect(peer)
         if node is not None:
             self._effects.of("disconnected", node)
 
     def tick(self, now: float) -> None:
-        """Go on with what time makes due; leave those who say nothing and hear nothing: connections are few."""
+        """Do what is due; close idle connections, whose number is limited."""
         self._examinations.tick(now)
         self.serve()
         most = IDLE_PATIENCES * self._config.patience
         for peer, heard in list(self._heard.items()):
             waits = self._scheduler.is_watching(peer) or self._examinations.is_of(peer)
             if now - heard > most and self._nodes.at(peer) is None and not waits:
-                self._server.disconnect(peer, f"it said nothing for {most:g} s")
+                self._server.disconnect(peer, f"it was idle for {most:g} s")
 
     def serve(self) -> None:
-        """Give pieces of blobs to those who have taken the last ones."""
+        """Send the next pieces of blobs."""
         self._fetches.serve()
 
     def who(self, peer: int) -> tuple[str, str, str]:
-        """Name, address and invitation of somebody who is connected; the name is empty unless it is a node."""
+        """Return name, address and invitation of a peer; the name is empty unless it is a node."""
         node, grant = self._nodes.at(peer), self._grants.get(peer, Grant())
         return "" if node is None else node.name, self._origins.get(peer, ""), grant.invitation
 
     def place(self, peer: int, header: Header, lengths: tuple[int, ...]) -> Sequence[Buffer] | None:
-        """Memory for the buffers of a frame; None if nobody wants them.
+        """Return memory for the buffers of a frame; None if they are not needed.
 
         Raises:
-            BadFrame: nothing of that kind may bring so much, or not from there.
+            BadFrame: the buffers are too large for this kind, or the peer may not send it.
         """
         if type(header) is m.Contribution:
             if (node := self._nodes.at(peer)) is None:
@@ -131,7 +131,7 @@ class Handlers:
         return allocate(header, lengths)
 
     def on_part(self, peer: int, header: Header, received: int, is_whole: bool) -> bool:
-        """So many bytes of a frame's buffers are here; whether nothing is left to do when they are all."""
+        """Note that `received` bytes of a frame have arrived; return whether the frame needs no `on_message`."""
         node = self._nodes.at(peer)
         if node is not None:
             self._effects.of_hearing(node)
@@ -146,12 +146,14 @@ class Handlers:
         return True
 
     def on_message(self, peer: int, header: Header, buffers: Sequence[memoryview]) -> None:
-        """A frame is here."""
+        """Handle a frame."""
         self._arrivals.end(peer)
         node, handler = self._nodes.at(peer), HANDLERS.get(type(header))
         if node is not None:
             self._effects.of_hearing(node)
-        elif peer in self._heard and not isinstance(header, m.Heartbeat):  # of a node that has not joined: no reason
+        elif peer in self._heard and not isinstance(
+            header, m.Heartbeat
+        ):  # heartbeats of a node that has not joined do not count
             self._heard[peer] = self._config.clock()
         kind = type(header)
         grant = self._require_rights(peer, kind)
@@ -164,7 +166,7 @@ class Handlers:
                 detail=shown(repr(header)),
             )
         if kind in COMMANDS:
-            if kind is not m.BlobChunk:  # which is asked for, and not answered
+            if kind is not m.BlobChunk:  # which is an answer itself
                 require_room(self._server, peer)
             self.commands.on_message(peer, self._grants[peer], header, buffers)
         elif handler is not None and (node is not None or kind is Join):
@@ -174,7 +176,7 @@ class Handlers:
         self._effects.of_runs()
 
     def _require_rights(self, peer: int, kind: type[Header]) -> Grant:
-        """What somebody's token allows at this moment. Raises BadFrame: not a message of this kind, or nothing more."""
+        """Return the peer's grant. Raises BadFrame: it does not allow messages of this kind, or is no longer valid."""
         grant = self._grants.get(peer, Grant("node"))
         if not may_send(grant.role, kind):
             self._tell_refusal(peer, wrong_token(grant.role, kind), to_command=is_of_command(kind))
@@ -185,12 +187,12 @@ class Handlers:
         return grant
 
     def _tell_refusal(self, peer: int, reason: str, *, to_command: bool) -> None:
-        """Have somebody know why its connection is about to be closed."""
+        """Tell a peer why its connection is about to be closed."""
         header = m.Refused(reason=reason, is_final=True) if to_command else m.Dismiss(reason=reason, is_error=True)
         self._server.send(peer, header)
 
     def _close_revoked(self, invitation: str) -> None:
-        """Close the connections of an invitation that was revoked, but for those of nodes that have joined."""
+        """Close the connections of a revoked invitation, but not those of nodes that have joined."""
         reason = self._effects.invitations.why_not(invitation)
         for peer, grant in list(self._grants.items()):
             if grant.invitation == invitation and self._nodes.at(peer) is None:
@@ -199,7 +201,7 @@ class Handlers:
                 self._server.disconnect(peer, reason)
 
     def _join(self, peer: int, node: NodeRecord | None, join: Join, _: object) -> None:
-        if node is not None:  # else that node would be waited for, though nobody is there any more
+        if node is not None:  # else the run would wait for the first node, which has no connection any more
             raise BadFrame("a node has joined over this connection before")
         self._joining.join(peer, self._origins[peer], self._grants[peer].invitation, join)
 
@@ -226,7 +228,7 @@ class Handlers:
         self._scheduler.not_ready(node, header.run, header.reason)
 
     def _contribution(self, _: int, node: NodeRecord, header: m.Contribution, __: object) -> None:
-        """One without any bytes."""
+        """Handle a contribution without any bytes."""
         if (run := self._scheduler.training_of(node)) is not None:
             run.contribute(node, header, 0)
 
@@ -267,4 +269,4 @@ HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
     e.Probed: Handlers._probed,
     **dict.fromkeys(OF_RANKS, Handlers._of_rank),
 }
-"""Who deals with what a node sends."""
+"""Handlers by type of message."""

@@ -1,4 +1,4 @@
-"""How a node comes in: whether it may, what it is called, and in whose place."""
+"""Admission of nodes: whether a node may join, its name, and the earlier process that it replaces."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from evener.records.schema import write_noun
 from evener.wire.errors import BadFrame
 from evener.wire.identity import host_in
 
-_LONGEST_NAME = 64
+_MAX_NAME_LENGTH = 64
 
 
 class Admission(NamedTuple):
     """The answer to a node.
 
     Attributes:
-        refusal: why it may not join, with a cure; empty if it may.
+        refusal: why it may not join, with a remedy; empty if it may.
         remarks: sentences for its user.
     """
 
@@ -35,11 +35,11 @@ class Admission(NamedTuple):
 
 
 def admission_of(join: Join, here: Versions, now: float) -> Admission:
-    """What to answer to `join`.
+    """Return the answer to `join`.
 
     Args:
-        join: of the node.
-        here: what runs on the master.
+        join: message of the node.
+        here: versions on the master.
         now: the master's clock, seconds since 1970.
     """
     if join.protocol != PROTOCOL:
@@ -47,13 +47,13 @@ def admission_of(join: Join, here: Versions, now: float) -> Admission:
             f"Evener {join.evener} on the node does not understand Evener {here.evener} on the master: "
             "install the same version on both"
         )
-    if not join.name.isprintable() or not 0 < len(join.name) <= _LONGEST_NAME or join.name != join.name.strip():
-        return Admission(f"the name of a node must be 1 to {_LONGEST_NAME} printable characters, got {join.name!r}")
+    if not join.name.isprintable() or not 0 < len(join.name) <= _MAX_NAME_LENGTH or join.name != join.name.strip():
+        return Admission(f"the name of a node must be 1 to {_MAX_NAME_LENGTH} printable characters, got {join.name!r}")
     return Admission(remarks=tuple(_remarks(join, here, now)))
 
 
 def _remarks(join: Join, here: Versions, now: float) -> list[str]:
-    """What differs and may matter: results need not be the same to the last bit, and logs do not fit each other."""
+    """Return differences that may matter: results may differ in the last bit, and log times may not match."""
     remarks = []
     if abs(join.clock - now) > CLOCK_SECONDS:
         relation = "ahead of" if join.clock > now else "behind"
@@ -71,25 +71,25 @@ def _remarks(join: Join, here: Versions, now: float) -> list[str]:
 
 
 class Joining:
-    """See the first line.
+    """Admits nodes.
 
     Args:
-        config: of the master.
+        config: configuration of the master.
         nodes: all nodes.
-        effects: of what happens to them.
+        effects: carries out what happens to nodes.
     """
 
     def __init__(self, config: MasterConfig, nodes: Nodes, effects: Effects) -> None:
         self._config, self._nodes, self._effects = config, nodes, effects
 
     def join(self, peer: int, origin: str, invitation: str, join: Join) -> None:
-        """Take a node in that asks for it, or say why not.
+        """Admit a node, or tell it why not.
 
         Args:
-            peer: its connection.
-            origin: the address that it comes from.
-            invitation: with which it has come; empty if with the token of all nodes.
-            join: what it says.
+            peer: connection of the node.
+            origin: address that it connects from.
+            invitation: invitation with which it joins; empty if it uses the token of all nodes.
+            join: message of the node.
         """
         require_small(join.profile)
         join, admission = self._admission(join, origin, invitation)
@@ -114,7 +114,7 @@ class Joining:
         self._effects.follow(transitions)
 
     def profiled(self, node: NodeRecord, profile: DeviceProfile) -> None:
-        """A node has measured its device. Raises BadFrame: it had done so before."""
+        """Note that a node has measured its device. Raises BadFrame: it had done so before."""
         if node.profile is not None:
             raise BadFrame("its device has been measured before")
         require_small(profile)
@@ -126,7 +126,7 @@ class Joining:
             self._config.notify(f"warning: {self._config.home.profile} cannot be written: {error.strerror}")
 
     def _admission(self, join: Join, origin: str, invitation: str) -> tuple[Join, Admission]:
-        """A node as it may be called, and whether it may join."""
+        """Return the message with the node's final name, and whether it may join."""
         admission = admission_of(join, self._config.versions, time.time())
         if admission.refusal:
             return join, admission
@@ -140,7 +140,7 @@ class Joining:
         name = members.name_for(join.name, join.key, is_named=join.is_named)
         if not name:
             return join, Admission(
-                f"the name {join.name} belongs to another node: choose another one with --name, "
+                f"the name {join.name} belongs to another node: choose another name with --name, "
                 f"or have an admin type `evener nodes --forget {join.name}`"
             )
         if not self._nodes.has_room(name, self._config.clock()):
@@ -149,12 +149,12 @@ class Joining:
         return replace(join, name=name, profile=profile), admission
 
     def _why_uninvited(self, join: Join, invitation: str) -> str:
-        """Why a node may not come with an invitation; empty if it may, or needs none."""
+        """Say why a node may not join with an invitation; empty if it may, or has none."""
         members = self._effects.members
         if not invitation or members.knows(join.key):
             return ""
         if not join.key:
-            return "who was invited needs a key of its own"
+            return "a node with an invitation needs a key"
         if reason := self._effects.invitations.why_not(invitation):
             return f"{reason}: ask for another one (`evener invite`)"
-        return "" if members.has_room else "the master knows as many keys of nodes as it can remember"
+        return "" if members.has_room else "the master cannot remember more keys of nodes"

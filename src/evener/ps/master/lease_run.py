@@ -1,4 +1,4 @@
-"""A run whose nodes work on leases, and agree on the weights with the master."""
+"""A run whose nodes work on leases, and synchronize the weights with the master."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class ActiveLeaseRun(ActiveRun):
 
     @property
     def job(self) -> Job:
-        """What has to be done; its nodes change with `assign`."""
+        """The job to do; its nodes change with `assign`."""
         return self.training.job
 
     @property
     def failure(self) -> EvenerError | None:
-        """Why the run cannot go on; None if it can."""
+        """The error that ends the run; None if it can go on."""
         return self.training.failure
 
     @property
@@ -61,7 +61,7 @@ class ActiveLeaseRun(ActiveRun):
 
     @property
     def status(self) -> RunStatus:
-        """How the run stands, for `evener nodes`."""
+        """State of the run, for `evener nodes`."""
         history, validations = self.training.journal.history, self.training.journal.history.validations
         return RunStatus(
             run=self.name,
@@ -79,11 +79,11 @@ class ActiveLeaseRun(ActiveRun):
 
     @property
     def works(self) -> Mapping[str, NodeWork]:
-        """What each node has done for the run, by name."""
+        """Work of each node for the run, by name."""
         return self.training.journal.history.totals
 
     def assign(self, names: tuple[str, ...]) -> None:
-        """Have the nodes `names` alone work for the run; unfinished leases of other nodes are given out again."""
+        """Let only the nodes `names` work for the run; unfinished leases of other nodes are assigned again."""
         for node in self.present:
             if node.name not in names:
                 self.training.lose(node)
@@ -96,7 +96,7 @@ class ActiveLeaseRun(ActiveRun):
                 self.training.admit(node)
 
     def advance(self, is_delivering: Callable[[int], bool]) -> None:
-        """Let work begin, look for stragglers, show the plan at once to which a node has come, and save checkpoints."""
+        """Begin work, find stragglers, send the plan when a node has joined, and save checkpoints."""
         run = self.training
         run.begin(self.present)
         run.tick(is_delivering)
@@ -123,7 +123,7 @@ class ActiveLeaseRun(ActiveRun):
         self.training.admit(node)
 
     def follow(self, kind: str, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
-        """Record an event of a node; if the node is lost, others do what it has begun."""
+        """Record an event of a node; if the node is lost, others take over its work."""
         self.training.note(kind, f"node {node.name}: {reason}", node.name)
         if is_lost:
             self.training.lose(node)
@@ -165,7 +165,7 @@ class ActiveLeaseRun(ActiveRun):
             self.training.journal.events.append(step)
 
     def _plan(self) -> Sequence[RunEvent]:
-        """How much there is to do, how much is done, and how it is divided; nothing before a node has worked."""
+        """Return progress and plan; nothing before a node has worked."""
         history, workload = self.training.journal.history, self.job.workload
         if not history.names:
             return []

@@ -1,11 +1,11 @@
-"""The master: one thread around the sockets. What arrives goes to its handler; what follows is sent at once.
+"""The master: one thread around the sockets. Each frame goes to its handler, and answers are sent at once.
 
-poll -> frames -> handlers (a table by type of message) -> nodes (membership decides: who is in, excluded, back)
-                                                        -> scheduler and run (agreement, validation, history)
-               -> effects (the one place where a node is taken in, or lost)
-     -> the time alone: heartbeats, the late and the silent, events for whoever watches
+poll -> frames -> handlers (a table by type of message) -> nodes (membership decides: joined, excluded, back)
+                                                        -> scheduler and run (protocol, validation, history)
+               -> effects (the one place where a node is admitted, or lost)
+     -> timers: heartbeats, late and silent nodes, events for subscribers
 
-Whatever goes wrong while a frame is dealt with costs its sender the connection; while a run is gone on with, that run.
+An error while a frame is handled closes its sender's connection; an error in a run ends that run.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Master:
     """One master; close it.
 
     Args:
-        config: see there.
+        config: configuration of the master.
 
     Attributes:
-        nodes: all that it knows.
-        server: its connections.
+        nodes: all nodes that it knows.
+        server: server of its connections.
     """
 
     def __init__(self, config: MasterConfig) -> None:
@@ -56,17 +56,17 @@ class Master:
         self._has_ended = False
 
     def listen(self, address: Address) -> Address:
-        """Take connections at `address`; the address with its real port.
+        """Listen at `address`; return the address with its real port.
 
         Raises:
-            CannotListen: it is taken, or not of this machine.
+            CannotListen: the address is in use, or not of this machine.
         """
         bound = self.server.listen(address)
         self._handlers.commands.address = str(bound)
         return bound
 
     def serve(self) -> None:
-        """Be the master until a command ends it; go on with the run that the last one had in progress.
+        """Run the master until a command ends it; continue the runs that the last one had in progress.
 
         Raises:
             InvalidInput: the list of its nodes, or of its invitations, cannot be read.
@@ -78,14 +78,14 @@ class Master:
         self._shut_down()
 
     def step(self) -> None:
-        """Deal with what has happened; wait a moment for it."""
+        """Handle events; wait a moment for them."""
         for event in self.server.poll(_TICK_SECONDS):
             self._on_event(event)
         self._handlers.serve()
         self._tick()
 
     def close(self) -> None:
-        """Leave; the nodes look out for a master that comes back, unless they were told to go."""
+        """Close all connections; nodes wait for a restarted master, unless they were dismissed."""
         self.server.close(MASTER_ENDED if self._has_ended else "the master closes")
         self._scheduler.close()
 
@@ -93,7 +93,7 @@ class Master:
         if isinstance(event, FrameReceived):
             try:
                 self._handlers.on_message(event.peer, event.header, event.buffers)
-            except Exception as error:  # whatever it is, it is this peer's, and nobody else's
+            except Exception as error:  # the error concerns this peer only
                 self.server.fail(event.peer, error)
         elif isinstance(event, PeerConnected):
             self._handlers.on_connected(event.peer, event.origin, event.grant)
@@ -106,7 +106,7 @@ class Master:
             self._audit.write("turned away", address=event.origin, detail=event.reason)
 
     def _on_failed(self, peer: int, error: Exception) -> None:
-        """Tell of a peer that is closed: whose fault it is, the log says."""
+        """Report a peer whose connection is closed because of an error; the audit log has the details."""
         name, address, invitation = self._handlers.who(peer)
         is_fault = not isinstance(error, BadFrame)
         sentence = shown(f"{type(error).__name__}: {first_line(error)}") if is_fault else str(error)
@@ -127,14 +127,14 @@ class Master:
         self._beat(now)
 
     def _beat(self, now: float) -> None:
-        """Let everybody hear that the master lives, if it is time to."""
+        """Send heartbeats to all peers if they are due."""
         if is_due(self._beaten, now, self._patience):
             self._beaten = now
             for peer in self.server.peers:
                 self.server.send(peer, Heartbeat())
 
     def _shut_down(self) -> None:
-        """End the run and the nodes; each may finish its step, or come back, for as long as the patience."""
+        """End the runs and the nodes; each node has the patience to finish its step, or to reconnect."""
         dismiss = Dismiss(reason="`evener down` was typed", is_error=False)
         self._scheduler.end(Interrupted(f"stopped: {dismiss.reason}"))
         for peer in self.nodes.peers:

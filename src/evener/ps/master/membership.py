@@ -1,13 +1,13 @@
-"""Who is a member now: a pure function of a node's state, of what happened, and of time. It decides, and does nothing.
+"""Membership of nodes: a pure function of a node's state, an occurrence, and time. It decides, and does nothing.
 
-    joined           -> taken in; while excluded, told how long it has to wait
-    connection lost  -> away; back within the patience, it is the same member. The open round waits for it for a tenth
-                        of the time that it has been open, but no longer than the patience
-    silent           -> after the patience excluded, as is who is late, and who lapses three times between good updates
-    excluded         -> taken back when it is heard again after its exclusion: 10 s, 20 s, 40 s ...
-    started anew     -> the later process replaces the earlier one, which is dismissed should it speak again
+    joined           -> admitted; while excluded, informed how long it has to wait
+    connection lost  -> away; if it reconnects within the patience, it is the same member. The open round waits for it
+                        for a tenth of the time that it has been open, but no longer than the patience
+    silent           -> excluded after the patience; so is a late node, and one with three lapses between good updates
+    excluded         -> readmitted when it responds after its exclusion: 10 s, 20 s, 40 s ...
+    restarted        -> the later process replaces the earlier one, which is dismissed if it sends anything
 
-Times are those of a clock that does not go back; only differences of them count.
+Times are those of a monotonic clock; only their differences count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from evener.ps.master.node_state import (
     MOST_DOUBLINGS,
-    Decided,
+    Decision,
     NodeState,
     Occurrence,
     OpenRound,
@@ -29,29 +29,31 @@ from evener.ps.master.node_state import (
 )
 
 FIRST_EXCLUSION = 2 / 3
-"""In patiences: 10 s of 15 s."""
+"""First exclusion in patiences: 10 s of 15 s."""
 FORGIVEN_AFTER = 10
-"""Patiences of unbroken membership that take one doubling back. Losing a node can cost the others one patience: who is
-lost more often than once in ten stays away for longer each time."""
+"""Patiences of unbroken membership that cancel one doubling. Losing a node can cost the others one patience, so a node
+that is lost more often than once in ten patiences stays away longer each time.
+"""
 MOST_LAPSES = 3
-"""Lapses between good updates that exclude a node: one bad update, or one crash, can happen to anybody."""
+"""Lapses between good updates after which a node is excluded: a single bad update, or crash, is tolerated."""
 HOLD_UP = 0.1
-"""Of the time that a round has been open, what it waits for a member whose connection broke: a step of a few
-milliseconds goes on at once, a round of minutes does not throw away that member's work because of a second's cut."""
+"""Share of the time that a round has been open for which it waits for a member whose connection broke: a step of a few
+milliseconds continues at once, and a round of minutes does not lose that member's work because of a short cut.
+"""
 
 
 def decide(
     name: str, state: NodeState | None, what: Occurrence, incarnation: int, now: float, round: OpenRound
-) -> Decided:
-    """What follows from what happened to one process of a node.
+) -> Decision:
+    """Decide on an occurrence of one process of a node.
 
     Args:
-        name: of the node.
-        state: of the node; None if it is unknown.
-        what: happened.
-        incarnation: of the process.
-        now: when.
-        round: that is open.
+        name: name of the node.
+        state: state of the node; None if it is unknown.
+        what: the occurrence.
+        incarnation: incarnation of the process.
+        now: time of the occurrence.
+        round: the open round.
     """
     if what == "joined":
         known = state or NodeState(incarnation=incarnation, presence="left", heard=now, member_since=now, until=now)
@@ -62,21 +64,21 @@ def decide(
     else:
         case = _Case(name, state, now, round)
         _RULES[what](case)
-    return Decided(case.state, tuple(case.transitions), case.is_awaited)
+    return Decision(case.state, tuple(case.transitions), case.is_awaited)
 
 
-def tick(name: str, state: NodeState, now: float, round: OpenRound) -> Decided:
-    """What follows from the time alone; to be called every now and then."""
+def tick(name: str, state: NodeState, now: float, round: OpenRound) -> Decision:
+    """Decide on the passing of time; call it regularly."""
     case = _Case(name, state, now, round)
     if state.is_member and now >= state.deadline(round.patience):
         case.exclude(_silence(state, now, round.patience))
     elif state.presence == "away" and now >= state.until:
         case.pass_over("its connection broke")
-    return Decided(case.state, tuple(case.transitions), case.is_awaited)
+    return Decision(case.state, tuple(case.transitions), case.is_awaited)
 
 
 class _Case:
-    """One decision in the making."""
+    """One decision in progress."""
 
     def __init__(self, name: str, state: NodeState, now: float, round: OpenRound) -> None:
         self.name, self.state, self.now, self.round = name, state, now, round
@@ -152,7 +154,7 @@ class _Case:
             self._add("pass over", reason)
 
     def _enter(self, entrance: tuple[TransitionKind, str] | None = None) -> None:
-        """The node is there: a member from now on, unless its exclusion is not over."""
+        """Make the responding node a member, unless its exclusion is not over."""
         state = self.state
         if not state.is_member and self.now < state.until:
             self._change(presence="excluded", heard=self.now)
@@ -172,7 +174,7 @@ class _Case:
             self.exclude(f"{reason}, the {MOST_LAPSES}rd lapse without a good update between")
 
     def _doublings(self) -> int:
-        """Doublings of the next exclusion, less those that membership since the last one has earned back."""
+        """Return the doublings of the next exclusion, less those that unbroken membership has cancelled."""
         state = self.state
         if not state.is_member:
             return state.doublings
@@ -191,10 +193,10 @@ class _Case:
 
 _ENTRANCES: dict[Presence, tuple[TransitionKind, str]] = {
     "left": ("admit", "it joined"),
-    "excluded": ("take back", "it is heard again after its exclusion"),
+    "excluded": ("take back", "it responds after its exclusion"),
     "away": ("resume", "it is back in time"),
     "expected": ("resume", "it found the restarted master"),
-    "present": ("resume", "it connected anew"),
+    "present": ("resume", "it reconnected"),
 }
 _RULES: dict[Occurrence, Callable[[_Case], None]] = {
     "heard": _Case.hear,
@@ -206,13 +208,15 @@ _RULES: dict[Occurrence, Callable[[_Case], None]] = {
 }
 
 
-def _turn_away(name: str, state: NodeState | None, what: Occurrence, incarnation: int, round: OpenRound) -> Decided:
-    """What a process is sent that is not the node's: it never joined, said goodbye, or has been replaced."""
+def _turn_away(name: str, state: NodeState | None, what: Occurrence, incarnation: int, round: OpenRound) -> Decision:
+    """Decide on a message of a process that is not a member's: it never joined, has left, or has been replaced."""
     if what not in ("joined", "heard", "contributed", "refused"):
-        return Decided(state, (), round.is_awaited)
+        return Decision(state, (), round.is_awaited)
     replaced = state is not None and state.is_member and incarnation < state.incarnation
     reason = "a later process of that name has taken its place" if replaced else "it has to join first"
-    return Decided(state, (Transition(kind="dismiss", node=name, round=round.number, reason=reason),), round.is_awaited)
+    return Decision(
+        state, (Transition(kind="dismiss", node=name, round=round.number, reason=reason),), round.is_awaited
+    )
 
 
 def _silence(state: NodeState, now: float, patience: float) -> str:

@@ -1,15 +1,15 @@
-"""Ways of merging besides the master's own, which goes once through all contributions as they arrive (`sync.update`).
+"""Alternatives to the master's own merge, which processes contributions once, as they arrive (`sync.update`).
 
-Threads and device are those of the first system of this kind, to be compared with: both wait until everything is here,
-and read every sum of two from memory again.
+Threads and device are the merges of the first system of this kind, for comparison: both wait until all contributions
+have arrived, and read every sum of two from memory again.
 
-    threads   the arrays are dealt out by index mod 6 to six threads, each of which merges array by array
+    threads   six threads merge array by array; array k belongs to thread k mod 6
     device    in place on the master's accelerator, or its processor if it has none, by PyTorch:
                   mean, clip        cumulative add_ in place, then one div_, as first published
-                  trimmed, median   a block of each contribution beside the same of the others, sorted by coordinate
+                  trimmed, median   the same block of all contributions, sorted by coordinate
                   krum              squared distances of all pairs; the one that is nearest to most others is copied
 
-What the rules say is in `sync.robust`; the result is the same but for rounding.
+The rules are defined in `sync.robust`; the result is the same except for rounding.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ from evener.sync.robust import exchanges, merge_counters, nearest_by, num_left_o
 from evener.version import pip_install
 
 _BLOCK = 1 << 24
-"""Numbers of one contribution that an accelerator works on at a time: enough to be worth a kernel's start, yet what is
-needed besides stays small beside a model."""
+"""Numbers of one contribution that an accelerator processes at a time: many enough for a kernel, and few enough to need
+little memory beside a model.
+"""
 _CACHED = 1 << 15
-"""Likewise a processor: blocks of several contributions stay in its cache."""
+"""Numbers of one contribution that a CPU processes at a time: blocks of several contributions stay in its cache."""
 
 
 class DeviceMerge:
     """Merges by one rule.
 
     Args:
-        rule: by which contributions are merged.
+        rule: rule by which contributions are merged.
     """
 
     def __init__(self, rule: Robust) -> None:
         self.rule = rule
 
     def __call__(self, out: Flat, sources: Sequence[Flat], weights: Sequence[float]) -> None:
-        """Write what `sources` agree upon into `out`.
+        """Write the merged `sources` into `out`.
 
         Args:
-            out: where the result lies.
-            sources: what is merged; finite, unless the rule is a mean.
-            weights: of the sources, positive; of no account to a rule that is no mean.
+            out: where the result is stored.
+            sources: contributions to merge; finite, unless the rule is a mean.
+            weights: positive weights of the sources; only a mean uses them.
 
         Raises:
             MissingExtra: PyTorch is not installed here.
@@ -128,24 +129,24 @@ _THREADS = 6
 
 
 def merge_of(agreement: SyncProtocol) -> WholeMerge | None:
-    """What merges contributions; None: the master's cores, as `agreement.robust` says."""
+    """Return the merge of a protocol; None for the master's own, with the rule `agreement.robust`."""
     if agreement.merge == "cores":
         return None
     return merge_by_threads if agreement.merge == "threads" else DeviceMerge(agreement.robust)
 
 
 def merge_by_threads(out: Flat, sources: Sequence[Flat], weights: Sequence[float]) -> None:
-    """Write the mean of `sources`, weighted, into `out`; counters are summed.
+    """Write the weighted mean of `sources` into `out`; counters are summed.
 
     Args:
-        out: where the result lies.
-        sources: what is merged.
-        weights: of the sources, positive.
+        out: where the result is stored.
+        sources: contributions to merge.
+        weights: positive weights of the sources.
     """
     arrays = list(zip(out.views().values(), *(source.views().values() for source in sources), strict=True))
 
     def merge(first: int) -> None:
-        with np.errstate(all="ignore"):  # what is not finite is looked for afterwards
+        with np.errstate(all="ignore"):  # finiteness is checked afterwards
             for target, *parts in arrays[first::_THREADS]:
                 _merge_array(target, parts, weights)
 

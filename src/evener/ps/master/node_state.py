@@ -1,4 +1,4 @@
-"""What membership knows of a node, what it is asked, and what it answers: transitions with their reasons in words."""
+"""The state of a node in membership, the occurrences that change it, and the transitions that follow, with reasons."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from evener.records.schema import Part
 from evener.wire.connect import JOIN_SECONDS, LONGEST_PAUSE
 
 MOST_DOUBLINGS = 5
-"""The longest exclusion is 32 times the first, 320 s: no node is shut out for good."""
+"""Limit of doublings: the longest exclusion is 32 times the first, 320 s, so no node is excluded for good."""
 Presence: TypeAlias = Literal["present", "away", "expected", "excluded", "left"]
-"""present: a member with a connection. away: a member whose connection broke within the patience. expected: a member of
-the time before the master restarted. excluded: not a member before `until`, and then only when it is heard. left: said
-goodbye."""
+"""present: a member with a connection. away: a member whose connection broke within the patience. expected: a member
+from before the master's restart. excluded: not a member before `until`, and then only when it responds. left: it
+has left on purpose.
+"""
 
 Occurrence: TypeAlias = Literal["joined", "heard", "contributed", "refused", "late", "disconnected", "goodbye"]
 """joined: asked to take part, over a new connection. heard: any message or heartbeat. contributed: a good update.
 refused: an update that cannot be used (not finite, of a wrong shape). late: heard, but the round has waited long
-enough. disconnected: the connection over which it joined last is gone. goodbye: has left."""
+enough. disconnected: the connection over which it joined last is gone. goodbye: has left.
+"""
 
 TransitionKind: TypeAlias = Literal[
     "admit", "resume", "replace", "take back", "expect", "wait", "pass over", "exclude", "dismiss", "release"
 ]  # fmt: skip
 
 _SENTENCES: dict[TransitionKind, str] = {
-    "admit": "take in node {node}",
-    "resume": "go on with node {node}",
+    "admit": "admit node {node}",
+    "resume": "continue with node {node}",
     "replace": "replace node {node}",
-    "take back": "take back node {node}",
+    "take back": "readmit node {node}",
     "expect": "expect node {node} back within {seconds:.3g} s",
     "wait": "let node {node} wait for {seconds:.3g} s",
     "pass over": "close without node {node}",
@@ -42,24 +44,24 @@ _SENTENCES: dict[TransitionKind, str] = {
 
 
 def return_seconds(patience: float) -> float:
-    """Seconds that a node may take to come back to a restarted master.
+    """Return the seconds that a node may take to reconnect to a restarted master.
 
     A node that has not noticed the master's end needs one patience to notice it and one to connect. A node that has
-    noticed it may have tried in vain just before, and then makes its longest pause.
+    noticed it may have failed to connect just before, and then makes its longest pause.
     """
     return max(2 * patience, LONGEST_PAUSE + JOIN_SECONDS)
 
 
 class NodeState(Part, frozen=True, kw_only=True):
-    """How one node stands with the master.
+    """State of one node at the master.
 
     Attributes:
-        incarnation: of its process; one that was started later has a higher number.
+        incarnation: incarnation of its process, which is higher for one that is started later.
         presence: see `Presence`.
-        heard: when it was last heard; while it is expected, when the master restarted.
-        member_since: when it was taken in, or back.
-        until: excluded, or left while excluded: end of the exclusion; away: how long the open round waits for it.
-        doublings: of its next exclusion.
+        heard: time of its last message; while it is expected, time of the master's restart.
+        member_since: time when it was last admitted.
+        until: excluded, or left while excluded: end of the exclusion; away: end of the open round's wait for it.
+        doublings: doublings of its next exclusion.
         lapses: updates refused and processes restarted since its last good update.
     """
 
@@ -84,24 +86,24 @@ class NodeState(Part, frozen=True, kw_only=True):
         return self.presence in ("present", "away", "expected")
 
     def deadline(self, patience: float) -> float:
-        """When the member is excluded if nothing is heard of it before."""
+        """Return the time at which the member is excluded if it does not respond before."""
         return self.heard + (return_seconds(patience) if self.presence == "expected" else patience)
 
     def shifted(self, by: float) -> NodeState:
-        """The same on a clock that shows `by` more: the next master's begins elsewhere."""
+        """Return the state on a clock that is `by` ahead, since the next master's clock starts elsewhere."""
         return replace(self, heard=self.heard + by, member_since=self.member_since + by, until=self.until + by)
 
     def restarted(self, now: float) -> NodeState:
-        """The same for a new master: a member is expected, an exclusion goes on."""
+        """Return the state for a restarted master: a member is expected, and a exclusion continues."""
         return replace(self, presence="expected", heard=now) if self.is_member else self
 
 
 class OpenRound(NamedTuple):
-    """What of the run matters here.
+    """The open round of a run.
 
     Attributes:
-        number: of the open round, from 1; 0 before the first.
-        opened: when it was.
+        number: number of the round, from 1; 0 before the first.
+        opened: time when it was opened.
         is_awaited: whether it waits for the node.
         patience: seconds of silence after which a node is excluded; every other time is derived from it.
     """
@@ -113,16 +115,16 @@ class OpenRound(NamedTuple):
 
 
 class Transition(Part, frozen=True, kw_only=True):
-    """Something to do.
+    """A decision to carry out.
 
     Attributes:
-        kind: admit, resume, replace, take back: send it the current weights, let it contribute from the next round
-            on (resume: to the open one too). expect: nothing yet. wait, exclude: tell it how long. pass over: the open
+        kind: admit, resume, replace, take back: send it the current weights; it contributes from the next round on
+            (resume: to the open one, too). expect: nothing yet. wait, exclude: tell it how long. pass over: the open
             round closes without it. dismiss, release, and replace for the earlier process: close its connection.
-        node: name.
-        round: that was open.
-        reason: in words.
-        seconds: from now, of expect, wait and exclude.
+        node: name of the node.
+        round: number of the open round.
+        reason: a clause.
+        seconds: duration of expect, wait and exclude.
     """
 
     kind: TransitionKind
@@ -136,8 +138,8 @@ class Transition(Part, frozen=True, kw_only=True):
         return f"round {self.round}: {action}: {self.reason}"
 
 
-class Decided(NamedTuple):
-    """The node's state from now on, None if it is unknown; what to do, in this order; whether the round awaits it."""
+class Decision(NamedTuple):
+    """A decision: the node's new state (None if unknown), transitions in order, and whether the round awaits it."""
 
     state: NodeState | None
     transitions: tuple[Transition, ...]

@@ -1,4 +1,4 @@
-"""The nodes that the master knows: one record a node, one dict of them."""
+"""The nodes that the master knows: one record per node."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from dataclasses import dataclass, field
 
 from evener.ps.master import membership
 from evener.ps.master.access.quotas import MOST_NAMES
-from evener.ps.master.node_state import Decided, NodeState, Occurrence, OpenRound, Transition
+from evener.ps.master.node_state import Decision, NodeState, Occurrence, OpenRound, Transition
 from evener.ps.protocol.status import NodeStatus
 from evener.records.history import NodeWork
 from evener.records.profile import DeviceProfile
 from evener.sync.worker_record import WorkerRecord
 
 _HEARD_APART = 1 / 50
-"""Of the patience: being heard more often changes nothing."""
+"""Share of the patience within which another sign of life changes nothing."""
 
 
 @dataclass(slots=True, eq=False)
 class NodeRecord:
-    """Everything about one node, present or not.
+    """A node, connected or not.
 
     Attributes:
-        name: of the node.
-        state: how it stands, which `membership` decides; None until it has joined.
+        name: name of the node.
+        state: its state in `membership`; None until it has joined.
         peer: its connection; None while it has none.
-        origin: the address it comes from.
-        device: that computes there.
-        profile: of the device, once it is measured.
+        origin: address that it connects from.
+        device: device that computes.
+        profile: profile of the device, once it is measured.
         ready: name of the run for which it has model and data.
         not_ready: runs that it cannot take part in.
-        reason: of its present state.
-        doing: in words.
-        peak_memory_bytes: of its process.
-        steps: that it has done since its process started.
-        steps_left: of its work, whose beats count as getting on.
-        progress_at: when it last gave a sign of getting on with its work.
+        reason: reason of its present state.
+        doing: activity, a clause.
+        peak_memory_bytes: peak memory of its process.
+        steps: steps that it has done since its process started.
+        steps_left: steps of its work whose heartbeats still count as progress.
+        progress_at: time of its last sign of progress.
         worker: its leases, speed and counts in the run in progress; None if it has had no part in it.
     """
 
@@ -61,7 +61,7 @@ class NodeRecord:
         return self.state is not None and self.state.presence == "present"
 
     def is_forgettable(self, now: float) -> bool:
-        """Whether nothing is lost with it: it has no part in anything, nor an exclusion before it."""
+        """Return whether the record can be removed: the node takes part in nothing, and has no exclusion."""
         is_gone = self.state is None or (not self.state.is_member and self.state.until <= now)
         return is_gone and self.peer is None and self.worker is None
 
@@ -73,7 +73,7 @@ class Nodes:
         patience: seconds of silence after which a node is excluded.
 
     Attributes:
-        by_name: the records, also of nodes that are only remembered.
+        by_name: records by name, with nodes that are only remembered.
     """
 
     def __init__(self, patience: float) -> None:
@@ -84,7 +84,7 @@ class Nodes:
 
     @property
     def peers(self) -> list[int]:
-        """The connections of all nodes that have one."""
+        """Connections of all nodes that have one."""
         return list(self._by_peer)
 
     @property
@@ -94,7 +94,7 @@ class Nodes:
 
     @property
     def missing(self) -> set[str]:
-        """Names of the members that have no connection and may come back."""
+        """Names of the members that have no connection and may reconnect."""
         return {
             name
             for name, record in self.by_name.items()
@@ -102,18 +102,18 @@ class Nodes:
         }
 
     def at(self, peer: int) -> NodeRecord | None:
-        """The node behind a connection, if one has joined over it."""
+        """Return the node of a connection, if one has joined over it."""
         return self._by_peer.get(peer)
 
     def record(self, name: str) -> NodeRecord:
-        """The record of a node, which is made if there is none."""
+        """Return the record of a node; make it if there is none."""
         record = self.by_name.get(name)
         if record is None:
             record = self.by_name[name] = NodeRecord(name)
         return record
 
     def has_room(self, name: str, now: float) -> bool:
-        """Whether a node of this name may be remembered; who left, and did not have to, is forgotten for that."""
+        """Return whether a node of this name can be added; remove forgettable nodes if that is needed."""
         if name in self.by_name or len(self.by_name) < MOST_NAMES:
             return True
         gone = [one.name for one in self.by_name.values() if one.is_forgettable(now)]
@@ -122,7 +122,7 @@ class Nodes:
         return bool(gone)
 
     def connect(self, record: NodeRecord, peer: int) -> int | None:
-        """Know a node by its new connection; the one that it had before, if it is still there."""
+        """Set a node's connection; return the earlier one, if it still exists."""
         earlier, record.peer = record.peer, peer
         if earlier is not None:
             self._by_peer.pop(earlier, None)
@@ -130,25 +130,25 @@ class Nodes:
         return earlier
 
     def disconnect(self, peer: int) -> NodeRecord | None:
-        """Forget a connection; the node that had it."""
+        """Remove a connection; return its node."""
         record = self._by_peer.pop(peer, None)
         if record is not None:
             record.peer = None
         return record
 
     def open_round(self, run: str, number: int, now: float) -> None:
-        """A round of a run is open, from now on if it was not."""
+        """Note the open round of a run, and when it was opened."""
         if self._rounds.get(run, (0, 0.0))[0] != number:
             self._rounds[run] = number, now
 
     def forget_rounds(self, run: str) -> None:
-        """A run is over."""
+        """Forget the rounds of a run that is over."""
         self._rounds.pop(run, None)
 
     def decide(
         self, what: Occurrence, record: NodeRecord, now: float, incarnation: int | None = None
     ) -> tuple[Transition, ...]:
-        """What follows from something that happened to a node; to a process of it, if `incarnation` is given."""
+        """Decide on an occurrence of a node, or of its process with this `incarnation`."""
         if incarnation is None:
             incarnation = 0 if record.state is None else record.state.incarnation
         # A refused update was awaited until just now.
@@ -156,39 +156,39 @@ class Nodes:
         return self._follow(record, membership.decide(record.name, record.state, what, incarnation, now, round))
 
     def heard(self, record: NodeRecord, now: float) -> tuple[Transition, ...]:
-        """What follows from having heard of a node."""
+        """Decide on a sign of life of a node."""
         state = record.state
         if state is not None and state.presence == "present" and now - state.heard < _HEARD_APART * self.patience:
             return ()
         return self.decide("heard", record, now)
 
     def is_well(self, record: NodeRecord) -> bool:
-        """Whether nothing follows from another good update of a node of which something was heard just now."""
+        """Return whether another good update of a node that has just responded changes nothing."""
         state = record.state
         return state is not None and state.presence == "present" and not state.lapses
 
     def tick(self, now: float) -> tuple[Transition, ...]:
-        """What follows from the time alone."""
-        found: tuple[Transition, ...] = ()
+        """Decide on the passing of time."""
+        transitions: tuple[Transition, ...] = ()
         for name in sorted(self.by_name):
             record = self.by_name[name]
             if record.state is not None and record.state.is_member:
                 round = self._round_of(record, self._is_awaited(record))
-                found += self._follow(record, membership.tick(name, record.state, now, round))
-        return found
+                transitions += self._follow(record, membership.tick(name, record.state, now, round))
+        return transitions
 
     def snapshot(self, now: float) -> dict[str, NodeState]:
-        """All states with times counted from `now`, to be written down."""
+        """Return all states with times relative to `now`, to be saved."""
         return {one.name: one.state.shifted(-now) for one in self.by_name.values() if one.state is not None}
 
     def resume(self, states: Mapping[str, NodeState], now: float) -> None:
-        """Know the nodes of a master that was killed: members are expected back."""
+        """Restore the nodes of a master that was killed: members are expected to reconnect."""
         for name, state in states.items():
             self.record(name).state = state.shifted(now).restarted(now)
 
     def status(self, totals: Mapping[str, NodeWork], now: float) -> tuple[NodeStatus, ...]:
-        """How all nodes are doing, by name; `totals` is what each did in the run in progress."""
-        found = []
+        """Return the state of all nodes by name; `totals` is the work of each in the run in progress."""
+        statuses = []
         for name in sorted(self.by_name):
             record, work = self.by_name[name], totals.get(name, NodeWork())
             if (state := record.state) is None:
@@ -209,11 +209,11 @@ class Nodes:
                 bytes_sent=work.sent,
                 bytes_received=work.received,
             )
-            found.append(status)
-        return tuple(found)
+            statuses.append(status)
+        return tuple(statuses)
 
     def _round_of(self, record: NodeRecord, is_awaited: bool) -> OpenRound:
-        """That of the run for which a node is ready; else the one that was opened last."""
+        """Return the open round of the run for which a node is ready, or else the one that was opened last."""
         latest = max(self._rounds.values(), key=lambda round: round[1], default=(0, 0.0))
         number, opened = self._rounds.get(record.ready, latest)
         return OpenRound(number, opened, is_awaited, self.patience)
@@ -221,11 +221,11 @@ class Nodes:
     def _is_awaited(self, record: NodeRecord) -> bool:
         return record.worker is not None and bool(record.worker.leases)
 
-    def _follow(self, record: NodeRecord, decided: Decided) -> tuple[Transition, ...]:
-        record.state = decided.state
-        for transition in decided.transitions:
+    def _follow(self, record: NodeRecord, decision: Decision) -> tuple[Transition, ...]:
+        record.state = decision.state
+        for transition in decision.transitions:
             record.reason = transition.reason
-        return decided.transitions
+        return decision.transitions
 
 
 def _score(profile: DeviceProfile | None) -> float | None:
@@ -234,15 +234,15 @@ def _score(profile: DeviceProfile | None) -> float | None:
 
 
 def stragglers(step_seconds: Mapping[NodeRecord, float], patience: float, now: float) -> list[NodeRecord]:
-    """Who keeps the others waiting: those who should have given a sign of getting on the patience ago.
+    """Return the nodes for which the others wait: their last sign of progress is more than the patience ago.
 
-    Work may take much longer than the patience: an epoch of local steps, a large batch, weights over a thin line. So
-    what counts is the time since the last sign: bytes that went or came, a step done, work taken or finished. A step
-    itself is without signs: it may take what it is believed to take, and the patience on top.
+    Work may take much longer than the patience: an epoch of local steps, a large batch, weights over a slow link. So
+    the time since the last sign counts: bytes sent or received, a step done, work taken or finished. A step itself
+    gives no signs, so its predicted time is added to the patience.
 
     Args:
-        step_seconds: that one step is believed to take, of each who is at work.
-        patience: seconds that everybody waits for one.
+        step_seconds: predicted seconds of one step, by node at work.
+        patience: seconds.
         now: seconds.
     """
     return [node for node, seconds in step_seconds.items() if now - node.progress_at > patience + seconds]

@@ -1,4 +1,4 @@
-"""What the master does about the messages of nodes that have ranks of the run in progress."""
+"""The master's handlers for messages of nodes that have ranks of the run in progress."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from evener.wire.frame import Buffer, allocate
 
 
 class RankHandlers:
-    """See the first line.
+    """Handlers of messages about ranks.
 
     Args:
-        scheduler: of runs.
+        scheduler: runs of the master.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     def is_wanted(self, node: NodeRecord | None, header: Header, lengths: tuple[int, ...]) -> bool:
-        """Whether what a process says is for the run in progress, and not too much."""
+        """Return whether a process's message belongs to the run in progress, and is not too long."""
         run = self._scheduler.ranks_of(getattr(header, "run", ""))
         if node is None or run is None:
             return False
@@ -40,7 +40,7 @@ class RankHandlers:
     def place_weights(
         self, node: NodeRecord | None, header: RankEnded, lengths: tuple[int, ...]
     ) -> Sequence[Buffer] | None:
-        """Memory for the weights that a process has left; None if nobody wants them. Raises BadFrame: too many."""
+        """Return memory for the weights of an ended process; None if not needed. Raises BadFrame: too large."""
         run = self._scheduler.ranks_of(header.run)
         if len(lengths) != 1 or lengths[0] > usable_memory()[1] // 2:
             raise BadFrame(f"{len(lengths)} buffers of {sum(lengths)} bytes are no weights that this master could hold")
@@ -49,10 +49,10 @@ class RankHandlers:
         return allocate(header, lengths)
 
     def on_message(self, node: NodeRecord, header: Header, buffers: Sequence[memoryview]) -> None:
-        """A node says something of its rank. Raises BadFrame: what no rank says."""
+        """Handle a node's message about its rank. Raises BadFrame: the message is not valid."""
         if (run := self._scheduler.ranks_of(getattr(header, "run", ""))) is None:
             return
-        if type(header) in MOST_BUFFERS and not buffers:  # nobody wanted it
+        if type(header) in MOST_BUFFERS and not buffers:  # its buffers were not needed
             return
         try:
             if isinstance(header, RankReady):

@@ -1,4 +1,4 @@
-"""The plan and the record of a run, as the master makes them of its history and nodes."""
+"""The plan and the record of a run, made from its history and nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evener.sync.worker_record import WorkerRecord
 
 
 def plan_of(job: Job, names: Sequence[str], nodes: Mapping[str, NodeRecord], costs: Mapping[str, Worker]) -> Plan:
-    """How a batch is divided among the nodes; those of `names` that are not there get nothing, unless nobody is."""
+    """Return the division of a batch among the nodes; absent `names` get no samples, unless all are absent."""
     timed, costs = costs, costs or dict.fromkeys(names, Worker(unit_seconds=1.0))
     present = [name for name in names if name in costs]
     sizes = dict(zip(present, apportion(job.agreement.batch, [costs[name] for name in present]), strict=True))
@@ -38,7 +38,7 @@ def plan_of(job: Job, names: Sequence[str], nodes: Mapping[str, NodeRecord], cos
 
 def _reason(name: str, costs: Mapping[str, Worker]) -> str:
     if name not in costs:
-        return "is not there"
+        return "is not connected"
     fastest = min(cost.unit_seconds for cost in costs.values())
     return f"{fastest / costs[name].unit_seconds:.0%} of the fastest node's speed"
 
@@ -54,7 +54,7 @@ def record_of(
     startup: float,
     environment: dict[str, str],
 ) -> TrainRecord:
-    """The record of a run; at least one node has had a part in it."""
+    """Return the record of a run in which at least one node has taken part."""
     return history.record(
         [_summary(name, nodes.get(name), workers.get(name), history) for name in history.names],
         task=job.title,

@@ -1,4 +1,4 @@
-"""What a run remembers and has shown: its updates, its validations and what happened to it."""
+"""The journal of a run: updates, validations and events, as remembered and as sent to subscribers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from evener.records.record import Epoch, Event, Validation
 from evener.sync.messages import Update
 
 _EVENT_BYTES = 256
-"""That an event takes besides its message."""
+"""Bytes of an event besides its message."""
 
 
 class RunJournal:
-    """Of one run.
+    """The journal of one run.
 
     Args:
-        history: that remembers.
+        history: history of the run.
         clock: seconds.
 
     Attributes:
         history: see above.
-        events: that nobody was shown yet.
+        events: events that were not sent yet.
     """
 
     def __init__(self, history: History, clock: Callable[[], float]) -> None:
@@ -35,11 +35,11 @@ class RunJournal:
         self._updated_at = clock()
 
     def start_timing(self) -> None:
-        """What has passed until now is no part of the next update."""
+        """Exclude the time until now from the next update."""
         self._updated_at = self._clock()
 
     def note(self, step: int, kind: str, message: str, nodes: tuple[str, ...]) -> None:
-        """Write an event down, which is about `nodes`, and have it shown."""
+        """Add an event about `nodes`."""
         event = Event(step=step, kind=kind, message=message, nodes=nodes)
         self._event_bytes += _EVENT_BYTES + len(message)
         if len(self.history.events) < MOST_EVENTS and self._event_bytes <= MOST_EVENT_BYTES:
@@ -47,13 +47,13 @@ class RunJournal:
             self.events.append(event)
         elif not self._has_more:
             self._has_more = True
-            kept = len(self.history.events)
-            more = Event(step=event.step, kind="more events", message=f"only the first {kept} are kept")
+            count = len(self.history.events)
+            more = Event(step=event.step, kind="more events", message=f"only the first {count} are kept")
             self.history.events.append(more)
             self.events.append(more)
 
     def updated(self, update: Update, works: dict[str, NodeWork]) -> None:
-        """Write an update down, with what the nodes did for it."""
+        """Add an update, with the work of the nodes for it."""
         now, n, stale, history = self._clock(), update.num_samples, update.staleness, self.history
         if update.loss is not None:
             history.loss = update.loss
@@ -63,14 +63,14 @@ class RunJournal:
         self._updated_at = now
 
     def validated(self, validation: Validation) -> None:
-        """Write a validation down; the time that it took is nobody's update."""
+        """Add a validation; its time is excluded from the updates."""
         self.start_timing()
         self.history.validations.append(validation)
         self.events.append(validation)
         self.epoch_ended(validation.step, validation.epoch, validation)
 
     def epoch_ended(self, step: int, epoch: int, validation: Validation | None = None) -> None:
-        """Have it shown that an epoch has ended, and was validated if it is to be."""
+        """Add the end of an epoch, with its validation if there is one."""
         ended = Epoch(step=step, epoch=epoch, loss=self.history.loss_of(epoch), validation=validation)
         self.history.epochs.append(ended)
         self.events.append(ended)

@@ -1,4 +1,4 @@
-"""How the nodes and the runs of a master stand, for `evener nodes`; and why a run could not begin or continue."""
+"""States of the nodes and the runs of a master, for `evener nodes`; reasons why a run could not begin or continue."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ def cluster_status(
 
 def set_aside_sentence(run: str, error: Exception) -> str:
     """Say why a run was set aside: an error at the master, not of the run."""
-    return shown(f"{run} cannot be gone on with ({type(error).__name__}: {first_line(error)})")
+    return shown(f"{run} cannot be continued ({type(error).__name__}: {first_line(error)})")

@@ -1,4 +1,4 @@
-"""The validations of one run, joined to the nodes: slices go out, answers come in, and who lied is named."""
+"""The validations of one run and its nodes: sends slices, takes answers, and names faulty nodes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from evener.wire.errors import BadFrame
 
 
 class RunValidation:
-    """Of one run.
+    """The validations of one run.
 
     Args:
-        job: of the run.
-        journal: of the run.
-        speeds: of those who work.
-        nodes: all that the master knows.
-        send: to connections.
+        job: job of the run.
+        journal: journal of the run.
+        speeds: speeds of the nodes at work.
+        nodes: all nodes that the master knows.
+        send: sends a message to a connection.
         clock: seconds.
     """
 
@@ -43,30 +43,30 @@ class RunValidation:
 
     @property
     def due(self) -> list[EpochEnd]:
-        """Those that have not been validated to their end."""
+        """Ends of epochs whose validation is not finished."""
         return self._validations.due
 
     def begin(self, end: EpochEnd) -> None:
-        """Have the weights that an epoch ended with validated."""
+        """Validate the weights at the end of an epoch."""
         if self._job.num_validation:
             self._validations.add(end)
             self.give_out()
         else:
             self._journal.epoch_ended(end.version, end.epoch)
 
-    def give_out(self, *, also_of_the_late: bool = False) -> None:
-        """Ask whoever works now for what nobody is asked for."""
+    def give_out(self, *, reassign_late: bool = False) -> None:
+        """Assign the slices that have no node to the nodes at work."""
         if self._validations.due:
             costs = self._speeds.validators
-            self._send_slices(self._validations.give_out(costs, self._clock(), also_of_the_late=also_of_the_late))
+            self._send_slices(self._validations.give_out(costs, self._clock(), reassign_late=reassign_late))
             self._conclude(self._validations.finished(self._clock()))
 
     def remind(self, node: NodeRecord) -> None:
-        """Ask a node again for what it has to answer."""
+        """Send a node its open slices again."""
         self._send_slices(self._validations.slices_of(node.name))
 
     def answered(self, node: NodeRecord, header: Validated) -> tuple[bool, list[tuple[NodeRecord, str]]]:
-        """A slice has been answered for: whether it was awaited, and who was found to lie, with what it said.
+        """Take the answer for a slice; return whether it was awaited, and faulty nodes with what they answered.
 
         Raises:
             BadFrame: the answer cannot be true.
@@ -76,13 +76,13 @@ class RunValidation:
         now = self._clock()
         is_news, validation = self._validations.answer(header, now)
         self._send_slices(self._validations.compare(node.name, header, list(self._speeds.validators)))
-        liars = [(self._nodes.by_name[name], lie) for name, lie in self._validations.liars]
-        self._validations.liars.clear()
+        faulty = [(self._nodes.by_name[name], reason) for name, reason in self._validations.faulty]
+        self._validations.faulty.clear()
         self._conclude(validation or self._validations.finished(now))
-        return is_news, liars
+        return is_news, faulty
 
     def _conclude(self, validation: Validation | None) -> None:
-        """A validation has ended, if it has; the next one begins, if epochs are shorter than their validation."""
+        """Add a validation that has ended; begin the next one, if epochs are shorter than their validation."""
         if validation is not None:
             self._journal.validated(validation)
             self.give_out()

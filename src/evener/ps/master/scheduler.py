@@ -16,7 +16,7 @@ from evener.ps.master.access.audit import AuditLog, trace_of
 from evener.ps.master.active_run import ActiveRun, RunStore
 from evener.ps.master.checkpointing import Checkpointer, unfinished
 from evener.ps.master.collective.collective_run import CollectiveRun
-from evener.ps.master.collective.rank_journal import Begun, RankJournal
+from evener.ps.master.collective.rank_journal import RankJournal, RunStart
 from evener.ps.master.collective.rank_run import ActiveRankRun
 from evener.ps.master.lease_run import ActiveLeaseRun
 from evener.ps.master.merges import merge_of
@@ -103,7 +103,7 @@ class Scheduler:
     def resume(self) -> None:
         """Continue the runs that the last master of this state folder had in progress."""
         journal = RankJournal(self._home, self._notify)
-        with self._guarding_files("the run whose ranks worked together", journal):
+        with self._guarding_files("the run whose ranks work together", journal):
             self._resume_ranks(journal)
         for name in unfinished(self._home):
             checkpointer = Checkpointer(self._config, name)
@@ -111,14 +111,14 @@ class Scheduler:
                 self._resume_leases(checkpointer)
 
     def _resume_ranks(self, journal: RankJournal) -> None:
-        if (found := journal.load()) is None:
+        if (state := journal.load()) is None:
             journal.close()
             return
-        run = ActiveRankRun(self._config, self._nodes, self._send, found.begun.job, journal)
+        run = ActiveRankRun(self._config, self._nodes, self._send, state.begun.job, journal)
         with self._guarding_files(f"run {run.name}", journal):
-            run.ranks.resume(found)
+            run.ranks.resume(state)
             self._add(run, ())
-            self._notify(f"going on with run {run.name}, whose ranks work together")
+            self._notify(f"continuing run {run.name}, whose ranks work together")
 
     def _resume_leases(self, checkpointer: Checkpointer) -> None:
         checkpoint, snapshot = checkpointer.load()
@@ -130,7 +130,7 @@ class Scheduler:
         due = [EpochEnd(epoch, version, snapshot.ends[epoch]) for epoch, version in checkpoint.due.items()]
         training.resume(checkpoint.used, due, checkpoint.seconds, checkpoint.waited)
         self._add(ActiveLeaseRun(self._config, self._nodes, self._send, training, checkpointer), ())
-        self._notify(f"going on with run {checkpoint.job.run} from update {server.version}")
+        self._notify(f"continuing run {checkpoint.job.run} from update {server.version}")
 
     def wants_submission(self, peer: int, lengths: Sequence[int]) -> bool:
         """Whether a run may arrive now in buffers of these lengths. Raises BadFrame: no run has such buffers."""
@@ -190,7 +190,7 @@ class Scheduler:
         if run is None:
             return f"there is no run {wanted.run} in progress"
         if not isinstance(run, ActiveLeaseRun) or run.job.nodes is None:
-            return f"run {wanted.run} takes all nodes that are here"
+            return f"run {wanted.run} uses all nodes"
         others = [other for other in self.runs if other is not run]
         return self._why_not(replace(run.job, nodes=wanted.nodes), among=others)
 
@@ -200,13 +200,13 @@ class Scheduler:
 
     def disconnected(self, peer: int) -> None:
         """Forget a connection that is gone."""
-        self._submissions.left(peer)
+        self._submissions.disconnected(peer)
         node = self._nodes.at(peer)
         for run in self._active.values():
             if node is not None:
                 run.disconnected(node)
             if run.subscribers.remove(peer):
-                self._notify(f"the command that watched run {run.name} is gone; the run goes on")
+                self._notify(f"the command that watched run {run.name} has disconnected; the run continues")
 
     def admit(self, node: NodeRecord) -> None:
         """Give work to a node that has become a member, or is one again."""
@@ -322,7 +322,7 @@ class Scheduler:
         job = replace(submission.job, run=self._home.free_name(submission.job.run))
         if isinstance(job, RankJob):
             journal = RankJournal(self._home, self._notify)
-            journal.add(Begun(job=job, secret=b""))
+            journal.add(RunStart(job=job, secret=b""))
             return ActiveRankRun(self._config, self._nodes, self._send, job, journal)
         assert submission.weights is not None
         first, merge = time.time_ns(), merge_of(job.agreement)
@@ -340,7 +340,7 @@ class Scheduler:
         run.begin(watchers)
 
     def _why_not(self, job: AnyJob, among: Sequence[ActiveRun] | None = None) -> str:
-        """Why a run cannot begin beside those in progress; empty if it can."""
+        """Say why a run cannot begin beside those in progress; empty if it can."""
         others = self.runs if among is None else among
         if len(others) >= MAX_RUNS:
             return f"the master has {MAX_RUNS} runs in progress, which is the limit: end one with `evener stop`"
@@ -350,10 +350,10 @@ class Scheduler:
         return "" if busy is None else busy_with(busy.status)
 
     def _why_no_room(self, job: AnyJob) -> str:
-        """Why memory or disk have no room for another run; empty if they do."""
+        """Say why memory or disk have no room for another run; empty if they do."""
         jobs = [one for one in (job, *(run.job for run in self.runs)) if isinstance(one, Job)]
         if sum(len(encode_job(one)) for one in jobs) > MOST_JOBS_BYTES:
-            return f"the runs in progress would be described by more than {MOST_JOBS_BYTES} bytes, which is the limit"
+            return f"the descriptions of all runs would take more than {MOST_JOBS_BYTES} bytes, which is the limit"
         if sum(one.layout.num_bytes for one in jobs) > (most := usable_memory()[1] // 2):
             return f"the weights of all runs would take more than the {most} bytes that this master has for them"
         return why_no_disk(self._home.folder)

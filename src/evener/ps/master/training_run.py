@@ -1,7 +1,7 @@
-"""The conduct of one run at the master: the parameter server, validation and the history, joined to those who work.
+"""One run at the master: the parameter server, validation and history, connected to the nodes at work.
 
-What a run learns about nodes (a good update, a refused one, a late one) it puts into `observations`, for membership to
-decide upon; it never decides itself who takes part.
+What a run learns about nodes (a good update, a refused one, a late one) goes into `observations`, and membership
+decides on it; the run itself never decides which nodes take part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evener.sync.messages import Judgement, ServerOutput
 from evener.sync.parameter_server import ParameterServer
 
 _MOST_REFUSALS = 3
-"""A worker, in a row and without a good update of anybody, before training is taken for diverged."""
+"""Refused updates per worker, in a row and without a good update, after which training counts as diverged."""
 _DIVERGED = "every update of every node is refused, training has diverged; a lower learning rate may help"
 
 
@@ -32,24 +32,24 @@ class TrainingRun:
     """One run.
 
     Args:
-        job: to be done.
-        server: that agrees on the weights.
-        history: that remembers.
-        nodes: whoever may work.
-        send: to connections.
+        job: job to do.
+        server: parameter server of the run.
+        history: history of the run.
+        nodes: all nodes, which may work.
+        send: sends a message to a connection.
         clock: seconds.
 
     Attributes:
-        speeds: of nodes.
-        journal: what happened, and what of it nobody was shown yet.
-        validation: of its epochs.
-        observations: of nodes, for membership: what, and whose.
-        failure: why the run cannot go on, if it cannot.
-        liars: nodes that were found to lie, with what they said or sent; to be expelled.
-        has_begun: whether work is given out.
-        used: samples used of each epoch that has begun and not ended.
-        submitted: when it was asked for.
-        begun: when somebody first worked; None before.
+        speeds: speeds of the nodes.
+        journal: journal of the run.
+        validation: validations of its epochs.
+        observations: occurrences of nodes, for membership.
+        failure: error that ends the run; None if it can go on.
+        faulty: nodes to expel, with what they answered or sent.
+        has_begun: whether work is assigned.
+        used: samples used, of each unfinished epoch.
+        submitted: time of the submission.
+        begun: time when a node first worked; None before.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class TrainingRun:
         self.speeds = RunSpeeds(server, nodes)
         self.journal = RunJournal(history, clock)
         self.validation = RunValidation(job, self.journal, self.speeds, nodes, send, clock)
-        self.liars: list[tuple[NodeRecord, str]] = []
+        self.faulty: list[tuple[NodeRecord, str]] = []
         self._refused_in_a_row = 0
         self._first_ready = inf
         self._progress_at = clock()
 
     def resume(self, used: Mapping[int, int], due: Sequence[EpochEnd], seconds: float | None, waited: float) -> None:
-        """Go on with the run of a master that was killed: with these samples used, and these epochs to validate.
+        """Continue the run of a master that was killed, with these samples used, and these epochs to validate.
 
         The time without a master does not count.
         """
@@ -91,32 +91,32 @@ class TrainingRun:
                 self._nodes.record(name).worker = worker
         for end in due:
             self.validation.begin(end)
-        self.note("master restarted", f"the master goes on from update {self.server.version}")
+        self.note("master restarted", f"the master continues from update {self.server.version}")
 
     @property
     def seconds(self) -> float | None:
-        """Since somebody first worked; None before."""
+        """Seconds since a node first worked; None before."""
         return None if self.begun is None else self._clock() - self.begun
 
     @property
     def waited(self) -> float:
-        """Seconds from when it was asked for until somebody worked, or until now."""
+        """Seconds from the submission until a node worked, or until now."""
         return (self._clock() if self.begun is None else self.begun) - self.submitted
 
     def admit(self, node: NodeRecord) -> None:
-        """Let a node that is a member now make ready, or work if it is ready and work has begun."""
+        """Let a member prepare, or work if it is ready and work has begun."""
         if self.job.run in node.not_ready:
             return
         if node.ready != self.job.run:
             node.doing = "prepares"
             self._send(node.peer, Prepare(run=self.job.run), [encode_job(self.job)])
             return
-        node.doing = "works" if self.has_begun else "waits for the others to make ready"
+        node.doing = "works" if self.has_begun else "waits for the other nodes to prepare"
         if self.has_begun:
             self._begin_work(node)
 
     def ready(self, node: NodeRecord, unit_seconds: float) -> None:
-        """A node is ready."""
+        """Note that a node is ready."""
         self.server.worker(node.name).speed.benchmark(unit_seconds)
         if self.has_begun:
             self.speeds.bound_claims([*self.server.members, self.server.worker(node.name)])
@@ -125,13 +125,13 @@ class TrainingRun:
         self.admit(node)
 
     def not_ready(self, node: NodeRecord, reason: str) -> None:
-        """A node cannot take part."""
+        """Continue without a node that cannot take part."""
         node.not_ready.add(self.job.run)
         node.ready, node.doing = "", f"cannot take part: {reason}"
         self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
 
     def begin(self, present: Sequence[NodeRecord]) -> None:
-        """Let work begin once all who are here are ready, or one has waited for the others for the patience."""
+        """Begin work once all connected nodes are ready, or one has waited for the others for the patience."""
         run = self.job.run
         able = [node for node in present if run not in node.not_ready]
         ready = [node for node in able if node.ready == run]
@@ -144,26 +144,26 @@ class TrainingRun:
             self.speeds.bound_claims([self.server.worker(node.name) for node in ready])
             for node in ready:
                 self.admit(node)
-            self.server.quorum = 1  # whoever comes or goes from now on, the others go on
+            self.server.quorum = 1  # from now on the others continue when nodes join or leave
 
     def lose(self, node: NodeRecord) -> None:
-        """Have what a node has begun done by others."""
+        """Assign a node's unfinished work to others."""
         self._follow(self.server.dismiss(node.name))
         self.validation.give_out()
 
     def inbox(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> memoryview | None:
-        """Where the bytes of a contribution belong; None if they are not wanted."""
+        """Return memory for the bytes of a contribution; None if it is not needed."""
         if contribution.run != self.job.run:
             return None
         return self.server.inbox(node.name, contribution.push.number, num_bytes)
 
     def arrived(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> None:
-        """So much of a contribution is here."""
+        """Note that `num_bytes` of a contribution have arrived."""
         self.progress(node)
         self.server.arrived(node.name, contribution.push.number, num_bytes)
 
     def contribute(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> None:
-        """A contribution is here."""
+        """Take a contribution that has arrived."""
         if contribution.run != self.job.run:
             return
         push, worker = contribution.push, node.worker
@@ -174,24 +174,24 @@ class TrainingRun:
         self._follow(self.server.push(node.name, push, num_bytes, seen))
 
     def validated(self, node: NodeRecord, header: Validated) -> None:
-        """A slice of the validation data has been answered for.
+        """Take an answer for a slice of the validation data.
 
         Raises:
             BadFrame: the answer cannot be true.
         """
         if header.run != self.job.run:
             return
-        is_news, liars = self.validation.answered(node, header)
+        is_news, faulty = self.validation.answered(node, header)
         if is_news:
             self.progress(node)
-        self.liars += liars
+        self.faulty += faulty
 
     def progress(self, node: NodeRecord) -> None:
-        """A node has done a part of its work."""
+        """Note a sign of progress of a node."""
         node.progress_at = self._progress_at = self._clock()
 
     def tick(self, is_delivering: Callable[[int], bool]) -> None:
-        """Look for those for whom all wait; `is_delivering` says if something is on its way to a peer and gets on."""
+        """Find stragglers; `is_delivering` says whether a message to a peer is being delivered and makes progress."""
         now, patience = self._clock(), self._nodes.patience
         if self.server.members and self.begun is None:
             self.begun = now
@@ -207,22 +207,22 @@ class TrainingRun:
                 self._on_thin_line(thin, now)
         if now - self._progress_at > patience:
             self._progress_at = now
-            self.validation.give_out(also_of_the_late=True)
+            self.validation.give_out(reassign_late=True)
 
     def _on_thin_line(self, thin: ThinLine, now: float) -> None:
-        """Have a node send less, if the run allows that and it does not yet; else leave it out for a while."""
-        is_told = self.server.send_less(thin.node.name, now)
-        self.note("thin line", thin.words(self.job.agreement.thin if is_told else ""), thin.node.name)
-        if not is_told:
+        """Reduce what a node sends, if the protocol allows it and it is not reduced yet; else exclude the node."""
+        is_reduced = self.server.send_less(thin.node.name, now)
+        self.note("thin line", thin.sentence(self.job.agreement.thin if is_reduced else ""), thin.node.name)
+        if not is_reduced:
             self.observations.append(("late", thin.node))
 
     def note(self, kind: str, message: str, *nodes: str) -> None:
-        """Write an event down, which is about `nodes`, and have it shown."""
+        """Add an event about `nodes`."""
         self.journal.note(self.server.version, kind, message, nodes)
 
     def _begin_work(self, node: NodeRecord) -> None:
         if not self.server.members:
-            self.journal.start_timing()  # nobody worked until now
+            self.journal.start_timing()  # no node worked until now
         self.journal.history.add_node(node.name)
         node.worker = self.server.worker(node.name)
         self._follow(self.server.admit(node.name))
@@ -230,22 +230,22 @@ class TrainingRun:
         self.validation.give_out()
 
     def _follow(self, output: ServerOutput) -> None:
-        """Note what came of a message, and send the answers; validation goes before them, to be done first."""
+        """Record the output of the server, and send its answers; validation slices go first, to be done first."""
         works: deque[tuple[str, NodeWork]] = deque()
         for judgement in output.judgements:
             if judgement.verdict == "applied":
                 works.append((judgement.worker, self._applied(judgement)))
             else:
                 self._refused(judgement)
-        for update in output.updates:  # each of as many contributions as it has workers, in order
+        for update in output.updates:  # each has one contribution per worker, in order
             self.journal.updated(update, dict([works.popleft() for _ in update.staleness]))
             self._use_up(update.epoch, update.num_samples)
         for reply in output.replies:
             answer, image, node = reply.answer, reply.image, self._nodes.by_name[reply.worker]
             if answer.lease is not None:
                 node.progress_at = self._progress_at = self._clock()
-                self.server.workers[reply.worker].give(answer.lease.number, node.progress_at)
-                steps = answer.lease.num_steps  # a beat of a step counts as far as leases go, this one and the last
+                self.server.workers[reply.worker].lease_sent(answer.lease.number, node.progress_at)
+                steps = answer.lease.num_steps  # heartbeats count as progress for the steps of this lease and the last
                 node.steps_left = (node.steps_left if node.steps_left < steps else steps) + steps
             if image is not None and (work := self.journal.history.totals.get(reply.worker)) is not None:
                 work.received += len(image)
@@ -264,20 +264,20 @@ class TrainingRun:
         self.note("refused", f"the update of node {judgement.worker} was refused: {judgement.reason}", judgement.worker)
         self._observe("refused", judgement)
         if judgement.expels:
-            self.liars.append((self._nodes.by_name[judgement.worker], f"{judgement.reason}, again and again"))
+            self.faulty.append((self._nodes.by_name[judgement.worker], f"{judgement.reason}, repeatedly"))
         if judgement.lease is not None and not self.job.workload.parts:
             self._use_up(judgement.lease.samples.epoch, judgement.num_samples)
         if self._refused_in_a_row >= _MOST_REFUSALS * max(1, len(self.server.members)):
             self.failure = NonFiniteLoss(judgement.worker, self.server.version + 1, float("nan"), f": {_DIVERGED}")
 
     def _observe(self, what: Occurrence, judgement: Judgement) -> None:
-        """Have membership hear of it, unless the node has gone since."""
+        """Report an occurrence to membership, unless the node has left since."""
         node = self._nodes.by_name[judgement.worker]
         if node.peer is not None and node.worker is not None and node.worker.is_here:
             self.observations.append((what, node))
 
     def _use_up(self, epoch: int, num_samples: int) -> None:
-        """Note that samples are used; epochs end in order. Where data stay, a round is one, whoever was drawn."""
+        """Note that samples are used; epochs end in order. With fixed parts of the data, a round is an epoch."""
         wanted = 1 if self.job.workload.parts else self.job.workload.num_samples
         self.used[epoch] = self.used.get(epoch, 0) + num_samples
         while self.used and self.used[first := min(self.used)] >= wanted:

@@ -1,1 +1,1 @@
-"""A node: what joins a master, makes ready for a run and computes there, with PyTorch or without."""
+"""A node: joins a master, prepares for runs and computes, with PyTorch or without."""

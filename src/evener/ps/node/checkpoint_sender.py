@@ -1,8 +1,9 @@
-"""A node's part in keeping checkpoints at the master: it offers the newest that its rank has written, and gives it.
+"""Offers the newest checkpoint of a node's rank to the master, and sends it.
 
-    the rank writes one -> RankSaved -> FetchBlob, RankPiece ... -> all of it is there: the next newest may be offered
+    the rank writes one -> RankSaved -> FetchBlob, RankPiece ... -> all of it is sent: the next may be offered
 
-What is offered is linked to a folder of its own, since the rank removes old checkpoints while new ones come.
+An offered checkpoint is linked into a folder of its own, since the rank removes old checkpoints while it writes new
+ones.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from evener.ps.protocol.rank_messages import RankPiece, RankSaved
 from evener.records.errors import MissingFile
 
 CHECKPOINTS = "checkpoints"
-"""In the folder of a rank, which writes them there."""
-_PAUSE = 5.0
-"""Seconds between two offers at least."""
-_FORGOTTEN = 60.0
-"""Seconds after which a master that does not ask for what was offered is offered the next."""
+"""Folder in which a rank writes its checkpoints, within the rank's folder."""
+_INTERVAL_S = 5.0
+"""Shortest time between two offers."""
+_OFFER_TIMEOUT_S = 60.0
+"""Time without a request for an offered checkpoint after which the next one is offered."""
 
 
 class CheckpointSender:
-    """Of one rank's process.
+    """Sends the checkpoints of one rank's process.
 
     Args:
-        run: its run.
-        process: its number.
-        folder: where it may write.
-        put: has a frame sent, from any thread.
-        log: takes sentences for the node's user.
+        run: name of the run.
+        process: number of the process.
+        folder: folder of the process.
+        put: sends a frame, from any thread.
+        log: shows a message to the node's user.
         clock: seconds.
     """
 
@@ -53,20 +54,20 @@ class CheckpointSender:
         self._clock = clock
         self._lock = threading.Lock()
         self._blob: Blob | None = None
-        self._step, self._asked_at, self._offered_at = 0, clock(), -_PAUSE
+        self._step, self._requested_at, self._offered_at = 0, clock(), -_INTERVAL_S
 
     def written(self) -> None:
-        """The rank has written another checkpoint: offer the newest, unless an earlier one is on its way."""
+        """Offer the newest checkpoint when the rank has written one, unless an earlier one is being sent."""
         now = self._clock()
         with self._lock:
-            is_under_way = self._blob is not None and now - self._asked_at < _FORGOTTEN
-            if is_under_way or now - self._offered_at < _PAUSE or not self._take_newest():
+            is_under_way = self._blob is not None and now - self._requested_at < _OFFER_TIMEOUT_S
+            if is_under_way or now - self._offered_at < _INTERVAL_S or not self._take_newest():
                 return
-            self._offered_at = self._asked_at = now
+            self._offered_at = self._requested_at = now
         self.offer()
 
     def offer(self) -> None:
-        """Say what there is; again, over a new connection."""
+        """Send the offer, also again over a new connection."""
         with self._lock:
             if self._blob is None:
                 return
@@ -74,10 +75,10 @@ class CheckpointSender:
         self._put(header)
 
     def give(self, fetch: FetchBlob) -> None:
-        """The piece that the master asks for; after the last one there is room for another checkpoint."""
+        """Send the piece that the master requests; after the last one another checkpoint may be offered."""
         with self._lock:
             blobs = () if self._blob is None else (self._blob,)
-            self._asked_at = self._clock()
+            self._requested_at = self._clock()
         chunk, data = BlobSender(blobs=blobs).chunk(fetch)
         piece = RankPiece(run=self._run, digest=chunk.digest, offset=chunk.offset, total=chunk.total)
         self._put(piece, (data,))
@@ -86,7 +87,7 @@ class CheckpointSender:
                 self._blob = None
 
     def _take_newest(self) -> bool:
-        """Link the newest checkpoint to a folder of its own; whether there is one that is whole."""
+        """Link the newest checkpoint into a folder of its own; return whether there is a complete one."""
         offered = self._folder / "offered"
         shutil.rmtree(offered, ignore_errors=True)
         try:
@@ -97,12 +98,12 @@ class CheckpointSender:
             self._blob = None  # the rank has removed it meanwhile: it has written newer ones
         except OSError as error:
             self._blob = None
-            self._log(f"a checkpoint cannot be given to the master: {error}")
+            self._log(f"cannot send a checkpoint to the master: {error}")
         return self._blob is not None
 
 
 def link_files(folder: Path, into: Path) -> None:
-    """Have the files of `folder` in `into`, too; copies where the system has no links. Raises OSError."""
+    """Link the files of `folder` into `into`; copy them where the system has no links. Raises OSError."""
     into.mkdir(parents=True)
     for file in folder.iterdir():
         try:

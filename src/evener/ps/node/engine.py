@@ -1,10 +1,10 @@
-"""What computes on a node: one engine for all tasks, over a backend that knows the framework that a task is for.
+"""The engine of a node: one for all tasks, over a backend for the task's framework.
 
     lease -> its samples, in the order of all nodes -> backend: forward, backward, perhaps steps -> flat state
 
-The same job gives the same samples, seeds and learning rates whatever the backend is: nodes with PyTorch and nodes
-without serve one run side by side. The state of the optimiser of local steps stays on its node from lease to lease; a
-node that comes new, or makes ready anew, begins with none.
+The same job gives the same samples, seeds and learning rates with any backend, so nodes with PyTorch and nodes without
+can work for one run. The state of a local optimizer stays on its node from lease to lease; a node that prepares again
+begins without one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from evener.system.pace import Pace
 
 _WARM_UP = 1
 _FIXED_TOLERANCE = 1e-5
-"""Relative: the same numbers, drawn by processors of different kinds, differ by rounding."""
+"""Relative tolerance: the same random numbers, drawn by different kinds of CPUs, differ by rounding."""
 _TRIAL_SECONDS = 0.2
 _PLAIN = (bool, int, float, str, tuple, type(None))
 
@@ -42,31 +42,31 @@ class NodeEngine(Engine, Protocol):
     """A model with its data on a node, ready for one job."""
 
     def unit_seconds(self) -> float:
-        """Seconds that one sample takes in a batch of the size that is to be expected, measured now."""
+        """Measure the seconds of one sample in a batch of the expected size."""
         ...
 
     def validate(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
-        """Sum of the losses, and number of right answers, of samples [first, first + size) for validation.
+        """Return the loss sum and the number of correct answers of validation samples [first, first + size).
 
-        The model is afterwards what it was before.
+        The model is unchanged afterwards.
         """
         ...
 
     def close(self) -> None:
-        """Let go of memory and files."""
+        """Free memory and files."""
         ...
 
 
 class EngineSetup(NamedTuple):
-    """What an engine is made from.
+    """Parameters of an engine.
 
     Attributes:
-        job: to be done.
+        job: job to do.
         code: folder of the task's files; None for a built-in task.
         data: folder of the data; None if the task knows.
-        device: that computes.
-        speed: 1, or the fraction to which the node is slowed down.
-        between_steps: to be called between local steps: raises if the run is over.
+        device: device that computes.
+        speed: 1, or the fraction to which the node is throttled.
+        between_steps: called between local steps; raises if the run is over.
     """
 
     job: Job
@@ -78,25 +78,25 @@ class EngineSetup(NamedTuple):
 
 
 Build = Callable[[EngineSetup], NodeEngine]
-"""Makes the engine of a job. Raises EvenerError, or whatever the task's own code raises."""
+"""Makes the engine of a job. Raises EvenerError, or any error of the task's own code."""
 
 
 class ModelBackend(Protocol):
-    """A task's model, data and optimiser in one framework; its state goes in and out as a `Flat`.
+    """A task's model, data and optimizer in one framework; its state is loaded and saved as a `Flat`.
 
     Attributes:
-        name: of the task.
-        model: that is trained; it has `modules()`.
-        layout: of the state.
-        fixed_sum: sum of the sizes of all parameters that are not trained, which each node makes itself; None
-            if it is not known.
-        num_samples: for training.
-        has_accuracy: whether the task says how many answers are right.
+        name: name of the task.
+        model: model that is trained; it has `modules()`.
+        layout: layout of the state.
+        fixed_sum: sum of the sizes of all parameters that are not trained, which each node makes itself; None if it is
+            not known.
+        num_samples: number of training samples.
+        has_accuracy: whether the task counts correct answers.
         clip_norm: bound on the norm of the gradient, before a step; None for none.
-        normalises: whether a layer normalises over the batch, and so refuses a lone sample.
-        unused: places in the layout of parameters that the last `backward` did not reach; in a framework whose
-            optimisers move such parameters, too, none.
-        synchronise: waits for the work that a GPU has been given; None where nothing runs ahead.
+        normalises: whether a layer normalises over the batch, and so rejects a single sample.
+        unused: indices in the layout of parameters that the last `backward` did not reach; empty in a framework whose
+            optimizers update such parameters, too.
+        synchronise: waits for queued work of a GPU; None where nothing is queued.
     """
 
     name: str
@@ -116,77 +116,77 @@ class ModelBackend(Protocol):
 
     @property
     def num_validation(self) -> int:
-        """Samples for validation; 0 for none. They are loaded when they are first asked for."""
+        """Number of validation samples; 0 for none. The first access loads them."""
         ...
 
     def labels(self) -> NDArray[Any]:
-        """The class of every sample for training. Raises InvalidInput: there is none."""
+        """Return the class of every training sample. Raises InvalidInput: there are no classes."""
         ...
 
     def initial_weights(self) -> Flat:
-        """The state with which the model was made; to be asked for before anything is computed."""
+        """Return the state with which the model was made; call it before any computation."""
         ...
 
     def server_optimizer(self, num_steps: int) -> Outer:
-        """What the server has to do in so many steps to do as the task's optimiser. Raises UnknownOptimizer."""
+        """Return the server's equivalent of the task's optimizer for so many steps. Raises UnknownOptimizer."""
         ...
 
     def write_weights(self, data: bytes, path: Path) -> None:
-        """Write the weights in `data`, of a safetensors file, to a safetensors file with the model's own names."""
+        """Write the weights in `data`, a safetensors file, to a safetensors file with the model's own names."""
         ...
 
     def prepare(self, num_steps: int) -> None:
-        """Make ready to compute; a run of one process would have so many steps."""
+        """Prepare to compute; a run of one process would have so many steps."""
         ...
 
     def set_training(self, is_training: bool) -> None:
-        """Have the model learn, or only be evaluated."""
+        """Set the model to training or to evaluation."""
         ...
 
     def load(self, weights: Flat) -> None:
-        """Have the model be what `weights` says."""
+        """Load `weights` into the model."""
         ...
 
     def save(self, into: Flat) -> None:
-        """Write down what the model is."""
+        """Save the model's state."""
         ...
 
     def save_gradients(self, into: Flat) -> None:
-        """Write down the gradients of the parameters, and statistics and counters as they are."""
+        """Save the gradients of the parameters, and statistics and counters as they are."""
         ...
 
     def backward(self, indices: NDArray[np.int64], epoch: int, seeds: tuple[int, ...], /) -> Any:
-        """The mean loss of samples [N], a number or a scalar tensor; the model has its gradient.
+        """Compute the gradient of the mean loss of samples [N]; return the loss, a number or a scalar tensor.
 
         Args:
-            indices: of the samples in the training data.
-            epoch: of them, for random transforms.
-            seeds: of whatever else is random.
+            indices: indices of the samples in the training data.
+            epoch: epoch of the samples, for random transforms.
+            seeds: seeds of everything else that is random.
         """
         ...
 
     def step(self, number: int) -> None:
-        """Let the task's optimiser take the step of this number, from 0, with the gradient that there is."""
+        """Let the task's optimizer take the step of this number, from 0, with the present gradient."""
         ...
 
     def evaluate(self, first: int, stop: int) -> tuple[float, float]:
-        """Sum of the losses and number of right answers of samples [first, stop) for validation."""
+        """Return the sum of the losses and the number of correct answers of validation samples [first, stop)."""
         ...
 
     def close(self) -> None:
-        """Let go of memory."""
+        """Free memory."""
         ...
 
 
 class TaskEngine:
-    """The engine of a task, whatever the framework.
+    """The engine of a task, for any framework.
 
     Args:
-        backend: the task's.
-        setup: what else the engine is made from.
+        backend: backend of the task.
+        setup: other parameters of the engine.
 
     Raises:
-        InvalidInput: data or model are not those of the job.
+        InvalidInput: data or model differ from those of the job.
     """
 
     def __init__(self, backend: ModelBackend, setup: EngineSetup) -> None:
@@ -199,64 +199,68 @@ class TaskEngine:
         self._steps_per_epoch = -(-backend.num_samples // self._batch)
         backend.prepare((setup.job.workload.num_epochs or 1) * self._steps_per_epoch)
         backend.set_training(True)
-        self._kept = Flat(setup.job.layout)
+        self._saved_state = Flat(setup.job.layout)
         self._pace = Pace(setup.speed, backend.synchronise)
         self._order = lru_cache(maxsize=2)(self._order_of)
 
     @property
     def layout(self) -> StateLayout:
-        """See `Engine`."""
+        """Layout of the model's state."""
         return self._job.layout
 
     @property
     def unused(self) -> tuple[int, ...]:
-        """See `Engine`."""
+        """Indices of parameters that the last backward pass did not reach."""
         return self._backend.unused
 
     def load(self, weights: Flat) -> None:
-        """See `Engine`."""
+        """Load `weights` into the model."""
         self._backend.load(weights)
 
     def gradient(self, lease: Lease, into: Flat) -> float:
-        """See `Engine`."""
+        """Compute the gradient of a lease's samples; return their mean loss."""
         with self._pace.computing():
             loss = self._backward(self._indices(lease), lease.samples.epoch, lease.number)
             self._backend.save_gradients(into)
         return float(loss)
 
     def local_steps(self, lease: Lease, into: Flat) -> float:
-        """See `Engine`."""
+        """Take the local steps of a lease; return the mean loss of its samples."""
         indices, first, batch = self._indices(lease), lease.samples.epoch * self._steps_per_epoch, self._batch
-        steps = first + positions(lease.samples) // batch  # in which one process would learn from each sample
+        steps = (
+            first + positions(lease.samples) // batch
+        )  # step of one process in which it would learn from each sample
         total: Any = 0.0
         for number in range(lease.num_steps):
-            own = indices[number * batch : (number + 1) * batch]
+            step_indices = indices[number * batch : (number + 1) * batch]
             with self._pace.computing():
-                total = total + self._backward(own, lease.samples.epoch, lease.number, number) * len(own)
+                total = total + self._backward(step_indices, lease.samples.epoch, lease.number, number) * len(
+                    step_indices
+                )
                 self._backend.step(int(steps[number * batch]))
             self._between_steps()
         self._backend.save(into)
         return float(total) / len(indices)
 
     def unit_seconds(self, trial_seconds: float = _TRIAL_SECONDS) -> float:
-        """See `NodeEngine`; it computes once more after `trial_seconds`."""
+        """Measure the seconds of one sample for `trial_seconds`, and once more."""
         batch = min(self._batch, self._backend.num_samples)
-        self._backend.save(self._kept)
+        self._backend.save(self._saved_state)
         until, best = time.perf_counter() + trial_seconds, inf
         for tries in count():
             begun = time.perf_counter()
             if tries > _WARM_UP and begun > until:
                 break
-            with self._pace.computing(), plain_state_kept(self._backend.model):
+            with self._pace.computing(), plain_state_preserved(self._backend.model):
                 float(self._backward(np.arange(batch, dtype=np.int64), 0))
             best = min(best, time.perf_counter() - begun)
-        self._backend.load(self._kept)
+        self._backend.load(self._saved_state)
         return best / batch
 
     def validate(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
-        """See `NodeEngine`."""
+        """Return the loss sum and the number of correct answers of validation samples [first, first + size)."""
         backend = self._backend
-        backend.save(self._kept)
+        backend.save(self._saved_state)
         backend.load(weights)
         backend.set_training(False)
         loss, correct = 0.0, 0.0
@@ -266,21 +270,23 @@ class TaskEngine:
             loss, correct = loss + sums[0], correct + sums[1]
             self._between_steps()
         backend.set_training(True)
-        backend.load(self._kept)
+        backend.load(self._saved_state)
         return loss, correct
 
     def close(self) -> None:
-        """See `NodeEngine`."""
+        """Free memory and files."""
         self._backend.close()
 
     def _check_job(self) -> None:
         job, backend = self._job, self._backend
-        for what, found, wanted in (
+        for what, available, wanted in (
             ("training", backend.num_samples, job.workload.num_samples),
             ("validation", backend.num_validation if job.num_validation else 0, job.num_validation),
         ):
-            if found != wanted:
-                raise InvalidInput(f"there are {found} {what} samples here and {wanted} where the run was submitted")
+            if available != wanted:
+                raise InvalidInput(
+                    f"there are {available} {what} samples here and {wanted} where the run was submitted"
+                )
         if backend.layout != job.layout:
             raise InvalidInput("the task's model has other arrays here than where the run was submitted")
         sums = backend.fixed_sum, job.fixed_sum
@@ -296,7 +302,7 @@ class TaskEngine:
         return permutation(self._backend.num_samples, self._seed, epoch)
 
     def _indices(self, lease: Lease) -> NDArray[np.int64]:
-        """The samples of a lease."""
+        """Return the indices of a lease's samples."""
         return self._order(lease.samples.epoch)[positions(lease.samples)]
 
     def _backward(self, indices: NDArray[np.int64], epoch: int, *seeds: int) -> Any:
@@ -305,23 +311,24 @@ class TaskEngine:
 
 
 @contextmanager
-def plain_state_kept(model: Any) -> Iterator[None]:
-    """Restore numbers, words and flags that the modules of `model` hold: counters of calls, schedules of their own."""
-    kept = [
+def plain_state_preserved(model: Any) -> Iterator[None]:
+    """Restore numbers, texts and flags in the modules of `model`, such as counters of calls and schedules."""
+    states = [
         (module, {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)})
         for module in model.modules()
     ]
     try:
         yield
     finally:
-        for module, values in kept:
+        for module, values in states:
             vars(module).update(values)
 
 
 def enough_samples(indices: NDArray[np.int64], *, normalises: bool) -> NDArray[np.int64]:
-    """Samples [N] to learn from; one alone is taken twice if a layer normalises over the batch, which refuses one.
+    """Return the samples [N] to learn from; repeat a single one if a layer normalises over the batch, which rejects
+    one.
 
-    The mean loss, its gradient and the mean of the statistics are those of the sample; shares are uneven, and nobody
-    chose to have one sample only.
+    The mean loss, its gradient and the mean of the statistics stay those of the sample. A share of one sample results
+    from uneven shares, not from the user's choice.
     """
     return indices.repeat(2) if normalises and len(indices) == 1 else indices

@@ -1,4 +1,4 @@
-"""A node: joins a master, makes ready for whatever run there is, computes what it is leased, until it is dismissed.
+"""A node: joins a master, prepares for each run, and computes its leases, until it is dismissed.
 
     Join -> Welcome -> measure the device -> Profiled
     Prepare, BlobChunk, ServerReply, Validate -> the session of a run (worker_session)
@@ -6,9 +6,8 @@
     Release -> the session ends
     Dismiss -> the node ends
 
-One thread does all this; it reads the next frame when it has done what the last one asked for. Another one sends
-heartbeats, so that the master knows that the node lives, and connects again when the connection breaks
-(reconnecting_client).
+One thread does all this; it reads the next frame when it has handled the last one. Another thread sends heartbeats, and
+reconnects when the connection breaks (reconnecting_client).
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Buffer, Frame
 
 Buffers = tuple[memoryview, ...]
-"""Of a frame."""
+"""Buffers of a frame."""
 
 
 class Node:
     """One node.
 
     Args:
-        config: what it is and has.
-        dial: makes a connection to the master within the seconds given, with this patience.
-        log: takes sentences for the user.
+        config: configuration of the node.
+        dial: connects to the master within a number of seconds, with this patience.
+        log: shows a message to the user.
 
     Raises:
         CannotJoin: the master cannot be reached.
@@ -95,10 +94,10 @@ class Node:
         self._inbox: Inbox | ThreadedInbox = Inbox(self._client, self._aside)
 
     def serve(self) -> None:
-        """Be a node until the master dismisses it.
+        """Run the node until the master dismisses it.
 
         Raises:
-            NodeLost: the master refuses this node, with the reason.
+            NodeLost: the master rejects this node, with the reason.
         """
         try:
             while True:
@@ -124,25 +123,25 @@ class Node:
             self._inbox.close()
 
     def _aside(self, frame: Frame[Header]) -> bool:
-        """Deal with what does not disturb the work, and need not wait for its end; whether that was so."""
+        """Handle a frame that does not disturb the work, and need not wait for its end; return whether it was one."""
         if not isinstance(frame.header, Examine | ProbeNodes):
             return False
         self._handlers[type(frame.header)](frame.header, frame.buffers)
         return True
 
     def _work(self) -> None:
-        """Do what there is to do, a lease at a time, until the next frame is needed or waits."""
+        """Work on the leases, one at a time, until a frame arrives or none is left."""
         while self._session is not None and self._session.can_work:
             if not self._attempt(self._session.work):
                 return
 
-    def _attempt(self, action: Callable[..., None], *words: Any) -> bool:
-        """Do something for the run, and whether that succeeded; what fails ends this node's part in the run."""
+    def _attempt(self, action: Callable[..., None], *arguments: Any) -> bool:
+        """Call an action of the run, and return whether it succeeded; a failure ends this node's part in the run."""
         try:
-            action(*words)
+            action(*arguments)
         except RunEnded:
             return False
-        except NodeLost:  # of the connection: nothing that the task did
+        except NodeLost:  # a lost connection is no failure of the task
             raise
         except Exception as error:
             self._resign(error)
@@ -150,7 +149,7 @@ class Node:
         return True
 
     def _resign(self, error: Exception) -> None:
-        """Say that this node cannot take part in the run, and why."""
+        """Tell the master that this node cannot take part in the run, and why."""
         assert self._session is not None
         job, reason = self._session.job, shown(explain(error))
         self._log(f"cannot take part in {job.title}: {reason}")
@@ -161,14 +160,14 @@ class Node:
         self._client.patience = welcome.patience
         if welcome.name not in ("", self._name):
             self._name = welcome.name
-            self._log(f"the name {self._config.name} belongs to another node: this one is called {self._name}")
+            self._log(f"the name {self._config.name} belongs to another node: this node is named {self._name}")
         for remark in welcome.remarks:
             self._log(f"warning: {remark}")
         if self._profile is None:
             self._log(f"joined as {self._name}; measuring this machine")
             self._profile = self._config.measure()
             self._send(Profiled(profile=self._profile))
-            self._log("measured; it works whenever a run is submitted, until Ctrl-C")
+            self._log("measured; ready for runs, until Ctrl-C")
         if self._session is not None:
             self._session.resend()
         self._ranks.resend()
@@ -176,7 +175,7 @@ class Node:
     def _on_prepare(self, _: Prepare, buffers: Buffers) -> None:
         job = decode_job(buffers[0])
         if self._session is not None and self._session.job.run == job.run:
-            return  # it was asked for over an earlier connection
+            return  # requested over an earlier connection
         self._end_session()
         if objection := self._config.accepts.objection(job):
             self._log(f"does not take part in {job.title}: {objection}")
@@ -198,19 +197,19 @@ class Node:
         else:
             self._ranks.on_chunk(chunk, buffers[0])
 
-    def _advance(self, session: WorkerSession, action: Callable[..., None], *words: Any) -> None:
-        """Take a step on the way to being ready."""
+    def _advance(self, session: WorkerSession, action: Callable[..., None], *arguments: Any) -> None:
+        """Take a step of the preparation."""
         was_ready = session.is_ready
-        if self._attempt(action, *words) and session.is_ready and not was_ready:
+        if self._attempt(action, *arguments) and session.is_ready and not was_ready:
             self._log(f"ready for {session.job.title}")
 
     def _on_reply(self, reply: ServerReply, buffers: Buffers) -> None:
         if self._session is not None and reply.run == self._session.job.run:
             self._session.on_reply(reply, buffers[0] if buffers else None)
 
-    def _on_validate(self, asked: Validate, buffers: Buffers) -> None:
-        if self._session is not None and asked.run == self._session.job.run:
-            self._attempt(self._session.validate, asked, buffers[0])
+    def _on_validate(self, request: Validate, buffers: Buffers) -> None:
+        if self._session is not None and request.run == self._session.job.run:
+            self._attempt(self._session.validate, request, buffers[0])
 
     def _on_quarantine(self, quarantine: Quarantine, _: Buffers) -> None:
         self._log(f"excluded for {quarantine.seconds:.3g} s: {quarantine.reason}")
@@ -226,7 +225,7 @@ class Node:
     def _on_dismiss(self, dismiss: Dismiss) -> None:
         if dismiss.is_error:
             raise NodeLost(f"the master refuses node {self._name}: {dismiss.reason}")
-        self._log(f"the master says goodbye: {dismiss.reason}")
+        self._log(f"dismissed by the master: {dismiss.reason}")
 
     def _end_session(self) -> None:
         if self._session is not None:
@@ -241,37 +240,37 @@ class Node:
         self._inbox.send(header, buffers)
 
     def _introduction(self) -> Join:
-        own, session = self._config, self._session
+        config, session = self._config, self._session
         return Join(
             protocol=PROTOCOL,
             name=self._name,
             incarnation=self._incarnation,
-            evener=own.versions.evener,
-            python=own.versions.python,
-            torch=own.versions.torch,
+            evener=config.versions.evener,
+            python=config.versions.python,
+            torch=config.versions.torch,
             clock=time.time(),
-            device=own.device,
+            device=config.device,
             run=session.job.run if session is not None and session.is_ready else "",
             profile=self._profile,
-            key=own.key,
-            is_named=own.is_named,
+            key=config.key,
+            is_named=config.is_named,
         )
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(peak_memory_bytes=_peak_memory(), steps=self._steps)
 
     def _log_break(self, why: str) -> None:
-        self._log(f"{why}; looking for the master" if why else "the master is there again")
+        self._log(f"{why}; reconnecting to the master" if why else "reconnected to the master")
 
 
 def explain(error: Exception) -> str:
-    """What went wrong, in one sentence."""
+    """Describe an error in one sentence."""
     if isinstance(error, EvenerError):
         return str(error)
     return f"{words_of(error)}{place_of(error)}"
 
 
 def _peak_memory() -> int:
-    """Bytes."""
+    """Return the peak memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

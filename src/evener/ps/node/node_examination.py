@@ -1,6 +1,6 @@
-"""A node's part when the doctor looks at all nodes: look at the machine, listen for the others, connect to them.
+"""A node's part of an examination: examine the machine, listen for the other nodes, connect to them.
 
-All of it happens in a thread of its own: the node may be in the midst of work, and what it does for its run goes on.
+It runs in a thread of its own, so that the node's work for a run continues.
 """
 
 from __future__ import annotations
@@ -42,74 +42,74 @@ from evener.wire.errors import CannotJoin, ConnectionLost
 from evener.wire.frame import Buffer
 
 Look: TypeAlias = Callable[[TaskQuestion | None, Path | None], tuple[MachineFacts, DataFacts | None]]
-"""Gives the facts of this machine, and the data of a task whose code lies in a folder, if one is asked for."""
+"""Returns the facts of this machine, and the data of a task whose code is in a folder, if there is one."""
 _CONNECT_SECONDS = 3.0
 _RATE_SECONDS = 0.1
-"""For which bytes of each other are taken."""
+"""Time for which bytes are received to measure a rate."""
 _MOST_THREADS = 32
 
 
 def look_at_machine(_question: TaskQuestion | None, _code: Path | None) -> tuple[MachineFacts, DataFacts | None]:
-    """The machine alone, and none of its folders."""
+    """Return the facts of the machine alone, without folders."""
     return examine({}), None
 
 
 class NodeExaminer:
-    """See the first lines; close it.
+    """Examinations of this node; close it.
 
     Args:
         look: see above.
-        cache: folder of what is sent to this node.
-        accepts: whose tasks it loads.
-        send: to the master, from any thread.
+        cache: folder of received files.
+        accepts: tasks that the node loads.
+        send: sends a message to the master, from any thread.
     """
 
     def __init__(
         self, look: Look, cache: Path, accepts: Acceptance, send: Callable[[Header, Sequence[Buffer]], None]
     ) -> None:
         self._look, self._blobs, self._accepts, self._send = look, cache / "blobs", accepts, send
-        self._told: queue.SimpleQueue[tuple[ProbeNodes, list[Place]] | None] = queue.SimpleQueue()
+        self._probes: queue.SimpleQueue[tuple[ProbeNodes, list[Place]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()
 
-    def examine(self, asked: Examine, buffers: Sequence[memoryview]) -> None:
-        """Begin; what another one began ends."""
+    def examine(self, request: Examine, buffers: Sequence[memoryview]) -> None:
+        """Begin an examination, and end an earlier one."""
         self.close()
-        self._told, self._is_over = queue.SimpleQueue(), threading.Event()
+        self._probes, self._is_over = queue.SimpleQueue(), threading.Event()
         question = decode_part(buffers[0], TaskQuestion) if buffers else None
         code = bytes(buffers[1]) if buffers else b""
         self._thread = threading.Thread(
-            target=self._examine, args=(asked, question, code), daemon=True, name="evener-examine"
+            target=self._examine, args=(request, question, code), daemon=True, name="evener-examine"
         )
         self._thread.start()
 
-    def probe(self, asked: ProbeNodes, buffers: Sequence[memoryview]) -> None:
-        """The others listen."""
-        self._told.put((asked, decode_part(buffers[0], list[Place])))
+    def probe(self, request: ProbeNodes, buffers: Sequence[memoryview]) -> None:
+        """Probe the other nodes, which listen now."""
+        self._probes.put((request, decode_part(buffers[0], list[Place])))
 
     def close(self) -> None:
-        """End what goes on; a task that is being loaded ends by itself."""
-        self._told.put(None)
+        """End the examination; a task that is being loaded ends by itself."""
+        self._probes.put(None)
         self._is_over.set()
 
-    def _examine(self, asked: Examine, question: TaskQuestion | None, code: bytes) -> None:
-        told, is_over, until = self._told, self._is_over, time.monotonic() + asked.seconds
+    def _examine(self, request: Examine, question: TaskQuestion | None, code: bytes) -> None:
+        probes, is_over, until = self._probes, self._is_over, time.monotonic() + request.seconds
         facts, data = self._facts(question, code)
         with Listeners(listening_addresses(facts.network)) as listeners:
             places = tuple(
                 Place(machine=facts.machine, address=address, port=port) for address, port in listeners.places
             )
             report = NodeReport(facts=facts, places=places, data=data)
-            with contextlib.suppress(CannotJoin, ConnectionLost, queue.Empty):  # whoever receives is told
-                self._send(Examined(number=asked.number, clock=time.time()), (encode_part(report),))
-                found = told.get(timeout=max(0.0, until - time.monotonic()))
-                if found is not None:
-                    links = links_to(found[1], min(until, time.monotonic() + found[0].seconds))
-                    self._send(Probed(number=asked.number), (encode_part(links),))
-            is_over.wait(max(0.0, until - time.monotonic()))  # until then others may still connect
+            with contextlib.suppress(CannotJoin, ConnectionLost, queue.Empty):  # the receiving thread reports it
+                self._send(Examined(number=request.number, clock=time.time()), (encode_part(report),))
+                message = probes.get(timeout=max(0.0, until - time.monotonic()))
+                if message is not None:
+                    links = links_to(message[1], min(until, time.monotonic() + message[0].seconds))
+                    self._send(Probed(number=request.number), (encode_part(links),))
+            is_over.wait(max(0.0, until - time.monotonic()))  # until then others may connect
 
     def _facts(self, question: TaskQuestion | None, code: bytes) -> tuple[MachineFacts, DataFacts | None]:
-        """Of this machine; and what is wrong with the task, or what its data are."""
+        """Return facts of this machine, with any problem of the task, and facts of the task's data."""
         if question is None:
             return self._look(None, None)
         objection = self._accepts.objection(question)
@@ -122,7 +122,7 @@ class NodeExaminer:
         return replace(self._look(None, None)[0], task_problem=shown(objection)), None
 
     def _keep(self, digest: str, stream: bytes) -> Path:
-        """The folder of a task's files, which came as one stream."""
+        """Unpack a task's files from their stream; return their folder."""
         folder = blob_folder(self._blobs, digest)
         if not folder.exists():
             writer = BlobWriter(digest, self._blobs)
@@ -135,7 +135,7 @@ class NodeExaminer:
 
 
 def links_to(places: Sequence[Place], until: float) -> LinksReport:
-    """Connect to all at once, to see which can be reached; then measure one after the other while there is time."""
+    """Connect to all at once to see which can be reached; then measure one after the other while there is time."""
     if not places:
         return LinksReport()
     soon = min(until, time.monotonic() + _CONNECT_SECONDS)

@@ -1,12 +1,12 @@
-"""A node's part in a run whose ranks work together: it has the code, starts a process, and passes on what that says.
+"""A node's part in a run whose ranks work together: it fetches the code, starts a process, and relays its messages.
 
     PrepareRank -> fetch code and data -> RankReady
     StartRank -> a process -> RankSaid, RankShown ->    -> RankTold -> the process
     a checkpoint is written -> RankSaved -> FetchBlob -> RankPiece
     the process ends -> RankEnded
 
-What the process says waits in a queue for a thread that sends it: nobody computes slower because a master is away. Over
-a new connection everything that was not answered is said again.
+A thread sends the process's messages from a queue, so an absent master does not slow the computation. Over a new
+connection all unanswered messages are sent again.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from evener.records.schema import shown
 from evener.wire.errors import CannotJoin, ConnectionLost
 from evener.wire.frame import Buffer
 
-_NO_TORCH = "its ranks need PyTorch, which this node does not have, or was told not to use"
+_NO_TORCH = "its ranks need PyTorch, which this node does not have or must not use"
 Buffers = Sequence[memoryview]
 
 
 class NodeRanks:
-    """See the first lines; close it.
+    """The ranks of this node; close it.
 
     Args:
-        host: starts processes; None where there can be none.
-        cache: folder of what is sent to this node.
+        host: starts processes; None where that is not possible.
+        cache: folder of received files.
         data: folder of the node's own data, if it has some.
-        accepts: whose runs it takes part in.
-        send: to the master, from any thread.
-        log: takes sentences for the user.
+        accepts: runs that the node takes part in.
+        send: sends a message to the master, from any thread.
+        log: shows a message to the user.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class NodeRanks:
         self._thread: threading.Thread | None = None
 
     def prepare(self, _: PrepareRank, buffers: Buffers) -> None:
-        """Fetch what a run needs, and say so when it is there."""
+        """Fetch the code and data of a run, and report when they are complete."""
         job = decode_rank_job(buffers[0])
         if job == self._job:
-            self._tell_ready()  # it was asked for over an earlier connection
+            self._tell_ready()  # requested over an earlier connection
             return
         self._end()
         if objection := self._accepts.objection(job) or ("" if self._host else _NO_TORCH):
@@ -88,12 +88,12 @@ class NodeRanks:
         self._fetch(lambda: self._blobs.request(job.blobs))
 
     def on_chunk(self, chunk: BlobChunk, data: memoryview) -> None:
-        """Keep a piece of code or data."""
+        """Write a piece of code or data."""
         if self._job is not None:
             self._fetch(lambda: self._blobs.receive(chunk, data))
 
     def start(self, header: StartRank, buffers: Buffers) -> None:
-        """Start a process for the run; one that is there still, has been given up."""
+        """Start a process for the run; end an earlier one, which counts as lost."""
         job, earlier = self._job, self._session
         if job is None or job.run != header.run or self._host is None:
             return
@@ -119,28 +119,28 @@ class NodeRanks:
         self._session = RankSession(self._host, setup, self._put, self._log)
 
     def told(self, header: RankTold, buffers: Buffers) -> None:
-        """Pass on what the authority says."""
+        """Relay a message of the coordinator."""
         if self._session is not None and header.process == self._session.process:
             self._session.told(bytes(buffers[0]))
 
     def stop(self, header: StopRank, _: Buffers) -> None:
-        """Have the process end."""
+        """End the process after its step, or at once."""
         if self._session is not None and header.process == self._session.process:
             self._session.stop(at_once=header.at_once)
 
     def give(self, fetch: FetchBlob, _: Buffers) -> None:
-        """Give the master a piece of a checkpoint."""
+        """Send the master a piece of a checkpoint."""
         if self._session is not None:
             self._session.give(fetch)
 
     def release(self, release: Release) -> None:
-        """The run is over."""
+        """End the part in a run that is over."""
         if self._job is not None and self._job.run == release.run:
             self._log(f"done with {self._job.title}")
             self._end()
 
     def resend(self) -> None:
-        """Say again, over a new connection, what was not answered."""
+        """Send unanswered messages again, over a new connection."""
         if self._job is not None:
             self._fetch(self._blobs.resume)
         if self._session is not None:
@@ -153,12 +153,14 @@ class NodeRanks:
             self._leaving.put(None)
 
     def _data_of(self, job: RankJob) -> Path | None:
-        """The node's own data come before those that the command named; what was sent with the job, before both."""
+        """Return the folder of the data: those of the job, or else the node's own, or else those that the command
+        named.
+        """
         shared = Path(job.data_dir) if job.data_dir else None
         return self._blobs.path_of(job.data) if job.data else shared and (self._data or shared)
 
     def _fetch(self, action: Callable[[], Sequence[Header]]) -> None:
-        """Take a step on the way to being ready."""
+        """Take a step of the preparation."""
         assert self._job is not None
         was_complete = self._blobs.is_complete and self._session is not None
         try:
@@ -171,7 +173,7 @@ class NodeRanks:
             self._tell_ready()
 
     def _folder_of(self, job: RankJob, process: int) -> Path:
-        """Where a process may write, with the checkpoint that it goes on from. Raises OSError."""
+        """Make the folder of a process, with the checkpoint to continue from. Raises OSError."""
         folder = self._folder / job.run / str(process)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._own_folders.append(folder)
@@ -181,7 +183,7 @@ class NodeRanks:
         return folder
 
     def _resign(self, error: Exception) -> None:
-        """Say that this node cannot take part in the run, and why."""
+        """Tell the master that this node cannot take part in the run, and why."""
         assert self._job is not None
         self._log(f"cannot take part in {self._job.title}: {error}")
         self._put(NotReady(run=self._job.run, reason=shown(str(error))))
@@ -203,7 +205,7 @@ class NodeRanks:
             try:
                 self._send(*frame)
             except (CannotJoin, ConnectionLost):
-                return  # whoever receives is told
+                return  # the receiving thread reports it
 
     def _end(self) -> None:
         """Forget the run."""
@@ -212,8 +214,8 @@ class NodeRanks:
             self._session = None
         self._blobs.close()
         if self._job is not None:
-            for own in self._own_folders:
-                shutil.rmtree(own, ignore_errors=True)
+            for folder in self._own_folders:
+                shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):
-                (self._folder / self._job.run).rmdir()  # another node of this machine may have its own there
+                (self._folder / self._job.run).rmdir()  # another node of this machine may have a folder there
             self._own_folders, self._job = [], None

@@ -1,4 +1,4 @@
-"""Whether a task and its thin twin are the same task: both then serve one run, side by side.
+"""Check whether a task and its thin twin are equivalent, so that both can serve one run.
 
 the same settings? -> the same arrays in the same order? -> the same samples? -> from the same weights, a few steps of
 both backends: the same losses, gradients and weights afterwards?
@@ -27,13 +27,13 @@ from evener.sync.layout import Flat
 
 _SAMPLES, _STEPS = 16, 3
 _EQUAL_SAMPLES, _EQUAL = 1e-6, 1e-8
-"""Relative differences that rounding explains: samples are made in float32, steps are done in float64."""
+"""Relative tolerances for rounding: samples are made in float32, steps are computed in float64."""
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
 class _Float64:
-    """The precision in which both compute."""
+    """The precision of both backends."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -46,10 +46,10 @@ class _Float64:
 
 
 def check_parity(task: Task, thin: ThinTask) -> None:
-    """Compare what both compute, in float64, from the weights that the task's model is made with.
+    """Compare both in float64, from the initial weights of the task's model.
 
-    Layers of dropout are compared with a rate of 0. What a function draws at random cannot agree. A bound on the norm
-    of the gradient is not compared: the master applies it.
+    Dropout is compared with a rate of 0. Functions that draw random numbers cannot agree. The bound on the norm of the
+    gradient is not compared, since the master applies it.
 
     Raises:
         InvalidInput: they differ; names the setting, the array, the samples or the step.
@@ -77,7 +77,7 @@ def check_parity(task: Task, thin: ThinTask) -> None:
 
 
 def _without_dropout(model: Any) -> Any:
-    """`model`, of either framework, whose layers drop nothing."""
+    """Disable the dropout layers of `model`, of either framework."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd | ad.nn.Dropout):
             module.p = 0.0
@@ -139,7 +139,7 @@ def _check_arrays(number: int, what: str, flats: list[Flat]) -> None:
 
 
 def _widened(array: NDArray[Any]) -> NDArray[Any]:
-    """Numbers as float64, bytes (pixels) too; labels and indices as they are."""
+    """Convert numbers and bytes (pixels) to float64; return labels and indices as they are."""
     return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype == np.uint8 else array
 
 

@@ -1,4 +1,4 @@
-"""One rank's process on a node; what it and the authority of its run say to each other outlives the connection."""
+"""One rank's process on a node; messages between it and the coordinator survive a broken connection."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from evener.records.schema import shown
 from evener.wire.frame import Buffer
 
 WEIGHTS = "model.safetensors"
-"""In the folder of a run, that its first rank leaves at the end."""
+"""File of the final weights, which the first rank writes into its folder."""
 Put = Callable[[Header, Sequence[Buffer]], None]
-"""Has a frame sent, from any thread; does not wait for that."""
+"""Queues a frame for sending, from any thread."""
 
 
 class Ending(NamedTuple):
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
-        has_finished: whether it said that its work is done.
-        kind: of the error that it said; None if it said none.
-        is_own: whether that arose there.
-        sentence: of the error.
-        words: how the process ended.
+        has_finished: whether it reported that its work is done.
+        kind: kind of the error that it reported; None for none.
+        is_own: whether the error arose in this process.
+        sentence: sentence of the error.
+        words: clause that says how the process ended.
     """
 
     has_finished: bool
@@ -43,19 +43,19 @@ class Ending(NamedTuple):
 
 
 class RankSetup(NamedTuple):
-    """What a rank's process is started with.
+    """Parameters of a rank's process.
 
     Attributes:
-        job: what is to be done.
-        place: its own among the ranks.
+        job: job to do.
+        place: its place among the ranks.
         process: its number.
         code: folder of the task's files; None for a built-in task.
         data: folder of the data; None if the task knows.
-        folder: where it may write.
-        resumes: whether it goes on from a checkpoint, which lies there.
-        on_said: takes what it says to the authority, in a thread.
-        on_shown: takes the events that it shows, likewise.
-        on_ended: told how it ended, likewise, after all that it said.
+        folder: its own folder.
+        resumes: whether it continues from the checkpoint in that folder.
+        on_said: called with its messages to the coordinator, in a thread.
+        on_shown: called with its events, in a thread.
+        on_ended: called with its end, in a thread, after all its messages.
     """
 
     job: RankJob
@@ -74,11 +74,11 @@ class HostedRank(Protocol):
     """A rank's process on this node."""
 
     def tell(self, data: bytes) -> None:
-        """Pass on what the authority says to it."""
+        """Send it a message of the coordinator."""
         ...
 
     def stop(self, *, at_once: bool) -> None:
-        """Have it end after its step, or at once."""
+        """End it after its step, or at once."""
         ...
 
     def close(self) -> None:
@@ -87,11 +87,11 @@ class HostedRank(Protocol):
 
 
 class Host(NamedTuple):
-    """How this node has ranks.
+    """Starts ranks on this node.
 
     Attributes:
-        start: starts one.
-        speed: 1, or the fraction to which the node is slowed down.
+        start: starts one rank.
+        speed: 1, or the fraction to which the node is throttled.
     """
 
     start: Callable[[RankSetup], HostedRank]
@@ -99,13 +99,13 @@ class Host(NamedTuple):
 
 
 class RankSession:
-    """A process, and what of its words the authority has not answered; close it.
+    """A process, and its messages that the coordinator has not answered; close it.
 
     Args:
-        host: starts it.
-        setup: what it is started with, but for whom it speaks to.
+        host: starts the process.
+        setup: parameters of the process, without callbacks.
         put: see above.
-        log: takes sentences for the node's user.
+        log: shows a message to the node's user.
     """
 
     def __init__(self, host: Host, setup: RankSetup, put: Put, log: Callable[[str], None]) -> None:
@@ -121,7 +121,7 @@ class RankSession:
         )
 
     def told(self, data: bytes) -> None:
-        """Pass on what the authority says."""
+        """Relay a message of the coordinator."""
         message = decode_to_rank(data)
         if isinstance(message, Values):
             with self._lock:
@@ -129,15 +129,15 @@ class RankSession:
         self._hosted.tell(data)
 
     def stop(self, *, at_once: bool) -> None:
-        """Have the process end."""
+        """End the process after its step, or at once."""
         self._hosted.stop(at_once=at_once)
 
     def give(self, fetch: FetchBlob) -> None:
-        """Give the master a piece of a checkpoint."""
+        """Send the master a piece of a checkpoint."""
         self._checkpoints.give(fetch)
 
     def resend(self) -> None:
-        """Say again what was not answered."""
+        """Send unanswered messages again."""
         with self._lock:
             again = [self._hello] if self._hello else []
             again += self._unanswered.values()

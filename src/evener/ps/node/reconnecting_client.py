@@ -1,12 +1,12 @@
-"""A node's connection to its master, which is made anew whenever it breaks, while the node computes or waits.
+"""A node's connection to its master, which is replaced whenever it breaks, while the node computes or waits.
 
-Only one thread receives. Every thread may send, and whichever notices first that the connection is broken dials again,
-with growing pauses; a thread of its own sends heartbeats, so that a break is noticed while everybody else computes.
-What was in flight when it broke may be lost. Over a new connection the node first introduces itself; the master's
-`Welcome`, which comes before anything else, is the sign for the node to send again what was not answered.
+Only one thread receives. Every thread may send, and the first one that notices a break reconnects, with growing pauses.
+A separate thread sends heartbeats, so that a break is noticed while the others compute. Frames in flight may be lost at
+a break. Over a new connection the node first introduces itself; when the master's `Welcome` arrives, before anything
+else, the node sends its unanswered messages again.
 
-With one contribution at a time the node reads between two pieces of work (`Inbox`): no thread has to wake another one.
-If communication overlaps with work, one thread receives and another one sends meanwhile (`ThreadedInbox`).
+With one contribution at a time the node reads between two pieces of work (`Inbox`), without waking threads. If
+communication overlaps with work, one thread receives and another one sends meanwhile (`ThreadedInbox`).
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ Dial = Callable[[float, float], Connection[Header]]
 Aside = Callable[[Frame[Header]], bool]
 
 REFUSED_PATIENCES = 8
-"""For which a node that was in tries on, though who answers in the master's place does not know the secret."""
+"""Patiences for which a node retries although the answering process does not know the secret."""
 
 
 class ReconnectingClient:
     """A node's connection to its master; close it.
 
     Args:
-        dial: makes a connection within the seconds given, with this patience.
-        introduce: makes what the node sends first over every new connection.
-        beat: makes what it sends again and again.
-        on_break: told why, whenever a connection broke, and when another one stands (with an empty string).
+        dial: connects within a number of seconds, with this patience.
+        introduce: makes the first message over every new connection.
+        beat: makes the heartbeats.
+        on_break: called with the reason when a connection has broken, and with an empty string when another one is
+            made.
 
     Raises:
         CannotJoin: the first connection cannot be made.
@@ -65,19 +66,19 @@ class ReconnectingClient:
         self._ended = threading.Event()
         self._failure: CannotJoin | None = None
         self.is_over = False
-        """Whether the master has said that it will not come back."""
+        """Whether the master has ended for good."""
         self.patience = Limits().patience
-        """Seconds of silence after which a connection is given up; the master's, once it has said."""
+        """Seconds of silence after which a connection counts as lost; the master's value, once it is known."""
         self._connection = dial(JOIN_SECONDS, self.patience)
         self._connection.send(introduce())
         self._beating = threading.Thread(target=self._beat, name="evener-beat", daemon=True)
         self._beating.start()
 
     def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
-        """Send a frame; if the connection breaks, it is lost.
+        """Send a frame; it is lost if the connection breaks.
 
         Raises:
-            CannotJoin: the connection broke and can never be made again.
+            CannotJoin: the connection broke and cannot be replaced.
             ConnectionLost: the client was closed, or the master has ended for good.
         """
         connection = self._connection
@@ -87,10 +88,10 @@ class ReconnectingClient:
             self._renew(connection, error)
 
     def receive(self, place: Place[Header] = allocate) -> Frame[Header]:
-        """The next frame, over whichever connection it comes.
+        """Return the next frame, over the present or a new connection.
 
         Raises:
-            CannotJoin: the connection broke and can never be made again.
+            CannotJoin: the connection broke and cannot be replaced.
             ConnectionLost: the client was closed, or the master has ended for good.
         """
         while True:
@@ -101,16 +102,16 @@ class ReconnectingClient:
                 self._renew(connection, error)
 
     def send_last(self, header: Header) -> None:
-        """Send a frame if the connection still takes it."""
+        """Send a frame if the connection still works."""
         with contextlib.suppress(ConnectionLost):
             self._connection.send(header)
 
     def has_frame(self) -> bool:
-        """Whether `receive` would begin at once."""
+        """Return whether `receive` would return at once."""
         try:
             return self._connection.wait(0)
-        except (ConnectionLost, ValueError):  # ValueError: its socket was closed this very moment
-            return True  # that it broke is something to be received
+        except (ConnectionLost, ValueError):  # ValueError: its socket was closed at this moment
+            return True  # `receive` reports the break
 
     def close(self) -> None:
         """Close the connection for good."""
@@ -123,10 +124,10 @@ class ReconnectingClient:
             try:
                 self.send(self._next_beat())
             except (CannotJoin, ConnectionLost):
-                return  # whoever receives is told
+                return  # the receiving thread reports it
 
     def _renew(self, broken: Connection[Header], why: Exception) -> None:
-        """Have another connection than `broken`, unless another thread has made one already."""
+        """Replace the connection `broken`, unless another thread has done so."""
         with self._renewing:
             if self._connection is not broken:
                 return
@@ -135,13 +136,13 @@ class ReconnectingClient:
                 self._ended.set()
             if self._failure is None and not self._ended.is_set():
                 self._on_break(str(why))
-                self._dial_until_it_works(broken)
+                self._reconnect(broken)
             if self._failure is not None:
                 raise self._failure
             if self._ended.is_set():
                 raise why
 
-    def _dial_until_it_works(self, broken: Connection[Header]) -> None:
+    def _reconnect(self, broken: Connection[Header]) -> None:
         broken.close()
         refused_since: float | None = None
         for pause in backoff(self._random):
@@ -154,7 +155,7 @@ class ReconnectingClient:
                 if not error.lasting:
                     refused_since = None
                     continue
-                # The master may be back any moment; who answers in its place meanwhile may be anybody.
+                # The master may restart at any moment; until then any process may answer in its place.
                 refused_since = refused_since or time.monotonic()
                 if time.monotonic() - refused_since > REFUSED_PATIENCES * self.patience:
                     self._failure = error
@@ -171,32 +172,32 @@ _Arrived = Frame[Header] | Exception
 
 
 class RunEnded(Exception):
-    """The run ended, or this node's part in it, amid its work."""
+    """The run, or this node's part in it, ended during the work."""
 
 
 class Inbox:
     """Frames for a node.
 
     Args:
-        client: over which they come.
-        aside: deals with a frame that does not wait for the end of the work; false for any other.
+        client: connection to the master.
+        aside: handles a frame that does not wait for the end of the work; returns false for any other.
     """
 
     def __init__(self, client: ReconnectingClient, aside: Aside = lambda _: False) -> None:
         self._client, self._aside = client, aside
         self.waiting: deque[Frame[Header]] = deque()
-        """Frames that came amid work."""
+        """Frames that arrived during the work."""
         self._weights: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def receive(self) -> Frame[Header]:
-        """The next frame; the weights in it are good until the next call."""
+        """Return the next frame; weights in it are valid until the next call."""
         return self.waiting.popleft() if self.waiting else self._client.receive(self._place)
 
     def check_run(self) -> None:
-        """Between two steps of work: see what has come, and keep it for `receive`.
+        """Receive frames between two steps of work, and store them for `receive`.
 
         Raises:
-            RunEnded: the work is not wanted any more.
+            RunEnded: the work is no longer needed.
         """
         while self._client.has_frame():
             frame = self._client.receive()
@@ -206,14 +207,14 @@ class Inbox:
             raise RunEnded
 
     def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
-        """Send a frame; returns when its memory may be used again."""
+        """Send a frame; return when its memory may be used again."""
         self._client.send(header, buffers)
 
     def close(self) -> None:
-        """Nothing runs here."""
+        """Do nothing: there are no threads."""
 
     def _place(self, header: Header, lengths: tuple[int, ...]) -> Sequence[Buffer]:
-        """Weights go to the same memory again and again."""
+        """Reuse the same memory for weights."""
         if not isinstance(header, ServerReply) or len(lengths) != 1:
             return allocate(header, lengths)
         if self._weights.size < lengths[0]:
@@ -225,9 +226,9 @@ class ThreadedInbox:
     """Frames for a node, received and sent while it computes; close the client first, then this.
 
     Args:
-        client: over which they go.
-        waiting: those that have come already.
-        aside: as for `Inbox`.
+        client: connection to the master.
+        waiting: frames that have arrived already.
+        aside: see `Inbox`.
     """
 
     def __init__(
@@ -245,7 +246,7 @@ class ThreadedInbox:
             thread.start()
 
     def receive(self) -> Frame[Header]:
-        """The next frame."""
+        """Return the next frame."""
         with self._changed:
             self._changed.wait_for(lambda: self._arrived)
             arrived = self._arrived.popleft()
@@ -254,14 +255,14 @@ class ThreadedInbox:
         return arrived
 
     def check_run(self) -> None:
-        """Between two steps of work: see whether it is still wanted. Raises RunEnded."""
+        """Check between two steps whether the work is still needed. Raises RunEnded."""
         with self._changed:
             arrived = list(self._arrived)
         if any(isinstance(one, Exception) or isinstance(one.header, Release | Dismiss) for one in arrived):
             raise RunEnded
 
     def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
-        """Have a frame sent; its memory must be left alone until it is answered."""
+        """Queue a frame; its memory must not change until it is answered."""
         self._leaving.put((header, buffers))
 
     def close(self) -> None:
@@ -287,4 +288,4 @@ class ThreadedInbox:
             try:
                 self._client.send(*frame)
             except (CannotJoin, ConnectionLost):
-                return  # whoever receives is told
+                return  # the receiving thread reports it

@@ -1,7 +1,7 @@
-"""The backend of thin tasks: NumPy alone computes, by `evener.autodiff`.
+"""The backend of thin tasks, which computes with NumPy alone, by `evener.autodiff`.
 
-Its state is laid out as that of the task's twin in PyTorch. Gradients are written by the backward pass into one flat
-array, and leave it in one copy.
+Its state has the layout of the task's twin in PyTorch. The backward pass writes gradients into one flat array, which is
+copied at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evener.records.task import ThinTask
 from evener.sync.layout import Flat, StateLayout, layout_of
 from evener.sync.protocol import Outer
 
-_STATE, _KEPT = "state", "optimizer."
+_STATE, _OPTIMIZER_PREFIX = "state", "optimizer."
 _DTYPES = {"fp32": np.float32, "fp64": np.float64}
 _KINDS = {ad.optim.SGD: "SGD", ad.optim.Adam: "Adam", ad.optim.AdamW: "AdamW"}
 
@@ -32,15 +32,15 @@ class ThinBackend:
     """A thin task's model and data; see `ModelBackend`.
 
     Args:
-        task: to be computed.
-        seed: of the first weights.
+        task: thin task.
+        seed: seed of the initial weights.
         precision: fp32 or fp64.
 
     Attributes:
-        model: with the first weights of `seed`.
+        model: model with the initial weights of `seed`.
 
     Raises:
-        InvalidInput: NumPy has no such precision, or inputs and targets are not equally many.
+        InvalidInput: NumPy has no such precision, or the numbers of inputs and targets differ.
     """
 
     clip_norm: float | None = None
@@ -124,7 +124,7 @@ class ThinBackend:
         self._save_buffers(into)
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[ad.Tensor, ad.Tensor]:
-        """Inputs and targets of these samples for training."""
+        """Return inputs and targets of these training samples."""
         return self._tensors(self._train, indices)
 
     def backward(self, indices: NDArray[np.int64], _epoch: int, seeds: tuple[int, ...]) -> float:
@@ -139,10 +139,10 @@ class ThinBackend:
 
     @property
     def unused(self) -> tuple[int, ...]:
-        """See `ModelBackend`; what the optimiser was not given is not moved either."""
-        given = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
+        """See `ModelBackend`; parameters without an optimizer are unused, too."""
+        optimized = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
         parameters = enumerate(self.model.parameters())  # which come first in the layout
-        return tuple(place for place, one in parameters if one.grad is None or id(one) not in given)
+        return tuple(place for place, one in parameters if one.grad is None or id(one) not in optimized)
 
     def step(self, number: int) -> None:
         """See `ModelBackend`."""
@@ -166,28 +166,32 @@ class ThinBackend:
         self._views.clear()
 
     def checkpoint(self) -> dict[str, NDArray[Any]]:
-        """Copies of all that is needed to go on later: the state, and what the optimiser keeps."""
-        kept = {f"{_KEPT}{name}": array for name, array in self._optimizer.state_dict().items()}
-        return {_STATE: self.initial_weights().memory, **kept}
+        """Return copies of the state and of the optimizer's state."""
+        optimizer_state = {f"{_OPTIMIZER_PREFIX}{name}": array for name, array in self._optimizer.state_dict().items()}
+        return {_STATE: self.initial_weights().memory, **optimizer_state}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from a `checkpoint` of the same task.
+        """Load a `checkpoint` of the same task.
 
         Raises:
-            InvalidValue, StateMismatch: it is of another model or optimiser.
+            InvalidValue, StateMismatch: the checkpoint belongs to another model or optimizer.
         """
         self.load(Flat(self.layout, np.array(arrays[_STATE])))
-        kept = {name.removeprefix(_KEPT): array for name, array in arrays.items() if name.startswith(_KEPT)}
-        self._optimizer.load_state_dict(kept)
+        optimizer_state = {
+            name.removeprefix(_OPTIMIZER_PREFIX): array
+            for name, array in arrays.items()
+            if name.startswith(_OPTIMIZER_PREFIX)
+        }
+        self._optimizer.load_state_dict(optimizer_state)
 
     @cached_property
     def _validation(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
         return self._task.validation_data() if self._task.validation_data else None
 
     def _tensors(self, arrays: tuple[NDArray[Any], NDArray[Any]], chosen: Any) -> tuple[ad.Tensor, ad.Tensor]:
-        """The chosen samples of inputs and targets, in the precision of the model.
+        """Return the chosen samples of inputs and targets, in the precision of the model.
 
-        In fp64 inputs that are bytes are widened, too: arithmetic would make float32 of them.
+        In fp64 inputs that are bytes are converted, too, since arithmetic would make them float32.
         """
         inputs, targets = (self._in_precision(array[chosen]) for array in arrays)
         if inputs.dtype == np.uint8 and self._dtype == np.float64:
@@ -198,7 +202,7 @@ class ThinBackend:
         return array.astype(self._dtype, copy=False) if array.dtype.kind == "f" else array
 
     def _rates(self, step: int, num_steps: int) -> list[float]:
-        """The learning rate of every group of parameters in `step`."""
+        """Return the learning rate of every group of parameters in `step`."""
         share = self._task.rate(step, num_steps) if self._task.rate else 1.0
         return [share * peak for peak in self._peak_rates]
 
@@ -207,7 +211,7 @@ class ThinBackend:
             np.copyto(view, self._buffers[name].numpy())
 
     def _views_of(self, flat: Flat) -> Mapping[str, NDArray[Any]]:
-        """Where in `flat` the buffers lie; the few states that come and go are remembered."""
+        """Return views of the buffers in `flat`, from a cache of the few states in use."""
         if not self._buffers:
             return {}
         known = self._views.get(id(flat))
@@ -218,7 +222,7 @@ class ThinBackend:
 
 
 def layout_of_thin_model(model: ad.nn.Module) -> StateLayout:
-    """How the model's state lies in memory: parameters, then buffers, in the order of the model."""
+    """Return the layout of the model's state: parameters, then buffers, in the order of the model."""
     buffers = dict(model.named_buffers())
     named = dict(model.named_parameters()) | buffers
     return layout_of({name: tensor.detach().numpy() for name, tensor in named.items()}, statistics=buffers)
@@ -232,6 +236,6 @@ def _count(what: str, arrays: tuple[NDArray[Any], NDArray[Any]]) -> int:
 
 
 def _only(sections: tuple[Any, ...]) -> Any:
-    """The parameters of a thin model, which are of one type."""
+    """Return the parameters of a thin model, which are of one type."""
     (parameters,) = sections
     return parameters

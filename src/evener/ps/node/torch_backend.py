@@ -1,6 +1,6 @@
-"""The backend of PyTorch tasks, on a CPU or a GPU; on nodes, this and `torch_state` alone import PyTorch.
+"""The backend of PyTorch tasks, on a CPU or a GPU; on nodes, only this module and `torch_state` import PyTorch.
 
-Random transforms look as they do where nodes meet in collectives: samples do not depend on who computes.
+Random transforms are the same as in runs with collectives: samples do not depend on the node that computes.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from evener.sync.protocol import Outer
 from evener.tracer.nested import call
 
 Settings = dict[str, Any]
-"""Of one group of parameters in one step: `lr`, `momentum`, `betas`, as far as the optimiser has them."""
+"""Settings of one group of parameters in one step: `lr`, `momentum`, `betas`, as far as the optimizer has them."""
 
 _SCHEDULED = ("lr", "momentum", "betas")
 _KINDS: dict[type[Optimizer], str] = {SGD: "SGD", Adam: "Adam", AdamW: "AdamW"}
 
 
 class Precision(Protocol):
-    """Which numbers are computed with."""
+    """The precision of the computation."""
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Inside, operations choose their type."""
+        """Let operations choose their type inside."""
         ...
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        """The model on its device, with weights of the right type."""
+        """Return the model on its device, with weights of the right type."""
         ...
 
     def prepare(self, value: Any) -> Any:
-        """`value` with tensors of the right type."""
+        """Return `value` with tensors of the right type."""
         ...
 
 
@@ -62,18 +62,18 @@ class TorchBackend:
     """A task's model and data on one device; see `ModelBackend`.
 
     Args:
-        task: to be computed.
-        seed: of the first weights and of random transforms.
-        precision: of computing.
-        device: that computes.
+        task: task to compute.
+        seed: seed of the initial weights and of random transforms.
+        precision: precision of the computation.
+        device: device that computes.
 
     Attributes:
-        model: with the first weights of `seed`.
-        train_data: as the task makes it.
+        model: model with the initial weights of `seed`.
+        train_data: training data of the task.
 
     Raises:
         InvalidInput: the data have no length, or the model has no shapes before its first batch.
-        UnknownOptimizer: the task's optimizer takes sparse gradients alone.
+        UnknownOptimizer: the task's optimizer accepts only sparse gradients.
     """
 
     def __init__(self, task: Task, seed: int, precision: Precision, device: str = "cpu") -> None:
@@ -121,7 +121,7 @@ class TorchBackend:
         return server_optimizer(_kind_of(optimizer), groups, schedule, numbers)
 
     def write_weights(self, data: bytes, path: Path) -> None:
-        """See `ModelBackend`; as the model itself would, with all names of tensors that it shares."""
+        """See `ModelBackend`; the file has all names of shared tensors, as the model itself would write it."""
         self.model.load_state_dict(load_weights(data), strict=False)
         save_model(self.model, str(path))
 
@@ -129,12 +129,12 @@ class TorchBackend:
         """See `ModelBackend`."""
         self._state = TorchState(self.model, self.layout)
         self._optimizer = optimizer_of(self._task, self.model.parameters())
-        given = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
+        optimized = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
         named = dict(self.model.named_parameters())
-        self._not_given = [
+        self._not_optimized = [
             place
             for place, entry in enumerate(self.layout.entries)
-            if entry.kind == "parameter" and id(named[entry.name]) not in given
+            if entry.kind == "parameter" and id(named[entry.name]) not in optimized
         ]
         self._schedule = _schedule_of(self._task, self.model, num_steps)
 
@@ -156,8 +156,8 @@ class TorchBackend:
 
     @property
     def unused(self) -> tuple[int, ...]:
-        """See `ModelBackend`; what the optimiser was not given is not moved either."""
-        return tuple(dict.fromkeys((*self._state.unused, *self._not_given)))
+        """See `ModelBackend`; parameters without an optimizer are unused, too."""
+        return tuple(dict.fromkeys((*self._state.unused, *self._not_optimized)))
 
     def backward(self, indices: NDArray[np.int64], epoch: int, seeds: tuple[int, ...]) -> Tensor:
         """See `ModelBackend`."""
@@ -170,7 +170,7 @@ class TorchBackend:
         return loss.detach().double()
 
     def step(self, number: int) -> None:
-        """See `ModelBackend`; the last settings of the schedule hold for all later steps."""
+        """See `ModelBackend`; the last settings of the schedule apply to all later steps."""
         settings = self._schedule[min(number, len(self._schedule) - 1)]
         for group, values in zip(self._optimizer.param_groups, settings, strict=True):
             for name, value in values.items():
@@ -219,19 +219,19 @@ class TorchBackend:
 
 
 def _refuse_sparse(task: Task, model: nn.Module) -> None:
-    """Raise UnknownOptimizer for an optimizer of sparse gradients: what nodes send each other is dense."""
+    """Raise UnknownOptimizer for an optimizer of sparse gradients, since nodes exchange dense ones."""
     has_sparse = any(getattr(module, "sparse", False) for module in model.modules())
     if has_sparse and task.optimizer and isinstance(task.optimizer(model.parameters()), SparseAdam):
         raise UnknownOptimizer("SparseAdam, which takes sparse gradients alone")
 
 
 def optimizer_of(task: Task, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The task's optimiser, or the one that tasks without have."""
+    """Return the task's optimizer, or the default one."""
     return task.optimizer(parameters) if task.optimizer else SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def _kind_of(optimizer: Optimizer) -> str:
-    """What kind of optimiser the server has to know."""
+    """Return the kind of the optimizer for the server."""
     kind = type(optimizer)
     name = _KINDS.get(kind, kind.__name__)
     has_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
@@ -239,17 +239,17 @@ def _kind_of(optimizer: Optimizer) -> str:
 
 
 def _schedule_of(task: Task, model: nn.Module, num_steps: int) -> list[list[Settings]]:
-    """The settings of every group in every step of a run of `num_steps`; one step's if they never change.
+    """Return the settings of every group in every step of a run of `num_steps`; one step's if they never change.
 
     Raises:
-        InvalidInput: the schedule follows something that is not known beforehand.
+        InvalidInput: the schedule depends on something that is not known before the run.
     """
     optimizer = optimizer_of(task, model.parameters())
     if task.scheduler is None:
         return [_settings(optimizer)]
     scheduler, steps = task.scheduler(optimizer, num_steps), []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the optimiser makes no steps is what is meant here
+        warnings.simplefilter("ignore")  # the warning that the optimizer makes no steps
         for _ in range(num_steps):
             steps.append(_settings(optimizer))
             try:

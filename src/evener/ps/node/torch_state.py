@@ -1,7 +1,7 @@
-"""A PyTorch model's state in one piece of memory, laid out as it travels: loading it is one copy.
+"""A PyTorch model's state in one block of memory, laid out as it is sent, so that loading is one copy.
 
-Trained parameters, floating-point buffers and int64 counters of the state dict take part. Frozen parameters and other
-buffers stay as the task's `model()` makes them, on every node alike.
+It holds trained parameters, floating-point buffers and int64 counters of the state dict. Frozen parameters and other
+buffers stay as the task's `model()` makes them, the same on every node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evener.sync.layout import ArraySpec, Flat, Kind, StateLayout, known_dtype
 
 
 def shared_state(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors on which nodes agree, by their names in the state dict; tied ones once."""
+    """Return the tensors that nodes synchronize, by their names in the state dict; tied ones once."""
     saved = model.state_dict().keys()
     parameters = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in saved}
@@ -25,10 +25,10 @@ def shared_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def layout_of_model(model: nn.Module) -> StateLayout:
-    """How the model's state lies in memory.
+    """Return the layout of the model's state.
 
     Raises:
-        InvalidValue: nothing is trained, or a tensor has a type in which nothing is averaged, such as bfloat16.
+        InvalidValue: nothing is trained, or a tensor has a type that cannot be averaged, such as bfloat16.
     """
     return StateLayout(entries=tuple(_entry(name, tensor) for name, tensor in shared_state(model).items()))
 
@@ -42,7 +42,7 @@ def _entry(name: str, tensor: Tensor) -> ArraySpec:
 
 
 class TorchState:
-    """A model whose tensors lie where its layout says, and its gradients likewise; they are views of its memory."""
+    """A model whose tensors and gradients are views of two blocks of memory with its layout."""
 
     def __init__(self, model: nn.Module, layout: StateLayout) -> None:
         state = shared_state(model)
@@ -53,7 +53,7 @@ class TorchState:
         self._buffers: dict[str, Tensor] = {}
         self._reached: set[int] = set()
         self._parameters: dict[int, tuple[Tensor, Tensor]] = {}
-        self._homes: dict[str, Tensor] = {}
+        self._views: dict[str, Tensor] = {}
         for index, entry in enumerate(layout.entries):
             tensor, home = state[entry.name], self._view(self._memory, entry)
             home.copy_(tensor.detach())
@@ -63,33 +63,33 @@ class TorchState:
                 self._parameters[index] = tensor, tensor.grad
                 tensor.register_post_accumulate_grad_hook(partial(self._reach, index))  # type: ignore[no-untyped-call]
             else:
-                self._buffers[entry.name], self._homes[entry.name] = tensor, home
+                self._buffers[entry.name], self._views[entry.name] = tensor, home
         rest = [s for s in layout.sections if s.kind != "parameter" and s.size]
         self._rest = [slice(s.offset, s.offset + s.size * getattr(torch, s.dtype).itemsize) for s in rest]
 
     def load(self, weights: Flat) -> None:
-        """Have the model be what `weights` says."""
-        self._bring_home()
+        """Load `weights` into the model."""
+        self._copy_replaced()
         self._memory.copy_(torch.from_numpy(weights.memory))
 
     def save(self, into: Flat) -> None:
-        """Write down what the model is."""
-        self._bring_home()
+        """Save the model's state."""
+        self._copy_replaced()
         torch.from_numpy(into.memory).copy_(self._memory)
 
     def zero_gradients(self) -> None:
-        """Begin a new gradient."""
+        """Set all gradients to zero."""
         self._gradients.zero_()
         self._reached.clear()
 
     @property
     def unused(self) -> tuple[int, ...]:
-        """Places in the layout of parameters that the last backward pass did not reach."""
+        """Indices in the layout of parameters that the last backward pass did not reach."""
         return tuple(index for index in self._parameters if index not in self._reached)
 
     @contextmanager
     def without_unused(self) -> Iterator[None]:
-        """Inside, parameters that the last backward pass did not reach have no gradient, so no optimiser moves them."""
+        """Hide gradients of parameters that the last backward pass did not reach, so that no optimizer updates them."""
         hidden = [self._parameters[index] for index in self.unused]
         for parameter, _ in hidden:
             parameter.grad = None
@@ -100,8 +100,8 @@ class TorchState:
                 parameter.grad = gradient
 
     def save_gradients(self, into: Flat) -> None:
-        """Write down the gradients of the parameters, and statistics and counters as they are."""
-        self._bring_home()
+        """Save the gradients of the parameters, and statistics and counters as they are."""
+        self._copy_replaced()
         target = torch.from_numpy(into.memory)
         target.copy_(self._gradients)
         for part in self._rest:
@@ -115,12 +115,12 @@ class TorchState:
         offset = self._layout.offsets[entry.name]
         return memory[offset : offset + entry.size * dtype.itemsize].view(dtype).view(entry.shape)
 
-    def _bring_home(self) -> None:
-        """Take in buffers that the model has replaced instead of changing them in place."""
+    def _copy_replaced(self) -> None:
+        """Copy buffers that the model has replaced instead of changing in place."""
         if not self._buffers:
             return
         for name, tensor in self._model.named_buffers():
             if name in self._buffers and tensor is not self._buffers[name]:
-                self._homes[name].copy_(tensor)
-                tensor.data = self._homes[name]
+                self._views[name].copy_(tensor)
+                tensor.data = self._views[name]
                 self._buffers[name] = tensor

@@ -1,11 +1,11 @@
-"""A node's part in one run, from the job that it is sent until its release.
+"""A node's part in one run, from the job that it receives until its release.
 
     Prepare -> fetch code and data -> make the engine -> Ready
     ServerReply with a lease -> work -> Contribution -> ServerReply with a lease -> ...
     Validate -> Validated
 
-Over a new connection everything that was not answered is sent again; the master states again what it had said. So both
-sides may say things twice, and a lease is worked on once.
+Over a new connection all unanswered messages are sent again, and the master repeats its own. Both sides may send a
+message twice; a lease is worked on once.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from evener.wire.frame import Buffer
 
 
 class NodeConfig(NamedTuple):
-    """What a node is and has.
+    """Configuration of a node.
 
     Attributes:
-        name: of the node.
-        device: that computes.
-        speed: 1, or the fraction to which it is slowed down.
+        name: name of the node.
+        device: device that computes.
+        speed: 1, or the fraction to which it is throttled.
         data: folder of its own data; None if it has none.
-        cache: folder of what is sent to it.
-        versions: of what runs on it.
-        measure: the profile of its device; takes a few seconds.
+        cache: folder of received files.
+        versions: versions on this machine.
+        measure: measures the profile of its device in a few seconds.
         build: makes engines.
-        key: by which a master knows it again; empty for none.
+        key: key by which a master recognises it; empty for none.
         is_named: whether its user chose its name.
-        accepts: whose runs it takes part in.
-        look: gives the facts of its machine, for the doctor.
-        host: how it has ranks that work together with those of other nodes; None: not at all.
+        accepts: runs that it takes part in.
+        look: returns the facts of its machine, for examinations.
+        host: starts ranks that work together with those of other nodes; None if it cannot.
     """
 
     name: str
@@ -76,7 +76,7 @@ class NodeConfig(NamedTuple):
 
 
 class SendToMaster(Protocol):
-    """Sends to the master."""
+    """Sends messages to the master."""
 
     def __call__(self, header: Header, *buffers: Buffer) -> None:
         """Send a frame."""
@@ -84,11 +84,11 @@ class SendToMaster(Protocol):
 
 
 class WorkerSession:
-    """What a node does for one job; close it.
+    """A node's part in one job; close it.
 
     Args:
-        job: see `Job`.
-        config: of the node.
+        job: job to do.
+        config: configuration of the node.
         send: see above.
         between_steps: called between local steps; raises if the run is over.
     """
@@ -103,27 +103,27 @@ class WorkerSession:
 
     @property
     def is_ready(self) -> bool:
-        """Whether code, data and engine are there."""
+        """Whether code, data and engine are complete."""
         return self._replica is not None
 
     @property
     def can_work(self) -> bool:
-        """Whether there is something to do now."""
+        """Whether a lease can be worked on now."""
         replica = self._replica
         return bool(self._leases) and replica is not None and len(replica.underway) < self.job.agreement.depth
 
     def start(self) -> None:
-        """Ask for what is not here; make the engine if nothing is missing. Raises what the task's own code raises."""
+        """Request missing blobs; make the engine if none is missing. Raises the errors of the task's own code."""
         self._fetch(self._blobs.request(self.job.blobs))
         self._make_engine_if_complete()
 
     def on_chunk(self, chunk: BlobChunk, data: memoryview) -> None:
-        """Keep a piece of a blob; make the engine if it was the last one. Raises as `start`, and OSError."""
+        """Write a piece of a blob; make the engine if it was the last one. Raises as `start`, and OSError."""
         self._fetch(self._blobs.receive(chunk, data))
         self._make_engine_if_complete()
 
     def on_reply(self, reply: ServerReply, image: memoryview | None) -> None:
-        """Take in what the server answers."""
+        """Take an answer of the server."""
         answer, replica = reply.answer, self._replica
         if replica is None:
             return
@@ -136,31 +136,31 @@ class WorkerSession:
             self._leases.append(answer.lease)
 
     def work(self) -> None:
-        """Do what the oldest lease says, and send it."""
+        """Work on the oldest lease, and send the result."""
         assert self._replica is not None
         push, image = self._replica.work(self._leases.popleft())
         self._unanswered[push.number] = push, image
         self._send(Contribution(run=self.job.run, push=push), image)
 
-    def validate(self, asked: Validate, weights: memoryview) -> None:
-        """Send what the weights make of a slice of the validation data."""
+    def validate(self, request: Validate, weights: memoryview) -> None:
+        """Validate the weights on a slice of the validation data, and send the result."""
         if self._engine is None:
             return
-        loss, correct = self._engine.validate(Flat(self.job.layout, as_bytes(weights)), asked.first, asked.size)
-        self._send(Validated(run=self.job.run, number=asked.number, loss=summable(loss), correct=correct))
+        loss, correct = self._engine.validate(Flat(self.job.layout, as_bytes(weights)), request.first, request.size)
+        self._send(Validated(run=self.job.run, number=request.number, loss=summable(loss), correct=correct))
 
     def resend(self) -> None:
-        """Ask and send again, over a new connection, what was not answered; the master names the leases that hold."""
+        """Send unanswered messages again, over a new connection; the master repeats the valid leases."""
         self._fetch(self._blobs.resume())
         for push, image in self._unanswered.values():
             self._send(Contribution(run=self.job.run, push=push), image)
 
     def drop_leases(self) -> None:
-        """Forget what there was to do: others do it."""
+        """Forget all leases: other nodes have them now."""
         self._leases.clear()
 
     def close(self) -> None:
-        """The run is over."""
+        """End the part in the run."""
         self._blobs.close()
         if self._engine is not None:
             self._engine.close()
@@ -178,7 +178,9 @@ class WorkerSession:
         self._send(Ready(run=self.job.run, unit_seconds=unit_seconds))
 
     def _engine_setup(self) -> EngineSetup:
-        """The node's own data come before those that the command named; what was sent with the job, before both."""
+        """Return the engine's parameters; its data are those of the job, the node's own, or those that the command
+        named.
+        """
         job, config = self.job, self._config
         shared = Path(job.data_dir) if job.data_dir else None
         return EngineSetup(

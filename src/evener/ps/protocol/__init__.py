@@ -1,1 +1,1 @@
-"""What master, nodes and commands tell each other: messages, jobs and files that travel. Runs on both sides."""
+"""Messages, jobs and files that master, nodes and commands exchange; all sides import this package."""

@@ -1,9 +1,9 @@
-"""Files that travel: a task's code or a data set, known by the hash of its contents, as one stream of bytes.
+"""Blobs: a task's code or a data set as one stream of bytes, named by the SHA-256 of the stream.
 
-    stream   bytes of the list 8 B | list of (path, size) as msgpack | contents of the files, one after the other
+    stream   length of the list, 8 B | list of (path, size) as msgpack | contents of the files, one after the other
 
-A blob's name is the SHA-256 of its stream. Who receives it writes the files beside their place while they come,
-checks the hash at the end, and moves the folder there in one step: a blob is there whole or not at all.
+A receiver writes the files into a draft folder while they arrive. It checks the hash at the end, and renames the folder
+into place, so a blob is either complete or absent.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import msgspec
 from evener.records.errors import InvalidFile, InvalidInput, MissingFile, require
 
 CHUNK_BYTES = 1 << 20
-"""Of the stream, in one message."""
+"""Bytes of the stream in one message."""
 _LENGTH = struct.Struct("<Q")
-_LONGEST_LIST = 1 << 28
+_MAX_LIST_BYTES = 1 << 28
 _Files = list[tuple[str, int]]
 _decoder = msgspec.msgpack.Decoder(_Files)
 
@@ -36,14 +36,14 @@ class Blob:
 
     Attributes:
         digest: SHA-256 of the stream, hexadecimal: the blob's name.
-        num_bytes: of the stream.
+        num_bytes: length of the stream.
     """
 
     def __init__(self, root: Path, files: Sequence[str], digest: str = "") -> None:
-        """The `files`, paths relative to `root`, as they are now; `digest` if it is known: computing it takes time.
+        """List the `files`, paths relative to `root`. Pass `digest` if it is known, since computing it takes time.
 
         Raises:
-            MissingFile: one cannot be read.
+            MissingFile: a file cannot be read.
         """
         self._root = root
         sizes = [(path, _size(root / path)) for path in sorted(files)]
@@ -55,11 +55,11 @@ class Blob:
         self.digest = digest or self._hash()
 
     def read(self, offset: int, length: int) -> bytes:
-        """At most `length` bytes of the stream from `offset` on; fewer only at its end.
+        """Return at most `length` bytes of the stream from `offset` on; fewer only at its end.
 
         Raises:
             InvalidValue: the offset is negative.
-            MissingFile: a file has gone, or become shorter, since the blob was made.
+            MissingFile: a file was removed or became shorter after the blob was made.
         """
         require(offset >= 0, "offset", offset, "zero or more")
         parts = []
@@ -71,7 +71,7 @@ class Blob:
         return b"".join(parts)
 
     def _piece(self, offset: int, length: int) -> bytes:
-        """Bytes of the one file in which `offset` lies, or of the head."""
+        """Return bytes of the one file in which `offset` lies, or of the head."""
         if offset < len(self._head):
             return self._head[offset : offset + length]
         index = bisect_right(self._ends, offset) - 1
@@ -95,14 +95,14 @@ class Blob:
 
 
 def files_in(read: Callable[[int, int], bytes], digest: str) -> Iterator[tuple[str, int, int]]:
-    """(path, offset, bytes) of every file of a stream of which `read(offset, length)` gives bytes.
+    """Yield (path, offset, bytes) of every file of the stream that `read(offset, length)` reads.
 
     Raises:
-        InvalidFile: it is none.
+        InvalidFile: the stream is not a blob.
     """
     head = read(0, _LENGTH.size)
-    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else _LONGEST_LIST + 1
-    if length > _LONGEST_LIST:
+    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else _MAX_LIST_BYTES + 1
+    if length > _MAX_LIST_BYTES:
         raise InvalidFile(f"blob {digest[:12]} has no list of files")
     offset = _LENGTH.size + length
     for path, size in _decoded(read(_LENGTH.size, length), digest):
@@ -111,33 +111,33 @@ def files_in(read: Callable[[int, int], bytes], digest: str) -> Iterator[tuple[s
 
 
 def whole_folder(root: Path) -> list[str]:
-    """All files below `root`, hidden ones left out, as relative paths.
+    """Return all files below `root` as relative paths, without hidden ones.
 
     Raises:
-        MissingFile: there is no such folder, or nothing in it.
+        MissingFile: the folder does not exist or is empty.
         InvalidInput: a link leads out of the folder.
     """
-    found = []
+    files = []
     for folder, folders, names in os.walk(root, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in (*folders, *names):
-            _refuse_a_way_out(Path(folder) / name, root)
+            _require_inside(Path(folder) / name, root)
         inside = Path(folder).relative_to(root).as_posix()
-        found += [str(PurePosixPath(inside) / name) for name in names if not name.startswith(".")]
-    if not found:
+        files += [str(PurePosixPath(inside) / name) for name in names if not name.startswith(".")]
+    if not files:
         raise MissingFile(f"there are no files in the data folder {root}")
-    return found
+    return files
 
 
 class BlobWriter:
     """A blob that is being received; close it.
 
     Args:
-        digest: its name.
+        digest: name of the blob.
         into: folder of blobs.
 
     Attributes:
-        received: bytes of the stream so far: the next piece has to begin there.
+        received: bytes of the stream so far, which is the offset of the next piece.
     """
 
     def __init__(self, digest: str, into: Path) -> None:
@@ -151,10 +151,10 @@ class BlobWriter:
         self.received = 0
 
     def add(self, piece: bytes | memoryview) -> None:
-        """Take the next piece of the stream.
+        """Write the next piece of the stream.
 
         Raises:
-            InvalidFile: it is no blob, or wants to write outside of its folder.
+            InvalidFile: the stream is not a blob, or a path leads out of the blob's folder.
         """
         self._hasher.update(piece)
         self.received += len(piece)
@@ -168,33 +168,33 @@ class BlobWriter:
             view = self._write(view)
 
     def finish(self) -> Path:
-        """The folder with all files, now that everything has come.
+        """Move the complete blob into place, and return its folder.
 
         Raises:
-            InvalidFile: the stream is not what the digest names.
+            InvalidFile: the stream does not have this digest.
         """
         if self._hasher.hexdigest() != self._digest or self._open is not None or self._rest is None:
-            raise InvalidFile(f"blob {self._digest[:12]} was damaged, or its files changed, on the way")
+            raise InvalidFile(f"blob {self._digest[:12]} was damaged, or its files changed, during the transfer")
         try:
             self._draft.rename(self._place)
         except OSError:
-            if not self._place.is_dir():  # else somebody else has received it as well
+            if not self._place.is_dir():  # else another process has received it, too
                 raise
         return self._place
 
     def close(self) -> None:
-        """Remove what has not become whole."""
+        """Remove an incomplete blob."""
         if self._open is not None:
             self._open[0].close()
             self._open = None
         shutil.rmtree(self._draft, ignore_errors=True)
 
     def _begin(self) -> bytes:
-        """Read the list of files once it is there; what of the head belongs to the files."""
+        """Read the list of files once it is complete; return the bytes of the head that belong to the files."""
         if len(self._head) < _LENGTH.size:
             return b""
         (length,) = _LENGTH.unpack_from(self._head)
-        if length > _LONGEST_LIST:
+        if length > _MAX_LIST_BYTES:
             raise InvalidFile(f"blob {self._digest[:12]} has a list of {length} bytes")
         end = _LENGTH.size + length
         if len(self._head) < end:
@@ -206,7 +206,7 @@ class BlobWriter:
         return rest
 
     def _next_file(self) -> None:
-        """Open the next file that has contents; empty ones are made on the way."""
+        """Open the next file that has contents, and create the empty ones before it."""
         assert self._rest is not None
         self._open = None
         while self._rest and self._open is None:
@@ -220,7 +220,7 @@ class BlobWriter:
                 file.close()
 
     def _write(self, view: memoryview) -> memoryview:
-        """Write what belongs to the open file; the rest."""
+        """Write the part that belongs to the open file; return the rest."""
         assert self._open is not None
         file, missing = self._open
         file.write(view[:missing])
@@ -234,7 +234,7 @@ class BlobWriter:
 
 
 def blob_folder(blobs: Path, digest: str) -> Path:
-    """Where the blob `digest` lies in the folder `blobs` if it is there.
+    """Return the path of the blob `digest` in the folder `blobs`.
 
     Raises:
         InvalidValue: `digest` is not the name of a blob.
@@ -245,7 +245,7 @@ def blob_folder(blobs: Path, digest: str) -> Path:
 
 
 def _decoded(listing: bytes, digest: str) -> _Files:
-    """The list of files of a stream. Raises InvalidFile: it is none, or wants to write outside of its folder."""
+    """Return the list of files of a stream. Raises InvalidFile: no list, or a path leads out of the blob."""
     try:
         files = _decoder.decode(listing)
     except msgspec.DecodeError as error:
@@ -260,10 +260,10 @@ def _is_safe(path: str) -> bool:
     return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and not set(path) & set("\\:\0")
 
 
-def _refuse_a_way_out(path: Path, root: Path) -> None:
+def _require_inside(path: Path, root: Path) -> None:
     if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
         raise InvalidInput(
-            f"{path} is a link to {path.resolve()}, outside of the folder that is sent: put a copy there instead"
+            f"{path} is a link to {path.resolve()}, outside of the folder that is sent: replace it with a copy"
         )
 
 

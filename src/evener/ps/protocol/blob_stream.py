@@ -1,6 +1,6 @@
-"""Blobs as a master keeps them: each one file, the stream itself, for a master only passes them on.
+"""Blobs in a master's memory of files: each blob is one file, the stream itself, since a master only passes blobs on.
 
-It never unpacks one: an archive of a hundred thousand files costs it what an archive of one file costs.
+A master never unpacks a blob, so an archive of a hundred thousand files costs it no more than an archive of one file.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from evener.ps.protocol.blob import blob_folder, files_in
 from evener.records.errors import InvalidFile, MissingFile
 
 LEAST_FREE = 0.05
-"""Of the disk, that no blob takes."""
+"""Share of the disk that blobs leave free."""
 
 
 def why_no_disk(folder: Path) -> str:
-    """Why nothing large may be written below `folder`; empty if it may."""
+    """Say why large files must not be written below `folder`; empty if they may."""
     disk = shutil.disk_usage(folder)
     return "" if disk.free > LEAST_FREE * disk.total else f"the master's disk is full: {disk.free} bytes are free"
 
@@ -28,14 +28,14 @@ class BlobStream:
     """A blob in one file.
 
     Args:
-        path: of the file.
-        digest: the blob's name.
+        path: path of the file.
+        digest: name of the blob.
 
     Attributes:
-        num_bytes: of the stream.
+        num_bytes: length of the stream.
 
     Raises:
-        MissingFile: it cannot be read.
+        MissingFile: the file cannot be read.
     """
 
     def __init__(self, path: Path, digest: str) -> None:
@@ -46,7 +46,7 @@ class BlobStream:
             raise MissingFile(f"blob {digest[:12]} is not here: {error.strerror}") from error
 
     def read(self, offset: int, length: int) -> bytes:
-        """At most `length` bytes of the stream from `offset` on; fewer only at its end. Raises MissingFile."""
+        """Return at most `length` bytes of the stream from `offset` on; fewer only at its end. Raises MissingFile."""
         try:
             with self._path.open("rb") as file:
                 file.seek(offset)
@@ -55,11 +55,11 @@ class BlobStream:
             raise MissingFile(f"cannot read {self._path}: {error.strerror}") from error
 
     def file(self, name: str, most: int) -> bytes:
-        """The contents of its file of this name, in whatever folder.
+        """Return the contents of the blob's file of this name, in any folder.
 
         Raises:
-            MissingFile: there is none, or it has more than `most` bytes.
-            InvalidFile: this is no blob.
+            MissingFile: the blob has no such file, or it has more than `most` bytes.
+            InvalidFile: this is not a blob.
         """
         for path, offset, size in files_in(self.read, self.digest):
             if PurePosixPath(path).name == name and size <= most:
@@ -71,13 +71,13 @@ class StreamWriter:
     """A blob that is being received into one file; close it.
 
     Args:
-        digest: its name.
+        digest: name of the blob.
         into: folder of blobs.
-        is_synced: whether the disk is waited for at the end; else whoever asks for it does that.
-        share: of what is free on the disk now, that it may take.
+        is_synced: whether `finish` waits for the disk; otherwise the caller syncs.
+        share: share of the free disk space that the blob may take.
 
     Attributes:
-        received: bytes of the stream so far: the next piece has to begin there.
+        received: bytes of the stream so far, which is the offset of the next piece.
     """
 
     def __init__(self, digest: str, into: Path, *, is_synced: bool = True, share: float = 1.0) -> None:
@@ -91,10 +91,10 @@ class StreamWriter:
         self._most_bytes = share * shutil.disk_usage(into).free
 
     def add(self, piece: bytes | memoryview) -> None:
-        """Take the next piece of the stream.
+        """Write the next piece of the stream.
 
         Raises:
-            InvalidFile: there is no room for it.
+            InvalidFile: the disk has no room for it.
             OSError: it cannot be written.
         """
         disk = shutil.disk_usage(self._folder)
@@ -106,9 +106,11 @@ class StreamWriter:
         self.received += len(piece)
 
     def finish(self) -> Path:
-        """The file, now that everything has come. Raises InvalidFile: the stream is not what the digest names."""
+        """Move the complete file into place and return its path. Raises InvalidFile: the stream does not have this
+        digest.
+        """
         if self._hasher.hexdigest() != self._digest:
-            raise InvalidFile(f"blob {self._digest[:12]} was damaged, or its files changed, on the way")
+            raise InvalidFile(f"blob {self._digest[:12]} was damaged, or its files changed, during the transfer")
         self._file.flush()
         if self._is_synced:
             os.fsync(self._file.fileno())
@@ -116,6 +118,6 @@ class StreamWriter:
         return self._place
 
     def close(self) -> None:
-        """Remove what has not become whole."""
+        """Remove an incomplete blob."""
         self._file.close()
         shutil.rmtree(self._draft, ignore_errors=True)

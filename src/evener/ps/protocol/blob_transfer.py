@@ -1,7 +1,7 @@
 """Blobs pass from the command that submits a run to the master, and from there to every node that lacks them.
 
-Who lacks a blob asks for it piece by piece, a few pieces ahead, so that nobody is sent more than it takes; after a
-broken connection it asks on from where it was. Messages go in and come out; sending them is the caller's.
+The receiver asks for one piece after the other, a few pieces ahead, so the sender never sends more than the receiver
+takes. After a broken connection it continues from where it was. This module does not send: it returns messages.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from evener.ps.protocol.messages import BlobChunk, FetchBlob
 from evener.records.errors import EvenerError, MissingFile
 
 AHEAD = 8
-"""Pieces that are asked for before the first of them has come."""
+"""Pieces that are requested before the first of them has arrived."""
 
 
 class BlobReceiver:
     """Receives blobs, one after the other; close it.
 
     Args:
-        folder: of the blobs that are there.
-        writer: makes what a blob is received into, of its digest and `folder`: a folder of its files, or one file.
-        ahead: pieces that are asked for before the first of them has come.
+        folder: folder of the blobs that are present.
+        writer: makes the writer of a blob, from its digest and `folder`: a folder of files, or one file.
+        ahead: pieces that are requested before the first of them has arrived.
     """
 
     def __init__(
@@ -33,68 +33,68 @@ class BlobReceiver:
         self._folder, self._writer, self._ahead = folder, writer, ahead
         self._wanted: list[str] = []
         self._arrival: BlobWriter | StreamWriter | None = None
-        self._asked = 0
+        self._requested_bytes = 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything that was wanted is there."""
+        """Whether all requested blobs are present."""
         return not self._wanted
 
     def request(self, digests: Iterable[str]) -> list[FetchBlob]:
-        """Want these blobs and no others; what to ask for first."""
+        """Request these blobs and no others; return the first messages to send."""
         self.close()
         self._wanted = [digest for digest in digests if not self.path_of(digest).exists()]
         return self.resume()
 
     def resume(self) -> list[FetchBlob]:
-        """What to ask for over a new connection."""
+        """Return the messages to send over a new connection."""
         if not self._wanted:
             return []
         self._arrival = self._arrival or self._writer(self._wanted[0], self._folder)
-        self._asked = self._arrival.received
+        self._requested_bytes = self._arrival.received
         return [self._next() for _ in range(self._ahead)]
 
     def receive(self, chunk: BlobChunk, data: memoryview) -> list[FetchBlob]:
-        """Keep a piece that came; what to ask for now.
+        """Write a piece that arrived; return the next messages to send.
 
         Raises:
-            EvenerError: the blob is not to be had, or is damaged.
-            OSError: it cannot be written here.
+            EvenerError: the blob is not available, or is damaged.
+            OSError: the piece cannot be written here.
         """
         arrival = self._arrival
         if arrival is None or chunk.digest != self._wanted[0] or chunk.offset != arrival.received:
-            return []  # asked for over a connection that is gone, or beyond the end
+            return []  # requested over a connection that is gone, or beyond the end
         if not data:
-            raise MissingFile(f"blob {chunk.digest[:12]} is not to be had any more")
+            raise MissingFile(f"blob {chunk.digest[:12]} is no longer available")
         arrival.add(data)
         if arrival.received < chunk.total:
-            return [self._next()] if self._asked < chunk.total else []
+            return [self._next()] if self._requested_bytes < chunk.total else []
         arrival.finish()
         return self.request(self._wanted[1:])
 
     def path_of(self, digest: str) -> Path:
-        """Where the blob lies once it is there."""
+        """Return the path of a blob."""
         return blob_folder(self._folder, digest)
 
     def close(self) -> None:
-        """Forget what has not become whole."""
+        """Forget an incomplete blob."""
         self._wanted = []
         if self._arrival is not None:
             self._arrival.close()
             self._arrival = None
 
     def _next(self) -> FetchBlob:
-        fetch = FetchBlob(digest=self._wanted[0], offset=self._asked)
-        self._asked += CHUNK_BYTES
+        fetch = FetchBlob(digest=self._wanted[0], offset=self._requested_bytes)
+        self._requested_bytes += CHUNK_BYTES
         return fetch
 
 
 class BlobSender:
-    """Gives pieces of blobs to whoever asks.
+    """Answers requests for pieces of blobs.
 
     Args:
-        folder: of blobs that have been received, each as one file, if there is one.
-        blobs: others that may be sent.
+        folder: folder of received blobs, each one file, if there is one.
+        blobs: further blobs that may be sent.
     """
 
     def __init__(self, folder: Path | None = None, blobs: Iterable[Blob] = ()) -> None:
@@ -102,7 +102,7 @@ class BlobSender:
         self._blobs: dict[str, Blob | BlobStream] = {blob.digest: blob for blob in blobs}
 
     def chunk(self, fetch: FetchBlob) -> tuple[BlobChunk, bytes]:
-        """The piece that was asked for; empty if it is not to be had."""
+        """Return the requested piece; it is empty if the blob is not available."""
         try:
             blob = self._blob(fetch.digest)
             data = blob.read(fetch.offset, CHUNK_BYTES)

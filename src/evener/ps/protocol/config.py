@@ -1,4 +1,6 @@
-"""What a master is given: its folder, in which it is the same master when started again, its identity, and a clock."""
+"""Configuration of a master: its state folder, which makes it the same master after a restart, its identity, and a
+clock.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,19 @@ _IDENTITY = {False: "identity.json", True: "identity-insecure.json"}
 _BEACON = "master.json"
 _LOCK = "lock"
 RANKS = "ranks"
-"""In the cache of a node: the folders of its ranks."""
+"""Folder of the ranks' folders in the cache of a node."""
 
 
 class Beacon(Part, frozen=True, kw_only=True):
-    """How to reach the master of a home, written where the commands on its machine look.
+    """How to reach a master, written where commands on its machine look for it.
 
     Attributes:
-        address: that nodes join.
-        listen: what it listens at.
-        token: to join with.
-        pid: of its process; 0 after it has ended.
+        address: address that nodes join.
+        listen: address that the master listens at.
+        token: token to join with.
+        pid: process of the master; 0 after it has ended.
         patience: seconds.
-        system: file that describes the nodes that alone may join; empty: there is none.
+        system: file that describes the only nodes that may join; empty if there is none.
     """
 
     address: str
@@ -51,23 +53,23 @@ class Beacon(Part, frozen=True, kw_only=True):
 
 
 class StateDir:
-    """The folder of a master; everything in it is for its user only.
+    """The state folder of a master, readable for its user only.
 
     Args:
-        folder: made when something is first written.
+        folder: path of the folder; it is made when something is first written.
 
     Attributes:
         folder: see above.
-        run: folder of the run in progress.
-        runs: folder of what runs ended with.
-        blobs: folder of code and data that have passed through.
-        aside: folder of runs that could not be gone on with, or whose results could not be written.
+        run: folder of the runs in progress.
+        runs: folder of the results of runs.
+        blobs: folder of code and data that were submitted.
+        aside: folder of runs that could not be continued, or whose results could not be written.
         profile: file of all nodes' ClusterProfile.
         audit: file of the audit log.
-        members: file of the nodes' names and who was expelled.
+        members: file of the nodes' names, and of expelled nodes.
         invitations: file of the invitations, without their tokens.
         tokens: folder of the tokens, one file for each role.
-        beacon_file: how to reach its master, with the admin's token.
+        beacon_file: file that says how to reach the master, with the admin's token.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,26 +86,26 @@ class StateDir:
         self.beacon_file = folder / _BEACON
 
     def free_name(self, wanted: str) -> str:
-        """The name of a new run: the wanted one, or with a number behind it if there are results of that name."""
+        """Return the name of a new run: the wanted one, with a number appended if there are results of that name."""
         names = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
         return next(name for name in names if not (self.runs / name).exists())
 
     def set_aside(self, files: Sequence[Path]) -> str:
-        """Move files of a run to a folder of their own; where that is, in words."""
+        """Move files of a run to a folder of their own; return a clause that says where."""
         if not files:
-            return "nothing was written down of it"
+            return "no files of it exist"
         place = self.aside / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}"
         place.mkdir(parents=True, mode=0o700)
         for path in files:
             path.replace(place / path.name)
-        return f"it is set aside in {place}"
+        return f"its files were moved to {place}"
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
-        """Inside, no other master may live here; the system ends the occupation when the process dies.
+        """Keep other masters out of this folder inside; the system releases the lock when the process dies.
 
         Raises:
-            InvalidInput: another one does, or nothing can be written there.
+            InvalidInput: another master runs here, or the folder cannot be written.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -111,25 +113,25 @@ class StateDir:
         except OSError as error:
             raise InvalidInput(f"cannot write into {self.folder}: {error.strerror}") from error
         if lock is None:
-            raise InvalidInput(f"a master lives in {self.folder} already; end it with `evener down`")
+            raise InvalidInput(f"a master already runs in {self.folder}; end it with `evener down`")
         with lock:
             self._remove_drafts()
             yield
 
     def _remove_drafts(self) -> None:
-        """Remove what masters left behind that were killed while they wrote."""
+        """Remove the drafts of masters that were killed while they wrote."""
         for folder in (self.folder, self.run, self.tokens, *self.runs.glob("*")):
             remove_drafts(folder)
         _remove_all(self.blobs.glob(".*"))
 
     def identity_file(self, *, insecure: bool) -> Path:
-        """The file with the master's certificate and secret."""
+        """Return the path of the master's certificate and secret."""
         return self.folder / _IDENTITY[insecure]
 
     def identity(self, *, insecure: bool, rotate: bool = False) -> Identity:
-        """The identity of this home, made when it is first asked for; with `rotate`, with another secret from now on.
+        """Return the master's identity; make it if there is none, and change its secret with `rotate`.
 
-        The token of each role is written where its user can take it from, for this user only.
+        The token of each role is written to a file of its own, for this user only.
         """
         path = self.identity_file(insecure=insecure)
         if not path.exists():
@@ -144,23 +146,23 @@ class StateDir:
         return identity
 
     def announce(self, beacon: Beacon) -> None:
-        """Write down how to reach the master; on a full disk what is there stays, if it leads to this master, too.
+        """Write how to reach the master; on a full disk, accept a file that already leads to this master.
 
         Raises:
-            CannotWrite: the disk is full or gone, and nothing there leads to this master.
+            CannotWrite: the disk is full or gone, and no file leads to this master.
         """
         path, data = self.beacon_file, msgspec.json.format(msgspec.json.encode(beacon), indent=1)
         try:
             atomic_write(path, data, private=True)
         except OSError as error:
             if not path.exists() or replace(self.beacon(), pid=beacon.pid) != beacon:
-                raise CannotWrite(path, error, "; make room for the master's folder") from error
+                raise CannotWrite(path, error, "; free space for the master's folder") from error
 
     def beacon(self) -> Beacon:
-        """How to reach the master that lives, or last lived, here.
+        """Return how to reach the master that runs, or last ran, in this folder.
 
         Raises:
-            MissingFile: none ever did.
+            MissingFile: no master ever ran here.
             InvalidFile: the file is damaged.
         """
         path = self.beacon_file
@@ -176,29 +178,28 @@ class StateDir:
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    """Write a private file, unless this is what it holds: a master starts again on a full disk, too."""
+    """Write a private file unless it has these contents: a master can start on a full disk, too."""
     if not path.exists() or path.stat().st_mode & 0o077 or path.read_bytes() != data:
         atomic_write(path, data, private=True)
 
 
 def default_state_dir(environment: Mapping[str, str]) -> Path:
-    """$EVENER_HOME, or `evener` in the folder where the system keeps the state of a user's programs."""
+    """Return $EVENER_HOME, or `evener` in the folder where the system keeps the state of a user's programs."""
     if named := environment.get("EVENER_HOME"):
         return Path(named)
     return Path(environment.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "evener"
 
 
 def default_cache(environment: Mapping[str, str]) -> Path:
-    """Where a node keeps code and data that were sent to it."""
+    """Return the folder in which a node keeps code and data that it received."""
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evener"
 
 
 @contextmanager
 def node_cache(folder: Path) -> Iterator[None]:
-    """Inside, this process is a node that keeps there what is sent to it, beside other nodes of this machine.
+    """Use a node's cache inside, together with other nodes of this machine.
 
-    What nodes left there that were killed is removed: ranks' folders with checkpoints, and code and data that had not
-    come whole.
+    Files of killed nodes are removed: ranks' folders with checkpoints, and incomplete code and data.
     """
 
     def clean() -> None:
@@ -217,7 +218,7 @@ def _remove_all(paths: Iterable[Path]) -> None:
 
 
 class Versions(NamedTuple):
-    """What runs on a machine; `torch` is empty where it is not installed."""
+    """Versions on a machine; `torch` is empty where it is not installed."""
 
     evener: str
     python: str
@@ -225,22 +226,22 @@ class Versions(NamedTuple):
 
 
 def versions_here() -> Versions:
-    """What runs on this machine; PyTorch is not imported."""
+    """Return the versions on this machine, without importing PyTorch."""
     return Versions(VERSION, platform.python_version(), version_of("torch"))
 
 
 class MasterConfig(NamedTuple):
-    """What a master is given.
+    """Configuration of a master.
 
     Attributes:
-        home: its folder.
-        identity: who it is.
-        versions: of what runs here.
-        environment: the same and more, for records.
-        patience: seconds of silence after which a node is given up.
-        notify: tells its user.
-        clock: seconds, never going back: all durations are differences of it, for the system's clock may be set.
-        system: whose nodes alone may join; None: all that have a token.
+        home: state folder.
+        identity: certificate and secret.
+        versions: versions on this machine.
+        environment: versions and more, for records.
+        patience: seconds of silence after which a node counts as lost.
+        notify: shows a message to the master's user.
+        clock: monotonic seconds: all durations are differences of it, since the system's clock may be set.
+        system: the only nodes that may join; None: all that have a token.
     """
 
     home: StateDir

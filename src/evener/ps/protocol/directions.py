@@ -1,4 +1,4 @@
-"""Which messages go which way: what each side decodes, and nothing else."""
+"""Messages by direction: each side decodes only the messages that the other may send."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What commands, master and nodes tell each other when the doctor looks at all nodes and at the links between them.
+"""Messages of `evener doctor` over a master: examine all nodes, and the links between them.
 
     command                 master                            node
     -------                 ------                            ----
-      -- ExamineNodes --->    looks at its own machine  -- Examine --->  listens, looks at its machine and the task
+      -- ExamineNodes --->    examines its own machine -- Examine --->  listens, examines its machine and the task
                               knows where each listens  <- Examined ---
                                                         -- ProbeNodes ->  connects to the others
                                                         <- Probed ------
       <- NodesExamined ---
 
-What they find travels in buffers, for the facts of a machine are longer than a header may be.
+Results travel in buffers, since the facts of a machine are longer than a header may be.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from evener.records.schema import NOT_DECODED, Count, Digest, Finite, Name, Part
 from evener.wire.errors import BadFrame
 
 MOST_REPORT_BYTES = 1 << 18
-"""Of what a node finds."""
+"""Limit of a node's report."""
 MOST_QUESTION_BYTES = 1 << 16
 MOST_CODE_BYTES = CHUNK_BYTES
-"""Of a task whose files travel only to be tried."""
+"""Limit of the code of a task that is only loaded, not trained."""
 
 
 class TaskQuestion(Part, frozen=True, kw_only=True):
-    """A task that nodes are to load, with its data, without training anything.
+    """A task that nodes load, with its data, without training.
 
     Attributes:
         task: name of a built-in task, or of a file in the blob `code`.
         code: blob with the task's files; empty for a built-in task.
         data_dir: where nodes without a `--data` of their own look for the data; empty if the task knows.
-        options: of the task, as text.
-        submitter: who asks, as the master knows him.
+        options: options of the task, as text.
+        submitter: name of the submitter at the master.
     """
 
     task: Name
@@ -50,7 +50,7 @@ class TaskQuestion(Part, frozen=True, kw_only=True):
 
 
 class Place(Part, frozen=True, kw_only=True):
-    """Where a machine listens for a few seconds."""
+    """An address at which a machine listens for a few seconds."""
 
     machine: Name
     address: Name
@@ -58,12 +58,12 @@ class Place(Part, frozen=True, kw_only=True):
 
 
 class NodeReport(Part, frozen=True, kw_only=True):
-    """What a node finds at its own machine.
+    """A node's report on its own machine.
 
     Attributes:
-        facts: of the machine.
-        places: at which it listens for the others.
-        data: of the task, if one was asked for and can be loaded.
+        facts: facts of the machine.
+        places: addresses at which it listens for the others.
+        data: data of the task, if there is a task and its data can be loaded.
     """
 
     facts: MachineFacts
@@ -72,21 +72,21 @@ class NodeReport(Part, frozen=True, kw_only=True):
 
 
 class LinksReport(Part, frozen=True, kw_only=True):
-    """Which of the others a node can connect to, and which not."""
+    """The other nodes that a node can and cannot connect to."""
 
     links: tuple[Link, ...] = ()
     unreached: tuple[Unreached, ...] = ()
 
 
 class ExaminedNode(Part, frozen=True, kw_only=True):
-    """All that is known of a node, or of the master's own machine.
+    """All results about a node, or about the master's own machine.
 
     Attributes:
-        name: of the node.
-        report: of its machine; None if it said nothing in time.
+        name: name of the node.
+        report: report on its machine; None if it did not report in time.
         ahead: seconds by which its clock is ahead of the master's.
-        links: to the others.
-        doing: in words, when it was asked.
+        links: links to the others.
+        doing: activity of the node when the examination began.
     """
 
     name: Name
@@ -97,26 +97,26 @@ class ExaminedNode(Part, frozen=True, kw_only=True):
 
 
 class Examination(Part, frozen=True, kw_only=True):
-    """What was found: of the master's own machine first, then of all nodes that are here."""
+    """The results: the master's own machine first, then all connected nodes."""
 
     nodes: tuple[ExaminedNode, ...]
 
 
 class ExamineNodes(Header, frozen=True, kw_only=True):
-    """A command wants all nodes looked at, within so many seconds.
+    """A command asks for an examination of all nodes within `seconds`.
 
-    No buffer; or two, a `TaskQuestion` and the stream of its code, which may be empty.
+    It has no buffer, or two: a `TaskQuestion` and the stream of its code, which may be empty.
     """
 
     seconds: Seconds
 
 
 class Examine(Header, frozen=True, kw_only=True):
-    """The master wants a node to look at its machine; buffers as of `ExamineNodes`.
+    """The master asks a node to examine its machine; buffers as in `ExamineNodes`.
 
     Attributes:
-        number: of the examination; answers bear it.
-        seconds: for which the node listens for the others, at most.
+        number: number of the examination, which answers repeat.
+        seconds: longest time for which the node listens for the others.
     """
 
     number: Count
@@ -124,11 +124,11 @@ class Examine(Header, frozen=True, kw_only=True):
 
 
 class Examined(Header, frozen=True, kw_only=True):
-    """A node has looked at its machine; one buffer: a `NodeReport`.
+    """A node has examined its machine; one buffer: a `NodeReport`.
 
     Attributes:
-        number: of the examination.
-        clock: seconds since 1970 on the node, as this is sent.
+        number: number of the examination.
+        clock: seconds since 1970 on the node when it sent this.
     """
 
     number: Count
@@ -136,7 +136,7 @@ class Examined(Header, frozen=True, kw_only=True):
 
 
 class ProbeNodes(Header, frozen=True, kw_only=True):
-    """A node is to connect to others within so many seconds; one buffer: their `Place`s."""
+    """The master asks a node to connect to others within `seconds`; one buffer: their `Place`s."""
 
     number: Count
     seconds: Seconds
@@ -149,7 +149,7 @@ class Probed(Header, frozen=True, kw_only=True):
 
 
 class NodesExamined(Header, frozen=True, kw_only=True):
-    """All nodes were looked at; one buffer: an `Examination`, unless there was a reason not to look."""
+    """The examination has ended; one buffer, an `Examination`, unless there is a `reason` why it was refused."""
 
     reason: Text = ""
 
@@ -158,7 +158,7 @@ T = TypeVar("T")
 
 
 def decode_part(data: bytes | memoryview, kind: type[T]) -> T:
-    """What is in a buffer. Raises BadFrame: it is none of its kind."""
+    """Decode a buffer. Raises BadFrame: it does not hold a `kind`."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except NOT_DECODED as error:
@@ -166,5 +166,5 @@ def decode_part(data: bytes | memoryview, kind: type[T]) -> T:
 
 
 def encode_part(part: object) -> bytes:
-    """A buffer."""
+    """Encode a buffer."""
     return msgspec.msgpack.encode(part)

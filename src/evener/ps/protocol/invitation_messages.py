@@ -1,4 +1,4 @@
-"""What an admin and the master tell each other about invitations."""
+"""Messages about invitations, between an admin and the master."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from evener.records.schema import Count, Seconds, Text, Word
 
 
 class Invite(Header, frozen=True, kw_only=True):
-    """An admin wants a token for somebody.
+    """An admin asks for a token for another user.
 
     Attributes:
-        submitter: name of who may submit runs with it; empty: nodes may join with it.
-        nodes: that may join with it.
-        seconds: for which it can be used first.
+        submitter: name of a submitter of runs; empty for a token of nodes.
+        nodes: number of nodes that may join with the token.
+        seconds: time within which it has to be used first.
     """
 
     submitter: Word = ""
@@ -21,11 +21,11 @@ class Invite(Header, frozen=True, kw_only=True):
 
 
 class Invited(Header, frozen=True, kw_only=True):
-    """The token.
+    """The new token.
 
     Attributes:
-        invitation: by which it can be revoked.
-        token: as text.
+        invitation: name of the invitation, to revoke it by.
+        token: token as text.
     """
 
     invitation: Word
@@ -33,6 +33,6 @@ class Invited(Header, frozen=True, kw_only=True):
 
 
 class RevokeInvitation(Header, frozen=True, kw_only=True):
-    """An admin wants a token to be worth nothing any more; nodes that have joined with it stay."""
+    """An admin revokes a token; nodes that have joined with it stay."""
 
     invitation: Word

@@ -1,4 +1,4 @@
-"""A run as it is submitted: what to train, on what data, and how the nodes agree; and its way to the master."""
+"""A submitted run: the task, its data and the protocol of the nodes; and how it reaches the master."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from evener.wire.errors import BadFrame
 
 MOST_JOB_BYTES = 2 * 2**20
 MOST_JOBS_BYTES = 2 * MOST_JOB_BYTES
-"""Of all runs in progress together."""
+"""Limit of all runs in progress together."""
 
 
 class Job(Part, frozen=True, kw_only=True):
-    """What has to be done, by whom does not matter.
+    """A run whose nodes work on leases.
 
     Attributes:
-        run: its name, also that of its folder: no other run has it.
+        run: name of the run and of its folder, which is unique.
         task: name of a built-in task, or of a file in the blob `code`.
         title: name of the task, for people.
         code: blob with the task's file and the modules beside it; empty for a built-in task.
         data: blob with the data; empty if they do not travel.
         data_dir: where nodes without a `--data` of their own look for the data; empty if the task knows.
-        options: of the task, as text.
-        precision: of computing.
-        protocol: name of the way to agree, as the user typed it.
-        agreement: the way itself.
+        options: options of the task, as text.
+        precision: precision of the computation.
+        protocol: name of the protocol, as the user typed it.
+        agreement: the protocol itself.
         workload: samples, and when the run ends.
-        layout: of the model's state.
-        fixed_sum: sum of the sizes of all parameters that are not trained, which each node makes itself; None
-            if it is not known.
+        layout: layout of the model's state.
+        fixed_sum: sum of the sizes of all parameters that are not trained, which each node makes itself; None if it is
+            not known.
         num_validation: samples for validation after every epoch; 0 for none.
-        has_accuracy: whether the task says how many answers are right.
-        submitter: who asked for it, as the master knows him.
-        nodes: names of those that work for it at present; nobody: it rests. None: whoever is here, and no other run
-            beside it.
+        has_accuracy: whether the task counts correct answers.
+        submitter: name of the submitter at the master.
+        nodes: names of the nodes that work for the run at present; none of them: the run is paused. None: all nodes
+            work for it, and no other run may begin.
     """
 
     run: RunName
@@ -83,16 +83,16 @@ class Job(Part, frozen=True, kw_only=True):
 
     @property
     def blobs(self) -> tuple[str, ...]:
-        """What a node has to have before it can begin."""
+        """Blobs that a node needs before it can begin."""
         return tuple(digest for digest in (self.code, self.data) if digest)
 
     @property
     def rests(self) -> bool:
-        """Whether no node works for the run at present."""
+        """Whether the run is paused: no node works for it."""
         return self.nodes == ()
 
     def takes(self, node: str) -> bool:
-        """Whether a node of this name works for the run."""
+        """Return whether a node of this name works for the run."""
         return self.nodes is None or node in self.nodes
 
 
@@ -100,7 +100,7 @@ AnyJob: TypeAlias = Job | RankJob
 
 
 def exclude_each_other(job: AnyJob, other: AnyJob) -> bool:
-    """Whether two runs cannot go on at a time, because a node works for one run only."""
+    """Return whether two runs cannot go on at a time, because a node works for one run only."""
     if isinstance(job, RankJob) or isinstance(other, RankJob):
         return True
     if job.nodes is None or other.nodes is None:
@@ -109,26 +109,26 @@ def exclude_each_other(job: AnyJob, other: AnyJob) -> bool:
 
 
 def encode_job(job: Job) -> bytes:
-    """The job as it travels: in a buffer, for layouts and learning rates can be longer than a header may be."""
+    """Encode a job for a buffer, since layouts and learning rates can be longer than a header may be."""
     return msgspec.msgpack.encode(job)
 
 
 def decode_job(data: bytes | memoryview) -> Job:
-    """The job in a buffer. Raises InvalidFile: it is none."""
+    """Decode the job in a buffer. Raises InvalidFile: it is not a job."""
     try:
         return msgspec.msgpack.decode(data, type=Job)
     except NOT_DECODED as error:
-        raise InvalidFile(f"this is no job: {error}") from error
+        raise InvalidFile(f"this is not a job: {error}") from error
 
 
 class Submission(NamedTuple):
-    """What was asked for.
+    """A complete submission.
 
     Attributes:
         peer: connection of the command.
-        job: to be done.
-        weights: to begin with; None where the ranks make them.
-        submitted: on the master's clock.
+        job: job to do.
+        weights: initial weights; None where the ranks make them.
+        submitted: time on the master's clock.
     """
 
     peer: int
@@ -138,13 +138,13 @@ class Submission(NamedTuple):
 
 
 class Submissions:
-    """Takes in runs; close it.
+    """Receives runs from commands; close it.
 
     Args:
         blobs: folder for code and data.
-        send: to connections.
+        send: sends a message to a connection.
         clock: seconds.
-        why_not: why a run cannot begin now; empty if it can.
+        why_not: says why a run cannot begin now; empty if it can.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Submissions:
         self._bringing: int | None = None
 
     def wants(self, peer: int, lengths: Sequence[int]) -> bool:
-        """Whether a job may arrive, alone or with weights: the master takes those of one command at a time.
+        """Return whether to receive a job, alone or with weights; the master receives one submission at a time.
 
         Raises:
             BadFrame: the job or the weights are too large.
@@ -175,32 +175,32 @@ class Submissions:
         return True
 
     def submit(self, peer: int, buffers: Sequence[memoryview], submitter: str = "") -> Submission | None:
-        """A command wants a run; it is returned if nothing of it is missing.
+        """Take the run that a command submits; return it if no blob of it is missing.
 
         Args:
             peer: connection of the command.
             buffers: job and weights; a job of ranks alone.
-            submitter: whose command it is.
+            submitter: name of the submitter.
         """
         is_taken = self._is_taken(peer)
-        reason_to_wait = "another command is submitting a run at this moment: try again" if is_taken else ""
+        refusal = "another command is submitting a run: try again" if is_taken else ""
         if self._bringing == peer:
             self._bringing = None
-        if buffers or not reason_to_wait:
+        if buffers or not refusal:
             try:
-                job, weights = _understood(buffers)
-                reason_to_wait = reason_to_wait or self._why_not(job)
+                job, weights = _decode_submission(buffers)
+                refusal = refusal or self._why_not(job)
             except (IndexError, EvenerError) as error:
-                reason_to_wait = f"the run cannot be understood: {error}"
-        if reason_to_wait:
-            self._send(peer, RunRejected(reason=shown(reason_to_wait)))
+                refusal = f"the run cannot be understood: {error}"
+        if refusal:
+            self._send(peer, RunRejected(reason=shown(refusal)))
             return None
         self._open = Submission(peer, replace(job, submitter=submitter), weights, self._clock())
         self._ask(peer, self._receiver.request(job.blobs))
         return self._complete()
 
     def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> Submission | None:
-        """A piece of a blob came; the run is returned if it was the last one."""
+        """Write a piece of a blob; return the run if this was its last piece."""
         if self._open is None or self._open.peer != peer:
             return None
         try:
@@ -211,23 +211,23 @@ class Submissions:
         return self._complete()
 
     def is_of(self, peer: int) -> bool:
-        """Whether a connection is submitting a run."""
+        """Return whether a connection is submitting a run."""
         return self._bringing == peer or (self._open is not None and self._open.peer == peer)
 
-    def left(self, peer: int) -> None:
-        """A connection is gone, and with it what it was submitting."""
+    def disconnected(self, peer: int) -> None:
+        """Forget a connection that is gone, and the run that it was submitting."""
         if self._bringing == peer:
             self._bringing = None
         if self._open is not None and self._open.peer == peer:
             self.close()
 
     def close(self) -> None:
-        """Forget what has not become whole."""
+        """Forget an incomplete submission."""
         self._receiver.close()
         self._open = None
 
     def _is_taken(self, peer: int) -> bool:
-        """Whether another command is submitting a run."""
+        """Return whether another command is submitting a run."""
         return self._bringing not in (None, peer) or self._open is not None
 
     def _ask(self, peer: int, fetches: Sequence[FetchBlob]) -> None:
@@ -235,14 +235,14 @@ class Submissions:
             self._send(peer, fetch)
 
     def _complete(self) -> Submission | None:
-        found = self._open if self._receiver.is_complete else None
-        if found is not None:
+        submission = self._open if self._receiver.is_complete else None
+        if submission is not None:
             self.close()
-        return found
+        return submission
 
 
-def _understood(buffers: Sequence[memoryview]) -> tuple[AnyJob, Flat | None]:
-    """A job and weights to begin with. Raises IndexError, EvenerError: they are none."""
+def _decode_submission(buffers: Sequence[memoryview]) -> tuple[AnyJob, Flat | None]:
+    """Return a job and its initial weights. Raises IndexError, EvenerError: the buffers hold no job."""
     if len(buffers) == 1:
         return decode_rank_job(buffers[0]), None
     job = decode_job(buffers[0])

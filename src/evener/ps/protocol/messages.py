@@ -1,8 +1,8 @@
-"""Everything that master, nodes and commands tell each other; arrays and long lists travel beside it as buffers.
+"""All messages between master, nodes and commands; arrays and long lists travel beside a message as buffers.
 
-Who speaks first says who it is: a node joins, a command asks. `PROTOCOL` grows when old and new would misunderstand
-each other; a field that is added gets a default. What a field may be, its type says, and the decoder checks it: a
-message with anything else in it is a bad frame.
+The first message on a connection says who connects: a node joins, a command asks. `PROTOCOL` is raised when old and new
+versions would misunderstand each other; a new field needs a default. The decoder checks the type of each field: a
+message that does not fit is a bad frame.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evener.wire.frame import Buffer
 
 PROTOCOL = 5
 MASTER_ENDED = "the master ends, and its nodes with it"
-"""Why a master closes its connections when nobody is to look for it any more."""
+"""Reason with which a master closes its connections when peers should not reconnect."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -29,20 +29,20 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
 
 
 class Join(Header, frozen=True, kw_only=True):
-    """A node, over a new connection, wants to take part.
+    """A node asks to take part, over a new connection.
 
     Attributes:
         protocol: see above.
-        name: of the node; the answer to one that may not be says why.
-        incarnation: of its process: one that is started later has a higher number.
+        name: name of the node; the master refuses an invalid one.
+        incarnation: number of its process, which is higher for a process that is started later.
         evener, python, torch: versions; torch is empty where it is not installed.
         clock: seconds since 1970 on the node.
-        device: that computes there.
-        run: for which it has model and data ready, if any.
-        profile: of its device, once that is measured.
-        key: 32 random bytes, hexadecimal, that nobody else has: a name belongs to the key that first joined with it.
-            Empty for a node that is content with a name that nobody owns.
-        is_named: whether its user chose the name; else, if it belongs to another one, it is called otherwise.
+        device: device that computes there.
+        run: run for which its model and data are ready, if any.
+        profile: profile of its device, once that is measured.
+        key: 32 random bytes, hexadecimal, which only this node knows: a name belongs to the key that first joined with
+            it. Empty for a node that accepts any name that belongs to no key.
+        is_named: whether its user chose the name; if not, the master may change a name that belongs to another node.
     """
 
     protocol: Count
@@ -66,11 +66,11 @@ class Profiled(Header, frozen=True, kw_only=True):
 
 
 class Heartbeat(Header, frozen=True, kw_only=True):
-    """I live. Both sides say so several times within the patience.
+    """A sign of life, which both sides send several times within the patience.
 
     Attributes:
-        peak_memory_bytes: of a node's process.
-        steps: that a node has done since its process started, so that slow work can be told from none.
+        peak_memory_bytes: peak memory of a node's process.
+        steps: steps that a node has done since its process started, which tell slow work from none.
     """
 
     peak_memory_bytes: Count = 0
@@ -78,15 +78,15 @@ class Heartbeat(Header, frozen=True, kw_only=True):
 
 
 class Leave(Header, frozen=True, kw_only=True):
-    """A node goes, on purpose."""
+    """A node leaves on purpose."""
 
 
 class Ready(Header, frozen=True, kw_only=True):
     """A node has model and data of a run and waits for work.
 
     Attributes:
-        run: for which.
-        unit_seconds: that one of its samples takes there, measured just now.
+        run: name of the run.
+        unit_seconds: seconds for one sample on this node, measured just now.
     """
 
     run: RunName
@@ -94,18 +94,18 @@ class Ready(Header, frozen=True, kw_only=True):
 
 
 class NotReady(Header, frozen=True, kw_only=True):
-    """A node cannot take part in a run: its task's code failed there, or its data are not there."""
+    """A node cannot take part in a run: its task's code failed there, or its data are missing."""
 
     run: RunName
     reason: Text
 
 
 class Contribution(Header, frozen=True, kw_only=True):
-    """What a worker did; one buffer: its gradient or how far it went.
+    """A worker's result; one buffer: its gradient or its progress.
 
     Attributes:
-        run: to which it belongs.
-        push: of the worker.
+        run: name of the run.
+        push: header of the contribution.
     """
 
     run: RunName
@@ -113,13 +113,13 @@ class Contribution(Header, frozen=True, kw_only=True):
 
 
 class Validated(Header, frozen=True, kw_only=True):
-    """What a slice of the validation data gave.
+    """The result of a slice of the validation data.
 
     Attributes:
-        run: to which it belongs.
-        number: of the slice.
+        run: name of the run.
+        number: number of the slice.
         loss: sum over its samples; None if it is not finite.
-        correct: how many were right.
+        correct: number of correct answers.
     """
 
     run: RunName
@@ -129,7 +129,7 @@ class Validated(Header, frozen=True, kw_only=True):
 
 
 class FetchBlob(Header, frozen=True, kw_only=True):
-    """Send me bytes of a blob, from `offset` on."""
+    """A request for bytes of a blob, from `offset` on."""
 
     digest: Digest
     offset: Count
@@ -140,8 +140,8 @@ class BlobChunk(Header, frozen=True, kw_only=True):
 
     Attributes:
         digest: name of the blob.
-        offset: of the first byte.
-        total: bytes of the blob; 0 if it is not to be had.
+        offset: offset of the first byte.
+        total: length of the blob; 0 if it is not available.
     """
 
     digest: Digest
@@ -150,12 +150,12 @@ class BlobChunk(Header, frozen=True, kw_only=True):
 
 
 class Welcome(Header, frozen=True, kw_only=True):
-    """The node is in.
+    """The master accepts a node.
 
     Attributes:
-        patience: seconds of silence after which either side gives the other up.
-        remarks: sentences for the node's user: clocks or versions that differ.
-        name: that it is called by.
+        patience: seconds of silence after which either side counts as lost.
+        remarks: sentences for the node's user about clocks or versions that differ.
+        name: name of the node at the master.
     """
 
     patience: Seconds
@@ -164,11 +164,11 @@ class Welcome(Header, frozen=True, kw_only=True):
 
 
 class Dismiss(Header, frozen=True, kw_only=True):
-    """The node is to go.
+    """The master sends a node away.
 
     Attributes:
         reason: a clause.
-        is_error: whether its process ends as one that failed.
+        is_error: whether its process ends with an error.
     """
 
     reason: Text
@@ -176,27 +176,27 @@ class Dismiss(Header, frozen=True, kw_only=True):
 
 
 class Quarantine(Header, frozen=True, kw_only=True):
-    """The node gets nothing to do for a while."""
+    """The master pauses a node."""
 
     seconds: Seconds
     reason: Text
 
 
 class Prepare(Header, frozen=True, kw_only=True):
-    """Make ready for a run; one buffer: the job."""
+    """The master asks a node to prepare for a run; one buffer: the job."""
 
     run: RunName
 
 
 class ServerReply(Header, frozen=True, kw_only=True):
-    """What the server says to a worker; one buffer if the answer has contents."""
+    """The server's answer to a worker; one buffer if the answer has contents."""
 
     run: RunName
     answer: Answer
 
 
 class Validate(Header, frozen=True, kw_only=True):
-    """Validate samples [first, first + size); one buffer: the weights."""
+    """The master asks a node to validate samples [first, first + size); one buffer: the weights."""
 
     run: RunName
     number: Count
@@ -205,17 +205,17 @@ class Validate(Header, frozen=True, kw_only=True):
 
 
 class Release(Header, frozen=True, kw_only=True):
-    """The run is over; forget it."""
+    """The run is over for a node, which forgets it."""
 
     run: RunName
 
 
 class GetStatus(Header, frozen=True, kw_only=True):
-    """A command wants to know who is here and what goes on."""
+    """A command asks for the state of the master."""
 
 
 class StatusReply(Header, frozen=True, kw_only=True):
-    """One buffer: a `ClusterStatus`."""
+    """The state of the master; one buffer: a `ClusterStatus`."""
 
 
 class ShutDown(Header, frozen=True, kw_only=True):
@@ -223,33 +223,33 @@ class ShutDown(Header, frozen=True, kw_only=True):
 
 
 class ExpelNode(Header, frozen=True, kw_only=True):
-    """A command sends a node away for good."""
+    """A command expels a node for good."""
 
     name: Name
 
 
 class ForgetNode(Header, frozen=True, kw_only=True):
-    """A command frees a node's name, and lets it come back if it was expelled."""
+    """A command frees a node's name, and lets the node come back if it was expelled."""
 
     name: Name
 
 
 class SubmitRun(Header, frozen=True, kw_only=True):
-    """A command submits a run; buffers: the `Job` and the weights to begin with, or the `RankJob` alone."""
+    """A command submits a run; buffers: the `Job` and the initial weights, or the `RankJob` alone."""
 
 
 class WatchRun(Header, frozen=True, kw_only=True):
-    """A command, which has lost the master and found it again, wants to hear the rest of a run."""
+    """A command that has reconnected to the master asks for the further events of a run."""
 
     run: RunName
 
 
 class AssignNodes(Header, frozen=True, kw_only=True):
-    """A command wants other nodes to work for a run that it submitted with a choice of nodes.
+    """A command assigns other nodes to a run that it submitted with a choice of nodes.
 
     Attributes:
-        run: its name.
-        nodes: names of all that work for it from now on; nobody: the run rests, and loses nothing.
+        run: name of the run.
+        nodes: names of all nodes that work for it from now on; none: the run is paused, and loses nothing.
     """
 
     run: RunName
@@ -257,7 +257,7 @@ class AssignNodes(Header, frozen=True, kw_only=True):
 
 
 class RunAccepted(Header, frozen=True, kw_only=True):
-    """The run begins, or has other nodes; news of it follow."""
+    """The run begins, or has other nodes; its events follow."""
 
     run: RunName
 
@@ -267,7 +267,7 @@ class RunRejected(Header, frozen=True, kw_only=True):
 
     Attributes:
         reason: a sentence.
-        run: its name; empty if it has none yet.
+        run: name of the run; empty if it has none yet.
     """
 
     reason: Text
@@ -275,11 +275,11 @@ class RunRejected(Header, frozen=True, kw_only=True):
 
 
 class Refused(Header, frozen=True, kw_only=True):
-    """What a command asked for is not done.
+    """The master refuses a command's request.
 
     Attributes:
         reason: a sentence.
-        is_final: whether the connection ends, as its token does not allow what was asked.
+        is_final: whether the connection ends, because its token does not allow the request.
     """
 
     reason: Text
@@ -287,13 +287,13 @@ class Refused(Header, frozen=True, kw_only=True):
 
 
 class StopRun(Header, frozen=True, kw_only=True):
-    """A command wants the run to end now, with what it has reached."""
+    """A command asks to end a run now, with its results so far."""
 
     run: RunName
 
 
 class RunEvents(Header, frozen=True, kw_only=True):
-    """What happened in a run; one buffer: a list of events."""
+    """Events of a run; one buffer: a list of events."""
 
     run: RunName = ""
 
@@ -302,9 +302,9 @@ class RunFinished(Header, frozen=True, kw_only=True):
     """The run is over; two buffers, its record and its weights, unless it failed before it began.
 
     Attributes:
-        kind: of the error that ended it; None if the run was completed.
+        kind: kind of the error that ended it; None if the run was completed.
         reason: the error's sentence.
-        run: its name.
+        run: name of the run.
     """
 
     kind: ErrorKind | None = None
@@ -313,7 +313,7 @@ class RunFinished(Header, frozen=True, kw_only=True):
 
 
 class Send(Protocol):
-    """Sends a message to a connection without waiting; to nobody if it is None, or gone."""
+    """Sends a message to a connection without waiting; does nothing if it is None or gone."""
 
     def __call__(self, peer: int | None, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """Send a frame."""

@@ -1,16 +1,16 @@
-"""What a master, its nodes and commands tell each other of a run whose ranks work together: one process a node.
+"""Messages of a run whose ranks work together, one process per node.
 
 command          master                                   node
   -- SubmitRun -->
                    -- PrepareRank ------------------------> fetches the code
                    <------------------------- RankReady --  (over every new connection again)
                    -- StartRank --------------------------> starts a process
-                   <- RankSaid, RankTold ----------------->  between it and the authority, which the master is
+                   <- RankSaid, RankTold ----------------->  between the process and the coordinator, the master
   <- RunEvents --  <------------------------- RankShown --
                    -- StopRank, EndRank ------------------>
                    <------------------------- RankSaved --  a checkpoint, which the master fetches: FetchBlob, RankPiece
                    <------------------------- RankEnded --  with the weights, if it has written them
-  <- RunFinished   -- Release ----------------------------> all of it is over
+  <- RunFinished   -- Release ----------------------------> the run is over
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from evener.records.errors import InvalidFile, require
 from evener.records.schema import NOT_DECODED, Count, Digest, Name, Part, RunName, Seconds, Text, Word
 
 MOST_WORDS = 2**20
-"""Bytes that a process and the authority say to each other at a time."""
+"""Limit of one message between a process and the coordinator, in bytes."""
 MOST_SHOWN = 2**24
-"""Bytes of events that a process shows at a time."""
+"""Limit of the events that a process shows at a time, in bytes."""
 MOST_RANK_JOB = 2**20
 
 
@@ -36,18 +36,18 @@ Speed = Annotated[float, Meta(gt=0, le=1)]
 
 
 class RankJob(Part, frozen=True, kw_only=True):
-    """What the ranks have to do.
+    """A run whose ranks work together.
 
     Attributes:
-        run: its name, also that of its folder.
+        run: name of the run and of its folder.
         task: name of a built-in task, or of a file in the blob `code`.
         title: name of the task, for people.
         code, data: blobs; empty where none travels.
-        checkpoint: blob of the one to go on from, likewise.
+        checkpoint: blob of the checkpoint to continue from; empty for none.
         data_dir: where nodes without a `--data` of their own look for the data; empty if the task knows.
-        config: what was asked for, as the ranks read it.
-        brings_program: whether the file defines `rank_program`, which is what a rank runs, instead of a task.
-        submitter: who asked for it, as the master knows him.
+        config: options of the run, as the ranks read them.
+        brings_program: whether the file defines `rank_program`, which a rank runs instead of a task.
+        submitter: name of the submitter at the master.
     """
 
     run: RunName
@@ -66,16 +66,16 @@ class RankJob(Part, frozen=True, kw_only=True):
 
     @property
     def blobs(self) -> tuple[str, ...]:
-        """What a node has to have before it can begin."""
+        """Blobs that a node needs before it can begin."""
         return tuple(digest for digest in (self.code, self.data, self.checkpoint) if digest)
 
     @property
     def rests(self) -> bool:
-        """Whether no node works for the run at present."""
+        """Whether the run is paused: no node works for it."""
         return False
 
     def takes(self, _: str) -> bool:
-        """Whether a node of this name works for the run: every node does."""
+        """Return whether a node of this name works for the run: every node does."""
         return True
 
 
@@ -83,10 +83,10 @@ class RankNode(Part, frozen=True, kw_only=True):
     """A node, as the ranks know it.
 
     Attributes:
-        name: of the node.
+        name: name of the node.
         host: its machine: nodes of one share its memory.
-        device: that computes.
-        speed: 1, or the fraction to which it is slowed down.
+        device: device that computes.
+        speed: 1, or the fraction to which it is throttled.
     """
 
     name: Name
@@ -96,13 +96,13 @@ class RankNode(Part, frozen=True, kw_only=True):
 
 
 class RankPlace(Part, frozen=True, kw_only=True):
-    """A process's place among the ranks.
+    """The parameters of a rank's process.
 
     Attributes:
-        rank: of the process at the start.
-        nodes: that the run began on; of one that comes later, its own alone.
-        secret: that all of them share.
-        patience: seconds of silence that are borne.
+        rank: rank of the process at the start.
+        nodes: initial nodes of the run; the node's own alone if it joins later.
+        secret: secret that all ranks share.
+        patience: seconds of silence after which a rank counts as lost.
         is_late: whether the run has begun without it.
     """
 
@@ -114,7 +114,7 @@ class RankPlace(Part, frozen=True, kw_only=True):
 
 
 class PrepareRank(Header, frozen=True, kw_only=True):
-    """Make ready for a run; one buffer: the `RankJob`."""
+    """The master asks a node to prepare for a run; one buffer: the `RankJob`."""
 
     run: RunName
 
@@ -123,9 +123,9 @@ class RankReady(Header, frozen=True, kw_only=True):
     """A node has the code of a run.
 
     Attributes:
-        run: for which.
-        process: number of the one that runs there; 0 for none.
-        speed: 1, or the fraction to which the node is slowed down.
+        run: name of the run.
+        process: number of the process that runs there; 0 for none.
+        speed: 1, or the fraction to which the node is throttled.
     """
 
     run: RunName
@@ -134,14 +134,14 @@ class RankReady(Header, frozen=True, kw_only=True):
 
 
 class StartRank(Header, frozen=True, kw_only=True):
-    """Start a process of this number; one buffer: its `RankPlace`."""
+    """The master asks a node to start a process of this number; one buffer: its `RankPlace`."""
 
     run: RunName
     process: Count
 
 
 class StopRank(Header, frozen=True, kw_only=True):
-    """Have a process end after its step; or at once."""
+    """The master asks a node to end a process after its step, or at once."""
 
     run: RunName
     process: Count
@@ -149,33 +149,33 @@ class StopRank(Header, frozen=True, kw_only=True):
 
 
 class RankSaid(Header, frozen=True, kw_only=True):
-    """A process says something to the authority: one buffer, an `elastic.shared_values.FromRank`."""
+    """A message of a process to the coordinator; one buffer: an `elastic.shared_values.FromRank`."""
 
     run: RunName
     process: Count
 
 
 class RankTold(Header, frozen=True, kw_only=True):
-    """The authority says something to a process: one buffer, an `elastic.shared_values.ToRank`."""
+    """A message of the coordinator to a process; one buffer: an `elastic.shared_values.ToRank`."""
 
     run: RunName
     process: Count
 
 
 class RankShown(Header, frozen=True, kw_only=True):
-    """What happened, as a process tells it: one buffer, a list of events."""
+    """Events of a process; one buffer: a list of events."""
 
     run: RunName
     process: Count
 
 
 class RankSaved(Header, frozen=True, kw_only=True):
-    """A process has written a checkpoint, which its node gives to who asks for it by `FetchBlob`.
+    """A process has written a checkpoint, which its node sends on a `FetchBlob`.
 
     Attributes:
-        run, process: whose it is.
-        step: after which.
-        digest: of the blob.
+        run, process: name of the run and number of the process.
+        step: step after which it was written.
+        digest: digest of the blob.
     """
 
     run: RunName
@@ -197,12 +197,12 @@ class RankEnded(Header, frozen=True, kw_only=True):
     """A process has ended; one buffer, the weights, if it has written them.
 
     Attributes:
-        run, process: which one.
+        run, process: name of the run and number of the process.
         has_finished: whether its work is done.
-        kind: of its error; None if it did not say any.
-        is_own: whether that arose there; else another process was gone.
-        sentence: of the error.
-        ending: how the process ended, in words.
+        kind: kind of its error; None if it reported none.
+        is_own: whether the error arose in this process, not from the loss of another one.
+        sentence: sentence of the error.
+        ending: clause that says how the process ended.
     """
 
     run: RunName
@@ -215,18 +215,18 @@ class RankEnded(Header, frozen=True, kw_only=True):
 
 
 def encode_rank_part(value: RankJob | RankPlace) -> bytes:
-    """As it travels."""
+    """Encode a buffer."""
     return msgspec.msgpack.encode(value)
 
 
 def decode_rank_job(data: bytes | memoryview) -> RankJob:
-    """The job in a buffer. Raises InvalidFile: it is none."""
+    """Decode the job in a buffer. Raises InvalidFile: it is not a job."""
     try:
         return msgspec.msgpack.decode(data, type=RankJob)
     except NOT_DECODED as error:
-        raise InvalidFile(f"this is no job of ranks: {error}") from error
+        raise InvalidFile(f"this is not a job of ranks: {error}") from error
 
 
 def decode_rank_place(data: bytes | memoryview) -> RankPlace:
-    """The place in a buffer. Raises msgspec.DecodeError."""
+    """Decode the `RankPlace` in a buffer. Raises msgspec.DecodeError."""
     return msgspec.msgpack.decode(data, type=RankPlace)

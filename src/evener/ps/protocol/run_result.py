@@ -1,4 +1,4 @@
-"""How a run ended: its exit code, its record and its weights, as they travel and lie on the disk."""
+"""The result of a run: its exit code, record and weights, as sent and as saved."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _WEIGHTS, _RECORD, _END = "model.safetensors", "record.json", "end.json"
 
 
 class RunResult(NamedTuple):
-    """How a run ended.
+    """The result of a run.
 
     Attributes:
-        kind: of the error that ended it; None if it was completed.
+        kind: kind of the error that ended it; None if it was completed.
         reason: the error's sentence.
-        record: as JSON; empty if nobody ever worked for it.
-        weights: a safetensors file; likewise.
+        record: record as JSON; empty if no node ever worked for the run.
+        weights: a safetensors file; empty if no node ever worked for the run.
     """
 
     kind: ErrorKind | None
@@ -36,22 +36,22 @@ class RunResult(NamedTuple):
 
     @property
     def error(self) -> EvenerError | None:
-        """Why it ended before it was completed; None if it was."""
+        """The error that ended the run; None if it was completed."""
         return None if self.kind is None else self.kind.as_error(self.reason)
 
 
 def encode_record(record: TrainRecord) -> bytes:
-    """As it travels and lies on the disk."""
+    """Encode a record as JSON."""
     return msgspec.json.format(msgspec.json.encode(record), indent=1)
 
 
 def weights_of(weights: Flat) -> bytes:
-    """A safetensors file of the weights, each by its name."""
+    """Return a safetensors file of the weights, each by its name."""
     return save({name: np.ascontiguousarray(array) for name, array in weights.views().items()})
 
 
 def save_result(folder: Path, result: RunResult) -> None:
-    """Write what remains of a run into its folder, for this user only. Raises OSError."""
+    """Write the result of a run into its folder, for this user only. Raises OSError."""
     for name, data in (
         (_WEIGHTS, result.weights),
         (_RECORD, result.record),
@@ -61,7 +61,7 @@ def save_result(folder: Path, result: RunResult) -> None:
 
 
 def load_result(folder: Path) -> RunResult:
-    """What remains of the run in `folder`.
+    """Load the result of the run in `folder`.
 
     Raises:
         MissingFile: there was no such run, or it has not ended.
@@ -70,4 +70,4 @@ def load_result(folder: Path) -> RunResult:
         kind, reason = msgspec.json.decode((folder / _END).read_bytes(), type=tuple[ErrorKind | None, str])
         return RunResult(kind, reason, (folder / _RECORD).read_bytes(), (folder / _WEIGHTS).read_bytes())
     except (OSError, *NOT_DECODED) as error:
-        raise MissingFile(f"no result lies in {folder}") from error
+        raise MissingFile(f"there is no result in {folder}") from error

@@ -1,4 +1,4 @@
-"""The server's optimiser that does what a task's own would do in one process, where the server makes the steps."""
+"""The server's optimizer: it makes the same steps as a task's own optimizer in one process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evener.sync import protocol
 from evener.sync.protocol import Outer, Rate
 
 Hyperparameters = Mapping[str, Any]
-"""Of one group of parameters: `lr`, `momentum`, `betas` ..., as far as the optimiser has them."""
+"""Hyperparameters of one group of parameters: `lr`, `momentum`, `betas` ..., as far as the optimizer has them."""
 
 _SGD, _ADAM = "SGD", ("Adam", "AdamW")
 _FIXED = ("momentum", "betas")
@@ -23,16 +23,16 @@ def server_optimizer(
     schedule: Sequence[Sequence[Hyperparameters]],
     group_of: Sequence[int],
 ) -> Outer:
-    """The server's optimiser that does what the task's would.
+    """Return the server's optimizer that is equivalent to the task's.
 
     Args:
-        kind: name of the task's optimiser: SGD, Adam, AdamW, or one that is refused.
-        groups: its groups of parameters.
-        schedule: what a schedule sets for every group in every step; one step's if nothing ever changes.
-        group_of: the group of every parameter, in the order of the layout.
+        kind: name of the task's optimizer: SGD, Adam, AdamW, or one that is refused.
+        groups: groups of parameters of the optimizer.
+        schedule: hyperparameters of every group in every step; one step's if they never change.
+        group_of: group of every parameter, in the order of the layout.
 
     Raises:
-        UnknownOptimizer: the server has none like it.
+        UnknownOptimizer: the server has no equivalent.
     """
     rules = tuple([_rule(kind, group, [step[i] for step in schedule]) for i, group in enumerate(groups)])
     if all(rule == rules[0] for rule in rules):
@@ -41,13 +41,13 @@ def server_optimizer(
 
 
 def group_numbers(groups: Sequence[Hyperparameters], parameters: Iterable[object]) -> list[int]:
-    """The group of each of `parameters`, by identity; 0 of those that no group has, which are never moved."""
+    """Return the group of each of `parameters`, by identity; 0 for those without a group, which never change."""
     numbers = {id(one): number for number, group in enumerate(groups) for one in group["params"]}
     return [numbers.get(id(one), 0) for one in parameters]
 
 
 def _rule(kind: str, group: Hyperparameters, steps: Sequence[Hyperparameters]) -> protocol.Sgd | protocol.Adam:
-    """What the server does for one group of parameters, which a schedule sets in every one of `steps`."""
+    """Return the server's rule for one group of parameters; `steps` has its hyperparameters in every step."""
     for step in steps:
         changed = [name for name in _FIXED if name in step and step[name] != group[name]]
         _refuse_if(bool(changed), f"a schedule that changes {' and '.join(changed)}")
@@ -78,6 +78,6 @@ def _refuse_if(condition: bool, what: str) -> None:
 
 
 def _rate(rates: Sequence[float]) -> Rate:
-    """One number if it never changes; a rate of 0 becomes the smallest there is, for a server's has to be positive."""
+    """Return one number if it never changes; replace 0 by the smallest positive number, as the server requires."""
     positive = tuple(max(float(rate), sys.float_info.min) for rate in rates)
     return positive[0] if len(set(positive)) == 1 else positive

@@ -1,4 +1,4 @@
-"""Who is here and what goes on: what `evener nodes` shows."""
+"""The state of a master, as `evener nodes` shows it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from evener.records.schema import Part, decode_printable
 
 
 class NodeStatus(Part, frozen=True, kw_only=True):
-    """One node.
+    """The state of one node.
 
     Attributes:
-        name: of the node.
-        address: it comes from; empty while it has no connection.
-        device: that computes.
+        name: name of the node.
+        address: address that it connects from; empty while it has no connection.
+        device: device that computes.
         score: GFLOP/s of its float32 matrix products; None before it is measured.
         state: `present`, `away`, `expected`, `excluded` or `left`.
-        reason: of that state, in words.
-        seconds: for which it is still excluded, or expected back; None otherwise.
-        doing: in words.
-        samples: that it has computed in this run.
-        samples_per_second: while it computes.
-        bytes_sent: contributions to this run.
-        bytes_received: weights of this run.
+        reason: reason of that state, a clause.
+        seconds: remaining seconds of an exclusion, or of the wait for its return; None otherwise.
+        doing: activity, a clause.
+        samples: samples that it has computed in this run.
+        samples_per_second: speed while it computes.
+        bytes_sent: bytes of its contributions to this run.
+        bytes_received: bytes of weights of this run.
     """
 
     name: str
@@ -40,21 +40,21 @@ class NodeStatus(Part, frozen=True, kw_only=True):
 
 
 class RunStatus(Part, frozen=True, kw_only=True):
-    """A run in progress.
+    """The state of a run in progress.
 
     Attributes:
-        run: its name.
-        task: of what.
-        protocol: of agreement.
-        version: updates made.
-        epoch: of the last one.
-        epochs: asked for; None if the updates are counted.
-        loss: of the last update.
-        accuracy: of the last validation.
-        folder: where its result will lie, on the master's machine.
-        submitter: who asked for it.
-        nodes: that work for it; None: all.
-        checkpoint: step of that which the master keeps, to go on from if all nodes are lost; 0 for none.
+        run: name of the run.
+        task: name of the task.
+        protocol: name of the protocol.
+        version: number of updates.
+        epoch: epoch of the last update.
+        epochs: number of epochs; None if the run ends after a number of updates.
+        loss: loss of the last update.
+        accuracy: accuracy of the last validation.
+        folder: folder of its result, on the master's machine.
+        submitter: name of the submitter.
+        nodes: nodes that work for it; None: all.
+        checkpoint: step of the master's last checkpoint, to continue from if all nodes are lost; 0 for none.
     """
 
     run: str
@@ -72,14 +72,14 @@ class RunStatus(Part, frozen=True, kw_only=True):
 
 
 class InvitationStatus(Part, frozen=True, kw_only=True):
-    """One invitation.
+    """The state of one invitation.
 
     Attributes:
-        name: by which it can be revoked.
-        submitter: name of who may submit runs with it; empty: nodes may join with it.
-        nodes: that may join with it.
-        joined: nodes that have.
-        seconds: for which it can be used for the first time; 0 if it cannot any more.
+        name: name of the invitation, to revoke it by.
+        submitter: name of a submitter of runs; empty if nodes may join with it.
+        nodes: number of nodes that may join with it.
+        joined: number of nodes that have joined with it.
+        seconds: remaining time within which it can be used first; 0 if it is over.
     """
 
     name: str
@@ -90,7 +90,7 @@ class InvitationStatus(Part, frozen=True, kw_only=True):
 
 
 class ClusterStatus(Part, frozen=True, kw_only=True):
-    """Everything."""
+    """The state of a master, its nodes and runs."""
 
     address: str
     nodes: tuple[NodeStatus, ...]
@@ -104,10 +104,10 @@ class ClusterStatus(Part, frozen=True, kw_only=True):
 
 
 def encode_status(situation: ClusterStatus) -> bytes:
-    """As JSON."""
+    """Encode a status as JSON."""
     return msgspec.json.encode(situation)
 
 
 def decode_status(data: bytes | memoryview) -> ClusterStatus:
-    """From JSON, its texts printable. Raises msgspec.DecodeError."""
+    """Decode a status, its texts printable. Raises msgspec.DecodeError."""
     return decode_printable(data, ClusterStatus)

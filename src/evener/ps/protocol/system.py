@@ -1,4 +1,4 @@
-"""What a system description, a ClusterProfile, says of a master's nodes: who may join, from where, how fast."""
+"""The nodes of a system description (a ClusterProfile): names, addresses and speeds of the nodes that may join."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class System(NamedTuple):
     """The nodes that a file describes.
 
     Attributes:
-        file: its name, for sentences.
-        devices: by name of the node; of several devices of one node, the first.
-        origins: by name, IP addresses that the node may come from; empty: any.
+        file: name of the file, for messages.
+        devices: devices by name of the node; the first one of a node with several devices.
+        origins: IP addresses that a node may connect from, by its name; empty: any.
     """
 
     file: str
@@ -27,7 +27,7 @@ class System(NamedTuple):
     origins: Mapping[str, frozenset[str]]
 
     def why_not(self, name: str, origin: str) -> str:
-        """Why a node of this `name` that comes from `origin` (`Address.words`) may not join; empty if it may."""
+        """Say why a node of this `name` that connects from `origin` (`Address.words`) may not join; empty if it may."""
         if name not in self.devices:
             return f"{self.file} describes no node {name}, but {', '.join(self.devices)}: choose one with --name"
         allowed, host = self.origins[name], host_in(origin)
@@ -36,22 +36,22 @@ class System(NamedTuple):
         return ""
 
     def missing(self, here: Sequence[str]) -> list[str]:
-        """Nodes that are not among those who are `here`."""
+        """Return the nodes that are not `here`."""
         return [name for name in self.devices if name not in here]
 
     def score(self, name: str) -> float | None:
-        """GFLOP/s of float32 matrix products of a node; None if the file does not say."""
+        """Return GFLOP/s of float32 matrix products of a node; None if the file does not say."""
         device = self.devices.get(name)
         throughput = None if device is None else device.throughput("fp32")
         return None if throughput is None or throughput.matmul_flops is None else throughput.matmul_flops / 1e9
 
 
 def read_system(path: Path) -> System:
-    """The system that a file describes.
+    """Read the system that a file describes.
 
     Raises:
-        MissingFile, InvalidFile: there is no such file, or something else is in it.
-        InvalidInput: an address in it is not known here.
+        MissingFile, InvalidFile: the file does not exist, or is not a system description.
+        InvalidInput: an address in it cannot be resolved here.
     """
     devices: dict[str, DeviceProfile] = {}
     for device in read_noun(path, ClusterProfile).devices:
@@ -60,13 +60,13 @@ def read_system(path: Path) -> System:
 
 
 def _origins(path: Path, device: DeviceProfile) -> frozenset[str]:
-    """The IP addresses that an address stands for; none for an empty one."""
+    """Resolve an address to IP addresses; none for an empty one."""
     if not device.address:
         return frozenset()
     try:
-        found = socket.getaddrinfo(device.address, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(device.address, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise InvalidInput(
-            f"{path} says that node {device.node} is at {device.address}, which is not known here: {error.strerror}"
+            f"{path} says that node {device.node} is at {device.address}, which has no IP address: {error.strerror}"
         ) from error
-    return frozenset(str(place[0]) for *_, place in found)
+    return frozenset(str(place[0]) for *_, place in infos)

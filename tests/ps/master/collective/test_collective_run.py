@@ -189,7 +189,7 @@ def test_a_closed_connection_is_a_loss_unless_the_node_comes_back_soon() -> None
     assert scene.generations(2)[-1].nodes == ["b"]
 
 
-def test_a_node_that_is_benched_is_lost_in_a_sentence_with_its_name() -> None:
+def test_a_node_that_is_excluded_is_lost_in_a_sentence_with_its_name() -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.run.lose(scene.nodes.by_name["a"], "it has been silent for 6 s")
@@ -224,7 +224,7 @@ def test_a_node_that_comes_back_without_its_process_is_given_another_one() -> No
     scene.nodes.connect(node, 77)
     scene.ready("a", process=0)
     scene.run.tick()
-    assert scene.generations(2)[-1].reason == "a came back without its process"
+    assert scene.generations(2)[-1].reason == "a reconnected after its process had died"
     assert scene.places()[3].is_late
 
 
@@ -550,7 +550,7 @@ def test_when_nobody_is_left_it_begins_again_from_the_last_checkpoint_with_as_ma
     scene.run.tick()
     assert scene.run.failure is None
     told = [event.message for event in scene.run.news.events if isinstance(event, Event)]
-    assert told[-1].startswith("from the checkpoint of step 7, with whoever comes:")
+    assert told[-1].startswith("from the checkpoint of step 7, with the nodes that are available:")
     prepared = [buffers[0] for _, header, buffers in scene.sent if isinstance(header, PrepareRank)]
     assert decode_rank_job(prepared[-1]).checkpoint == "ab" * 32
     before = len(scene.places())
@@ -665,7 +665,7 @@ def test_where_fewer_nodes_cannot_go_on_from_a_checkpoint_it_waits_for_as_many_a
     assert scene.run.failure is None
     assert max(scene.places()) == alone
     told = [event.message for event in scene.run.news.events if isinstance(event, Event)]
-    assert told[-1] == "when 2 nodes are here, as 1 cannot go on: too few for two stages"
+    assert told[-1] == "when 2 nodes are available, since 1 cannot continue: too few for two stages"
     scene.ready("b")
     scene.run.tick()
     assert {place.rank for number, place in scene.places().items() if number > alone} == {0, 1}

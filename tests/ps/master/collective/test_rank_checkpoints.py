@@ -129,7 +129,7 @@ def test_a_node_that_is_gone_in_between_is_not_waited_for_and_the_last_one_stays
     scene.now += 10.0
     scene.sender.written()
     scene.carry(most=2)
-    scene.master.left(scene.node)
+    scene.master.disconnected(scene.node)
     assert scene.master.last.step == 10
     other_folder = scene.folder / "other"
     other_folder.mkdir()
@@ -162,8 +162,8 @@ def test_a_damaged_one_is_refused_and_told(scene: Scene) -> None:
     scene.master.piece(scene.node, piece, memoryview(b"lies"))
     assert scene.master.last.step == 0
     assert scene.warnings == [
-        f"warning: the checkpoint of step 10 is not kept: blob {saved.digest[:12]} was damaged, "
-        "or its files changed, on the way"
+        f"warning: the checkpoint of step 10 cannot be saved: blob {saved.digest[:12]} was damaged, "
+        "or its files changed, during the transfer"
     ]
 
 
@@ -237,4 +237,4 @@ def test_a_checkpoint_that_cannot_be_given_is_told(scene: Scene, monkeypatch: py
     write(scene.folder, 10)
     scene.sender.written()
     assert scene.to_master == []
-    assert scene.warnings == ["a checkpoint cannot be given to the master: [Errno 5] Input/output error"]
+    assert scene.warnings == ["cannot send a checkpoint to the master: [Errno 5] Input/output error"]

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from evener.ps.master.collective.rank_journal import Begun, Found, Kept, RankJournal, Record, roster_of
+from evener.ps.master.collective.rank_journal import JournalState, RankJournal, Record, RunStart, StoredValue, roster_of
 from evener.ps.protocol.config import StateDir
 from evener.ps.protocol.rank_messages import RankJob
 from support.full_disk import largest_file
 
-BEGUN = Begun(job=RankJob(run="r", task="tiny", title="tiny", config=b"{}"), secret=b"s" * 16)
+BEGUN = RunStart(job=RankJob(run="r", task="tiny", title="tiny", config=b"{}"), secret=b"s" * 16)
 ROSTER = roster_of({"a": 1, "b": 2}, (), 3, None)
-PLAN = Kept(key="plan", value=b"half each")
-WHOLE = Found(begun=BEGUN, values={"plan": b"half each"}, roster=ROSTER)
+PLAN = StoredValue(key="plan", value=b"half each")
+WHOLE = JournalState(begun=BEGUN, values={"plan": b"half each"}, roster=ROSTER)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def write(home: StateDir, told: list[str], *records: Record) -> None:
     journal.close()
 
 
-def load(home: StateDir, told: list[str]) -> Found | None:
+def load(home: StateDir, told: list[str]) -> JournalState | None:
     return RankJournal(home, told.append).load()
 
 
@@ -62,14 +62,14 @@ def test_a_record_that_was_being_written_is_cut_off_and_others_follow(
     for length in range(len(written)):
         file_of(home).write_bytes(written[:length])
         before = load(home, told)
-        write(home, told, Kept(key="later", value=b"l"))
+        write(home, told, StoredValue(key="later", value=b"l"))
         after = load(home, told)
         assert (after is None) == (before is None)
         if before is not None and after is not None:
             assert after.begun == BEGUN
             assert after.values == {**before.values, "later": b"l"}
     assert told[-1].startswith("warning: ")
-    assert "not whole, and cut off" in told[-1]
+    assert "are incomplete and were removed" in told[-1]
 
 
 def test_a_damaged_byte_is_never_believed(home: StateDir, told: list[str], written: bytes) -> None:
@@ -89,7 +89,7 @@ def test_on_a_full_disk_nothing_remains_and_the_next_beginning_is_tried(
     with largest_file(len(written) + 20):
         journal.add(PLAN)
         journal.add(PLAN)
-    assert told == ["warning: the run cannot be written down (No space left on device): it ends with this master"]
+    assert told == ["warning: cannot save the run (No space left on device): a restarted master will not continue it"]
     assert load(home, told) is None
     for record in (BEGUN, ROSTER, PLAN):
         journal.add(record)
@@ -104,4 +104,4 @@ def test_what_is_set_aside_is_not_gone_on_with(home: StateDir, told: list[str], 
     assert str(kept.parent) in where
     assert kept.read_bytes() == written
     assert load(home, told) is None
-    assert RankJournal(home, told.append).set_aside() == "nothing was written down of it"
+    assert RankJournal(home, told.append).set_aside() == "no files of it exist"

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from evener.ps.master.collective.collective_run import CollectiveRun
-from evener.ps.master.collective.rank_journal import Begun, RankJournal, Roster
+from evener.ps.master.collective.rank_journal import RankJournal, Roster, RunStart
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.master.scheduler import Scheduler
 from evener.ps.protocol.config import MasterConfig, StateDir
@@ -82,7 +82,7 @@ def test_a_run_that_goes_wrong_at_the_master_is_set_aside_and_another_one_begins
         stage.scheduler.stop("first")
     (finished,) = stage.sent_of(RunFinished)
     assert finished.kind == kind_of(EvenerError(""))
-    assert "run first cannot be gone on with (ZeroDivisionError: a mistake of the master's own)" in finished.reason
+    assert "run first cannot be continued (ZeroDivisionError: a mistake of the master's own)" in finished.reason
     assert [release.run for release in stage.sent_of(Release)] == ["first"]
     assert stage.told[-1].startswith(f"warning: {finished.reason}")
     assert "test_rank_run.py" in stage.home.audit.read_text()
@@ -92,12 +92,12 @@ def test_a_run_that_goes_wrong_at_the_master_is_set_aside_and_another_one_begins
 
 def test_what_a_master_cannot_go_on_with_is_set_aside_before_anything_else_begins(stage: Stage) -> None:
     journal = RankJournal(stage.home, stage.told.append)
-    journal.add(Begun(job=RankJob(run="torn", task="tiny", title="tiny", config=b"{}"), secret=b"s"))
+    journal.add(RunStart(job=RankJob(run="torn", task="tiny", title="tiny", config=b"{}"), secret=b"s"))
     journal.add(Roster(names=("a", "b"), numbers=(1,), given_up=(), next=2, generation=None))
     journal.close()
     stage.scheduler.resume()
     assert stage.scheduler.runs == []
-    assert "run torn cannot be gone on with (ValueError" in stage.told[-1]
+    assert "run torn cannot be continued (ValueError" in stage.told[-1]
     assert list(stage.home.aside.glob("*/ranks.journal"))
     stage.submit("next")
     assert [accepted.run for accepted in stage.sent_of(RunAccepted)] == ["next"]

@@ -153,13 +153,13 @@ def test_one_examination_at_a_time_and_no_task_beside_a_run() -> None:
     desk = Desk()
     question = encode_part(TaskQuestion(task="digits"))
     desk.ask(question, b"", busy_with="digits-1")
-    assert "run digits-1 goes on, and nodes load no other task" in desk.of(NodesExamined)[0][1].reason
+    assert "run digits-1 is in progress, and nodes load no other task" in desk.of(NodesExamined)[0][1].reason
     desk.ask(question, b"", busy_with="")
     assert decode_part(desk.of(Examine)[0][2][0], TaskQuestion).submitter == "alice"
     desk.ask()
-    assert "another command has the nodes looked at" in desk.of(NodesExamined)[1][1].reason
+    assert "another examination is in progress" in desk.of(NodesExamined)[1][1].reason
     assert desk.examinations.is_of(9)
-    desk.examinations.left(9)
+    desk.examinations.disconnected(9)
     desk.ask()
     assert len(desk.of(Examine)) == 4
 
@@ -186,7 +186,7 @@ def test_nodes_of_a_real_master_find_their_links_also_amid_work() -> None:
             long = replace(job(SYNC), workload=replace(job(SYNC).workload, num_epochs=10**6))
             run = other.submit(long, weights(), ())
             assert [one.report is not None for one in control.examine(8.0).nodes] == [True, True, True]
-            with pytest.raises(InvalidInput, match=f"run {run} goes on, and nodes load no other task"):
+            with pytest.raises(InvalidInput, match=f"run {run} is in progress, and nodes load no other task"):
                 control.examine(8.0, TaskQuestion(task="digits"))
 
 

@@ -1,1 +1,1 @@
-"""Who may come to a master, as what, and how much he may ask; and what the audit log says of it."""
+"""Rights and quotas of the peers of a master, the names of its nodes, and the audit log."""

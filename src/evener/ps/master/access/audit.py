@@ -1,9 +1,9 @@
-"""The audit log of a master: who did what, from where and when, a JSON object a line, readable for its user only.
+"""The audit log of a master: one JSON object per line with action, name, address and time, for its user only.
 
     {"time": "2026-01-31T12:00:00.000+00:00", "what": "fault", "name": "attic", "address": "10.0.0.7, port 40122",
      "invitation": "9f86d081", "detail": ...}
 
-It keeps the last two pieces of a few megabytes, so that nobody fills the disk by being talked about.
+The log keeps its last two files of a few megabytes, so that no peer can fill the disk.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 import msgspec
 
 MOST_BYTES = 8 * 2**20
-"""Of a piece of the log."""
+"""Size at which the log begins a new file."""
 _LONGEST_DETAIL = 8192
 _LONGEST_WORD = 256
 
 
 class AuditLog:
-    """Appends to a file; when the disk does not take it, the user is told once and the master goes on.
+    """Appends to a file; if the disk fails, the user is warned once and the master continues.
 
     Args:
-        path: of the log; the piece before the present one has `.1` behind its name.
-        notify: tells the master's user.
+        path: file of the log; the previous file has `.1` appended to its name.
+        notify: shows a message to the master's user.
     """
 
     def __init__(self, path: Path, notify: Callable[[str], None]) -> None:
@@ -35,14 +35,14 @@ class AuditLog:
         self._is_failing = False
 
     def write(self, what: str, *, name: str = "", address: str = "", invitation: str = "", detail: str = "") -> None:
-        """Note that somebody did something.
+        """Append an entry.
 
         Args:
-            what: one word or two.
-            name: of the node, or of who submits.
-            address: that it comes from.
-            invitation: by which it came; empty if by the token of a role.
-            detail: in words.
+            what: action, one word or two.
+            name: name of the node, or of the submitter.
+            address: address of the peer.
+            invitation: invitation with which it connected; empty if it used the token of a role.
+            detail: details of the action.
         """
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -74,5 +74,5 @@ class AuditLog:
 
 
 def trace_of(error: BaseException) -> str:
-    """Where an error arose, as much of its end as a line of the log holds."""
+    """Return the end of an error's traceback, as much as an entry of the log holds."""
     return "".join(traceback.format_exception(error))[-_LONGEST_DETAIL:]

@@ -1,4 +1,4 @@
-"""Pieces of blobs for those who ask: the next one is read from the disk when the last one was taken."""
+"""Requests for pieces of blobs: a piece is read from the disk when the peer has taken the one before."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from evener.wire.server import Server
 
 
 class Fetches:
-    """See the first line.
+    """The open requests of all peers.
 
     Args:
-        server: of the connections.
-        give: sends a peer the piece that it asks for.
+        server: server of the connections.
+        give: sends a peer the piece that it requested.
     """
 
     def __init__(self, server: Server[Header], give: Callable[[int, FetchBlob], None]) -> None:
         self._server, self._give = server, give
-        self._asked: dict[int, deque[FetchBlob]] = {}
+        self._requests: dict[int, deque[FetchBlob]] = {}
         self._taking: set[int] = set()
 
     def ask(self, peer: int, fetch: FetchBlob) -> None:
-        """Somebody wants a piece. Raises BadFrame: it asks for more than it takes."""
-        asked = self._asked.setdefault(peer, deque())
-        if len(asked) >= MOST_FETCHES:
-            raise BadFrame(f"it asks for more than it takes: {MOST_FETCHES} pieces wait for it")
-        asked.append(fetch)
+        """Add a peer's request for a piece. Raises BadFrame: too many of its requests are open."""
+        requests = self._requests.setdefault(peer, deque())
+        if len(requests) >= MOST_FETCHES:
+            raise BadFrame(f"too many requests: {MOST_FETCHES} pieces are waiting for this peer")
+        requests.append(fetch)
         self.serve()
 
     def serve(self) -> None:
-        """Give a piece to everybody for whom nothing waits, unless too many do not take theirs."""
+        """Send a piece to each peer whose queue is empty, unless too many peers do not take theirs."""
         self._taking = {peer for peer in self._taking if self._server.num_waiting(peer)}
-        for peer in list(self._asked):
-            while peer in self._asked and not self._server.num_waiting(peer) and len(self._taking) < MOST_FETCHING:
-                asked = self._asked[peer]
-                self._give(peer, asked.popleft())
-                if not asked:
-                    self._asked.pop(peer, None)
+        for peer in list(self._requests):
+            while peer in self._requests and not self._server.num_waiting(peer) and len(self._taking) < MOST_FETCHING:
+                requests = self._requests[peer]
+                self._give(peer, requests.popleft())
+                if not requests:
+                    self._requests.pop(peer, None)
                 if self._server.num_waiting(peer):
                     self._taking.add(peer)
 
-    def left(self, peer: int) -> None:
-        """A connection is gone."""
-        self._asked.pop(peer, None)
+    def disconnected(self, peer: int) -> None:
+        """Forget a connection that is gone."""
+        self._requests.pop(peer, None)
         self._taking.discard(peer)

@@ -1,8 +1,8 @@
-"""Invitations: tokens for one node, for several, or for a submitter with a name, with an end, and revocable.
+"""Invitations: revocable tokens with an end, for one node, for several, or for a submitter with a name.
 
-A node that came with an invitation comes back with it for as long as it is a member: the end of an invitation, its
-revocation and its number are about who comes for the first time. What a token is made of, the master's secret and the
-invitation's name, is not written down with it.
+A node that joined with an invitation can reconnect with it while it is a member. The end of an invitation, its
+revocation and its number of nodes limit first uses only. The token is derived from the master's secret and the
+invitation's name, and is not saved.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from evener.records.schema import Count, Finite, Noun, Part, Word, read_noun, wr
 from evener.wire.identity import Grant, Identity, Token
 
 MOST_INVITATIONS = 256
-"""Each is tried on everybody who greets."""
+"""Limit of invitations: each is tried on every peer that connects."""
 
 
 class Invitation(Part, frozen=True, kw_only=True):
-    """One.
+    """One invitation.
 
     Attributes:
-        submitter: name of who may submit runs with it; empty: nodes may join with it.
-        nodes: that may join with it.
-        until: seconds since 1970, when it cannot be used for the first time any more.
-        is_revoked: likewise, from now on.
+        submitter: name of a submitter of runs; empty if nodes may join with it.
+        nodes: number of nodes that may join with it.
+        until: seconds since 1970, the end of first uses.
+        is_revoked: whether first uses are no longer allowed.
     """
 
     submitter: Word = ""
@@ -43,19 +43,19 @@ class Invitation(Part, frozen=True, kw_only=True):
 
 
 class InvitationList(Noun, frozen=True, kw_only=True):
-    """All of them, by name."""
+    """All invitations, by name."""
 
     invitations: Annotated[dict[Word, Invitation], Meta(max_length=MOST_INVITATIONS)] = {}
 
 
 class Invitations:
-    """See the first lines.
+    """The invitations of a master.
 
     Args:
-        path: of the file.
-        identity: of the master.
-        members: the nodes that it knows.
-        tokens: that are accepted at the door, by what they allow; kept up to date.
+        path: file of the invitations.
+        identity: identity of the master.
+        members: nodes that the master knows.
+        tokens: accepted tokens by what they allow; kept up to date.
         clock: seconds since 1970.
     """
 
@@ -72,21 +72,21 @@ class Invitations:
         self._invitations: dict[str, Invitation] = {}
 
     def load(self) -> None:
-        """Remember those of the last master of this home. Raises InvalidInput: the file is damaged."""
+        """Load the invitations of the last master of this state folder. Raises InvalidInput: the file is damaged."""
         if self._path.exists():
             self._invitations = dict(read_noun(self._path, InvitationList).invitations)
         for name in self._invitations:
             self._tokens[self._grant(name)] = self._identity.token_of_invitation(name)
 
     def invite(self, submitter: str, nodes: int, seconds: float) -> tuple[str, Token]:
-        """A new invitation: its name, and its token.
+        """Make an invitation; return its name and its token.
 
         Raises:
-            InvalidValue: it is for nobody, or there are too many.
-            OSError: it cannot be written down.
+            InvalidValue: `nodes` is not positive, or there are too many invitations.
+            OSError: the file cannot be written.
         """
         require(nodes > 0, "nodes", nodes, "one or more")
-        self._forget_the_useless()
+        self._remove_unusable()
         count = len(self._invitations)
         require(count < MOST_INVITATIONS, "invitations", count + 1, f"at most {MOST_INVITATIONS}; revoke some")
         name = secrets.token_hex(4)
@@ -96,35 +96,35 @@ class Invitations:
         return name, token
 
     def revoke(self, name: str) -> bool:
-        """Let nobody come for the first time with an invitation; whether there is one of this name. Raises OSError."""
+        """Revoke an invitation; return whether there is one of this name. Raises OSError."""
         if (one := self._invitations.get(name)) is None:
             return False
         self._keep(self._invitations | {name: replace(one, is_revoked=True)})
-        self._forget_the_useless()
+        self._remove_unusable()
         return True
 
     def why_not(self, name: str) -> str:
-        """Why nobody may use an invitation for the first time; empty if somebody may."""
+        """Say why an invitation cannot be used first now; empty if it can."""
         one = self._invitations.get(name)
         if one is None or one.is_revoked:
             return "the invitation was revoked"
         if self._clock() > one.until:
             return "the invitation has expired"
         if not one.submitter and self._members.num_invited(name) >= one.nodes:
-            return f"the invitation was for {one.nodes} node{'s' * (one.nodes > 1)}, which came"
+            return f"the invitation was for {one.nodes} node{'s' * (one.nodes > 1)}, which have joined"
         return ""
 
     def why_no_submitter(self, grant: Grant) -> str:
-        """Why a token that allowed to submit runs does not do so any more; empty if it does, or is a node's."""
+        """Say why a submitter's token no longer allows to submit runs; empty if it does, or is a node's."""
         return self.why_not(grant.invitation) if grant.role == "submitter" and grant.invitation else ""
 
     def submitter_of(self, grant: Grant) -> str:
-        """What who holds a token is called where it submits: by its invitation, else by its role."""
+        """Return the name under which a token submits runs: the invitation's, or else the role."""
         one = self._invitations.get(grant.invitation)
         return one.submitter if one is not None and one.submitter else grant.role
 
     def status(self) -> tuple[InvitationStatus, ...]:
-        """All, with how many came by each, and for how long more it can be used first."""
+        """Return the state of all invitations."""
         return tuple(
             InvitationStatus(
                 name=name,
@@ -139,15 +139,15 @@ class Invitations:
     def _grant(self, name: str) -> Grant:
         return Grant("submitter" if self._invitations[name].submitter else "node", name)
 
-    def _forget_the_useless(self) -> None:
-        """Forget those that nobody can come with any more, for the first time or again."""
-        useless = [
+    def _remove_unusable(self) -> None:
+        """Remove the invitations with which no node can connect, neither first nor again."""
+        unusable = [
             name for name in self._invitations if self.why_not(name) and not self._members.num_invited(name)
         ]  # fmt: skip
-        for name in useless:
+        for name in unusable:
             self._tokens.pop(self._grant(name), None)
-        if useless:
-            self._keep({name: one for name, one in self._invitations.items() if name not in useless})
+        if unusable:
+            self._keep({name: one for name, one in self._invitations.items() if name not in unusable})
 
     def _keep(self, invitations: dict[str, Invitation]) -> None:
         write_noun(InvitationList(invitations=invitations), self._path)

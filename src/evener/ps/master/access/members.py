@@ -1,6 +1,6 @@
-"""Whose a node's name is, and who was sent away for good: what a master remembers of nodes between its lives.
+"""Members: the owners of nodes' names, and expelled nodes, which a master remembers across restarts.
 
-A name belongs to the key that first joined with it. The master keeps a hash of the key, which only its node knows.
+A name belongs to the key that first joined with it. The master saves a hash of the key, which only its node knows.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MOST_MEMBERS = 4096
 
 
 class Member(Part, frozen=True, kw_only=True):
-    """A node as it is remembered.
+    """A remembered node.
 
     Attributes:
         key: SHA-256 of its key.
-        invitation: with which it came; empty if with the token of all nodes.
-        expelled: why it may not come back; empty if it may.
+        invitation: invitation with which it joined; empty if it used the token of all nodes.
+        expelled: reason why it was expelled; empty if it was not.
     """
 
     key: Digest
@@ -33,16 +33,16 @@ class Member(Part, frozen=True, kw_only=True):
 
 
 class MemberList(Noun, frozen=True, kw_only=True):
-    """All of them, by name."""
+    """All members, by name."""
 
     members: Annotated[dict[Name, Member], Meta(max_length=MOST_MEMBERS)] = {}
 
 
 class Members:
-    """See the first lines.
+    """The members of a master.
 
     Args:
-        path: of the file.
+        path: file of the members.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,12 +50,12 @@ class Members:
         self._members: dict[str, Member] = {}
 
     def load(self) -> None:
-        """Remember what the last master of this home knew. Raises InvalidInput: the file is damaged."""
+        """Load the members of the last master of this state folder. Raises InvalidInput: the file is damaged."""
         if self._path.exists():
             self._members = dict(read_noun(self._path, MemberList).members)
 
     def name_for(self, wanted: str, key: str, *, is_named: bool) -> str:
-        """What a node with this key may be called: as it wants, or with a number behind it; empty if it may not be."""
+        """Return the name for a node with this key: the wanted one, or with a number appended; empty if it is taken."""
         digest = _hash(key)
         if is_named:
             return wanted if self._is_free(wanted, digest) else ""
@@ -63,7 +63,7 @@ class Members:
         return next(name for name in names if self._is_free(name, digest))
 
     def why_expelled(self, name: str, key: str) -> str:
-        """Why a node may not join; empty if it may. Who was expelled comes back under no other name either."""
+        """Say why a node was expelled; empty if it was not. Another name with the same key is expelled, too."""
         digest = _hash(key)
         for known, member in self._members.items():
             if member.expelled and (known == name or (key and member.key == digest)):
@@ -76,33 +76,33 @@ class Members:
         return len(self._members) < MOST_MEMBERS
 
     def knows(self, key: str) -> bool:
-        """Whether a name belongs to this key."""
+        """Return whether a name belongs to this key."""
         digest = _hash(key)
         return bool(key) and any(member.key == digest for member in self._members.values())
 
     def num_invited(self, invitation: str) -> int:
-        """Keys that came with an invitation."""
+        """Return the number of keys that joined with an invitation."""
         return len({member.key for member in self._members.values() if member.invitation == invitation})
 
     def bind(self, name: str, key: str, invitation: str = "") -> None:
-        """Have a name belong to a key, if there is one and the name is nobody's. Raises OSError."""
+        """Assign a free name to a key; do nothing without a key. Raises OSError."""
         if key and name not in self._members and self.has_room:
             self._members[name] = Member(key=_hash(key), invitation=invitation)
             self._save()
 
     def expel(self, name: str, reason: str) -> None:
-        """Have a node not come back. Raises OSError."""
+        """Expel a node. Raises OSError."""
         known = self._members.get(name, Member(key=""))
         self._members[name] = Member(key=known.key, invitation=known.invitation, expelled=reason)
         self._save()
 
     def others_with_key_of(self, name: str) -> list[str]:
-        """Other names that belong to the key of this one."""
+        """Return other names that belong to the key of this one."""
         key = self._members[name].key if name in self._members else ""
         return [other for other, member in self._members.items() if key and member.key == key and other != name]
 
     def forget(self, name: str) -> bool:
-        """Have a name be nobody's, and whoever had it be welcome; whether it was somebody's. Raises OSError."""
+        """Free a name, and let its expelled owner join again; return whether it had an owner. Raises OSError."""
         if self._members.pop(name, None) is None:
             return False
         self._save()

@@ -1,4 +1,4 @@
-"""How much peers may ask of a master, each and all together: nothing grows with what somebody says."""
+"""Quotas: limits on what one peer, and all peers together, can make a master store or send."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from evener.wire.limits import Limits
 from evener.wire.server import Server
 
 MOST_NAMES = 4096
-"""Nodes that a master remembers."""
+"""Limit of nodes that a master remembers."""
 MOST_EVENTS = 10_000
-"""That the record of a run keeps."""
+"""Limit of events in the record of a run."""
 MOST_EVENT_BYTES = 2**22
-"""Of these, in memory."""
+"""Limit of these events in memory."""
 MOST_LOG_BYTES = 2**29
-"""Of the file with the events of a run."""
+"""Limit of the file with the events of a run."""
 MOST_PROFILE_BYTES = 5120
-"""Of the profile of a node's device, as it travels."""
+"""Limit of the encoded profile of a node's device."""
 MOST_ARRIVING_BYTES = 2**26
-"""Of buffers that are on their way from all peers together, besides weights and contributions."""
+"""Limit of buffers that are arriving from all peers together, without weights and contributions."""
 MOST_FETCHING = 64
-"""Peers that have not taken the last piece of a blob that they asked for; others wait for theirs."""
+"""Limit of peers that have not taken their last piece of a blob; other peers wait."""
 IDLE_PATIENCES = 4.0
-"""For which a connection may say nothing that is neither a node's nor watches a run."""
+"""Patiences after which an idle connection is closed that is no node's and watches no run."""
 MOST_WAITING = 4
-"""Frames that may wait for a peer which asks for another answer."""
+"""Limit of frames in the queue of a peer that requests another answer."""
 MOST_FETCHES = 16
-"""Pieces of blobs that a peer may ask for before it has taken the first."""
+"""Limit of a peer's open requests for pieces of blobs."""
 MOST_BUFFERS: dict[type[Header], tuple[int, ...]] = {
     BlobChunk: (CHUNK_BYTES,),
     ExamineNodes: (MOST_QUESTION_BYTES, MOST_CODE_BYTES),
@@ -58,36 +58,38 @@ MOST_BUFFERS: dict[type[Header], tuple[int, ...]] = {
     RankSaid: (MOST_WORDS,),
     RankShown: (MOST_SHOWN,),
 }
-"""Bytes that each buffer of a message may have; all of them are there, or none."""
+"""Limit of each buffer of a message; a message has all of them, or none."""
 _OTHER_FILES = 128
-"""Files that a master has open besides connections, at most."""
+"""Limit of open files of a master besides connections."""
 
 
 def require_size(kind: type[Header], lengths: Sequence[int]) -> None:
-    """Raise BadFrame if nothing of that kind may bring buffers of these lengths."""
+    """Raise BadFrame if a message of this kind must not have buffers of these lengths."""
     most = MOST_BUFFERS.get(kind, ())
-    if lengths and (len(lengths) != len(most) or any(own > one for own, one in zip(lengths, most, strict=True))):
+    if lengths and (
+        len(lengths) != len(most) or any(length > limit for length, limit in zip(lengths, most, strict=True))
+    ):
         raise BadFrame(f"{kind.__name__} brings {sum(lengths)} bytes too many")
 
 
 def require_room(server: Server[Header], peer: int) -> None:
-    """Raise BadFrame if somebody asks for more answers than it takes."""
+    """Raise BadFrame if too many answers are waiting for a peer."""
     if server.num_waiting(peer) >= MOST_WAITING:
-        raise BadFrame(f"it asks for more than it takes: {MOST_WAITING} answers wait for it")
+        raise BadFrame(f"too many requests: {MOST_WAITING} answers are waiting for this peer")
 
 
 def require_small(profile: DeviceProfile | None) -> None:
-    """Raise BadFrame if the profile of a device is larger than any that is measured when a node joins."""
+    """Raise BadFrame if the profile of a device is larger than a measured one can be."""
     if profile is not None and len(msgspec.msgpack.encode(profile)) > MOST_PROFILE_BYTES:
         raise BadFrame(f"the profile of a device has at most {MOST_PROFILE_BYTES} bytes")
 
 
 class Allowance:
-    """So many bytes at once, and so many more with every second.
+    """A token bucket for bytes.
 
     Args:
-        at_once: bytes.
-        per_second: bytes.
+        at_once: size of the bucket in bytes.
+        per_second: bytes that are added per second.
         clock: seconds.
     """
 
@@ -96,7 +98,7 @@ class Allowance:
         self._left, self._seen = float(at_once), clock()
 
     def take(self, num_bytes: int) -> bool:
-        """Whether there are so many; they are taken then."""
+        """Take so many bytes if there are as many; return whether there were."""
         now = self._clock()
         self._left = min(float(self._most), self._left + (now - self._seen) * self._per_second)
         self._seen = now
@@ -107,26 +109,26 @@ class Allowance:
 
 
 class Arrivals:
-    """The buffers that are on their way to the master: no peer has memory made for more than all may have."""
+    """Buffers that are arriving at the master: their total memory is limited."""
 
     def __init__(self) -> None:
         self._bytes: dict[int, int] = {}
 
     def begin(self, peer: int, num_bytes: int) -> None:
-        """A frame begins. Raises BadFrame: too much is on its way from all peers."""
+        """Add the buffers of a frame. Raises BadFrame: too many bytes are arriving from all peers."""
         self._bytes.pop(peer, None)
         if num_bytes and sum(self._bytes.values()) + num_bytes > MOST_ARRIVING_BYTES:
-            raise BadFrame("too much is on its way from others at this moment: try again")
+            raise BadFrame("too many bytes are arriving from other peers: try again")
         if num_bytes:
             self._bytes[peer] = num_bytes
 
     def end(self, peer: int) -> None:
-        """It is here, or its connection is gone."""
+        """Remove the buffers of a frame that has arrived, or whose connection is gone."""
         self._bytes.pop(peer, None)
 
 
 def connection_limits(patience: float) -> Limits:
-    """Limits of a server whose connections never take the files that the master itself needs."""
+    """Return limits on connections that leave the master enough files for its own use."""
     usual, (files, _) = Limits(patience=patience), resource.getrlimit(resource.RLIMIT_NOFILE)
     room = usual.connections + usual.pending if files == resource.RLIM_INFINITY else max(4, files - _OTHER_FILES)
     pending = min(usual.pending, max(1, room // 4))

@@ -1,4 +1,4 @@
-"""Whose token allows which message, and which are written into the audit log."""
+"""Rights: the messages that the token of each role allows, and the messages that the audit log records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAY: dict[type[Header], tuple[Role, ...]] = {
     Invite: ("admin",),
     RevokeInvitation: ("admin",),
 }
-"""Whose token allows a message; what is not here, is a node's."""
+"""Roles that may send a message; messages that are not listed come from nodes."""
 AUDITED: dict[type[Header], str] = {
     m.SubmitRun: "submitted",
     m.StopRun: "asked to stop",
@@ -36,23 +36,23 @@ AUDITED: dict[type[Header], str] = {
     Invite: "invited",
     RevokeInvitation: "revoked",
 }
-"""What the audit log calls the acts of commands."""
+"""Actions of commands, as the audit log names them."""
 
 
 _CURES: dict[tuple[Role, ...], str] = {_NODES: "a node's", _SUBMITTERS: "a submitter's", ("admin",): "an admin's"}
 
 
 def may_send(role: Role, kind: type[Header]) -> bool:
-    """Whether a token of `role` allows messages of a kind."""
+    """Return whether a token of `role` allows messages of this kind."""
     return role in _MAY.get(kind, _NODES)
 
 
 def is_of_command(kind: type[Header]) -> bool:
-    """Whether commands send messages of a kind; nodes send the others."""
+    """Return whether commands send messages of this kind; nodes send the others."""
     return kind in _MAY
 
 
 def wrong_token(role: Role, kind: type[Header]) -> str:
-    """What to tell somebody whose token does not allow messages of a kind."""
+    """Say that a token does not allow messages of this kind, and which one does."""
     article = "an" if role == "admin" else "a"
     return f"this is {article} {role}'s token; use {_CURES[_MAY.get(kind, _NODES)]}"

@@ -1,1 +1,1 @@
-"""Runs whose ranks work together, on a master's nodes: the master is their authority, a node has one rank."""
+"""Runs whose ranks work together, one rank per node; the master is their coordinator."""

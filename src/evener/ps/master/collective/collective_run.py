@@ -1,12 +1,12 @@
-"""A run whose ranks work together, at the master: it has them started on the nodes, and is their authority.
+"""A run whose ranks work together, at the master, which starts the ranks on the nodes and coordinates them.
 
-nodes that are here make ready     -> one process on each of them: the ranks find each other by values that lie here
-all of them can take part          -> the first generation; from now on whoever is lost, is left behind
-a node comes                       -> a process there, which takes part after a step
-all steps are done                 -> the record, of the first rank, and its weights
+connected nodes are ready          -> one process on each of them; the ranks rendezvous through the master's values
+all of them can take part          -> the first generation; from now on the run continues without lost ranks
+a node joins                       -> a process there, which takes part after a step
+all steps are done                 -> the record of the first rank, and its weights
 
-Who is lost before the first step costs nothing but time: the run begins again, three times at most. When nobody is left
-who holds the state, it begins again from the last checkpoint that is here, with whoever comes.
+If a rank is lost before the first step, the run restarts, at most three times. If no remaining rank holds the state, it
+restarts from the master's last checkpoint, with the nodes that are available.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from evener.membership.elastic_ranks import ElasticRanks
 from evener.membership.generation import Generation
 from evener.membership.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
 from evener.ps.master.collective.rank_checkpoints import RankCheckpoints
-from evener.ps.master.collective.rank_journal import Begun, Found, Kept, RankJournal
+from evener.ps.master.collective.rank_journal import JournalState, RankJournal, RunStart, StoredValue
 from evener.ps.master.collective.rank_lifecycle import Beginnings, RunEnding
 from evener.ps.master.collective.rank_news import MOST_EVENT_BYTES, RankNews
-from evener.ps.master.collective.rank_table import Absences, DeclinedNodes, RankTable
+from evener.ps.master.collective.rank_table import Absences, RankTable, RejectedNodes
 from evener.ps.master.collective.remote_rank import RemoteRank, RemoteStarter
 from evener.ps.master.node_state import return_seconds
 from evener.ps.master.nodes import NodeRecord, Nodes
@@ -45,22 +45,22 @@ from evener.wire.identity import SECRET_BYTES
 
 
 class CollectiveRun:
-    """One run.
+    """One run whose ranks work together.
 
     Args:
-        job: to be done.
-        nodes: whoever may take part.
-        send: to connections.
+        job: job to do.
+        nodes: all nodes, which may take part.
+        send: sends a message to a connection.
         clock: seconds.
-        journal: where it is written down.
-        checkpoints: of its ranks.
+        journal: journal of the run.
+        checkpoints: checkpoints of its ranks.
 
     Attributes:
         checkpoints: see above.
-        news: what happened.
-        failure: why the run cannot go on, if it cannot.
+        news: events of the run.
+        failure: error that ends the run; None if it can go on.
         is_complete: whether all is done.
-        weights: that it has come to; a safetensors file, empty before.
+        weights: resulting weights; a safetensors file, empty before the end.
     """
 
     def __init__(
@@ -82,58 +82,58 @@ class CollectiveRun:
         self._table = RankTable(self._starter, journal)
         self._elastic: ElasticRanks[RemoteRank] | None = None
         self._step_before: Step | None = None
-        self._newcomers_from: int | None = None  # step of the checkpoint that was here when nodes came that wait
+        self._newcomers_from: int | None = None  # step of the last checkpoint when the waiting nodes joined
         self._ending = RunEnding(nodes.patience)
         self._absences = Absences(nodes)
-        self._declined = DeclinedNodes(job.run)
+        self._rejected = RejectedNodes(job.run)
 
-    def resume(self, found: Found) -> None:
-        """Go on with the run of a master that was killed: its nodes have time to come back."""
-        roster = found.roster
-        self.note("master restarted", "the master goes on with the run that it had in progress")
+    def resume(self, state: JournalState) -> None:
+        """Continue the run of a master that was killed; its nodes have time to come back."""
+        roster = state.roster
+        self.note("master restarted", "the master continues the run that it had in progress")
         if not roster.names:
-            return  # no process was started yet: it begins when nodes are ready
-        self._starter.secret, self._values = found.begun.secret, self._kept_values(found.values)
+            return  # no process was started yet: the run begins when nodes are ready
+        self._starter.secret, self._values = state.begun.secret, self._journaled_values(state.values)
         self._table.resume(roster, self._nodes.record)
         self._beginnings.resume()
         absence = return_seconds(self._nodes.patience)
         self._absences.excuse(self._clock() + absence)
-        self.checkpoints.last = found.saved or self.checkpoints.last
+        self.checkpoints.last = state.saved or self.checkpoints.last
         self._elastic = self._govern_ranks(0)
         self._elastic.resume(roster.generation, roster.numbers, roster.given_up, roster.next, absence)
 
     def admit(self, node: NodeRecord) -> None:
-        """Let a node that is a member now make ready."""
+        """Let a member prepare."""
         if self.job.run not in node.not_ready:
             node.doing = "prepares"
             self._send(node.peer, PrepareRank(run=self.job.run), [encode_rank_part(self.job)])
 
     def ready(self, node: NodeRecord, header: RankReady) -> None:
-        """A node has the code; it may have come back, with its process or without it."""
+        """Note that a node has the code; it may have reconnected, with its process or without it."""
         node.ready, self._starter.speeds[node.name] = self.job.run, header.speed
         self._beginnings.ready(self._clock())
         self._absences.is_back(node.name)
         rank = self._table.on(node.name)
-        node.doing = "waits for the others to make ready" if rank is None else f"is rank {rank.number}"
+        node.doing = "waits for the other nodes to prepare" if rank is None else f"is rank {rank.number}"
         if rank is None or rank.has_ended or node.peer == rank.peer:
             return
         rank.peer, rank.is_unwanted = node.peer, False
         if header.process != rank.number:
-            rank.lost = "came back without its process"
+            rank.lost = "reconnected after its process had died"
 
     def not_ready(self, node: NodeRecord, reason: str) -> None:
-        """A node cannot take part."""
+        """Continue without a node that cannot take part."""
         node.not_ready.add(self.job.run)
         node.ready, node.doing = "", f"cannot take part: {reason}"
         self._table.lose(node.name, f"cannot take part: {reason}")
         self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
 
     def lose(self, node: NodeRecord, reason: str, *, is_silent: bool = False) -> None:
-        """A node is a member no more; `reason` is a clause, as "it has been silent for 6 s".
+        """Continue without a node that is no longer a member; `reason` is a clause, as "it has been silent for 6 s".
 
-        A silent one whose process is the last that holds the state is waited for as long as the authority waits.
+        If a silent node has the last process that holds the state, it is waited for as long as the coordinator waits.
         """
-        self.checkpoints.left(node)
+        self.checkpoints.disconnected(node)
         last = self._table.on(node.name)
         if is_silent and last is not None and self._elastic is not None and self._elastic.is_last_holder(last):
             self._absences.bear(node.name)
@@ -142,7 +142,7 @@ class CollectiveRun:
             rank.request_stop(at_once=True)
 
     def said(self, node: NodeRecord, process: int, data: bytes) -> None:
-        """A process says something. Raises msgspec.DecodeError, InvalidInput: it may not."""
+        """Handle a message of a process. Raises msgspec.DecodeError, InvalidInput: the message is not valid."""
         rank = self._table.of(node, process)
         if rank is None or rank.has_ended:
             return
@@ -155,23 +155,23 @@ class CollectiveRun:
         self._govern()
 
     def shown(self, node: NodeRecord, process: int, data: memoryview) -> None:
-        """A process tells what happened. Raises msgspec.DecodeError."""
+        """Take the events of a process. Raises msgspec.DecodeError."""
         if self._may_speak(node, process):
             self.news.add(sized_events(data, MOST_EVENT_BYTES))
 
     def saved(self, node: NodeRecord, header: RankSaved) -> None:
-        """A process has written a checkpoint."""
+        """Fetch a checkpoint that a process has written."""
         if self._may_speak(node, header.process):
             self.checkpoints.offered(node, header)
 
     def ended(self, node: NodeRecord, header: RankEnded, weights: Sequence[memoryview]) -> None:
-        """A process has ended."""
+        """Note that a process has ended."""
         rank = self._table.of(node, header.process)
         if rank is None or rank.ended is not None:
             return
         rank.ended = header
         if rank.failure is not None and isinstance(rank.failure.error, NotNeeded | LineCut):
-            self._declined.add(node)
+            self._rejected.add(node)
             self.not_ready(node, header.sentence)
         if weights:
             self.weights = bytes(weights[0])
@@ -180,11 +180,11 @@ class CollectiveRun:
 
     @property
     def num_updates(self) -> int:
-        """That were made."""
+        """Number of updates so far."""
         return self.news.step.step if self.news.step is not None else 0
 
     def wants_weights(self, node: NodeRecord, process: int) -> bool:
-        """Whether a process that has ended may bring weights: one at a time, until they are here."""
+        """Return whether an ended process may send weights: one at a time, until they have arrived."""
         rank = self._table.of(node, process)
         if rank is None or rank.ended is not None or self.weights or self._bringing not in ("", node.name):
             return False
@@ -192,30 +192,30 @@ class CollectiveRun:
         return True
 
     def wants(self, node: NodeRecord, process: int, num_bytes: int) -> bool:
-        """Whether a process may say or show something of this length."""
+        """Return whether a process may send a message of this length."""
         return self._table.of(node, process) is not None and (
             num_bytes <= MOST_WORDS or (not self.news.has_record and self._may_speak(node, process))
         )
 
-    def left(self, node: NodeRecord) -> None:
-        """The connection of a node is gone, and with it what it was bringing."""
+    def disconnected(self, node: NodeRecord) -> None:
+        """Forget what was arriving over a node's connection."""
         if self._bringing == node.name:
             self._bringing = ""
 
     def note(self, kind: str, message: str, *nodes: str) -> None:
-        """Have something told that happened to `nodes`; when they take part, their generation tells."""
+        """Add an event about `nodes`; a node that joins or reconnects is reported by its generation instead."""
         if kind not in ("joined", "back"):
             self.news.note(kind, message, nodes)
 
     def stop(self, error: EvenerError) -> None:
-        """Have the run end, because of `error`: the ranks after their step, if they have begun."""
+        """End the run because of `error`; ranks that have begun finish their step."""
         if self._ending.stop(error, self._clock()):
             if self._elastic is not None:
                 self._elastic.is_stopping = True
             self._table.request_stop(at_once=False)
 
     def tick(self) -> None:
-        """What the time brings."""
+        """Do what is due."""
         self.checkpoints.tick()
         if self._elastic is None:
             self._gather()
@@ -224,37 +224,37 @@ class CollectiveRun:
         self._absences.miss(self._table.ranks, self._clock())
         self._govern()
         if self._elastic is None:
-            return  # it begins again
+            return  # it restarts
         self._table.end_given_up(self._elastic)
-        self._declined.ask_again(is_settled=self._elastic.is_settled)
+        self._rejected.ask_again(is_settled=self._elastic.is_settled)
         if self._elastic.has_begun and self._ending.reason is None:
             for _ in self._starter.take_new():
                 self._elastic.add_node()
         self._see_end()
-        self._take_in_at_a_checkpoint()
+        self._admit_at_checkpoint()
 
     def close(self) -> None:
         """End all processes."""
         self._table.request_stop(at_once=True)
 
     def _gather(self) -> None:
-        """Begin, if it is time to."""
+        """Begin if enough nodes are ready."""
         try:
-            if founders := self._beginnings.founders(self._clock()):
-                self._begin(founders)
+            if initial_nodes := self._beginnings.initial_nodes(self._clock()):
+                self._begin(initial_nodes)
         except NoUsableNode as error:
             self.failure = error
 
-    def _begin(self, founders: Sequence[NodeRecord]) -> None:
-        """A process on each of the nodes."""
+    def _begin(self, nodes: Sequence[NodeRecord]) -> None:
+        """Start a process on each of the nodes."""
         self._beginnings.begins()
-        self._values, self._starter.secret = self._kept_values({}), secrets.token_bytes(SECRET_BYTES)
-        self._journal.add(Begun(job=self.job, secret=self._starter.secret))
-        self._elastic = self._govern_ranks(self._table.begin(founders))
+        self._values, self._starter.secret = self._journaled_values({}), secrets.token_bytes(SECRET_BYTES)
+        self._journal.add(RunStart(job=self.job, secret=self._starter.secret))
+        self._elastic = self._govern_ranks(self._table.begin(nodes))
         self._write(None)
 
-    def _kept_values(self, found: Mapping[str, bytes]) -> SharedValues:
-        return SharedValues(lambda key, value: self._journal.add(Kept(key=key, value=value)), found)
+    def _journaled_values(self, initial: Mapping[str, bytes]) -> SharedValues:
+        return SharedValues(lambda key, value: self._journal.add(StoredValue(key=key, value=value)), initial)
 
     def _govern_ranks(self, first: int) -> ElasticRanks[RemoteRank]:
         return ElasticRanks(
@@ -264,13 +264,13 @@ class CollectiveRun:
             can_start=self._starter.can_start,
             first=first,
             keep=self._write,
-            advice="",  # it begins again by itself, if it can
+            advice="",  # it restarts by itself, if it can
             notify=self.note,
         )
 
     def _write(self, generation: Generation | None) -> None:
-        """Write down who stands for which node, and takes part."""
-        self._declined.lost(generation.lost if generation is not None else ())
+        """Save the processes of the nodes, and the generation."""
+        self._rejected.lost(generation.lost if generation is not None else ())
         self._table.write(generation, self._elastic)
 
     def _start_late(self, rank: int, number: int) -> RemoteRank:
@@ -279,7 +279,7 @@ class CollectiveRun:
         return self._starter.start(rank, number, is_late=True)
 
     def _may_speak(self, node: NodeRecord, process: int) -> bool:
-        """Whether what a process tells is of the run: it takes part."""
+        """Return whether a process takes part, so that its messages count."""
         rank = self._table.of(node, process)
         return rank is not None and self._elastic is not None and self._elastic.may_speak(rank)
 
@@ -293,7 +293,7 @@ class CollectiveRun:
                 self._end_by(error)
 
     def _see_end(self) -> None:
-        """Whether the run is over, and how."""
+        """End the run if it is over."""
         elastic = self._elastic
         if (
             elastic is None
@@ -309,13 +309,13 @@ class CollectiveRun:
 
     @property
     def _has_begun(self) -> bool:
-        """Whether the ranks may have made a step since the run began last."""
+        """Whether the ranks may have made a step since the run last began."""
         return self.news.step is not self._step_before or (self._elastic is not None and self._elastic.has_trained)
 
-    def _take_in_at_a_checkpoint(self) -> None:
-        """Begin again from the next checkpoint, if nodes have come to a run that began on one node.
+    def _admit_at_checkpoint(self) -> None:
+        """Restart from the next checkpoint if nodes have joined a run that began on one node.
 
-        That one cannot make room for them: nothing was measured or checked there that concerns several nodes.
+        Such a run cannot make room for them: it has not measured or checked anything about several nodes.
         """
         elastic, saved = self._elastic, self.checkpoints.last
         is_on_one = elastic is not None and not elastic.has_begun and len(self._table.ranks) == 1 and self._has_begun
@@ -327,15 +327,15 @@ class CollectiveRun:
             self._newcomers_from = saved.step
             for node in new:
                 node.doing = "waits for the next checkpoint"
-                words = f"node {node.name} takes part after the next checkpoint, as the run began on one node"
-                self.note("waiting", words, node.name)
+                reason = f"node {node.name} takes part after the next checkpoint, since the run began on one node"
+                self.note("waiting", reason, node.name)
         elif saved.step > self._newcomers_from and (
-            words := self._beginnings.from_checkpoint(saved.step, 1 + len(new))
+            reason := self._beginnings.from_checkpoint(saved.step, 1 + len(new))
         ):
-            self._begin_again(f"{words} {', '.join(node.name for node in new)} came", from_checkpoint=True)
+            self._begin_again(f"{reason} {', '.join(node.name for node in new)} came", from_checkpoint=True)
 
     def _begin_again(self, why: str, *, from_checkpoint: bool) -> None:
-        """End all processes, and begin with whoever is ready."""
+        """End all processes, and restart with the nodes that are ready."""
         self.note("begins again", why)
         self.close()
         self.news.forget_record()
@@ -350,33 +350,33 @@ class CollectiveRun:
                 self.admit(node)
 
     def _end_by(self, error: EvenerError) -> None:
-        """The run cannot go on as it is: it begins again, if nodes were lost and it may, or fails."""
-        has_begun, saved, nodes = self._has_begun, self.checkpoints.last, self._founders_that_can()
+        """Restart the run if nodes were lost and a restart is allowed; else end it with `error`."""
+        has_begun, saved, nodes = self._has_begun, self.checkpoints.last, self._usable_nodes()
         began_from = self._beginnings.step
-        words = self._beginnings.again(
+        reason = self._beginnings.again(
             error, saved.step, self._clock(), has_begun=has_begun, before=len(self._table.ranks), able=len(nodes)
         )
-        if not words and not has_begun:
-            words = self._leave_behind(error, nodes)
-        if not words or self._ending.reason is not None:
+        if not reason and not has_begun:
+            reason = self._exclude_lost(error, nodes)
+        if not reason or self._ending.reason is not None:
             self.failure = error if has_begun else self._beginnings.explained(error)
             return
-        self._begin_again(f"{words} {error}", from_checkpoint=self._beginnings.step != began_from)
+        self._begin_again(f"{reason} {error}", from_checkpoint=self._beginnings.step != began_from)
 
-    def _founders_that_can(self) -> list[NodeRecord]:
+    def _usable_nodes(self) -> list[NodeRecord]:
         """Return the nodes of the ranks, without those that cannot take part."""
         nodes = [self._nodes.record(rank.node) for rank in self._table.ranks]
         return [node for node in nodes if self.job.run not in node.not_ready]
 
-    def _leave_behind(self, error: EvenerError, founders: Sequence[NodeRecord]) -> str:
-        """Leave out those of the `founders` that `error` names, if others can begin; from where, in words."""
+    def _exclude_lost(self, error: EvenerError, nodes: Sequence[NodeRecord]) -> str:
+        """Leave out the nodes that `error` names, if others can begin; return a clause that says from where."""
         names = error.nodes if isinstance(error, NodeLost) else ()
-        lost = [node for node in founders if node.name in names]
+        lost = [node for node in nodes if node.name in names]
         if not lost or self._ending.reason is not None:
             return ""
-        here = [node for node in self._nodes.present if self.job.run not in node.not_ready]
-        others = {node.name for node in (*founders, *here)}.difference(names)
-        words = self._beginnings.without(error, self._clock(), len(others))
-        for node in lost if words else ():
+        present = [node for node in self._nodes.present if self.job.run not in node.not_ready]
+        others = {node.name for node in (*nodes, *present)}.difference(names)
+        reason = self._beginnings.without(error, self._clock(), len(others))
+        for node in lost if reason else ():
             self.not_ready(node, "it was lost before the first step, which the run has tried three times")
-        return words
+        return reason

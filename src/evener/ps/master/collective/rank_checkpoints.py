@@ -1,10 +1,10 @@
-"""The checkpoints of a run whose ranks work together, at the master: fetched from the node that has them.
+"""Checkpoints of a run whose ranks work together: the master fetches them from the node that writes them.
 
-    RankSaved    -> FetchBlob: a few pieces at a time, as the node sends beats over the same line
-    RankPiece    -> ... until all of it is here
-    a thread has the disk take it; then it is the one to go on from, if no rank is left
+    RankSaved    -> FetchBlob: a few pieces at a time, since the node sends heartbeats over the same connection
+    RankPiece    -> ... until the blob is complete
+    a thread syncs it to the disk; then it is the checkpoint to restart from if no rank is left
 
-The one before is kept until then. The master never looks into them: nodes do that, which read no pickle.
+The previous checkpoint is kept until then. The master never reads a checkpoint; nodes do, without pickle.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from evener.system.memory import usable_memory
 
 _AHEAD = 2
 _SHARE = 0.5
-"""Of the disk's free bytes, that one may take: nobody knows how large it is to be, and two are kept for a while."""
+"""Share of the free disk space that a checkpoint may take: its size is unknown before, and two are kept for a while."""
 _WEIGHTS = "model.safetensors"
 
 
 class RankCheckpoints:
-    """See the first lines; close it.
+    """The checkpoints of one run; close it.
 
     Args:
         blobs: folder of blobs.
-        send: to connections.
-        keep: called with every one that has come.
-        notify: tells the master's user.
+        send: sends a message to a connection.
+        keep: called with every checkpoint that is complete.
+        notify: shows a message to the master's user.
 
     Attributes:
-        last: that is here; that of step 0 stands for none.
+        last: last complete checkpoint; step 0 stands for none.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class RankCheckpoints:
         self._coming = self.last = Saved(step=0, digest="")
 
     def offered(self, node: NodeRecord, header: RankSaved) -> None:
-        """A node that takes part has one; it is fetched, instead of one that is on its way: its rank leads now."""
+        """Fetch a node's checkpoint; the current leader's replaces one that is being fetched from another node."""
         offered = Saved(step=header.step, digest=header.digest)
-        is_there = self._receiver.path_of(header.digest).exists()  # no checkpoint then, but code, which stays
+        is_there = self._receiver.path_of(header.digest).exists()  # then it is not a checkpoint but code, which stays
         if self._from is node and offered == self._coming:
             self._ask(self._receiver.resume())  # over a new connection
         elif not self.is_busy and header.step > self.last.step and not is_there:
@@ -68,28 +68,28 @@ class RankCheckpoints:
             self._fetch(lambda: self._receiver.request([header.digest]))
 
     def piece(self, node: NodeRecord, header: RankPiece, data: memoryview) -> None:
-        """A piece of it came."""
+        """Take a piece of a checkpoint."""
         if node is self._from and header.digest == self._coming.digest:
             chunk = BlobChunk(digest=header.digest, offset=header.offset, total=header.total)
             self._fetch(lambda: self._receiver.receive(chunk, data))
 
-    def left(self, node: NodeRecord) -> None:
-        """A node is gone."""
+    def disconnected(self, node: NodeRecord) -> None:
+        """Stop fetching from a node that is gone."""
         if node is self._from:
             self._give_up()
 
     @property
     def is_busy(self) -> bool:
-        """Whether the disk is to take one that came."""
+        """Whether a complete checkpoint is being synced to the disk."""
         return self._syncing is not None
 
     def tick(self) -> None:
-        """Take the one that came for the last, once the disk has it."""
+        """Make a checkpoint the last one when it is on the disk."""
         if self._syncing is None or not self._syncing.done():
             return
         error, self._syncing = self._syncing.exception(), None
         if error is not None:
-            self._notify(f"warning: the checkpoint of step {self._coming.step} is not kept: {error}")
+            self._notify(f"warning: the checkpoint of step {self._coming.step} cannot be saved: {error}")
             return
         before, self.last = self.last, self._coming
         self._keep(self.last)
@@ -97,7 +97,7 @@ class RankCheckpoints:
             self._receiver.path_of(before.digest).unlink(missing_ok=True)
 
     def weights(self) -> bytes:
-        """Of the last one, a safetensors file; empty if there is none, or it cannot be read."""
+        """Return the weights of the last checkpoint as a safetensors file; empty if there are none."""
         if not self.last.step:
             return b""
         try:
@@ -109,23 +109,23 @@ class RankCheckpoints:
             return b""
 
     def close(self) -> None:
-        """The master ends; what is here stays."""
+        """Stop, and keep the files: the master ends."""
         self._give_up()
         self._thread.shutdown()
 
     def forget(self) -> None:
-        """The run is over, and nobody goes on from them any more."""
+        """Stop, and remove the files: the run is over."""
         self.close()
         for one in (self.last, self._coming):
             if one.step:
                 self._receiver.path_of(one.digest).unlink(missing_ok=True)
 
     def _fetch(self, action: Callable[[], Sequence[FetchBlob]]) -> None:
-        """Go on with fetching."""
+        """Send the next requests, and sync the checkpoint when it is complete."""
         try:
             self._ask(action())
         except (EvenerError, OSError) as error:
-            self._notify(f"warning: the checkpoint of step {self._coming.step} is not kept: {error}")
+            self._notify(f"warning: the checkpoint of step {self._coming.step} cannot be saved: {error}")
             self._give_up()
             return
         if self._receiver.is_complete:
@@ -143,6 +143,6 @@ class RankCheckpoints:
 
 
 def _sync(path: Path) -> None:
-    """Return when the disk has the file. Raises OSError."""
+    """Return when the file is on the disk. Raises OSError."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -1,12 +1,12 @@
-"""What a master writes down of a run whose ranks work together, so that killed and started again it goes on with it.
+"""Journal of a run whose ranks work together, from which a restarted master continues it.
 
-    run/ranks.journal    a record after the other, each after its length and its CRC-32
+    run/ranks.journal    records, each after its length and its CRC-32
 
-What follows the last record that is whole is cut off: it was being written when the master died, or is damaged. On a
-disk that is full nothing remains, for who goes on from an older state counts backwards.
+The journal is truncated after the last complete record; an incomplete one was being written when the master died, or is
+damaged. On a full disk the journal is emptied, since an older state would count backwards.
 
-The weights are with the ranks. What lies here is what they found each other by, and who takes part since when: numbers
-of generations and of processes never go back. A value's first writing is kept; what is written again are beats.
+The weights are with the ranks. The journal holds the values of their rendezvous and the generations; numbers of
+generations and of processes never decrease. Only the first write of a value is recorded; later writes are heartbeats.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from evener.records.schema import Amount, Part
 _HEAD = struct.Struct("<II")
 """Bytes of a record, and their CRC-32."""
 _FILE = "ranks.journal"
-_LEAST_COMPACTED = 4 * 2**20
+_MIN_COMPACTED_BYTES = 4 * 2**20
 
 
-class Begun(Part, frozen=True, kw_only=True, tag=True):
-    """A beginning of the run: what was known before of processes and values holds no more.
+class RunStart(Part, frozen=True, kw_only=True, tag=True):
+    """A start of the run, which makes earlier processes and values void.
 
     Attributes:
-        job: what is to be done.
-        secret: of the processes; empty before there are any.
+        job: job to do.
+        secret: secret of the processes; empty before there are any.
     """
 
     job: RankJob
     secret: bytes
 
 
-class Kept(Part, frozen=True, kw_only=True, tag=True):
-    """A value that a process left for the others."""
+class StoredValue(Part, frozen=True, kw_only=True, tag=True):
+    """A value that a process stored for the others."""
 
     key: str
     value: bytes
 
 
 class Saved(Part, frozen=True, kw_only=True, tag=True):
-    """A checkpoint that is here.
+    """A complete checkpoint at the master.
 
     Attributes:
-        step: after which it was written.
-        digest: of its blob.
+        step: step after which it was written.
+        digest: digest of its blob.
     """
 
     step: Amount
@@ -64,14 +64,14 @@ class Saved(Part, frozen=True, kw_only=True, tag=True):
 
 
 class Roster(Part, frozen=True, kw_only=True, tag=True):
-    """Who stands for which node.
+    """The process of each node.
 
     Attributes:
-        names: of the nodes.
-        numbers: of their processes.
-        given_up: those of them that the run goes on without.
+        names: names of the nodes.
+        numbers: numbers of their processes.
+        given_up: numbers of lost processes, without which the run continues.
         next: number of the next process.
-        generation: the newest; None before all have come.
+        generation: latest generation; None before all ranks have connected.
     """
 
     names: tuple[str, ...]
@@ -81,21 +81,21 @@ class Roster(Part, frozen=True, kw_only=True, tag=True):
     generation: Generation | None
 
 
-Record: TypeAlias = Begun | Kept | Saved | Roster
+Record: TypeAlias = RunStart | StoredValue | Saved | Roster
 _decoder = msgspec.msgpack.Decoder(Record)
 
 
-class Found(Part, frozen=True, kw_only=True):
-    """All that was written down: the last beginning, the values since, how it stood, and the last checkpoint."""
+class JournalState(Part, frozen=True, kw_only=True):
+    """State of a journal: the last start, the values since, the last roster, and the last checkpoint."""
 
-    begun: Begun
+    begun: RunStart
     values: dict[str, bytes]
     roster: Roster
     saved: Saved | None = None
 
 
 def roster_of(numbers: Mapping[str, int], given_up: Sequence[int], next: int, generation: Generation | None) -> Roster:
-    """Who stands for which node: the numbers of processes, by node, and the rest of a `Roster`."""
+    """Return a `Roster`; `numbers` has the processes by node."""
     return Roster(
         names=tuple(numbers),
         numbers=tuple(numbers.values()),
@@ -106,11 +106,11 @@ def roster_of(numbers: Mapping[str, int], given_up: Sequence[int], next: int, ge
 
 
 class RankJournal:
-    """Of one run at a time; close it.
+    """The journal of one run at a time; close it.
 
     Args:
-        home: of the master.
-        notify: tells the master's user.
+        home: state folder of the master.
+        notify: shows a message to the master's user.
     """
 
     def __init__(self, home: StateDir, notify: Callable[[str], None]) -> None:
@@ -119,8 +119,8 @@ class RankJournal:
         self._is_failing, self._needed_bytes = False, 0
 
     def add(self, record: Record) -> None:
-        """Write a record down; a disk that is full is a warning, and the next beginning is tried again."""
-        if self._is_failing and not isinstance(record, Begun):
+        """Append a record; a full disk is a warning, and the next start of the run tries again."""
+        if self._is_failing and not isinstance(record, RunStart):
             return
         data = msgspec.msgpack.encode(record)
         try:
@@ -128,36 +128,39 @@ class RankJournal:
             self._is_failing = False
             self._compact_if_due()
         except OSError as error:
-            self._notify(f"warning: the run cannot be written down ({error.strerror}): it ends with this master")
+            self._notify(f"warning: cannot save the run ({error.strerror}): a restarted master will not continue it")
             self._is_failing = True
             if self._file is not None:
                 self._file.truncate(0)
 
     def _compact_if_due(self) -> None:
-        """Keep no more than twice of what is needed, and some megabytes: rosters are written again and again."""
+        """Limit the file to twice its necessary size plus a few megabytes, since rosters are repeated."""
         assert self._file is not None
-        if self._file.tell() < _LEAST_COMPACTED + 2 * self._needed_bytes or (found := self.load()) is None:
+        if self._file.tell() < _MIN_COMPACTED_BYTES + 2 * self._needed_bytes or (state := self.load()) is None:
             return
-        records: list[Record] = [found.begun, *(Kept(key=key, value=value) for key, value in found.values.items())]
-        records += [found.roster, *([] if found.saved is None else [found.saved])]
+        records: list[Record] = [
+            state.begun,
+            *(StoredValue(key=key, value=value) for key, value in state.values.items()),
+        ]
+        records += [state.roster, *([] if state.saved is None else [state.saved])]
         encoded = [msgspec.msgpack.encode(one) for one in records]
         data = b"".join(_HEAD.pack(len(one), zlib.crc32(one)) + one for one in encoded)
         self._file.close()
         atomic_write(self._path, data, private=True)
         self._file, self._needed_bytes = self._path.open("ab", buffering=0), len(data)
 
-    def load(self) -> Found | None:
-        """What the last master of this home wrote down of a run that was in progress; None if there was none."""
+    def load(self) -> JournalState | None:
+        """Load the run that the last master of this state folder had in progress; None if there was none."""
         if not self._path.exists():
             return None
-        begun: Begun | None = None
+        begun: RunStart | None = None
         roster: Roster | None = None
         saved: Saved | None = None
         values: dict[str, bytes] = {}
-        for record in self._whole():
-            if isinstance(record, Begun):
+        for record in self._complete_records():
+            if isinstance(record, RunStart):
                 begun, roster, values = record, None, {}
-            elif isinstance(record, Kept):
+            elif isinstance(record, StoredValue):
                 values[record.key] = record.value
             elif isinstance(record, Saved):
                 saved = record
@@ -167,26 +170,26 @@ class RankJournal:
             roster = roster_of({}, (), 1, None)
         if begun is None or roster is None:
             return None
-        return Found(begun=begun, values=values, roster=roster, saved=saved)
+        return JournalState(begun=begun, values=values, roster=roster, saved=saved)
 
     def forget(self) -> None:
-        """The run is over."""
+        """Remove the file: the run is over."""
         self.close()
         self._path.unlink(missing_ok=True)
 
     def set_aside(self) -> str:
-        """Keep what is written down apart, so that no other run comes upon it; where it is, in words."""
+        """Move the file to where no other run finds it; return a clause that names the place."""
         self.close()
         return self._home.set_aside([self._path] if self._path.exists() else [])
 
     def close(self) -> None:
-        """Nothing more is written now."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
         self._file, self._is_failing, self._needed_bytes = None, False, 0
 
     def _write(self, data: bytes) -> None:
-        """Raises OSError: not all of it."""
+        """Append bytes. Raises OSError: not all could be written."""
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._file = self._path.open("ab", buffering=0)
@@ -194,20 +197,22 @@ class RankJournal:
         if self._file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _whole(self) -> list[Record]:
-        """The records until the first that is not whole, which is cut off with all that follows it."""
-        data, start, found = self._path.read_bytes(), 0, list[Record]()
+    def _complete_records(self) -> list[Record]:
+        """Return all records up to the first incomplete one; truncate the file there."""
+        data, start, records = self._path.read_bytes(), 0, list[Record]()
         while (read := _record_at(data, start)) is not None:
             record, start = read
-            found.append(record)
+            records.append(record)
         if start < len(data):
             os.truncate(self._path, start)
-            self._notify(f"warning: {len(data) - start} bytes at the end of {self._path} are not whole, and cut off")
-        return found
+            self._notify(
+                f"warning: {len(data) - start} bytes at the end of {self._path} are incomplete and were removed"
+            )
+        return records
 
 
 def _record_at(data: bytes, start: int) -> tuple[Record, int] | None:
-    """The record that begins there, and where the next one does; None if it is not whole."""
+    """Return the record at `start`, and the start of the next one; None if it is incomplete."""
     if start + _HEAD.size > len(data):
         return None
     size, checksum = _HEAD.unpack_from(data, start)

@@ -1,19 +1,19 @@
-"""When a run whose ranks work together begins, on which nodes, whether it begins again, and how it ends.
+"""Start, restart and end of a run whose ranks work together.
 
-all who are here are ready                                -> it begins with them
-one has waited for the others for the patience            -> it begins with those who are ready
-nobody is left, before the first step or without a
-later checkpoint                                          -> it begins again from where it began, three times at most;
-                                                             at once if as many nodes as before are here, else after
+all connected nodes are ready                             -> the run begins with them
+a node has waited for the others for the patience         -> it begins with the nodes that are ready
+no rank is left, before the first step or without a
+later checkpoint                                          -> it restarts from where it began, at most three times;
+                                                             at once if as many nodes as before are ready, else after
                                                              the patience
-it has begun so three times, before the first step        -> it begins again without the nodes that were lost last
-nobody is left, and there is a checkpoint of a later step
-than it began from                                        -> it begins again from that, as above; at once if as many
-                                                             nodes as before are here
-fewer than before cannot go on from that                  -> it begins again when as many are here
-every rank that is needed has ended                       -> it is over
-one of them failed by itself                              -> the others have a second to end, too, and say why
-it was to stop                                            -> they have the patience to end after their step
+it has restarted three times before the first step        -> it restarts without the nodes that were lost last
+no rank is left, and there is a later checkpoint than
+it began from                                             -> it restarts from that, at once if as many nodes as before
+                                                             are ready
+fewer nodes than before cannot continue                   -> it restarts when as many are ready
+every needed rank has ended                               -> it is over
+a rank failed by itself                                   -> the others have a second to end, too, and report errors
+the run is stopped                                        -> its ranks have the patience to end after their step
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from evener.ps.master.collective.remote_rank import RemoteRank, why_ended
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.records.errors import DoesNotFit, EvenerError, InvalidInput, NodeLost, NoUsableNode, TrainingFailed
 
-_MOST = 3
+_MAX_STARTS = 3
 
 
 class Beginnings:
-    """Of one run.
+    """Starts and restarts of one run.
 
     Args:
         nodes: all nodes.
-        run: its name.
+        run: name of the run.
 
     Attributes:
-        step: of the checkpoint that it began from last; 0 for none.
+        step: step of the checkpoint that it last began from; 0 for none.
     """
 
     def __init__(self, nodes: Nodes, run: str) -> None:
@@ -48,56 +48,56 @@ class Beginnings:
         self.step = 0
 
     def resume(self) -> None:
-        """It had begun under another master, once at least."""
+        """Note that the run had begun under another master."""
         self._number = 1
 
     def ready(self, now: float) -> None:
-        """A node is ready."""
+        """Note that a node is ready."""
         self._first_ready = min(self._first_ready, now)
 
-    def founders(self, now: float) -> list[NodeRecord]:
-        """The nodes that it begins on now; nobody yet while some are awaited.
+    def initial_nodes(self, now: float) -> list[NodeRecord]:
+        """Return the nodes that the run begins on now; none while others are awaited.
 
         Raises:
-            NoUsableNode: nobody who is here can take part.
+            NoUsableNode: no connected node can take part.
         """
         is_late = now - self._first_ready > self._nodes.patience
-        found = founders_of(self._nodes.present, self._run, is_late=is_late)
-        return found if (is_late and not self._needs_all) or len(found) >= self._expected else []
+        nodes = initial_nodes_of(self._nodes.present, self._run, is_late=is_late)
+        return nodes if (is_late and not self._needs_all) or len(nodes) >= self._expected else []
 
     def begins(self) -> None:
-        """It begins."""
+        """Note that the run begins."""
         self._number += 1
 
     def again(self, error: EvenerError, saved: int, now: float, *, has_begun: bool, before: int, able: int) -> str:
-        """From where it begins again after `error`, in words; empty if it does not.
+        """Return a clause that says from where the run restarts after `error`; empty if it does not.
 
         Args:
-            error: that ended it.
+            error: error that ended it.
             saved: step of the last checkpoint; 0 for none.
-            now: the time.
+            now: time in seconds.
             has_begun: whether a step may have been made.
-            before: ranks that it had.
-            able: those of them whose nodes can take part.
+            before: number of ranks that it had.
+            able: number of these ranks whose nodes can take part.
         """
         if not isinstance(error, NodeLost):
             return "" if has_begun else self._with_all(before)
-        if has_begun and (words := self.from_checkpoint(saved, before)):
-            return words
-        if self._number < _MOST:
+        if has_begun and (reason := self.from_checkpoint(saved, before)):
+            return reason
+        if self._number < _MAX_STARTS:
             return self._from_the_same(now, able, has_begun=has_begun)
         return self.from_checkpoint(saved, before)
 
     def without(self, error: EvenerError, now: float, others: int) -> str:
-        """From where the `others` begin again without the nodes that `error` names; empty if there are none.
+        """Return from where the `others` restart without the nodes that `error` names; empty if there are no others.
 
-        That is where it began; it has begun there as often as it may with all nodes.
+        They restart from where the run began; it has used up its restarts with all nodes.
         """
         self._first_loss = self._first_loss or error
         return self._from_the_same(now, others, has_begun=False) if others else ""
 
     def explained(self, error: EvenerError) -> EvenerError:
-        """Return `error`; or, where too few nodes are left for what was asked, the loss that made them so few."""
+        """Return `error`; or, where too few nodes remain for the options, the loss that made them too few."""
         is_of_few = isinstance(error, InvalidInput | DoesNotFit)
         return self._first_loss if self._first_loss is not None and is_of_few else error
 
@@ -108,36 +108,36 @@ class Beginnings:
         return f"from the checkpoint of step {self.step}, as before:" if self.step else "from the first step:"
 
     def from_checkpoint(self, saved: int, expected: int) -> str:
-        """From where it begins again, in words, if the checkpoint of step `saved` is new; empty if it does not.
+        """Return a clause if the run restarts from the checkpoint of step `saved`; empty if it began from that.
 
-        It waits for `expected` nodes for the patience.
+        It waits up to the patience for `expected` nodes.
         """
         if saved <= self.step:
             return ""
         self.step, self._number, self._expected = saved, 0, expected
         self._first_ready, self._needs_all = inf, False
-        return f"from the checkpoint of step {saved}, with whoever comes:"
+        return f"from the checkpoint of step {saved}, with the nodes that are available:"
 
     def _with_all(self, before: int) -> str:
-        """As `again`, after an error that is no loss: fewer nodes than the run had may be too few for its division."""
+        """Return a clause like `again`, for an error that is no loss, such as too few nodes for the plan."""
         if before >= self._expected:
             return ""
         self._needs_all, self._number = True, 0
-        return f"when {self._expected} nodes are here, as {before} cannot go on:"
+        return f"when {self._expected} nodes are available, since {before} cannot continue:"
 
 
-def founders_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) -> list[NodeRecord]:
-    """The nodes that a run begins on: all who are here, once they are ready; nobody yet while some are awaited.
+def initial_nodes_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) -> list[NodeRecord]:
+    """Return the nodes that a run begins on: all connected ones, once they are ready; none while some are awaited.
 
-    Those who have joined and still measure themselves are awaited, too.
+    Nodes that have joined and still measure their device are awaited, too.
 
     Args:
-        present: nodes that are here.
-        run: its name.
-        is_late: whether those who are ready have waited for the others for long enough.
+        present: connected nodes.
+        run: name of the run.
+        is_late: whether the nodes that are ready have waited long enough for the others.
 
     Raises:
-        NoUsableNode: nobody of them can take part.
+        NoUsableNode: no connected node can take part.
     """
     measured = [node for node in present if node.profile is not None]
     able = [node for node in measured if run not in node.not_ready]
@@ -149,17 +149,17 @@ def founders_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) -> li
     return ready if is_late or is_complete else []
 
 
-_GRACE = 1.0
+_GRACE_S = 1.0
 
 
 class RunEnding:
-    """Of one run.
+    """The end of one run.
 
     Args:
-        patience: see above.
+        patience: seconds that ranks have to end after their step.
 
     Attributes:
-        reason: why it is to stop; None while it is not.
+        reason: error because of which it stops; None while it does not.
     """
 
     def __init__(self, patience: float) -> None:
@@ -167,25 +167,25 @@ class RunEnding:
         self.reason: EvenerError | None = None
 
     def stop(self, error: EvenerError, now: float) -> bool:
-        """It is to stop because of `error`; whether it was not before."""
+        """Stop the run because of `error`; return whether this is new."""
         if self.reason is not None:
             return False
         self.reason, self._deadline = error, now + self._patience
         return True
 
     def is_over(self, elastic: ElasticRanks[RemoteRank], ranks: Sequence[RemoteRank], now: float) -> bool:
-        """Whether nobody is left who is waited for."""
+        """Return whether no rank is awaited any more."""
         if self._deadline == inf and any(map(elastic.ends_the_run, ranks)):
-            self._deadline = now + _GRACE
+            self._deadline = now + _GRACE_S
         return now > self._deadline or all(rank.has_ended for rank in ranks if elastic.is_needed(rank))
 
     def error(
         self, elastic: ElasticRanks[RemoteRank], ranks: Sequence[RemoteRank], *, has_record: bool
     ) -> EvenerError | None:
-        """Why it ended before it was complete; None if it was."""
+        """Return the error that ended the run; None if it is complete."""
         error = why_ended([rank for rank in ranks if elastic.ends_the_run(rank)], self.reason, len(ranks))
         return error or (None if has_record else TrainingFailed("the run ended without a record"))
 
     def begins_again(self) -> None:
-        """The ranks that failed are gone."""
+        """Forget the ranks that failed: the run restarts."""
         self._deadline = inf

@@ -1,4 +1,4 @@
-"""What the ranks of a run have told of it, and what of that nobody was shown yet; bounded, whatever they tell."""
+"""Events of a run whose ranks work together, until they are sent to subscribers; their size is bounded."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from evener.records.plan import Plan
 from evener.records.record import Event, Step, TrainRecord, Validation
 
 MOST_EVENT_BYTES = 2**17
-"""Of one event as it came; a larger one is not looked at."""
+"""Limit of one encoded event; larger ones are ignored."""
 _MOST_PENDING_BYTES = 2**20
-"""Of steps that wait to be shown; of others there is less."""
+"""Limit of the steps that wait to be sent; other events have lower limits."""
 _AT_ONCE_BYTES, _BYTES_PER_SECOND = 2**19, 2**13
-"""Of everything but steps, which are summed, and shown a few times a second."""
+"""Limits of all other events; steps are summed, and sent a few times a second."""
 
 
 class RankNews:
-    """Of one run.
+    """Events of one run.
 
     Args:
         clock: seconds.
 
     Attributes:
-        events: that nobody was shown yet.
-        plan, phase, step, validation: the last ones.
+        events: events that were not sent yet.
+        plan, phase, step, validation: the last of each kind.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +44,7 @@ class RankNews:
         self._allowance = Allowance(_AT_ONCE_BYTES, _BYTES_PER_SECOND, clock)
 
     def add(self, events: Iterable[tuple[int, RunEvent]]) -> None:
-        """The ranks have told this: the bytes of each event, and the event."""
+        """Add events of the ranks, each with its size in bytes."""
         for size, event in events:
             if isinstance(event, TrainRecord):
                 self._keep(event)
@@ -61,41 +61,41 @@ class RankNews:
 
     @property
     def has_record(self) -> bool:
-        """Whether the ranks have told what the run has come to."""
+        """Whether the ranks have sent the record of the run."""
         return self._record is not None
 
     @property
     def record(self) -> bytes:
-        """What the run has come to, as JSON; empty before."""
+        """The record of the run as JSON; empty before."""
         if self._record is None:
             return b""
         self._record.seek(0)
         return self._record.read()
 
     def forget_record(self) -> None:
-        """The run begins again."""
+        """Forget the record: the run restarts."""
         if self._record is not None:
             self._record.close()
             self._record = None
 
     def note(self, kind: str, message: str, nodes: tuple[str, ...]) -> None:
-        """Something happened to `nodes`."""
+        """Add an event about `nodes`."""
         event = Event(step=self.step.step if self.step else 0, kind=kind, message=message, nodes=nodes)
         if self._allowance.take(len(message) + sum(map(len, nodes))):
             self.events.append(event)
 
     def take(self) -> list[RunEvent]:
-        """What nobody was shown yet."""
+        """Return the events since the last call."""
         events, self.events, self._pending_bytes = self.events, [], 0
         return events
 
     @property
     def so_far(self) -> list[RunEvent]:
-        """For somebody who begins to watch: how the work is divided, and what the run is about."""
+        """Events for a new subscriber: the plan and the phase."""
         return [event for event in (self.plan, self.phase) if event is not None]
 
     def _keep(self, record: TrainRecord) -> None:
-        """Keep a record, which may be large, in a file without a name."""
+        """Store a record, which may be large, in a temporary file."""
         self.forget_record()
         self._record = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `forget_record`
         self._record.write(msgspec.json.encode(record))

@@ -27,7 +27,7 @@ class ActiveRankRun(ActiveRun):
         config: of the master.
         nodes: all nodes of the master.
         send: sends a message to a connection.
-        job: what the ranks have to do.
+        job: job of the ranks.
         store: the journal of the run.
 
     Attributes:
@@ -41,12 +41,12 @@ class ActiveRankRun(ActiveRun):
 
     @property
     def job(self) -> RankJob:
-        """What the ranks have to do."""
+        """The job of the ranks."""
         return self.ranks.job
 
     @property
     def failure(self) -> EvenerError | None:
-        """Why the run cannot go on; None if it can."""
+        """The error that ends the run; None if it can go on."""
         return self.ranks.failure
 
     @property
@@ -56,7 +56,7 @@ class ActiveRankRun(ActiveRun):
 
     @property
     def status(self) -> RunStatus:
-        """How the run stands, for `evener nodes`."""
+        """State of the run, for `evener nodes`."""
         news = self.ranks.news
         return RunStatus(
             run=self.name,
@@ -73,7 +73,7 @@ class ActiveRankRun(ActiveRun):
         )
 
     def advance(self, _: Callable[[int], bool]) -> None:
-        """Do what is due: start processes, form the next generation, take checkpoints in."""
+        """Do what is due: start processes, form the next generation, fetch checkpoints."""
         self.ranks.tick()
 
     def take_events(self) -> list[RunEvent]:
@@ -100,7 +100,7 @@ class ActiveRankRun(ActiveRun):
 
     def disconnected(self, node: NodeRecord) -> None:
         """Forget the weights that were arriving over the node's connection."""
-        self.ranks.left(node)
+        self.ranks.disconnected(node)
 
     def stop(self) -> None:
         """End the run at the user's request: the ranks end after their step."""
@@ -112,7 +112,7 @@ class ActiveRankRun(ActiveRun):
         run.close()
         weights = run.weights
         if not weights and (weights := run.checkpoints.weights()):
-            note = f"; the weights after step {run.checkpoints.last.step} are what remains"
+            note = f"; the weights after step {run.checkpoints.last.step} were saved"
         record = msgspec.json.format(run.news.record, indent=1) if run.news.has_record else b""
         run.checkpoints.forget()
         return result_of(error, record, weights, note)

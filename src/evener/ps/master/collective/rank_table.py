@@ -1,6 +1,6 @@
-"""Which process stands for which node of a run whose ranks work together, and which nodes are gone or were not needed.
+"""The process of each node of a run whose ranks work together, and the nodes that are absent or were rejected.
 
-The first is written down whenever it changes.
+The processes are saved whenever they change.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from evener.ps.master.nodes import NodeRecord, Nodes
 
 
 class RankTable:
-    """Of one run.
+    """The processes of one run.
 
     Args:
-        starter: of its processes.
-        journal: where it is written down.
+        starter: starts its processes.
+        journal: journal of the run.
 
     Attributes:
-        ranks: the processes, by rank; whoever governs them replaces and adds.
+        ranks: processes by rank; the coordinator replaces and adds.
     """
 
     def __init__(self, starter: RemoteStarter, journal: RankJournal) -> None:
@@ -30,37 +30,37 @@ class RankTable:
         self._starter, self._journal = starter, journal
         self._next, self._written = 1, list[int]()
 
-    def begin(self, founders: Sequence[NodeRecord]) -> int:
-        """A process on each of the nodes; the number of the first."""
+    def begin(self, nodes: Sequence[NodeRecord]) -> int:
+        """Start a process on each of the nodes; return the number of the first."""
         first = self._next
-        self._next += len(founders)
-        self._starter.names = [node.name for node in founders]
-        self.ranks = [self._starter.start(rank, first + rank, is_late=False) for rank in range(len(founders))]
+        self._next += len(nodes)
+        self._starter.names = [node.name for node in nodes]
+        self.ranks = [self._starter.start(rank, first + rank, is_late=False) for rank in range(len(nodes))]
         return first
 
     def resume(self, roster: Roster, record: Callable[[str], NodeRecord]) -> None:
-        """Those that were started by a master that was killed; `record` is a node's, by its name."""
+        """Restore the processes of a master that was killed; `record` returns a node by its name."""
         self._starter.names, self._next = list(roster.names), roster.next
         numbered = zip(roster.names, roster.numbers, strict=True)
         self.ranks = [self._starter.known(record(name), number) for name, number in numbered]
 
     def clear(self) -> None:
-        """Nobody stands for any node."""
+        """Remove all processes."""
         self.ranks, self._starter.names = [], []
 
     def count(self, number: int) -> None:
-        """A process of this number is about to be started."""
+        """Reserve the number of a process that is about to be started."""
         self._next = max(self._next, number + 1)
 
     def write(self, generation: Generation | None, elastic: ElasticRanks[RemoteRank] | None) -> None:
-        """Write down who stands for which node, and takes part since `generation`."""
+        """Save the processes and `generation`."""
         given_up = [rank.number for rank in self.ranks if elastic is not None and elastic.has_given_up(rank)]
         numbers = {rank.node: rank.number for rank in self.ranks}
         self._written = list(numbers.values())
         self._journal.add(roster_of(numbers, given_up, self._next, generation))
 
     def lose(self, name: str, reason: str) -> RemoteRank | None:
-        """The process on the node of this name counts as gone: which one, if it was not before."""
+        """Mark the process of the node `name` as lost; return it unless it had ended before."""
         rank = self.on(name)
         if rank is None or rank.has_ended:
             return None
@@ -68,18 +68,18 @@ class RankTable:
         return rank
 
     def tell(self, number: int, data: bytes) -> None:
-        """Let the process of this number hear the authority's words."""
+        """Send a message of the coordinator to the process of this number."""
         for rank in self.ranks:
             if rank.number == number:
                 rank.tell(data)
 
     def request_stop(self, *, at_once: bool) -> None:
-        """Have all end after their step, or at once."""
+        """End all processes after their step, or at once."""
         for rank in self.ranks:
             rank.request_stop(at_once=at_once)
 
     def end_given_up(self, elastic: ElasticRanks[RemoteRank]) -> None:
-        """A process without which the run goes on may be frozen: its node ends it, and is given another one."""
+        """End lost processes, which may be frozen, so that their nodes can start others."""
         for rank in self.ranks:
             if elastic.has_given_up(rank) and not rank.is_unwanted:
                 rank.is_unwanted = True
@@ -87,25 +87,25 @@ class RankTable:
 
     @property
     def is_written(self) -> bool:
-        """Whether what is written down names these processes."""
+        """Whether the saved processes are the current ones."""
         return self._written == [rank.number for rank in self.ranks]
 
     def on(self, name: str) -> RemoteRank | None:
-        """The process that stands for the node of this name."""
+        """Return the process of the node of this name."""
         return next((rank for rank in self.ranks if rank.node == name), None)
 
     def of(self, node: NodeRecord, process: int) -> RemoteRank | None:
-        """The process of this number on a node, if it is the one that stands for it."""
+        """Return the process of a node if it has this number."""
         rank = self.on(node.name)
         return rank if rank is not None and rank.number == process else None
 
 
-_SECONDS = 1.5
-"""That a node has to come back: one that is killed closes its connection, one that lives dials at once."""
+_RECONNECT_S = 1.5
+"""Time in which a node has to reconnect: a killed node closes its connection, and a living one reconnects at once."""
 
 
 class Absences:
-    """Of the nodes of one run.
+    """Absent nodes of one run.
 
     Args:
         nodes: all nodes.
@@ -114,50 +114,50 @@ class Absences:
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._since: dict[str, float] = {}
-        self._excused = 0.0
-        self._borne: set[str] = set()
+        self._excused_until = 0.0
+        self._excused_names: set[str] = set()
 
     def bear(self, name: str) -> None:
-        """The node of this name is silent, and the authority waits for its process: it is not missed here."""
-        self._borne.add(name)
+        """Excuse a silent node whose process the coordinator waits for."""
+        self._excused_names.add(name)
 
     def is_back(self, name: str) -> None:
-        """The node of this name is ready again."""
-        self._borne.discard(name)
+        """Stop excusing a node that is ready again."""
+        self._excused_names.discard(name)
 
     def excuse(self, until: float) -> None:
-        """Nobody is missed before this time: the master itself was away."""
-        self._excused = until
+        """Excuse all nodes until this time, since the master itself was away."""
+        self._excused_until = until
 
     def miss(self, ranks: Sequence[RemoteRank], now: float) -> None:
-        """Those of `ranks` are gone whose nodes have been away for too long."""
+        """Mark ranks as lost if their nodes have been disconnected for too long."""
         for rank in ranks:
-            if self._nodes.record(rank.node).peer is not None or rank.has_ended or rank.node in self._borne:
+            if self._nodes.record(rank.node).peer is not None or rank.has_ended or rank.node in self._excused_names:
                 self._since.pop(rank.node, None)
-            elif now - self._since.setdefault(rank.node, now) > _SECONDS and now > self._excused:
-                rank.lost = "closed its connection to the master, and has not come back"
+            elif now - self._since.setdefault(rank.node, now) > _RECONNECT_S and now > self._excused_until:
+                rank.lost = "closed its connection to the master, and has not reconnected"
 
 
-class DeclinedNodes:
-    """That a run did not need, or whose line to another is cut; it asks them again when others are gone.
+class RejectedNodes:
+    """Nodes that a run rejected as not beneficial, or whose line to another node is cut; it asks them again when others are lost.
 
     Args:
-        run: its name.
+        run: name of the run.
     """
 
     def __init__(self, run: str) -> None:
         self._run, self._nodes, self._asks_again = run, list[NodeRecord](), False
 
     def add(self, node: NodeRecord) -> None:
-        """A node is not needed."""
+        """Add a rejected node."""
         self._nodes.append(node)
 
     def lost(self, others: Sequence[str]) -> None:
-        """A generation begins, without `others`."""
+        """Note the nodes that a new generation has lost."""
         self._asks_again |= any(other not in [node.name for node in self._nodes] for other in others)
 
     def ask_again(self, *, is_settled: bool) -> None:
-        """Let them come again, if others are gone and the run knows who is left."""
+        """Let rejected nodes join if others are lost and the generation is settled."""
         if self._asks_again and is_settled:
             for node in self._nodes:
                 node.not_ready.discard(self._run)

@@ -1,1 +1,1 @@
-"""The doctor over a master: every node is looked at, and every pair of links."""
+"""Examinations of all nodes and links of a master, for `evener doctor`."""
