@@ -31,8 +31,8 @@ import msgspec
 from results import open_results, parser_of
 from turns import beside, ratios
 
+from evener.frontends.yolo.overrides import YoloConfig
 from evener.frontends.yolo.rank import alone, yolo_rank
-from evener.frontends.yolo.words import YoloConfig
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
@@ -162,7 +162,7 @@ def evener_seconds(words: Sequence[str], speeds: str, batches: int) -> tuple[flo
             records.append(event)
 
     with tempfile.TemporaryDirectory() as folder:
-        config = YoloConfig(words=(*words, f"save_dir={folder}/evener"))
+        config = YoloConfig(overrides=(*words, f"save_dir={folder}/evener"))
         nodes = parse_local_nodes(speeds)
         run_local(evener_rank, nodes, config, patience=120, on_event=keep, is_elastic=len(nodes) > 1)
     steps = [step for step in records[0].steps if step.epoch > 0]

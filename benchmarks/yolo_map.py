@@ -29,7 +29,7 @@ from typing import Any
 from results import open_results, parser_of
 from yolo import PlainRun, ValidatedRun, evener_rank, plain_rank, run_plain, validate_rank
 
-from evener.frontends.yolo.words import YoloConfig
+from evener.frontends.yolo.overrides import YoloConfig
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.ranks import run_local
 from evener.records.errors import TrainingFailed
@@ -59,7 +59,7 @@ def plain_map(
 def evener_map(words: Sequence[str], speeds: str) -> float:
     """Through Evener on nodes of some speeds."""
     with tempfile.TemporaryDirectory() as folder:
-        config = YoloConfig(words=(*words, f"save_dir={folder}/evener"))
+        config = YoloConfig(overrides=(*words, f"save_dir={folder}/evener"))
         nodes = parse_local_nodes(speeds)
         run_local(evener_rank, nodes, config, patience=_PATIENCE, on_event=lambda _: None, is_elastic=len(nodes) > 1)
         return last_map(Path(folder) / "evener" / "results.csv")

@@ -24,8 +24,8 @@ from results import open_results, parser_of
 from turns import ratios
 from yolo import as_node, quiet
 
+from evener.frontends.yolo.overrides import YoloConfig
 from evener.frontends.yolo.rank import alone, yolo_rank
-from evener.frontends.yolo.words import YoloConfig
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
@@ -89,7 +89,7 @@ def train_side(env: RankEnvironment | None, side: Side) -> None:
         if env is None:
             _train_plain(side)
         else:
-            yolo_rank(env, YoloConfig(words=side.words))
+            yolo_rank(env, YoloConfig(overrides=side.words))
     os.write(other, b".")
     side.moments.write_text(json.dumps(moments))
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from evener.data.sampler import Division, ShuffledSampler
-from evener.frontends.yolo.cut_loader import CutLoader
+from evener.frontends.yolo.sharded_loader import ShardedLoader
 from evener.oracle.apportion import Worker
 
 
@@ -38,7 +38,7 @@ def in_order_of_nodes(base: Any, *, is_backwards: bool = False) -> type:
             rank=0,
             division=Division([Worker(unit_seconds=1.0)]),
         )
-        return CutLoader(plain, lambda: sampler, seed=self.args.seed, epoch=lambda: self.epoch)
+        return ShardedLoader(plain, lambda: sampler, seed=self.args.seed, epoch=lambda: self.epoch)
 
     return type(f"Ordered{base.__name__}", (base,), {"get_dataloader": get_dataloader})
 

@@ -114,8 +114,8 @@ def train_case(env: RankEnvironment, case: Case) -> None:
     with alone():
         from ultralytics import YOLO
 
-        from evener.frontends.yolo.seat import Seat
-        from evener.frontends.yolo.trainer import even_trainer
+        from evener.frontends.yolo.trainer import distributed_trainer
+        from evener.frontends.yolo.trainer_rank import TrainerRank
         from support.plain_yolo import in_order_of_nodes
 
         logging.getLogger("ultralytics").setLevel(logging.ERROR)
@@ -124,10 +124,10 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         base = exact(base, case.fitness, env.rank) if case.dtype == "float64" else base
         if case.spoiled_epoch is not None and env.rank == group.size - 1:
             base = spoiled(base, case.spoiled_epoch)
-        seat = Seat(env, group, case.shares, left=left)
-        seat.folder = Path(case.out) / "run0" if case.faults else None
+        trainer_rank = TrainerRank(env, group, case.shares, late_plan=left)
+        trainer_rank.folder = Path(case.out) / "run0" if case.faults else None
         plain = partial(in_order_of_nodes, base, is_backwards=case.is_backwards)
-        kind = plain() if case.is_plain else even_trainer(base, seat)
+        kind = plain() if case.is_plain else distributed_trainer(base, trainer_rank)
         spans: list[float] = []
         steps: list[torch.Tensor] = []
         kind = watched(kind, steps) if case.keeps_steps else kind
@@ -138,13 +138,13 @@ def train_case(env: RankEnvironment, case: Case) -> None:
                 "model": case.model,
                 "device": "cpu",
                 "plots": False,
-                "save_dir": f"{case.out}/run{env.rank}{'late' if seat.is_late else ''}",
+                "save_dir": f"{case.out}/run{env.rank}{'late' if trainer_rank.is_late else ''}",
                 **case.settings,
             }
         )
         trainer.train()
     model = trainer.model if case.is_plain else trainer.model.module
-    history = History() if case.is_plain else seat.work.history
+    history = History() if case.is_plain else trainer_rank.work.history
     found = {
         "weights": {name: value.clone() for name, value in model.state_dict().items()},
         "ema": {name: value.clone() for name, value in trainer.ema.ema.state_dict().items()},
@@ -155,12 +155,14 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         "steps": steps,
         "epoch_seconds": sum(spans),
         "step_seconds": sum(step.seconds for step in history.steps()),
-        "shares": [assignment.samples for assignment in seat.work.plan.assignments] if seat.work.plan else [],
+        "shares": [assignment.samples for assignment in trainer_rank.work.plan.assignments]
+        if trainer_rank.work.plan
+        else [],
         "samples": sum(step.samples for step in history.steps()),
         "events": [event.message for event in history.events],
     }
     torch.save(found, Path(case.out) / f"{env.rank}.pt")
-    seat.together(group.barrier)
+    trainer_rank.together(group.barrier)
     if not case.faults:
         leave_group()
 

@@ -41,14 +41,14 @@ def struck(base: Any, faults: Sequence[Fault], folder: Path) -> Any:
 
     class Struck(base):  # type: ignore[misc]
         def _setup_train(self) -> None:
-            (folder / f"{self.seat.env.node.name}.pid").write_text(str(os.getpid()))
+            (folder / f"{self.trainer_rank.env.node.name}.pid").write_text(str(os.getpid()))
             super()._setup_train()
             if (gradients := self.model.gradients) is not None:
                 finish = gradients.finish
                 gradients.finish = lambda number: self._torn(finish, number)
 
         def _comes(self, where: str) -> bool:
-            node, part = self.seat.env.node.name, self.train_loader.part
+            node, part = self.trainer_rank.env.node.name, self.train_loader.part
             for index, fault in enumerate(faults):
                 mark = folder / f"fault{index}"
                 if (fault.node, fault.batch, fault.where) == (node, part.step, where) and not mark.exists():
@@ -122,7 +122,7 @@ def redivided(base: Any, seconds: Sequence[float]) -> Any:
     class Redivided(base):  # type: ignore[misc]
         def _setup_train(self) -> None:
             super()._setup_train()
-            self.seat.work.division.change(3, [Worker(unit_seconds=one) for one in seconds])
+            self.trainer_rank.work.division.change(3, [Worker(unit_seconds=one) for one in seconds])
 
     return Redivided
 

@@ -26,11 +26,11 @@ from evener.config.options import (
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import require_task
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.yolo.words import (
+from evener.frontends.yolo.overrides import (
     YoloConfig,
     is_yolo,
-    read_masters_words,
-    read_words,
+    read_master_overrides,
+    read_overrides,
     require_ultralytics,
     run_config,
     yolo_config,
@@ -45,11 +45,11 @@ def train(config: RunConfig, as_json: bool) -> None:
     if config.usual:
         tell(f"options: {config.usual}", as_json, quiet=config.quiet)
     if is_yolo(config):
-        settings = yolo_config(config).words
+        settings = yolo_config(config).overrides
         if config.agreement or config.is_on_master:
-            read_masters_words(settings, is_agreed=config.agreement is not None)
+            read_master_overrides(settings, is_agreed=config.agreement is not None)
         else:
-            read_words(settings)
+            read_overrides(settings)
         require_files(config)
         require_ultralytics()
         with loading(as_json, quiet=config.quiet):
@@ -82,7 +82,7 @@ def yolo(config: YoloConfig, as_json: bool) -> None:
     if config.names_master:
         require_files(run_config(config))
     else:
-        read_words(config.words)
+        read_overrides(config.overrides)
     require_ultralytics()
     with loading(as_json):
         from evener.frontends.yolo import command

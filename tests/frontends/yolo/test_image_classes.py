@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from evener.data.shares import class_balanced_shares
-from evener.frontends.yolo.image_classes import image_classes
+from evener.frontends.yolo.image_shares import image_classes
 
 
 def detection(*objects: list[int]) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from evener.frontends.yolo import command
+from evener.frontends.yolo.overrides import YoloConfig, run_config
 from evener.frontends.yolo.trusted_files import SAFE_LOAD, refuse_programs, warning_of, what_runs
-from evener.frontends.yolo.words import YoloConfig, run_config
 from evener.records.errors import EvenerError, InvalidInput
 
 PYTHON = "import os; os.system('touch ran')"
@@ -68,7 +68,7 @@ def test_a_checkpoint_is_refused_where_ultralytics_cannot_load_known_classes_alo
 ) -> None:
     monkeypatch.setattr("evener.frontends.yolo.trusted_files._loads_safely", lambda: False)
     monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
-    config = YoloConfig(words=("train", "model=x.pt", "data=plain.yaml"), home=home, trusted_only=True)
+    config = YoloConfig(overrides=("train", "model=x.pt", "data=plain.yaml"), home=home, trusted_only=True)
     with pytest.raises(InvalidInput, match=r"model=x\.pt"):
         command.run(config, as_json=False)
 
@@ -92,7 +92,7 @@ def test_it_is_told_once_on_every_way(
     monkeypatch.setattr(command, "_on_local_nodes", begin)
     monkeypatch.setitem(sys.modules, "evener.frontends.yolo.master_run", SimpleNamespace(train_together=begin))
     monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
-    config = YoloConfig(words=("train", "model=x.pt", "data=code.yaml"), home=folder if way == "master" else None)
+    config = YoloConfig(overrides=("train", "model=x.pt", "data=code.yaml"), home=folder if way == "master" else None)
     with pytest.raises(Begun):
         command.run(config, as_json=False)
     assert capsys.readouterr().err.count("--trusted-only") == 1

@@ -25,6 +25,7 @@ IMPORTED = {
     "ultralytics.models.yolo.obb.train": ["OBBTrainer"],
     "ultralytics.models.yolo.pose.train": ["PoseTrainer"],
     "ultralytics.models.yolo.segment.train": ["SegmentationTrainer"],
+    "ultralytics.nn": ["tasks"],
     "ultralytics.utils.loss": ["E2EDetectLoss", "E2ELoss", "v8ClassificationLoss", "v8DetectionLoss"],
     "ultralytics.utils.torch_utils": ["unwrap_model"],
 }

@@ -125,13 +125,13 @@ from evener.launch.nodes import parse_local_nodes
 from evener.launch.ranks import run_local
 from evener.frontends.yolo.command import _shown, _without
 from evener.frontends.yolo.rank import yolo_rank
-from evener.frontends.yolo.words import YoloConfig
+from evener.frontends.yolo.overrides import YoloConfig
 
 def perform(config, show):
     run_local(yolo_rank, parse_local_nodes("1,1,1"), config, patience=5, on_event=show, without=_without)
 
 if __name__ == "__main__":
-    _shown(YoloConfig(words=tuple(sys.argv[1:]), shares="3,2,1", to_stderr=True), perform)
+    _shown(YoloConfig(overrides=tuple(sys.argv[1:]), shares="3,2,1", to_stderr=True), perform)
 """
 """As GPUs are started, whose collectives cannot be left."""
 

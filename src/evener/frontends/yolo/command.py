@@ -1,4 +1,4 @@
-"""`evener yolo`, and `evener train` of a model of Ultralytics: from what is asked for to what is printed."""
+"""`evener yolo`, and `evener train` of a model of Ultralytics: from the options to the output."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import torch
 
 from evener.commands.train import is_torchrun, launch, torchrun_env
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import needing_extras
-from evener.frontends.yolo.rank import alone, yolo_rank
-from evener.frontends.yolo.trusted_files import refuse_programs, warning_of
-from evener.frontends.yolo.words import (
+from evener.frontends.yolo.overrides import (
     YoloConfig,
-    read_masters_words,
-    read_words,
+    read_master_overrides,
+    read_overrides,
     require_ultralytics,
     run_config,
     yolo_config,
 )
+from evener.frontends.yolo.rank import alone, yolo_rank
+from evener.frontends.yolo.trusted_files import refuse_programs, warning_of
+from evener.launch.nodes import shares_of
 from evener.launch.rank_environment import run_rank
 from evener.records.errors import MissingExtra, TrainingFailed, first_line
 from evener.records.events import RunEvent
@@ -46,9 +48,9 @@ def train(config: RunConfig, *, as_json: bool) -> None:
     if config.agreement is None and not config.is_on_master:
         run(yolo_config(config), as_json=as_json)
         return
-    words = read_masters_words(yolo_config(config).words, is_agreed=config.agreement is not None)
+    overrides = read_master_overrides(yolo_config(config).overrides, is_agreed=config.agreement is not None)
     _require_ultralytics()
-    _warn(words)
+    _warn(overrides)
     if config.agreement:
         from evener.frontends.yolo.local_run import train_on_nodes as train_on_master
     else:
@@ -64,19 +66,19 @@ def run(config: YoloConfig, *, as_json: bool) -> None:
 
     Raises:
         MissingExtra: Ultralytics is not installed.
-        InvalidInput: what is asked for cannot be done.
+        InvalidInput: the options cannot be combined, or a setting is not supported.
     """
     if config.names_master:
         if config.trusted_only:
-            refuse_programs(read_words(config.words))
+            refuse_programs(read_overrides(config.overrides))
         train(run_config(config), as_json=as_json)
         return
-    words = read_words(config.words)
+    overrides = read_overrides(config.overrides)
     _require_ultralytics()
     if config.trusted_only:
-        refuse_programs(words)
+        refuse_programs(overrides)
     elif os.environ.get("RANK", "0") == "0":
-        _warn(words)
+        _warn(overrides)
     config = msgspec.structs.replace(config, to_stderr=as_json)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         record = _as_rank(config) if is_torchrun(config) else _on_local_nodes(config)
@@ -84,9 +86,9 @@ def run(config: YoloConfig, *, as_json: bool) -> None:
         print_line(json.dumps(summary(record)))
 
 
-def _warn(words: Mapping[str, str]) -> None:
-    """Tell the user of files that run as programs."""
-    if sentence := warning_of(words):
+def _warn(overrides: Mapping[str, str]) -> None:
+    """Warn the user of files that run as programs."""
+    if sentence := warning_of(overrides):
         sys.stderr.write(f"evener: {sentence}\n")
 
 
@@ -105,17 +107,11 @@ def _require_ultralytics() -> None:
 
 def _on_local_nodes(config: YoloConfig) -> TrainRecord | None:
     is_elastic = config.elastic and not config.stationary
-    return _shown(config, partial(launch, yolo_rank, is_elastic=is_elastic, without=_without))
-
-
-def _without(config: YoloConfig, kept: Sequence[int], event: Event) -> YoloConfig | None:
-    from evener.frontends.yolo.going_on import without
-
-    return without(config, kept, event)
+    return _shown(config, partial(launch, yolo_rank, is_elastic=is_elastic, without=without))
 
 
 def _as_rank(config: YoloConfig) -> TrainRecord | None:
-    """One rank of torchrun's; the first one shows the run."""
+    """Run one rank of torchrun; the first rank shows the run."""
 
     def perform(config: YoloConfig, show: Callable[[RunEvent], None]) -> None:
         env = torchrun_env(config.patience, show)
@@ -131,17 +127,17 @@ def _as_rank(config: YoloConfig) -> TrainRecord | None:
 
 
 def _shown(config: YoloConfig, perform: Callable[[YoloConfig, Callable[[RunEvent], None]], None]) -> TrainRecord:
-    """The record of a run that `perform` performs, shown and kept in the folder that Ultralytics chooses."""
+    """Run `perform`, show the run, and keep its record in the folder that Ultralytics chooses."""
     folder = _folder_of(config)
-    words = (*(word for word in config.words if not word.startswith("save_dir=")), f"save_dir={folder}")
-    settings = read_words(config.words)
+    overrides = (*(word for word in config.overrides if not word.startswith("save_dir=")), f"save_dir={folder}")
+    settings = read_overrides(config.overrides)
     options = {"--shares": config.shares, "--stationary": "yes" if config.stationary else ""}
     options |= {"workers": settings.get("workers", "8"), "batch": settings.get("batch", "16")}
     model = Path(settings.get("model", "")).name
-    asked = Asked(folder.name, usual=config.usual, options=options, file=model)
-    with RunView(run_folder(folder), to_stderr=config.to_stderr, shows_steps=False, asked=asked) as view:
+    request = Asked(folder.name, usual=config.usual, options=options, file=model)
+    with RunView(run_folder(folder), to_stderr=config.to_stderr, shows_steps=False, asked=request) as view:
         view.console.print(LICENCE)
-        perform(msgspec.structs.replace(config, words=words), view)
+        perform(msgspec.structs.replace(config, overrides=overrides), view)
     if view.record is None:
         raise TrainingFailed("the run ended without a record")
     write_page(folder / "report.html", {folder.name: view.record}, title=f"YOLO: {folder.name}")
@@ -152,4 +148,31 @@ def _folder_of(config: YoloConfig) -> Path:
     with alone():
         from evener.frontends.yolo.settings import read_training
 
-        return read_training(config.words).folder
+        return read_training(config.overrides).folder
+
+
+def without(config: YoloConfig, remaining: Sequence[int], lost: Event) -> YoloConfig | None:
+    """Return the config with which the remaining nodes restart from the last epoch; None if they cannot go on.
+
+    Ultralytics' loop cannot be left in the middle of a batch, and its last checkpoint holds all that it needs.
+
+    Args:
+        config: of all nodes, with the folder of the results.
+        remaining: positions of the remaining nodes among all.
+        lost: the event that names the lost nodes.
+    """
+    shares = shares_of(config.shares, remaining)
+    if not config.elastic or config.stationary or shares is None:
+        return None
+    overrides = config.overrides
+    last = Path(read_overrides(overrides)["save_dir"]) / "weights" / "last.pt"
+    if last.is_file():
+        if is_complete(last):
+            return None
+        overrides = ("train", f"resume={last}")
+    return msgspec.structs.replace(config, overrides=overrides, shares=shares, lost=(*config.lost, lost))
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether all epochs are over, so that Ultralytics has removed the training state from the checkpoint."""
+    return bool(torch.load(checkpoint, map_location="cpu", weights_only=False)["epoch"] < 0)

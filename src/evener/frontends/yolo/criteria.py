@@ -49,7 +49,7 @@ _DIVISORS: dict[str, Count] = {
 
 
 class RankImages(NamedTuple):
-    """What a rank has of a batch.
+    """The images of a batch that a rank has.
 
     Attributes:
         group: the ranks.
@@ -61,7 +61,7 @@ class RankImages(NamedTuple):
 
 
 Images = Callable[[], RankImages]
-"""What this rank has of the batch that the criterion is called with."""
+"""Returns this rank's images of the batch that the criterion is called with."""
 
 
 def share_criterion(criterion: Any, images: Images) -> Criterion:
@@ -70,7 +70,7 @@ def share_criterion(criterion: Any, images: Images) -> Criterion:
     Only functions are attached to it: they survive copies of the model.
 
     Raises:
-        InvalidInput: nobody knows what this criterion divides by.
+        InvalidInput: the divisors of this criterion are unknown.
     """
     if isinstance(criterion, v8ClassificationLoss):
         return _shared_mean(criterion, images)
@@ -156,20 +156,20 @@ def _over_all(
     parts: Tensor, names: Sequence[str], ranks: RankImages, seen: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """The parts of all ranks' loss, with the gradient of this rank's addend; their values; the number of images."""
-    own = parts.new_zeros(len(_COUNTS) + len(names), dtype=torch.float64)
+    local = parts.new_zeros(len(_COUNTS) + len(names), dtype=torch.float64)
     if ranks.number:
-        own[0] = ranks.number
+        local[0] = ranks.number
         for index, count in enumerate(_COUNTS[1:], 1):
-            own[index] = seen.get(count, own[index])
-        own[len(_COUNTS) :] = parts.detach()
-    rows = ranks.group.all_gather(own, "normalisers")
+            local[index] = seen.get(count, local[index])
+        local[len(_COUNTS) :] = parts.detach()
+    rows = ranks.group.all_gather(local, "normalisers")
     counts = dict(zip(_COUNTS, rows.unbind(1), strict=False))
     weights = torch.stack([_weights(name, counts) for name in names], 1)
     values = (weights * rows[:, len(_COUNTS) :]).sum(0)
     if "rle_loss" in names:
-        kept = values[names.index("rle_loss")] > 0
-        weights[:, names.index("rle_loss")] *= kept
-        values[names.index("rle_loss")] *= kept
+        is_positive = values[names.index("rle_loss")] > 0
+        weights[:, names.index("rle_loss")] *= is_positive
+        values[names.index("rle_loss")] *= is_positive
     addend = parts * weights[ranks.group.rank].to(parts.dtype)
     whole = addend + (values.to(parts.dtype) - addend.detach())
     return whole, dict(zip(names, values.to(parts.dtype).unbind(), strict=True)), counts["images"].sum()

@@ -19,27 +19,27 @@ _LEFT = "yolo/data"
 
 
 def differing(group: Group, trainer: Any, model: nn.Module) -> str:
-    """What a rank has otherwise than the leader, in a sentence; empty if all have the same. All ranks call this."""
-    own = {**_data(trainer), f"the weights {trainer.args.model}": _weights(model)}
-    rows = [msgspec.json.decode(row, type=dict[str, str]) for row in group.all_gather_bytes(msgspec.json.encode(own))]
-    found = (_difference(node, row, group.nodes[0], rows[0]) for node, row in zip(group.nodes, rows, strict=True))
-    return next(filter(None, found), "")
+    """Describe the first difference between a rank and the leader; empty if there is none. All ranks call this."""
+    local = {**_data(trainer), f"the weights {trainer.args.model}": _weights(model)}
+    rows = [msgspec.json.decode(row, type=dict[str, str]) for row in group.all_gather_bytes(msgspec.json.encode(local))]
+    differences = (_difference(node, row, group.nodes[0], rows[0]) for node, row in zip(group.nodes, rows, strict=True))
+    return next(filter(None, differences), "")
 
 
 def leave_data(store: SignedStore, node: str, trainer: Any) -> None:
-    """Leave what the data of `node` are for ranks that come later."""
+    """Publish the fingerprint of the data of `node` for ranks that join later."""
     store.set(_LEFT, msgspec.json.encode((node, _data(trainer))).decode())
 
 
 def require_same_data(store: SignedStore, node: str, trainer: Any) -> None:
-    """Raises NotNeeded: `node`, which comes when the run has begun, has other data, or another Ultralytics."""
+    """Raise NotNeeded if `node`, which joins a run under way, has other data or another version of Ultralytics."""
     first, theirs = msgspec.json.decode(store.get(_LEFT), type=tuple[str, dict[str, str]])
     if sentence := _difference(node, _data(trainer), first, theirs):
         raise NotNeeded(sentence)
 
 
 def _data(trainer: Any) -> dict[str, str]:
-    """By what is said of it: something that is the same where the data and Ultralytics are."""
+    """Return fingerprints of the data and the version of Ultralytics, by their description for the user."""
     installed = version("ultralytics")
     return {
         f"Ultralytics {installed}": installed,
@@ -48,19 +48,19 @@ def _data(trainer: Any) -> dict[str, str]:
     }
 
 
-def _difference(node: str, own: Mapping[str, str], first: str, theirs: Mapping[str, str]) -> str:
-    """In a sentence; empty if there is none."""
-    for (words, value), (their_words, other) in zip(own.items(), theirs.items(), strict=True):
+def _difference(node: str, local: Mapping[str, str], first: str, theirs: Mapping[str, str]) -> str:
+    """Describe the first difference between two nodes; empty if there is none."""
+    for (label, value), (their_label, other) in zip(local.items(), theirs.items(), strict=True):
         if value != other:
             return (
-                f"node {node} has {words}, node {first} has {their_words}, and they differ: "
+                f"node {node} has {label}, node {first} has {their_label}, and they differ: "
                 "give all nodes the same files and versions"
             )
     return ""
 
 
 def _names(dataset: Any) -> str:
-    """Of the images, in order, and of how many objects are on each."""
+    """Hash the images' names, in order, and the number of objects on each."""
     files = getattr(dataset, "im_files", None) or [sample[0] for sample in dataset.samples]
     counts = [len(label["cls"]) for label in getattr(dataset, "labels", [])]
     return _digest(repr(([Path(file).name for file in files], counts)).encode())

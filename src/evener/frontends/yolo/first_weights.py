@@ -1,6 +1,6 @@
-"""The model of a `.pt` with which a training begins, on its way to nodes that lack the file: numbers and words.
+"""The model of a `.pt` with which a training begins, sent to nodes that lack the file as numbers and text.
 
-A `.pt` is a pickle, and no node reads one of another machine: each makes its own, of the model's description and its
+A `.pt` is a pickle, and no node reads one of another machine: each makes its own from the model's description and
 weights.
 """
 
@@ -22,26 +22,26 @@ _NAME, _TASK, _ARCHITECTURE, _SETTINGS = "name", "task", "architecture", "settin
 
 
 def write_first_weights(model: Any, file: Path) -> None:
-    """Write what is to be sent of `model`, a `YOLO` that was read from a `.pt`, into `file`."""
-    words = {
+    """Write `model`, a `YOLO` that was read from a `.pt`, into `file` for other nodes."""
+    metadata = {
         _NAME: Path(model.ckpt_path).name,
         _TASK: model.task,
         _ARCHITECTURE: json.dumps(model.model.yaml, default=str),
         _SETTINGS: json.dumps(model.overrides, default=str),
     }
-    save_file(apart(model.model.state_dict()), file, words)
+    save_file(apart(model.model.state_dict()), file, metadata)
 
 
 def make_first_weights(file: Path, folder: Path) -> Path:
-    """The `.pt` for Ultralytics, made in `folder` of what `write_first_weights` wrote."""
+    """Make the `.pt` for Ultralytics in `folder` from a file of `write_first_weights`; return its path."""
     with safe_open(file, framework="pt") as sent:
-        words = sent.metadata()
-    architecture = json.loads(words[_ARCHITECTURE])
+        metadata = sent.metadata()
+    architecture = json.loads(metadata[_ARCHITECTURE])
     description = folder / Path(architecture["yaml_file"]).name  # Ultralytics tells the size of a model by this name
     description.parent.mkdir(parents=True, exist_ok=True)
     description.write_text(yaml.safe_dump(architecture))
-    model = YOLO(str(description), task=words[_TASK]).model
+    model = YOLO(str(description), task=metadata[_TASK]).model
     model.load_state_dict(load_file(file))
-    made = folder / Path(words[_NAME]).name
-    write_checkpoint(model, json.loads(words[_SETTINGS]), made)
+    made = folder / Path(metadata[_NAME]).name
+    write_checkpoint(model, json.loads(metadata[_SETTINGS]), made)
     return made

@@ -1,4 +1,4 @@
-"""How a rank's training of Ultralytics goes on when others are gone, and when they come: from the very batch.
+"""Continuation of a training of Ultralytics from the same batch when ranks are lost, and when they join.
 
 Ultralytics' loop cannot be left in the middle of an epoch, and it is not: what ranks do together is done inside calls
 that the loop makes, and is done again there. There are two kinds of it:
@@ -6,14 +6,14 @@ that the loop makes, and is done again there. There are two kinds of it:
     batches           their gradients are complete, on all ranks, where a step follows and where an epoch ends
     other things      a validation, the last one of the best weights, the figures of the record
 
-Nobody ends such a thing before all have begun it, so ranks are never further apart than one of them. When somebody is
-gone, in the next generation:
+No rank ends such a thing before all have begun it, so ranks are never further apart than one of them. When a rank is
+lost, in the next generation:
 
     some have complete gradients that others lack     those others take over the state that followed from them
     some have what another thing came to              those others are told it
     gradients are not complete yet                    all do the batches again that these are to be of, with new shares
 
-Whoever has come takes over the state, too, and goes through the epoch under way without computing what is done.
+A rank that has joined takes over the state, too, and goes through the current epoch without computing finished batches.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Position(Part, frozen=True, kw_only=True):
 
 
 class Generations:
-    """One rank's way through the generations of a training.
+    """The generations of a training, as one rank passes through them.
 
     Args:
         env: of the rank.
@@ -78,7 +78,7 @@ class Generations:
     Attributes:
         trainer: see above.
         batch: the last one, from 1, that complete gradients contain.
-        reported: the last one that was told of, by any rank.
+        reported: the last one that any rank reported.
         is_over: whether nothing is left to be trained.
     """
 
@@ -126,7 +126,7 @@ class Generations:
         return bool(self.batch % len(self.trainer.train_loader) == 0)
 
     def state(self) -> bytes:
-        """Of the trainer after `batch`, as another rank takes it over."""
+        """Encode the state of the trainer after `batch` for another rank."""
         return encode_state(self.trainer, self.batch, self._first_epoch, self._work.history)
 
     def completed(self, batch: int) -> None:
@@ -153,7 +153,7 @@ class Generations:
         return self.admit()
 
     def admit(self) -> bytes | None:
-        """As `go_on`, where others have come."""
+        """Enter the next generation with the ranks that have joined."""
         while True:
             try:
                 return self._enter()
@@ -163,23 +163,23 @@ class Generations:
     def _enter(self) -> bytes | None:
         costs = self._work.costs()
         generation = self._ranks.enter()
-        own = self._position(costs)
+        position = self._position(costs)
         rows = [
             msgspec.msgpack.decode(row, type=Position)
-            for row in self._group.all_gather_bytes(msgspec.msgpack.encode(own))
+            for row in self._group.all_gather_bytes(msgspec.msgpack.encode(position))
         ]
         agreement = agree([Standing(step=_place(row)) for row in rows])
         best = rows[agreement.source]
         new = {node: row.costs[node] for node, row in zip(generation.nodes, rows, strict=True)}
         self._work.divide_among(generation.nodes, {**new, **best.costs})
-        if own.completed == best.completed:
+        if position.completed == best.completed:
             self.trainer.model.take_back(self.batch)
         for giver, taker in agreement.gifts:
             if rows[taker].completed < best.completed:
                 self._hand_over(giver, taker)
         self.trainer.train_loader.reset()
         self._tell(max(row.reported for row in rows), max(row.computed for row in rows) - best.batch)
-        return best.outcome if own.completed == best.completed and own.others < best.others else None
+        return best.outcome if position.completed == best.completed and position.others < best.others else None
 
     def _position(self, costs: dict[str, Worker]) -> Position:
         return Position(
@@ -207,10 +207,10 @@ class Generations:
     def _take(self, place: bytes, data: bytearray) -> None:
         """Be where the giver is."""
         is_new = self._completed == NO_STEP
-        found = msgspec.msgpack.decode(place, type=tuple[int, int, bytes, bool])
-        if found[3]:
+        head = msgspec.msgpack.decode(place, type=tuple[int, int, bytes, bool])
+        if head[3]:
             raise NodeLost("this node came when all was trained")
-        self._completed, self._others, self._outcome, _ = found
+        self._completed, self._others, self._outcome, _ = head
         self._restore(data, is_new=is_new)
         if is_new:
             self._mark = time.perf_counter()  # what was lost before, those know who have been there
@@ -221,8 +221,8 @@ class Generations:
         state = restore_state(trainer, data)
         model.gradients.forget()
         self.batch = model.done = state.batch
-        told = state.mean_losses or state.losses if is_new else state.losses
-        parts = {name: torch.tensor(value, device=self._group.device) for name, value in told.items()}
+        losses = state.mean_losses or state.losses if is_new else state.losses
+        parts = {name: torch.tensor(value, device=self._group.device) for name, value in losses.items()}
         model.told = torch.stack([*parts.values()] or [torch.zeros(())]), parts
         self._work.monitor.history = state.history
         if is_new:

@@ -1,30 +1,55 @@
-"""Which images each rank computes now, and what is known of how long that takes: from the plan to the record."""
+"""Shares of images: each rank times the model, memory sets limits, and batches are divided from plan to record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import nn
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
 
+from evener.benchmark.dry_run import dry_run_of
+from evener.benchmark.exchanges import measure_all_reduce
+from evener.benchmark.processor_time import ProcessorWatch
+from evener.benchmark.task_timing import time_task
 from evener.comm.group import Group
+from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
-from evener.data.loader import Loader
+from evener.data.loader import Loader, collect
 from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
 from evener.frontends.yolo.fingerprint import differing
-from evener.frontends.yolo.image_classes import image_classes
-from evener.frontends.yolo.shares import cost_here, share_plan
+from evener.frontends.yolo.step_gradients import cadence
+from evener.launch.nodes import LocalNode, relative_shares
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion, weights_to_workers
+from evener.oracle.data_parallel import GradientSync
 from evener.oracle.rebalance import Balance
-from evener.records.errors import InvalidInput, NotNeeded
+from evener.records.errors import DoesNotFit, InvalidInput, NotNeeded
 from evener.records.history import History
-from evener.records.plan import Plan
+from evener.records.plan import Plan, Rejected
+from evener.records.profile import TaskTiming
+from evener.training.costs import (
+    CALIBRATION_SECONDS,
+    MEASURE_SECONDS,
+    calibrate,
+    gradient_bytes,
+    gradient_sync,
+    memory_limit,
+    tell_busy,
+    worker_of,
+)
 from evener.training.elastic.plan import came, with_nodes
+from evener.training.elastic.start import time_to_come
 from evener.training.monitor import Monitor
-from evener.training.planning import why_all_take_part
+from evener.training.planning import Shape, divide, why_all_take_part
 from evener.training.training import division_workers
 
 
@@ -34,9 +59,9 @@ class ImageShares:
     Args:
         env: of the rank.
         group: all ranks.
-        asked: `measured`, `equal`, or relative shares.
+        shares: `measured`, `equal`, or relative shares.
         is_stationary: whether every rank keeps to a class-balanced part of the images.
-        left: the plan of a run that has begun without this rank; None of one that begins with it.
+        late_plan: of a run that has begun without this rank; None for a run that begins with it.
 
     Attributes:
         division: of batches among the ranks.
@@ -47,17 +72,17 @@ class ImageShares:
     monitor: Monitor
 
     def __init__(
-        self, env: RankEnvironment, group: Group, asked: str, *, is_stationary: bool, left: Plan | None
+        self, env: RankEnvironment, group: Group, shares: str, *, is_stationary: bool, late_plan: Plan | None
     ) -> None:
-        self._env, self._group, self._asked, self._is_stationary = env, group, asked, is_stationary
+        self._env, self._group, self._shares, self._is_stationary = env, group, shares, is_stationary
         self.division = Division([Worker(unit_seconds=1.0)] * group.size)
-        self.plan = left
+        self.plan = late_plan
         self._costs: dict[str, Worker] = {}
         self._present: list[str] = []
 
     @property
     def history(self) -> History:
-        """Of the training."""
+        """The history of the training."""
         return self.monitor.history
 
     @property
@@ -106,12 +131,12 @@ class ImageShares:
         group, size = self._group, trainer.train_loader.batch_size
         is_launched = self._env.tell is not None
         needs_all = self._is_stationary or (self._env.line is None and not is_launched)
-        make = partial(share_plan, self._env, group, trainer, model, size, self._asked)
+        make = partial(share_plan, self._env, group, trainer, model, size, self._shares)
         plan = make(needs_all=needs_all)
         needs_first = is_launched and self._env.names[0] not in [one.node for one in plan.assignments]
         plan = make(needs_all=True) if needs_first else plan
         reasons = {
-            f"--shares {self._asked} gives each its part": self._asked != "measured",
+            f"--shares {self._shares} gives each its part": self._shares != "measured",
             "--stationary leaves images on each": self._is_stationary,
             "the first rank that torchrun started, which would be left out, shows the run": needs_first,
             "--no-elastic needs every node": needs_all,
@@ -123,9 +148,9 @@ class ImageShares:
         return plan
 
     def _own_cost(self, trainer: Any, model: nn.Module) -> Worker:
-        """What images cost this rank's node, which the run began without, measured while the others train.
+        """Measure the cost of images on this node, which joins a run under way, while the others train.
 
-        Where the user named shares, it is to have as many as the others have on the average.
+        With shares of the user, it takes as many images as the others on average.
         """
         assert self.plan is not None
         size, shares = self.plan.batch_size, self.plan.replica_samples
@@ -136,15 +161,15 @@ class ImageShares:
     @property
     def _follows_speeds(self) -> bool:
         """Whether shares are by how fast the nodes turn out to be."""
-        return self._asked == "measured" and not self._group.is_alone and not self._is_stationary
+        return self._shares == "measured" and not self._group.is_alone and not self._is_stationary
 
     def _balance(self, workers: Sequence[Worker], shares: Sequence[int]) -> Balance | None:
-        """Of ranks that share batches by what these cost them."""
+        """Return the balance of ranks that share batches by measured cost; None if shares are fixed."""
         is_balanced = self._follows_speeds and len(workers) > 1
         return Balance(workers=tuple(workers), shares=tuple(shares)) if is_balanced else None
 
     def costs(self) -> dict[str, Worker]:
-        """What images cost every node, as far as it is known now."""
+        """Return the current estimate of the cost of images on every node."""
         if self.monitor.balance is not None:
             self._costs |= dict(zip(self._present, self.monitor.balance.workers, strict=True))
         return self._costs
@@ -179,3 +204,175 @@ class ImageShares:
         shares = [assignment.samples for assignment in self.plan.assignments]
         parts = class_balanced_shares(image_classes(dataset), shares, seed)
         return StationarySampler(parts=parts, batch_size=batch_size, accumulate=1, seed=seed, rank=self._group.rank)
+
+
+TimeSteps = Callable[[float, float, int], TaskTiming]
+"""Times steps at a speed, for so many seconds, up to the number of images that is expected."""
+
+
+def share_plan(
+    env: RankEnvironment,
+    group: Group,
+    trainer: Any,
+    model: nn.Module,
+    batch_size: int,
+    shares: str,
+    *,
+    needs_all: bool,
+) -> Plan:
+    """The plan of a training, the same on every rank; a rank that would make batches longer is left out.
+
+    Args:
+        env: of this rank.
+        group: all ranks.
+        trainer: with data and device.
+        model: that it trains.
+        batch_size: images of a batch, over all ranks.
+        shares: `measured`, `equal`, or relative ones; all but the first let every rank take part.
+        needs_all: whether every rank has to.
+
+    Raises:
+        DoesNotFit: the nodes together cannot hold a batch.
+        InvalidValue: `shares` are not for so many ranks.
+    """
+    relative = relative_shares(shares, group.size)
+    rows = tuple((rank,) for rank in range(group.size))
+    is_free = all(node.memory_bytes is None and node.device == "cpu" for node in env.nodes)
+    if is_free and (group.is_alone or relative is not None):  # nothing to find out
+        shape = Shape("data", rows, 1, batch_size, relative or [1.0])
+        return divide(shape, env.nodes, (), batch_size, GradientSync(gradient_bytes=gradient_bytes(model)))
+    time_steps = partial(_time, env, trainer, model, batch_size)
+    rhythm = cadence(trainer, is_elastic=group.is_elastic)
+    expected = -(-batch_size // group.size)
+    workers, misfits = _measure(env, group, time_steps, expected, rhythm.batches_of_update)
+    if misfits and (needs_all or not workers):
+        rank, why = next(iter(misfits.items()))
+        raise DoesNotFit(f"node {env.nodes[rank].name}: {why}")
+    nodes = [node for rank, node in enumerate(env.nodes) if rank not in misfits]
+    relative = None if relative is None else [share for rank, share in enumerate(relative) if rank not in misfits]
+    relative = relative if relative is None or any(relative) else [1.0] * len(nodes)
+    rows = tuple((rank,) for rank in range(len(nodes)))
+    sizes = relative or [float(size) for size in apportion(batch_size, workers)]
+    calibrate(env, group, partial(_time_alone, time_steps, env, nodes, batch_size, sizes))
+    exchange = gradient_sync(group, model, measure_all_reduce(group, gradient_bytes(model)))
+    exchange = replace(
+        exchange, gradient_bytes=round(exchange.gradient_bytes / rhythm.batches_of_exchange)
+    )  # of a batch
+    shape = Shape("data", rows, 1, batch_size, sizes if relative is not None or needs_all else None)
+    plan = divide(shape, nodes, workers, batch_size, exchange)
+    out = (Rejected(what=env.nodes[rank].name, reason=why, is_node=True) for rank, why in misfits.items())
+    return msgspec.structs.replace(
+        plan,
+        rejected=(*out, *plan.rejected),
+        local_steps=trainer.accumulate,
+        ring=(exchange.alpha, exchange.beta),
+    )
+
+
+def _time_alone(
+    time_steps: TimeSteps, env: RankEnvironment, nodes: Sequence[LocalNode], batch_size: int, sizes: Sequence[float]
+) -> TaskTiming | None:
+    """Time this rank's part of a batch at full speed; None if it has no part."""
+    if env.node not in nodes:
+        return None
+    images = math.ceil(batch_size * sizes[nodes.index(env.node)] / sum(sizes))
+    return time_steps(1.0, CALIBRATION_SECONDS, images)
+
+
+def _measure(
+    env: RankEnvironment, group: Group, time_steps: TimeSteps, expected: int, every: float
+) -> tuple[tuple[Worker, ...], dict[int, str]]:
+    """Measure the cost of a batch on every rank that can hold the model and one image, all at the same time.
+
+    The optimizer's update, which follows `every` so many batches, counts in part to each of them.
+
+    Returns:
+        One worker for each of these ranks; and by rank, why the others do not hold it.
+    """
+    group.barrier()
+    watch = ProcessorWatch(env.node.name, env.node.cores)
+    try:
+        result = b"+" + msgspec.json.encode(time_steps(group.timer.pace.speed, MEASURE_SECONDS, expected))
+    except DoesNotFit as error:
+        result = b"-" + str(error).encode()
+    tell_busy(env, group, watch)
+    rows = group.all_gather_bytes(result)
+    misfits = {rank: row[1:].decode() for rank, row in enumerate(rows) if row.startswith(b"-")}
+    timings = [msgspec.json.decode(row[1:], type=TaskTiming) for row in rows if row.startswith(b"+")]
+    return tuple(worker_of(one, every) for one in timings), misfits
+
+
+def cost_here(env: RankEnvironment, trainer: Any, model: nn.Module, largest: int, expected: int) -> Worker:
+    """Measure the cost of images on this rank's node.
+
+    Args:
+        env: of this rank.
+        trainer: with data and device.
+        model: that it trains.
+        largest: number of images of a batch.
+        expected: number of images of this rank.
+
+    Raises:
+        NotNeeded: it cannot hold the model and one image.
+    """
+    speed = env.node.speed_at(0)
+    timing = time_to_come(lambda: _time(env, trainer, model, largest, speed, MEASURE_SECONDS, expected))
+    return worker_of(timing, cadence(trainer, is_elastic=True).batches_of_update)
+
+
+def _time(
+    env: RankEnvironment, trainer: Any, model: nn.Module, largest: int, speed: float, seconds: float, expected: int
+) -> TaskTiming:
+    """Seconds of forward and backward by number of images, at a `speed`. Raises DoesNotFit."""
+    dataset, collate = trainer.train_loader.dataset, trainer.train_loader.collate
+
+    def loss_step(twin: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast(env.device.type, enabled=bool(trainer.amp), dtype=_half(trainer)):
+            loss: Tensor = twin(batch)[0].sum()
+        return loss
+
+    def fetch(count: int) -> Any:
+        indices = np.arange(count, dtype=np.int64) % len(dataset)
+        return trainer.preprocess_batch(collect(dataset, indices, trainer.args.seed, 0, collate))
+
+    def make_optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        adaptive = "betas" in trainer.optimizer.defaults
+        return AdamW(trained, lr=1e-3) if adaptive else SGD(trained, lr=1e-3, momentum=0.9)
+
+    with dry_run_of(model, make_optimizer, loss_step, fetch, env.device) as trial:
+        return time_task(
+            trial,
+            StepTimer(env.device, speed),
+            task=trainer.args.task,
+            precision="fp16" if trainer.amp else "fp32",
+            largest=largest,
+            expected=expected,
+            memory_limit=memory_limit(env),
+            seconds=seconds,
+        )
+
+
+def _half(trainer: Any) -> torch.dtype:
+    return torch.bfloat16 if trainer.args.amp == "bf16" else torch.float16
+
+
+_NO_OBJECT = -1
+
+
+def image_classes(dataset: Any) -> NDArray[np.int64]:
+    """The class of every image of a data set of Ultralytics, [N]; -1 without an object.
+
+    An image has many objects of some classes; common ones are in every share anyhow, so the rarest of its classes, by
+    images that have it, decides.
+    """
+    if not hasattr(dataset, "labels"):
+        return np.array([sample[1] for sample in dataset.samples], np.int64)
+    classes_of_images = [np.unique(label["cls"]).astype(np.int64) for label in dataset.labels]
+    classes, counts = np.unique(np.concatenate([*classes_of_images, np.empty(0, np.int64)]), return_counts=True)
+    images = dict(zip(classes.tolist(), counts.tolist(), strict=True))
+    rarest = [
+        min(one_image.tolist(), key=lambda one: (images[one], one), default=_NO_OBJECT)
+        for one_image in classes_of_images
+    ]
+    return np.array(rarest, np.int64)

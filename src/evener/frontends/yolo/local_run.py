@@ -1,4 +1,4 @@
-"""`evener train yolov8n.pt --agreement average`: nodes train by themselves, a master merges what they have come to.
+"""`evener train yolov8n.pt --agreement average`: nodes train independently, and a master merges their weights.
 
 settings and first weights -> a task for every node -> run -> weights -> validation, last.pt and best.pt
 """
@@ -18,45 +18,45 @@ from evener.commands.backends import torch_backend
 from evener.commands.train_agreement import submit
 from evener.config.run_config import RunConfig
 from evener.frontends.yolo.local_training import LocalTraining
+from evener.frontends.yolo.overrides import yolo_config
 from evener.frontends.yolo.rank import alone
 from evener.frontends.yolo.settings import YoloTraining, in_a_sentence, read_training
-from evener.frontends.yolo.words import yolo_config
 from evener.records.record import TrainRecord
 from evener.report.html import write_page
 from evener.training.console import open_console
 
 _NODE_TASK = Path(__file__).with_name("node_task.py")
 _OF_THIS_MACHINE = ("model", "save_dir", "project", "name", "exist_ok", "epochs", "batch", "seed", "plots", "val")
-"""Settings that nodes are not sent, or are sent otherwise."""
+"""Settings that are not sent to nodes, or are sent in another way."""
 
 
 def train_on_nodes(config: RunConfig, *, as_json: bool, licence: str) -> TrainRecord:
     """Train on the nodes of a master; the record, when everything is in the folder that Ultralytics chooses.
 
     Raises:
-        EvenerError: what was asked for cannot be done; or the run ended before it was complete.
+        EvenerError: the options cannot be combined, or the run ended early.
     """
     open_console(as_json).print(licence)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         with alone(), in_a_sentence():
-            asked = read_training(yolo_config(config).words)
-        config, training = _prepared(config, asked)
+            request = read_training(yolo_config(config).overrides)
+        config, training = _prepared(config, request)
         record = submit(config, torch_backend(training.task, config), training.task, to_stderr=as_json)
         with alone():
             finish(training, record)
-    write_page(asked.folder / "report.html", {asked.folder.name: record}, title=f"YOLO: {asked.folder.name}")
+    write_page(request.folder / "report.html", {request.folder.name: record}, title=f"YOLO: {request.folder.name}")
     return record
 
 
-def _prepared(config: RunConfig, asked: YoloTraining) -> tuple[RunConfig, LocalTraining]:
+def _prepared(config: RunConfig, request: YoloTraining) -> tuple[RunConfig, LocalTraining]:
     """The run of the task that nodes are sent, and that task with its first weights."""
-    common, data_dir = _common_settings(asked.settings)
-    architecture = asked.model.model.yaml
-    weights = asked.model.model if asked.model.ckpt else None
-    common |= {"task": asked.model.task, "epochs": config.epochs or asked.settings.get("epochs", 100)}
-    common |= {"batch": config.batch_size or asked.settings.get("batch", 16), "seed": config.seed}
-    own = {"model": config.task} | {name: asked.settings.get(name, True) for name in ("plots", "val")}
-    training = LocalTraining({**common, **own}, architecture, data_dir, weights=weights, folder=asked.folder)
+    common, data_dir = _common_settings(request.settings)
+    architecture = request.model.model.yaml
+    weights = request.model.model if request.model.ckpt else None
+    common |= {"task": request.model.task, "epochs": config.epochs or request.settings.get("epochs", 100)}
+    common |= {"batch": config.batch_size or request.settings.get("batch", 16), "seed": config.seed}
+    local = {"model": config.task} | {name: request.settings.get(name, True) for name in ("plots", "val")}
+    training = LocalTraining({**common, **local}, architecture, data_dir, weights=weights, folder=request.folder)
     return replace(
         config,
         task=str(_NODE_TASK),
@@ -64,17 +64,17 @@ def _prepared(config: RunConfig, asked: YoloTraining) -> tuple[RunConfig, LocalT
         option={"settings": json.dumps(common), "architecture": json.dumps(architecture)},
         batch_size=common["batch"],
         epochs=common["epochs"],
-        output=asked.folder,
+        output=request.folder,
     ), training
 
 
 def _common_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
-    """What is the same on every node, and the folder of the description of the data if it is a file here."""
-    found = {key: value for key, value in settings.items() if key not in _OF_THIS_MACHINE}
-    file = Path(str(found.get("data", "")))
+    """Return the settings that all nodes share, and the folder of the description of the data if it is a file here."""
+    common = {key: value for key, value in settings.items() if key not in _OF_THIS_MACHINE}
+    file = Path(str(common.get("data", "")))
     if not file.is_file():
-        return found, None
-    return {**found, "data": file.name}, file.resolve().parent
+        return common, None
+    return {**common, "data": file.name}, file.resolve().parent
 
 
 def finish(training: LocalTraining, record: TrainRecord) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from evener.config.run_config import RunConfig
-from evener.frontends.yolo.words import require_ultralytics
+from evener.frontends.yolo.overrides import require_ultralytics
 
 
 def rank_program(env: Any, config: RunConfig) -> None:
-    """What a rank runs.
+    """Run one rank.
 
     Raises:
         MissingExtra: Ultralytics is not installed here.
         InvalidInput: it cannot read the data.
     """
     require_ultralytics()
-    from evener.frontends.yolo.hosted import hosted_rank
+    from evener.frontends.yolo.remote_rank import remote_rank
 
-    hosted_rank(env, config)
+    remote_rank(env, config)

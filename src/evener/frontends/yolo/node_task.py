@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from evener.frontends.yolo.words import require_ultralytics
+from evener.frontends.yolo.overrides import require_ultralytics
 from evener.records.task import Task
 
 

@@ -1,4 +1,4 @@
-"""What a rank of a training of Ultralytics runs, from joining the others to the record."""
+"""One rank of a training of Ultralytics, from joining the others to the record."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import msgspec
 from evener.benchmark.device import environment
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
-from evener.frontends.yolo.masters_checkpoints import MastersCheckpoints
+from evener.frontends.yolo.overrides import YoloConfig
+from evener.frontends.yolo.remote_checkpoints import RemoteCheckpoints
 from evener.frontends.yolo.run_folder import own_folder
-from evener.frontends.yolo.seat import Seat
-from evener.frontends.yolo.words import YoloConfig
+from evener.frontends.yolo.trainer_rank import TrainerRank
 from evener.launch.left_out import stay
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import NotNeeded
@@ -32,20 +32,20 @@ from evener.training.rank import left_out, node_summaries
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
-def yolo_rank(env: RankEnvironment, config: YoloConfig, checkpoints: MastersCheckpoints | None = None) -> None:
-    """One rank's whole way; the leader emits plan, batches and record through the env.
+def yolo_rank(env: RankEnvironment, config: YoloConfig, checkpoints: RemoteCheckpoints | None = None) -> None:
+    """Run one rank; the leader emits plan, batches and record through the env.
 
     Args:
         env: of the rank.
-        config: what is asked for; that of the first rank counts, unless files have other places here.
-        checkpoints: that the rank's master keeps; None: there is no master.
+        config: options; those of the first rank count, unless paths differ on this machine.
+        checkpoints: kept by the rank's master; None without a master.
     """
     with contextlib.redirect_stdout(sys.stderr) if config.to_stderr else contextlib.nullcontext():
-        group, left = join(env, preflight=config.preflight)
-        if left is None and not env.has_own_paths:
+        group, late_plan = join(env, preflight=config.preflight)
+        if late_plan is None and not env.has_own_paths:
             config = msgspec.json.decode(group.all_gather_bytes(msgspec.json.encode(config))[0], type=YoloConfig)
         with alone():
-            plan, takes_part = _train(env, group, config, left, checkpoints)
+            plan, takes_part = _train(env, group, config, late_plan, checkpoints)
         if not takes_part:
             stay(env, plan)
             return
@@ -55,23 +55,27 @@ def yolo_rank(env: RankEnvironment, config: YoloConfig, checkpoints: MastersChec
 def join(env: RankEnvironment, *, preflight: bool = True) -> tuple[Group, Plan | None]:
     """All ranks; or this one alone, and the plan of the run, if that has begun without it."""
     if env.line is not None and env.line.is_late:
-        group, left = late_group(env)
-        return group, left.plan
+        group, published = late_group(env)
+        return group, published.plan
     return join_world(env, preflight=preflight), None
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Inside, Ultralytics finds nothing of other processes in the environment: to itself each rank is alone."""
-    kept = {name: os.environ.pop(name) for name in _RANK_VARIABLES if name in os.environ}
+    removed = {name: os.environ.pop(name) for name in _RANK_VARIABLES if name in os.environ}
     try:
         yield
     finally:
-        os.environ.update(kept)
+        os.environ.update(removed)
 
 
 def _train(
-    env: RankEnvironment, group: Group, config: YoloConfig, left: Plan | None, checkpoints: MastersCheckpoints | None
+    env: RankEnvironment,
+    group: Group,
+    config: YoloConfig,
+    late_plan: Plan | None,
+    checkpoints: RemoteCheckpoints | None,
 ) -> tuple[Plan, bool]:
     """From the words to the record; the plan, and whether this rank is in it.
 
@@ -80,43 +84,47 @@ def _train(
         left: the plan of a run that has begun without this rank, which raises NotNeeded where that goes on without it.
     """
     from evener.frontends.yolo.settings import read_training
-    from evener.frontends.yolo.trainer import even_trainer
+    from evener.frontends.yolo.trainer import distributed_trainer
 
-    seat = Seat(env, group, config.shares, is_stationary=config.stationary, left=left, checkpoints=checkpoints)
-    if not group.is_leader or seat.is_late:
+    trainer_rank = TrainerRank(
+        env, group, config.shares, is_stationary=config.stationary, late_plan=late_plan, checkpoints=checkpoints
+    )
+    if not group.is_leader or trainer_rank.is_late:
         logging.getLogger("ultralytics").setLevel(logging.ERROR)
-    model, settings, folder = read_training(config.words)
-    with own_folder(group, folder, is_first_here=seat.is_first_here, is_late=seat.is_late) as own:
-        seat.folder = folder
+    model, settings, folder = read_training(config.overrides)
+    with own_folder(
+        group, folder, is_first_here=trainer_rank.is_first_here, is_late=trainer_rank.is_late
+    ) as rank_folder:
+        trainer_rank.folder = folder
         begin = time.time()
-        settings |= {"save_dir": str(own), "device": _device(env)}
+        settings |= {"save_dir": str(rank_folder), "device": _device(env)}
         try:
-            model.train(trainer=even_trainer(model._smart_load("trainer"), seat), **settings)
+            model.train(trainer=distributed_trainer(model._smart_load("trainer"), trainer_rank), **settings)
         except NotNeeded:
-            if left is not None or seat.work.plan is None:
+            if late_plan is not None or trainer_rank.work.plan is None:
                 raise
-            return seat.work.plan, False  # it says why; the others go on
-        seat.leave(model.trainer)
-    assert seat.work.plan is not None
-    seat.work.history.wall_seconds = time.time() - begin
-    seat.work.history.events[:0] = [*left_out(seat.work.plan), *config.lost]
-    record = _record(seat, model, begin - config.started)
+            return trainer_rank.work.plan, False  # it says why; the others go on
+        trainer_rank.leave(model.trainer)
+    assert trainer_rank.work.plan is not None
+    trainer_rank.work.history.wall_seconds = time.time() - begin
+    trainer_rank.work.history.events[:0] = [*left_out(trainer_rank.work.plan), *config.lost]
+    record = _record(trainer_rank, model, begin - config.started)
     if group.is_leader:
         env.notify(record)
-    seat.together(group.barrier)
-    return seat.work.plan, True
+    trainer_rank.together(group.barrier)
+    return trainer_rank.work.plan, True
 
 
 def _device(env: RankEnvironment) -> str:
-    """As Ultralytics names it."""
+    """Return the device as Ultralytics names it."""
     return str(env.device.index or 0) if env.device.type == "cuda" else env.device.type
 
 
-def _record(seat: Seat, model: Any, startup: float) -> TrainRecord:
+def _record(trainer_rank: TrainerRank, model: Any, startup: float) -> TrainRecord:
     """The record of the run; all ranks call this."""
-    history, plan, args = seat.work.history, seat.work.plan, model.trainer.args
+    history, plan, args = trainer_rank.work.history, trainer_rank.work.plan, model.trainer.args
     assert plan is not None
-    nodes = seat.together(lambda: msgspec.to_builtins(list(node_summaries(seat.group, plan, history))))
+    nodes = trainer_rank.together(lambda: msgspec.to_builtins(list(node_summaries(trainer_rank.group, plan, history))))
     return history.record(
         msgspec.convert(nodes, list[NodeSummary]),
         task=f"{args.task} {Path(args.model).name}",

@@ -1,4 +1,4 @@
-"""Who writes into the folder of a run, and what happens to it when that rank is gone.
+"""The folder of a run: which rank writes there, and what happens to it when that rank is lost.
 
 One rank of every machine writes its checkpoints and results there, the others into folders that are gone afterwards;
 where machines share a disk, the first one's rank alone. When the leader is gone, the next one goes on in its folder.
@@ -39,12 +39,14 @@ def own_folder(group: Group, folder: Path, *, is_first_here: bool, is_late: bool
         if group.is_leader or (is_first_here and not is_shared):
             yield folder
             return
-    own = folder / f".rank.{os.getpid()}.{secrets.randbelow(2**32)}"  # `remove_drafts` knows it, if this rank is killed
-    own.mkdir(parents=True)
+    own_folder = (
+        folder / f".rank.{os.getpid()}.{secrets.randbelow(2**32)}"
+    )  # `remove_drafts` knows it, if this rank is killed
+    own_folder.mkdir(parents=True)
     try:
-        yield own
+        yield own_folder
     finally:
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(own_folder, ignore_errors=True)
 
 
 def _sees_leaders(group: Group, folder: Path) -> bool:
@@ -65,47 +67,47 @@ def take_folder(trainer: Any, folder: Path) -> None:
     """Have `trainer` write into `folder` from now on, whose writer is gone; what it could not write is added."""
     before, trainer.save_dir, trainer.wdir = trainer.save_dir, folder, folder / "weights"
     for name in ("last", "best"):
-        own, path = getattr(trainer, name), trainer.wdir / f"{name}.pt"
-        if own.exists():
+        written, path = getattr(trainer, name), trainer.wdir / f"{name}.pt"
+        if written.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(path, own.read_bytes())
+            atomic_write(path, written.read_bytes())
         setattr(trainer, name, path)
     trainer.csv, trainer.args.save_dir, trainer.validator.save_dir = folder / "results.csv", str(folder), folder
     _add_results(before / "results.csv", trainer.csv)
 
 
-def _add_results(own: Path, kept: Path) -> None:
-    """Add the lines of `own` to `kept` that it lacks, by their first column. Ultralytics heads a file itself."""
-    lines = own.read_text().splitlines() if own.exists() else []
-    known = [line.split(",")[0] for line in kept.read_text().splitlines()] if kept.exists() else []
+def _add_results(source: Path, target: Path) -> None:
+    """Add the lines of `source` to `target` that it lacks, by their first column. Ultralytics heads a file itself."""
+    lines = source.read_text().splitlines() if source.exists() else []
+    known = [line.split(",")[0] for line in target.read_text().splitlines()] if target.exists() else []
     if new := [line for line in lines if line.split(",")[0] not in known]:
-        with kept.open("a") as file:
+        with target.open("a") as file:
             file.writelines(f"{line}\n" for line in new)
 
 
 def share_best(trainer: Any) -> None:
     """Let all ranks have `best.pt`, of which those that came later may have none yet; all ranks call this."""
-    group: Group = trainer.seat.group
+    group: Group = trainer.trainer_rank.group
     rows = group.all_gather_bytes(b"+" if trainer.best.exists() else b"")
     if all(rows) or not any(rows):
         return
     giver = next(rank for rank, row in enumerate(rows) if row)
-    found = save(apart(read_weights(trainer.best))) if group.rank == giver else b""
-    found = group.told_by(giver, found)
+    weights = save(apart(read_weights(trainer.best))) if group.rank == giver else b""
+    weights = group.told_by(giver, weights)
     if not trainer.best.exists():
         best = deepcopy(trainer.ema.ema)
-        best.load_state_dict(load(found))
+        best.load_state_dict(load(weights))
         write_checkpoint(best.half(), vars(trainer.args), trainer.best)
 
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """The weights of a checkpoint of Ultralytics that this rank wrote itself: it is a pickle."""
-    found = torch.load(checkpoint, map_location="cpu", weights_only=False)
-    return dict((found["ema"] or found["model"]).state_dict())
+    weights = torch.load(checkpoint, map_location="cpu", weights_only=False)
+    return dict((weights["ema"] or weights["model"]).state_dict())
 
 
 def write_checkpoint(model: nn.Module, train_args: Mapping[str, Any], path: Path) -> None:
     """Write `model` as Ultralytics leaves it at the end of a training."""
-    words = {"epoch": -1, "ema": None, "model": model, "train_args": dict(train_args)}
+    content = {"epoch": -1, "ema": None, "model": model, "train_args": dict(train_args)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(words, path)
+    torch.save(content, path)

@@ -1,4 +1,4 @@
-"""From the words of a user to settings that Ultralytics takes, and the folder of a run, as `yolo` would choose it."""
+"""From the arguments of a user to settings of Ultralytics, and the folder of a run, as `yolo` would choose it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ultralytics.cfg import get_cfg, get_save_dir, smart_value
 from ultralytics.models.yolo.model import YOLO
 from yaml import YAMLError
 
-from evener.frontends.yolo.words import TASKS, read_words
+from evener.frontends.yolo.overrides import TASKS, read_overrides
 from evener.records.errors import InvalidInput
 
 _OF_FILES = (OSError, RuntimeError, LookupError, ValueError, AssertionError)
@@ -27,7 +27,7 @@ _AS_THEY_ARE = ("name", "project", "save_dir", "model", "data")
 
 
 class YoloTraining(NamedTuple):
-    """What is asked of Ultralytics.
+    """A training of Ultralytics, ready to run.
 
     Attributes:
         model: of it, not yet in training.
@@ -40,14 +40,14 @@ class YoloTraining(NamedTuple):
     folder: Path
 
 
-def read_training(words: tuple[str, ...]) -> YoloTraining:
-    """The training that `words` ask for.
+def read_training(overrides: tuple[str, ...]) -> YoloTraining:
+    """Return the training that `overrides` describe.
 
     Raises:
         InvalidInput: Ultralytics does not know a setting, a value or the model, or it is of another task.
     """
-    found = read_words(words)
-    settings = {key: value if key in _AS_THEY_ARE else smart_value(value) for key, value in found.items()}
+    settings = read_overrides(overrides)
+    settings = {key: value if key in _AS_THEY_ARE else smart_value(value) for key, value in settings.items()}
     task = settings.pop("task", None)
     last = _checkpoint(settings)
     if last is not None:
@@ -82,7 +82,7 @@ def _read_model(name: str, task: str | None) -> Any:
 
 
 def _checkpoint(settings: dict[str, Any]) -> Path | None:
-    """What to go on from; None for a new run. Raises InvalidInput: it is not there."""
+    """Return the checkpoint to resume from; None for a new run. Raises InvalidInput: it is not there."""
     resume = settings.get("resume", False)
     if not resume:
         return None
@@ -94,7 +94,7 @@ def _checkpoint(settings: dict[str, Any]) -> Path | None:
 
 @contextmanager
 def in_a_sentence() -> Iterator[None]:
-    """Inside, what Ultralytics does not like about the user's files is told in a sentence."""
+    """Turn errors of Ultralytics about the user's files into one sentence, inside this context."""
     try:
         yield
     except _OF_FILES as error:
@@ -102,6 +102,6 @@ def in_a_sentence() -> Iterator[None]:
 
 
 def plain_sentence(error: BaseException) -> str:
-    """What `error` says, in one line of bounded length, without the signs that Ultralytics puts between its words."""
-    words = re.sub(r"[^\x20-\x7e\s]|\[\d+m", "", str(error) or type(error).__name__)
-    return textwrap.shorten(re.sub(r"\s+\.", ".", words), _LONGEST, placeholder=" ...").removesuffix(".")
+    """Return the message of `error` in one line of bounded length, without emoji and colour codes."""
+    message = re.sub(r"[^\x20-\x7e\s]|\[\d+m", "", str(error) or type(error).__name__)
+    return textwrap.shorten(re.sub(r"\s+\.", ".", message), _LONGEST, placeholder=" ...").removesuffix(".")

@@ -1,8 +1,8 @@
 """Gradients of a step of Ultralytics' loop: summed over the ranks while the last batch of the step goes backward.
 
 The loop steps when so many batches have gone by since its last step; how many rises while it warms up. Ranks have to
-know before the backward pass of a batch whether a step follows, to let gradients travel meanwhile; so it is reckoned
-here, and the loop is told.
+know before the backward pass of a batch whether a step follows, to let gradients travel meanwhile; so it is computed
+here and passed to the loop.
 
 In a run that goes on without some ranks, gradients are summed at the end of an epoch, too: what the batches of an epoch
 have added is then known to all, and none of an earlier epoch has to be done again.
@@ -72,13 +72,13 @@ class StepGradients:
             self._clear()
 
     def forget(self) -> None:
-        """What was computed since gradients were complete is done again."""
+        """Discard what was computed since gradients were complete; it is repeated."""
         self._keeping.close()
         self._sums.forget()
         self._clear()
 
     def restart(self) -> None:
-        """The loop does an epoch again, as if it had never stepped."""
+        """Begin an epoch again, as if no step had been made."""
         self.last, self.summed = -1, []
 
     def _clear(self) -> None:

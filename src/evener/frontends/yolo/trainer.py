@@ -4,12 +4,12 @@ Every rank runs a whole training of its own, in a folder of its own, as if it we
 accumulation, clipping, averages, early stop, recovery and checkpoints are Ultralytics' own. Only four things are those
 of all ranks together, so that all ranks have the same weights and come to the same decisions:
 
-    a batch          every rank loads its part (`cut_loader`)
-    its loss         by the counts of all (`criteria`), with the statistics of all in BatchNorm (`even_model`)
+    a batch          every rank loads its part (`sharded_loader`)
+    its loss         by the counts of all (`criteria`), with the statistics of all in BatchNorm (`distributed_model`)
     its gradient     summed over the ranks before the optimiser's step (`step_gradients`)
-    a validation     of a part by each; the leader's metrics are everybody's (`validation`)
+    a validation     each rank evaluates a part; all ranks take the leader's metrics (`validation`)
 
-Where a rank is lost, the others do that again with which they were busy (`generations`).
+When a rank is lost, the others repeat what they were doing (`generations`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ultralytics.utils.torch_utils import unwrap_model
 from evener.data.loader import seed_all
 from evener.data.sampler import OrderedSampler
 from evener.frontends.yolo.criteria import RankImages, share_criterion
-from evener.frontends.yolo.cut_loader import CutLoader, keep_images
-from evener.frontends.yolo.even_model import EvenModel
+from evener.frontends.yolo.distributed_model import DistributedModel
 from evener.frontends.yolo.run_folder import share_best, take_folder
-from evener.frontends.yolo.seat import Seat
 from evener.frontends.yolo.settings import in_a_sentence
-from evener.frontends.yolo.validation import even_validator
+from evener.frontends.yolo.sharded_loader import ShardedLoader, keep_images
+from evener.frontends.yolo.trainer_rank import TrainerRank
+from evener.frontends.yolo.validation import distributed_validator
 from evener.records.errors import Interrupted
 from evener.training.step import StepResult
 
@@ -39,19 +39,19 @@ _NO_RETRY = 3
 """Batches that were halved for want of memory, as many as Ultralytics allows: a batch of all ranks is not halved."""
 
 
-def even_trainer(base: type, seat: Seat) -> type:
-    """The trainer class `base` of a task, for the rank at `seat`."""
-    return type(f"Even{base.__name__}", (EvenTrainer, base), {"seat": seat})
+def distributed_trainer(base: type, trainer_rank: TrainerRank) -> type:
+    """The trainer class `base` of a task, for the rank at `trainer_rank`."""
+    return type(f"Distributed{base.__name__}", (DistributedTrainer, base), {"trainer_rank": trainer_rank})
 
 
-class EvenTrainer(BaseTrainer):
-    """Mixed into the trainer of a task by `even_trainer`; all ranks have one.
+class DistributedTrainer(BaseTrainer):
+    """Mixed into the trainer of a task by `distributed_trainer`; all ranks have one.
 
     Attributes:
-        seat: this rank's place in the run.
+        trainer_rank: this rank's place in the run.
     """
 
-    seat: Seat
+    trainer_rank: TrainerRank
     callbacks: Any
     model: Any
     amp: Any
@@ -60,75 +60,75 @@ class EvenTrainer(BaseTrainer):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         threads = torch.get_num_threads()
         super().__init__(*arguments, **named)
-        if self.seat.env.node.threads is not None:
+        if self.trainer_rank.env.node.threads is not None:
             torch.set_num_threads(threads)  # Ultralytics takes those of the whole machine
-        if not self.seat.group.is_leader:
+        if not self.trainer_rank.group.is_leader:
             self.callbacks = defaultdict(list)
 
     def run_callbacks(self, event: str) -> None:
-        """What belongs to an event: trackers of experiments on the leader alone, and what ranks do on every one."""
-        if self.seat.group.is_leader:
+        """Handle an event: experiment trackers on the leader alone, and the work of ranks on every rank."""
+        if self.trainer_rank.group.is_leader:
             super().run_callbacks(event)
         if event == "on_train_epoch_start":
-            self.seat.begin_epoch()
+            self.trainer_rank.begin_epoch()
         elif event == "on_train_batch_start":
             self._oom_retries = _NO_RETRY
-            self.seat.begin_batch(self.train_loader.part.step)
+            self.trainer_rank.begin_batch(self.train_loader.part.step)
         elif event == "on_train_batch_end":
             self._end_batch()
         elif event == "on_train_epoch_end":
-            self.seat.end_epoch()
+            self.trainer_rank.end_epoch()
 
     def get_dataset(self) -> Any:
         """The description of the data; one rank of a machine reads it first, and downloads it if it has to."""
-        with self.seat.in_turn(), in_a_sentence():
+        with self.trainer_rank.in_turn(), in_a_sentence():
             return super().get_dataset()
 
     def build_dataset(self, *arguments: Any, **named: Any) -> Any:
         """A data set; one rank of a machine reads its labels first, and keeps them for the others."""
-        with self.seat.in_turn(), in_a_sentence():
+        with self.trainer_rank.in_turn(), in_a_sentence():
             dataset = super().build_dataset(*arguments, **named)
-        keep_images(dataset, self.seat.spare_bytes(self.args.workers))
+        keep_images(dataset, self.trainer_rank.spare_bytes(self.args.workers))
         return dataset
 
     def get_dataloader(self, dataset_path: Any, batch_size: int = 16, rank: int = -1, mode: str = "train") -> Any:
         """This rank's part of the batches."""
         plain = super().get_dataloader(dataset_path, batch_size, rank, mode)
-        group, seed = self.seat.group, self.args.seed
+        group, seed = self.trainer_rank.group, self.args.seed
         count, size = len(plain.dataset), plain.batch_size
         if mode != "train":
-            sizes = self.seat.sizes_now
-            return CutLoader(
+            sizes = self.trainer_rank.sizes_now
+            return ShardedLoader(
                 plain,
                 lambda: OrderedSampler(count=count, batch_size=size, rank=group.rank, sizes=sizes),
                 seed=seed,
             )
-        return CutLoader(
+        return ShardedLoader(
             plain,
-            lambda: self.seat.work.train_sampler(plain.dataset, size, seed),
+            lambda: self.trainer_rank.work.train_sampler(plain.dataset, size, seed),
             seed=seed,
             epoch=lambda: self.epoch,
             timer=group.timer,
-            draws_from_all=not self.seat.is_stationary,
+            draws_from_all=not self.trainer_rank.is_stationary,
             done=self._done,
         )
 
     def get_validator(self) -> Any:
         """That of all ranks."""
-        return even_validator(super().get_validator(), self.seat.group)
+        return distributed_validator(super().get_validator(), self.trainer_rank.group)
 
     def _setup_train(self) -> None:
-        self.args.amp = self.seat.common_precision(self.args.amp)
+        self.args.amp = self.trainer_rank.common_precision(self.args.amp)
         super()._setup_train()
         self._agree_on_precision()
         model = unwrap_model(self.model)
-        self.seat.begin(self, model)
-        if not self.seat.group.is_alone:
+        self.trainer_rank.begin(self, model)
+        if not self.trainer_rank.group.is_alone:
             if getattr(model, "criterion", None) is None:
                 model.criterion = model.init_criterion()
             model.criterion = share_criterion(model.criterion, lambda: self._images(self.train_loader))
-        self.model = EvenModel(model, self.seat.group, self, self.seat.generations)
-        self.seat.take_part(self)
+        self.model = DistributedModel(model, self.trainer_rank.group, self, self.trainer_rank.generations)
+        self.trainer_rank.take_part(self)
 
     def resume_training(self, ckpt: Any) -> None:
         """Take over what a checkpoint holds."""
@@ -137,13 +137,13 @@ class EvenTrainer(BaseTrainer):
 
     def _agree_on_precision(self) -> None:
         """Half precision on all ranks, or on none: each has tried it for itself."""
-        if self.amp and not self.seat.all_say(self.amp):
+        if self.amp and not self.trainer_rank.all_say(self.amp):
             self.amp = False
             self.scaler = torch.amp.GradScaler(self.device.type, enabled=False)
 
-    def _images(self, loader: CutLoader) -> RankImages:
+    def _images(self, loader: ShardedLoader) -> RankImages:
         assert loader.part is not None
-        return RankImages(self.seat.group, len(loader.part.indices))
+        return RankImages(self.trainer_rank.group, len(loader.part.indices))
 
     def preprocess_batch(self, batch: Any) -> Any:
         """The batch on the device; a size that is drawn for its images is the same on all ranks."""
@@ -153,9 +153,9 @@ class EvenTrainer(BaseTrainer):
 
     def optimizer_step(self) -> None:
         """Clip the gradients of all ranks, make the step and move the averages as one process."""
-        timer = self.seat.group.timer
+        timer = self.trainer_rank.group.timer
         timer.pause()
-        self.seat.fence()
+        self.trainer_rank.fence()
         timer.resume("wu")
         super().optimizer_step()
         timer.pause()
@@ -163,14 +163,14 @@ class EvenTrainer(BaseTrainer):
     def _end_batch(self) -> None:
         """Report the batch to the others, and hear how it went there."""
         part = self.train_loader.part
-        loss = sum(self.loss_items.values()) / self.seat.group.size
+        loss = sum(self.loss_items.values()) / self.trainer_rank.group.size
         result = StepResult(epoch=part.epoch, samples=len(part.indices), total=part.total, loss=loss)
-        if self.seat.end_batch(part.step, result):
-            raise Interrupted(f"stopped in epoch {self.epoch + 1} as asked{self.seat.leave(self)}")
+        if self.trainer_rank.end_batch(part.step, result):
+            raise Interrupted(f"stopped in epoch {self.epoch + 1} as asked{self.trainer_rank.leave(self)}")
 
     def _done(self) -> int:
         """The last batch of the training, from 1, that is computed."""
-        return self.model.done if isinstance(self.model, EvenModel) else 0
+        return self.model.done if isinstance(self.model, DistributedModel) else 0
 
     def _handle_nan_recovery(self, epoch: int) -> bool:
         """Whether the loss is no number, so that the epoch is done again: by all, for all know the loss of all."""
@@ -178,28 +178,28 @@ class EvenTrainer(BaseTrainer):
         if is_again:
             done = epoch * len(self.train_loader)
             self.model.restart(done)
-            self.seat.restart_epoch(done)
+            self.trainer_rank.restart_epoch(done)
         return is_again
 
     def validate(self) -> Any:
         """(metrics, fitness) of the averaged weights: the leader's, on every rank."""
         begin = time.perf_counter()
-        metrics, fitness, self.best_fitness = self.seat.together(self._validated)
-        self.seat.end_validation(begin, self.train_loader.part, metrics)
+        metrics, fitness, self.best_fitness = self.trainer_rank.together(self._validated)
+        self.trainer_rank.end_validation(begin, self.train_loader.part, metrics)
         return metrics, fitness
 
     def _validated(self) -> Any:
         """(metrics, fitness, best fitness), the leader's; plain values."""
         averaged = self.ema.ema
-        if not self.seat.group.is_alone:
+        if not self.trainer_rank.group.is_alone:
             averaged.criterion = share_criterion(averaged.init_criterion(), lambda: self._images(self.test_loader))
-        own = *super().validate(), self.best_fitness
+        results = *super().validate(), self.best_fitness
         averaged.criterion = None
-        return self.seat.of_leader(own)
+        return self.trainer_rank.of_leader(results)
 
     def save_model(self) -> Any:
-        """Write the checkpoints of an epoch; whoever is killed meanwhile leaves whole ones, to go on from."""
-        self.seat.fence()
+        """Write the checkpoints of an epoch atomically, so that a killed rank leaves whole files to resume from."""
+        self.trainer_rank.fence()
         whole = {name: getattr(self, name) for name in ("last", "best")}
         for name, path in whole.items():
             setattr(self, name, path.with_name(f".{path.name}"))
@@ -213,38 +213,38 @@ class EvenTrainer(BaseTrainer):
 
     def save_metrics(self, metrics: Any) -> None:
         """Write the line of an epoch; each rank does, into its own folder."""
-        self.seat.fence()
+        self.trainer_rank.fence()
         super().save_metrics(metrics)
 
     def plot_training_samples(self, batch: Any, ni: int) -> None:
         """Draw the leader's part of a batch."""
-        if self.seat.group.is_leader:
+        if self.trainer_rank.group.is_leader:
             super().plot_training_samples(batch, ni)
 
     def plot_training_labels(self) -> None:
         """Draw what is in the data; the leader does."""
-        if self.seat.group.is_leader:
+        if self.trainer_rank.group.is_leader:
             super().plot_training_labels()
 
     def plot_metrics(self) -> None:
         """Draw the course of the training; the leader does."""
-        if self.seat.group.is_leader:
+        if self.trainer_rank.group.is_leader:
             super().plot_metrics()
 
     def final_eval(self) -> None:
         """Validate the best weights, which every rank has in its own folder."""
         threads = torch.get_num_threads()
-        self.seat.end_training()
-        self.seat.together(self._evaluated)
+        self.trainer_rank.end_training()
+        self.trainer_rank.together(self._evaluated)
         torch.set_num_threads(threads)
 
     def _evaluated(self) -> None:
-        self.seat.fence()
+        self.trainer_rank.fence()
         share_best(self)
         super().final_eval()
 
     def speak_for_all(self) -> None:
         """This rank is the leader: if it was not, it writes into the folder of the run from now on."""
-        if self.seat.folder not in (None, self.save_dir):
+        if self.trainer_rank.folder not in (None, self.save_dir):
             logging.getLogger("ultralytics").setLevel(logging.INFO)
-            take_folder(self, self.seat.folder)
+            take_folder(self, self.trainer_rank.folder)

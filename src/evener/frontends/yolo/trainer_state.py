@@ -1,8 +1,8 @@
 """The state of a training of Ultralytics between two batches, as one rank gives it to another: without pickle.
 
-    length of the head (8 bytes) | head: numbers and words | tensors
+    length of the head (8 bytes) | head: numbers and text | tensors
 
-It holds what decides the batches that come, and the history: whoever goes on may be the one that writes the record.
+It holds what decides the batches that come, and the history: any rank that goes on may have to write the record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Number = float | int | bool | None
 
 
 class TrainerState(Part, frozen=True, kw_only=True):
-    """What of a training is no tensor of its own.
+    """The state of a training apart from its tensors.
 
     Attributes:
         batch: the last one, from 1, that the weights and the gradients that wait for a step contain.
@@ -87,13 +87,13 @@ def encode_state(trainer: Any, batch: int, first_epoch: int, history: History) -
         **_named(_OPTIMIZER, optimizer),
         **_named(_SUMMED, {str(i): grad for i, grad in enumerate(gradients.summed) if grad is not None}),
     }
-    words = msgspec.msgpack.encode(head, enc_hook=float)
-    return b"".join((_LENGTH.pack(len(words)), words, save(apart(tensors))))
+    encoded = msgspec.msgpack.encode(head, enc_hook=float)
+    return b"".join((_LENGTH.pack(len(encoded)), encoded, save(apart(tensors))))
 
 
 @torch.no_grad()
 def restore_state(trainer: Any, data: bytes | bytearray) -> TrainerState:
-    """Bring `trainer` to the state that `encode_state` made `data` of; what of it is no tensor."""
+    """Bring `trainer` to the state that `encode_state` made `data` of; return the rest of the state."""
     (length,) = _LENGTH.unpack(data[: _LENGTH.size])
     head = msgspec.msgpack.decode(data[_LENGTH.size : _LENGTH.size + length], type=TrainerState)
     tensors = load(bytes(data[_LENGTH.size + length :]))

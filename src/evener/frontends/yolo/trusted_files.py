@@ -27,56 +27,56 @@ _ARCHIVE = re.compile(r"https?://[^\s'\"]+")
 _YAML = (".yaml", ".yml")
 
 
-def what_runs(words: Mapping[str, str]) -> list[str]:
-    """Which settings name files that are run, in words; a name of Ultralytics' own that is no file here is not one.
+def what_runs(settings: Mapping[str, str]) -> list[str]:
+    """Describe the settings that name files which run as programs; names of Ultralytics' own models do not count.
 
     Args:
-        words: settings by name.
+        settings: by name.
     """
-    pickles = [f"{key}={words[key]}" for key in _MODELS if _is_file(words.get(key, ""), _PICKLES)]
-    return [*pickles, *what_is_evaluated(words)]
+    pickles = [f"{key}={settings[key]}" for key in _MODELS if _is_file(settings.get(key, ""), _PICKLES)]
+    return [*pickles, *what_is_evaluated(settings)]
 
 
-def what_is_evaluated(words: Mapping[str, str]) -> list[str]:
-    """Those of them that are no pickles."""
-    found = []
-    if _is_file(words.get("model", ""), _YAML) and "activation" in _content(words["model"]):
-        found.append(f"`activation:` in model={words['model']}")
-    if _is_file(words.get("data", ""), _YAML):
-        download = _content(words["data"]).get("download")
+def what_is_evaluated(settings: Mapping[str, str]) -> list[str]:
+    """Describe the settings of `what_runs` that are no pickles."""
+    names = []
+    if _is_file(settings.get("model", ""), _YAML) and "activation" in _content(settings["model"]):
+        names.append(f"`activation:` in model={settings['model']}")
+    if _is_file(settings.get("data", ""), _YAML):
+        download = _content(settings["data"]).get("download")
         if download and not (isinstance(download, str) and _ARCHIVE.fullmatch(download.strip())):
-            found.append(f"`download:` in data={words['data']}")
-    if words.get("cfg", "").lower() not in ("", "none"):
-        found.append(f"cfg={words['cfg']}, which may name others")
-    return found
+            names.append(f"`download:` in data={settings['data']}")
+    if settings.get("cfg", "").lower() not in ("", "none"):
+        names.append(f"cfg={settings['cfg']}, which may name others")
+    return names
 
 
-def warning_of(words: Mapping[str, str]) -> str:
-    """What to tell the user of files that are run; empty if there are none."""
-    found = what_runs(words)
-    if not found:
+def warning_of(settings: Mapping[str, str]) -> str:
+    """Return the warning about files that run as programs; empty if there are none."""
+    names = what_runs(settings)
+    if not names:
         return ""
-    verb = "runs" if len(found) == 1 else "run"
+    verb = "runs" if len(names) == 1 else "run"
     return (
-        f"warning: {', '.join(found)} {verb} as a program when Ultralytics loads it: "
+        f"warning: {', '.join(names)} {verb} as a program when Ultralytics loads it: "
         "use files of people whom you trust, or say --trusted-only"
     )
 
 
-def refuse_programs(words: Mapping[str, str]) -> None:
+def refuse_programs(settings: Mapping[str, str]) -> None:
     """Have nothing run that came with a file, from now on in this process and those that it starts.
 
     Args:
-        words: settings by name.
+        settings: by name.
 
     Raises:
         InvalidInput: a file cannot be loaded without; names it.
     """
-    found = what_is_evaluated(words)
-    if not found and (pickles := what_runs(words)) and not _loads_safely():
-        found = pickles
-    if found:
-        raise InvalidInput(f"--trusted-only: {', '.join(found)} would run as a program; leave it out")
+    names = what_is_evaluated(settings)
+    if not names and (pickles := what_runs(settings)) and not _loads_safely():
+        names = pickles
+    if names:
+        raise InvalidInput(f"--trusted-only: {', '.join(names)} would run as a program; leave it out")
     os.environ[SAFE_LOAD] = "1"
 
 
@@ -96,9 +96,9 @@ def _is_file(value: str, suffixes: tuple[str, ...]) -> bool:
 
 
 def _content(value: str) -> dict[str, object]:
-    """Of a file; empty where it cannot be read, or is no settings, which Ultralytics says itself."""
+    """Return the settings of a file; empty if it cannot be read or holds none, which Ultralytics reports itself."""
     try:
-        found = yaml.safe_load(Path(value).read_text(encoding="utf-8", errors="replace"))
+        content = yaml.safe_load(Path(value).read_text(encoding="utf-8", errors="replace"))
     except (OSError, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -2,7 +2,7 @@
 
 A validator of Ultralytics keeps something of every image and makes metrics of it at the end. Here the ranks keep what
 they found of their images, batch by batch; at the end all are given everything, in the order of the data set, so that
-the metrics are those of one process. It travels as numbers and words: nothing is unpickled.
+the metrics are those of one process. They are sent as numbers and text: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class PackedArray(msgspec.Struct, frozen=True):
 
 
 class ValidationRows(msgspec.Struct, frozen=True):
-    """What a rank found.
+    """The results of one rank.
 
     Attributes:
-        batches: what was found of this rank's images of each, arrays and words by name.
+        batches: what was found of this rank's images of each, arrays and text by name.
         predictions: for files of them.
         confusion: counts of classes against classes, where they are wanted.
     """
@@ -41,8 +41,8 @@ class ValidationRows(msgspec.Struct, frozen=True):
     confusion: PackedArray
 
 
-class EvenValidator(BaseValidator):
-    """Mixed into the validator of a task by `even_validator`; all ranks have one.
+class DistributedValidator(BaseValidator):
+    """Mixed into the validator of a task by `distributed_validator`; all ranks have one.
 
     Attributes:
         group: the ranks.
@@ -56,7 +56,7 @@ class EvenValidator(BaseValidator):
         """Nothing is found yet; what a task makes of an image is kept."""
         super().init_metrics(model)
         self.found = []
-        self.metrics.update_stats = lambda found: self.found[-1].append(found)
+        self.metrics.update_stats = lambda stats: self.found[-1].append(stats)
 
     def update_metrics(self, preds: Any, batch: dict[str, Any]) -> None:
         """Keep what is found of a batch; one that this rank has no part of counts for nothing."""
@@ -99,13 +99,13 @@ class EvenValidator(BaseValidator):
             ]
             for row in self.found
         ]
-        own = ValidationRows(batches, self.jdict or [], _packed(self.confusion_matrix.matrix))
-        rows = self.group.all_gather_bytes(msgspec.msgpack.encode(own, enc_hook=lambda number: number.item()))
+        rows_here = ValidationRows(batches, self.jdict or [], _packed(self.confusion_matrix.matrix))
+        rows = self.group.all_gather_bytes(msgspec.msgpack.encode(rows_here, enc_hook=lambda number: number.item()))
         return [msgspec.msgpack.decode(row, type=ValidationRows) for row in rows]
 
 
-class EvenClassificationValidator(EvenValidator):
-    """Likewise of classes: what is found is of a rank's whole part of a batch.
+class DistributedClassificationValidator(DistributedValidator):
+    """The validator of a classifier, whose results belong to a rank's whole part of a batch.
 
     Attributes:
         pred: the best classes of images, by part of a batch.
@@ -130,10 +130,11 @@ class EvenClassificationValidator(EvenValidator):
         self.targets.append(torch.from_numpy(image["targets"].copy()))
 
 
-def even_validator(validator: Any, group: Group) -> Any:
-    """`validator`, which is that of all ranks of `group` from now on."""
-    mixed = EvenClassificationValidator if isinstance(validator, ClassificationValidator) else EvenValidator
-    validator.__class__ = type(f"Even{type(validator).__name__}", (mixed, type(validator)), {"group": group})
+def distributed_validator(validator: Any, group: Group) -> Any:
+    """Make `validator` one of all ranks of `group`, and return it."""
+    is_classifier = isinstance(validator, ClassificationValidator)
+    mixin = DistributedClassificationValidator if is_classifier else DistributedValidator
+    validator.__class__ = type(f"Distributed{type(validator).__name__}", (mixin, type(validator)), {"group": group})
     return validator
 
 

@@ -139,7 +139,7 @@ class Absences:
 
 
 class RejectedNodes:
-    """Nodes that a run rejected as not beneficial, or whose line to another node is cut; it asks them again when others are lost.
+    """Nodes that a run rejected as not beneficial, or whose line to another is cut; asked again when others are lost.
 
     Args:
         run: name of the run.

@@ -1,10 +1,10 @@
-"""A model of Ultralytics whose training pass is that of all ranks: what DistributedDataParallel is to its own runs.
+"""A model of Ultralytics whose training pass spans all ranks, as DistributedDataParallel does in its own runs.
 
 The trainer finds the model itself in `module`, as it does with DistributedDataParallel, where it copies and saves it.
 
 A batch is computed here to its end: forward, backward, and the sums of gradients where a step follows; Ultralytics'
-loop finds nothing left to do for its own backward pass. So whatever needs other ranks happens in one place, and is done
-again there, by those who are left, when one is gone.
+loop finds nothing left to do for its own backward pass. So all communication happens in one place, and the
+remaining ranks repeat it there when one is lost.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from evener.parallel.shared_statistics import SharedStatistics
 from evener.records.errors import NodeLost
 
 _NEVER = 1 << 40
-"""Batches of a step, to a loop that is not to make one now."""
+"""Batches of a step that keep the loop from making one now."""
 
 
-class EvenModel(nn.Module):
+class DistributedModel(nn.Module):
     """A model of which every rank computes its part of a batch; BatchNorms have the statistics of the whole.
 
     Args:
@@ -37,7 +37,7 @@ class EvenModel(nn.Module):
     Attributes:
         gradients: of all ranks; None of a rank that is alone.
         done: the last batch of the training, from 1, that was computed, before this run began or in it.
-        told: the loss of a batch and its parts, as the loop is told them.
+        told: the loss of a batch and its parts, as returned to the loop.
     """
 
     def __init__(self, module: nn.Module, group: Group, trainer: Any, generations: Generations | None) -> None:
@@ -68,7 +68,7 @@ class EvenModel(nn.Module):
         return loss.detach().requires_grad_(), parts
 
     def restart(self, done: int) -> None:
-        """The loop does an epoch again, after so many batches."""
+        """Repeat an epoch that began after `done` batches."""
         self.done = done
         if self.gradients is not None:
             self.gradients.restart()
@@ -76,7 +76,7 @@ class EvenModel(nn.Module):
 
     @torch.no_grad()
     def take_back(self, done: int) -> None:
-        """Ranks are gone: all batches after the first `done` are done again, by those who are left."""
+        """Discard all batches after the first `done`, which the remaining ranks repeat after a loss."""
         assert self.gradients is not None
         self.gradients.forget()
         if self._kept_after == done:
@@ -84,14 +84,14 @@ class EvenModel(nn.Module):
         self.done = done
 
     def _compute(self, number: int, batch: Any) -> None:
-        """Batches up to `number`; those before it again, if somebody is gone who knew a part of what they gave."""
+        """Compute batches up to `number`, among them earlier ones whose gradients were lost with a rank."""
         for again in range(self.done + 1, number):
             self._pass(self._read(again))
-            batch = None  # what was loaded ahead is of the ranks before
+            batch = None  # it was loaded ahead for the previous ranks
         self._pass(self._read(number) if batch is None else batch)
 
     def _read(self, number: int) -> Any:
-        """This rank's part of a batch, as its ranks are now."""
+        """Read this rank's part of a batch, with the current ranks."""
         return self._trainer.preprocess_batch(self._trainer.train_loader.read(number))
 
     def _pass(self, batch: Any) -> None:
@@ -115,7 +115,7 @@ class EvenModel(nn.Module):
             self._generations.completed(part.step)
 
     def _outputs(self, batch: Any, is_counted: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """What the module returns of a batch of all ranks."""
+        """Return the output of the module for a batch of all ranks."""
         if self._group.size == 1:
             return self.module(batch)  # type: ignore[no-any-return]
         self._shared.counting = is_counted
@@ -124,6 +124,6 @@ class EvenModel(nn.Module):
 
     @torch.no_grad()
     def _keep(self) -> None:
-        """Keep running statistics: the forward pass changes them, and it may have to be done again."""
+        """Copy the running statistics: the forward pass changes them, and may have to be repeated."""
         torch._foreach_copy_(self._before, list(self.module.buffers()))
         self._kept_after = self.done

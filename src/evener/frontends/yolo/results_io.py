@@ -1,6 +1,6 @@
-"""What a training of Ultralytics has come to, as numbers and words: files of its own are pickles, which do not travel.
+"""Results of a training of Ultralytics as tensors and text: its own files are pickles, which are not sent.
 
-Whoever asks a master's nodes for a training unpickles nothing of theirs.
+The machine that submits a training unpickles nothing from the nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RESULTS = "results.csv"
 
 
 def write_results(trainer: Any, file: Path) -> None:
-    """Write into `file` what a training has come to: weights of best.pt and last.pt, and the lines of results.csv."""
+    """Write the weights of best.pt and last.pt and the lines of results.csv of a training into `file`."""
     tensors: dict[str, Tensor] = {}
     for name in KEPT:
         path: Path = getattr(trainer, name)
@@ -34,7 +34,7 @@ def write_results(trainer: Any, file: Path) -> None:
 
 
 def restore_results(
-    model: nn.Module, train_args: Mapping[str, Any], file: Path, folder: Path, kept: Sequence[str] = KEPT
+    model: nn.Module, train_args: Mapping[str, Any], file: Path, folder: Path, names: Sequence[str] = KEPT
 ) -> None:
     """Write the files of Ultralytics into `folder` from what `write_results` wrote into `file`.
 
@@ -43,15 +43,15 @@ def restore_results(
         train_args: settings of Ultralytics, which a checkpoint holds.
         file: see above.
         folder: of the run.
-        kept: which checkpoints.
+        names: of the checkpoints.
     """
-    with safe_open(file, framework="pt") as left:
-        for name in kept:
+    with safe_open(file, framework="pt") as results:
+        for name in names:
             prefix = f"{name}."
-            names = [key for key in left.keys() if key.startswith(prefix)]  # noqa: SIM118 - it is no dict
-            weights = {key.removeprefix(prefix): left.get_tensor(key) for key in names}
+            keys = [key for key in results.keys() if key.startswith(prefix)]  # noqa: SIM118 - it is no dict
+            weights = {key.removeprefix(prefix): results.get_tensor(key) for key in keys}
             if weights:
                 model.load_state_dict(weights)
                 write_checkpoint(model.half(), train_args, folder / "weights" / f"{name}.pt")
-        if lines := (left.metadata() or {}).get(_RESULTS):
+        if lines := (results.metadata() or {}).get(_RESULTS):
             (folder / _RESULTS).write_text(lines)

@@ -13,11 +13,11 @@ from torch import nn
 
 from evener.comm.group import Group
 from evener.data.sampler import MicroBatch
-from evener.frontends.yolo.cut_loader import spare_bytes
 from evener.frontends.yolo.fingerprint import leave_data, require_same_data
 from evener.frontends.yolo.generations import Generations
 from evener.frontends.yolo.image_shares import ImageShares
-from evener.frontends.yolo.masters_checkpoints import MastersCheckpoints
+from evener.frontends.yolo.remote_checkpoints import RemoteCheckpoints
+from evener.frontends.yolo.sharded_loader import spare_bytes
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import NodeLost
 from evener.records.plan import Plan
@@ -26,16 +26,16 @@ from evener.training.elastic.start import leave_word
 from evener.training.step import StepResult
 
 
-class Seat:
-    """What a rank's trainer is told, and tells; all ranks have one.
+class TrainerRank:
+    """The rank of a trainer of Ultralytics: shares for its loop, and reports from it. All ranks have one.
 
     Args:
         env: of the rank.
         group: all ranks.
         shares: `measured`, `equal`, or relative ones.
         is_stationary: whether every rank keeps to a class-balanced part of the images.
-        left: the plan of a run that has begun without this rank; None of one that begins with it.
-        checkpoints: that the rank's master keeps; None: there is no master.
+        late_plan: of a run that has begun without this rank; None for a run that begins with it.
+        checkpoints: kept by the rank's master; None without a master.
 
     Attributes:
         work: which images each rank computes.
@@ -52,15 +52,15 @@ class Seat:
         shares: str,
         *,
         is_stationary: bool = False,
-        left: Plan | None = None,
-        checkpoints: MastersCheckpoints | None = None,
+        late_plan: Plan | None = None,
+        checkpoints: RemoteCheckpoints | None = None,
     ) -> None:
         self.env, self.group, self.is_stationary = env, group, is_stationary
         self._checkpoints = checkpoints
-        self.work = ImageShares(env, group, shares, is_stationary=is_stationary, left=left)
+        self.work = ImageShares(env, group, shares, is_stationary=is_stationary, late_plan=late_plan)
         self.folder: Path | None = None
         self.generations: Generations | None = None
-        self.is_late = left is not None
+        self.is_late = late_plan is not None
         self._step = 1
         hosts = [node.host for node in env.nodes]
         self.is_first_here = hosts.index(env.node.host) == env.rank and not self.is_late
@@ -74,10 +74,10 @@ class Seat:
         return self.is_late or self.group.size > 1 or self._checkpoints is not None
 
     def spare_bytes(self, workers: int) -> int:
-        """Of main memory, that each process which loads images may keep some in; there are `workers` besides a rank."""
-        own = self.env.node.memory_bytes if self.env.device.type == "cpu" else None
+        """Return the bytes of main memory in which each of `workers` loading processes may keep images."""
+        limit = self.env.node.memory_bytes if self.env.device.type == "cpu" else None
         here = sum(node.host == self.env.node.host for node in self.env.nodes)
-        return spare_bytes(own) // (here * max(1, workers))
+        return spare_bytes(limit) // (here * max(1, workers))
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
@@ -89,24 +89,24 @@ class Seat:
             self.group.barrier()
 
     def common_precision(self, wanted: Any) -> Any:
-        """What all ranks can compute in: half precision takes GPUs."""
+        """Return `wanted` if all ranks can compute in half precision, which takes GPUs; else False."""
         return wanted if all(node.device.startswith("cuda") for node in self.env.nodes) else False
 
-    def all_say(self, own: bool) -> bool:
-        """Whether all ranks say so."""
-        return all(row == b"1" for row in self.group.all_gather_bytes(b"1" if own else b"0"))
+    def all_say(self, vote: bool) -> bool:
+        """Whether all ranks vote yes."""
+        return all(row == b"1" for row in self.group.all_gather_bytes(b"1" if vote else b"0"))
 
-    def of_leader(self, own: Any) -> Any:
-        """The leader's plain value."""
-        message = msgspec.msgpack.encode(own, enc_hook=float) if self.group.is_leader else b""
-        return msgspec.msgpack.decode(self.group.all_gather_bytes(message)[0]) if self.group.size > 1 else own
+    def of_leader(self, value: Any) -> Any:
+        """Broadcast the plain value of the leader."""
+        message = msgspec.msgpack.encode(value, enc_hook=float) if self.group.is_leader else b""
+        return msgspec.msgpack.decode(self.group.all_gather_bytes(message)[0]) if self.group.size > 1 else value
 
     def begin(self, trainer: Any, model: nn.Module) -> None:
         """Divide the batches of `trainer`, which has all that it needs.
 
         Raises:
             InvalidInput: the ranks would train different things.
-            NotNeeded: this one would, which comes when the run has begun; or batches take no longer without it.
+            NotNeeded: this rank joins a run under way with other data, or batches take no longer without it.
         """
         self.work.begin(trainer, model, lambda: self.generations is not None and self.generations.is_followed)
         self.group.is_elastic = self._can_change and self._has_others
@@ -136,34 +136,34 @@ class Seat:
         self.generations.begin(state)
 
     def together(self, work: Callable[[], Any]) -> Any:
-        """What `work` returns, plain values, which all ranks do; again, by those who are left, if one is gone."""
+        """Return the plain values of `work`, which all ranks do; the remaining ranks repeat it if one is lost."""
         if self.generations is None:
             return work()
         while True:
             try:
-                found = work()
+                result = work()
             except (RuntimeError, NodeLost) as error:
-                told = self.generations.go_on(error)
-                if told is None:
+                message = self.generations.go_on(error)
+                if message is None:
                     continue
-                found = msgspec.msgpack.decode(told)
-            self.generations.ended(msgspec.msgpack.encode(found, enc_hook=float))
-            return found
+                result = msgspec.msgpack.decode(message)
+            self.generations.ended(msgspec.msgpack.encode(result, enc_hook=float))
+            return result
 
     def fence(self) -> None:
-        """Return when this rank was certainly not given up; before it changes weights, or writes what others read."""
+        """Return once this rank is certainly a member; called before it changes weights or writes shared files."""
         if self.generations is not None:
             self.generations.fence()
 
     def begin_epoch(self) -> None:
-        """Its batches begin now: what was saved since the last one is no part of theirs."""
+        """Begin the batches of an epoch; time spent since the last one does not count to them."""
         if self.generations is not None:
             self.generations.begins_epoch()
         self.group.timer.discard()
         self.work.monitor.restart_clock()
 
     def restart_epoch(self, done: int) -> None:
-        """The loop does an epoch again, after so many batches."""
+        """Repeat an epoch that began after `done` batches."""
         if self.generations is not None:
             self.generations.restarts(done)
 
@@ -190,7 +190,7 @@ class Seat:
         return monitor.is_stopping
 
     def leave(self, trainer: Any) -> str:
-        """Leave what the training has come to for whoever asked for it; how to go on with it, in words."""
+        """Write the results for the user who submitted the run; return how to resume, for a message."""
         if self._checkpoints is None:
             last = trainer.last
             return f"; go on with: evener yolo {trainer.args.task} train resume model={last}" if last.exists() else ""
@@ -204,15 +204,15 @@ class Seat:
         if self._checkpoints is None or not self.group.is_leader:
             return
         if self._checkpoints.is_due(ends_epoch=self.generations.ends_epoch):
-            told = self._checkpoints.write(self.generations.trainer, self.generations.state(), step)
-            self.work.monitor.emit(told)
+            event = self._checkpoints.write(self.generations.trainer, self.generations.state(), step)
+            self.work.monitor.emit(event)
 
     def end_epoch(self) -> None:
         """Hear of all batches so far."""
         self._hear(self.work.monitor.settle)
 
     def _hear(self, hear: Callable[[], None]) -> None:
-        """Hear of batches from the others; of those whose reports are lost with a rank, nobody hears."""
+        """Receive reports of batches from the others; reports of a lost rank are lost with it."""
         try:
             hear()
         except (RuntimeError, NodeLost) as error:
@@ -240,5 +240,5 @@ class Seat:
         loss = sum(value for name, value in metrics.items() if name.startswith("val/"))
         seconds = time.perf_counter() - begin
         accuracy = metrics.get("metrics/accuracy_top1")
-        found = Validation(step=part.step, epoch=part.epoch, loss=loss, accuracy=accuracy, seconds=seconds)
-        self.work.monitor.emit(found)
+        validation = Validation(step=part.step, epoch=part.epoch, loss=loss, accuracy=accuracy, seconds=seconds)
+        self.work.monitor.emit(validation)

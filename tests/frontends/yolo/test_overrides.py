@@ -9,13 +9,20 @@ import msgspec
 import pytest
 
 from evener.config.run_config import RunConfig
-from evener.frontends.yolo.words import YoloConfig, is_yolo, read_masters_words, read_words, run_config, yolo_config
+from evener.frontends.yolo.overrides import (
+    YoloConfig,
+    is_yolo,
+    read_master_overrides,
+    read_overrides,
+    run_config,
+    yolo_config,
+)
 from evener.records.errors import InvalidInput
 
 
 def test_the_words_of_yolo_are_settings_by_name() -> None:
     words = ("segment", "train", "model=yolov8n-seg.yaml", "data = coco8-seg.yaml", "epochs=3", "lr0=0.01")
-    assert read_words(words) == {
+    assert read_overrides(words) == {
         "task": "segment",
         "model": "yolov8n-seg.yaml",
         "data": "coco8-seg.yaml",
@@ -25,8 +32,8 @@ def test_the_words_of_yolo_are_settings_by_name() -> None:
 
 
 def test_a_training_goes_on_from_a_checkpoint() -> None:
-    assert read_words(("train", "resume", "model=last.pt")) == {"resume": "True", "model": "last.pt"}
-    assert read_words(("train", "resume=last.pt")) == {"resume": "last.pt"}
+    assert read_overrides(("train", "resume", "model=last.pt")) == {"resume": "True", "model": "last.pt"}
+    assert read_overrides(("train", "resume=last.pt")) == {"resume": "last.pt"}
 
 
 @pytest.mark.parametrize(
@@ -51,12 +58,12 @@ def test_a_training_goes_on_from_a_checkpoint() -> None:
 )
 def test_what_nodes_cannot_do_is_refused_in_a_sentence(words: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        read_words(words)
+        read_overrides(words)
     assert sentence in str(caught.value)
 
 
 def test_settings_at_their_defaults_are_no_reason_to_refuse() -> None:
-    read_words(("train", "mode=train", "model=a.pt", "rect=False", "compile=false", "time=None"))
+    read_overrides(("train", "mode=train", "model=a.pt", "rect=False", "compile=false", "time=None"))
 
 
 def test_models_are_told_from_tasks_by_their_suffix() -> None:
@@ -77,7 +84,7 @@ def test_options_of_train_are_put_into_the_words_of_ultralytics() -> None:
         shares="2,1",
     )
     asked = yolo_config(config)
-    assert asked.words == ("train", "model=yolov8n.yaml", "data=coco8.yaml", "batch=16", "epochs=3", "imgsz=640")
+    assert asked.overrides == ("train", "model=yolov8n.yaml", "data=coco8.yaml", "batch=16", "epochs=3", "imgsz=640")
     assert (asked.local_nodes, asked.shares, asked.elastic) == ("1,0.5", "2,1", True)
     assert not yolo_config(msgspec.structs.replace(config, elastic=False)).elastic
 
@@ -90,16 +97,16 @@ def test_an_option_that_ultralytics_does_not_know_is_refused() -> None:
 
 
 def test_a_configuration_travels_as_json() -> None:
-    config = YoloConfig(words=("train", "model=a.pt"), local_nodes="1,1")
+    config = YoloConfig(overrides=("train", "model=a.pt"), local_nodes="1,1")
     assert msgspec.json.decode(msgspec.json.encode(config), type=YoloConfig) == config
 
 
 def test_the_words_of_yolo_are_options_of_train_on_a_masters_nodes() -> None:
     words = ("detect", "train", "model=yolov8n.pt", "data=coco8.yaml", "batch=16", "imgsz=640")
-    asked = run_config(YoloConfig(words=words, master="192.168.1.10:7117", shares="2,1", ship_data=True))
+    asked = run_config(YoloConfig(overrides=words, master="192.168.1.10:7117", shares="2,1", ship_data=True))
     assert (asked.task, asked.data, asked.master) == ("yolov8n.pt", Path("coco8.yaml"), "192.168.1.10:7117")
     assert (asked.shares, asked.ship_data, asked.is_on_master) == ("2,1", True, True)
-    assert set(yolo_config(asked).words) == {*words[1:], "task=detect"}
+    assert set(yolo_config(asked).overrides) == {*words[1:], "task=detect"}
 
 
 @pytest.mark.parametrize(
@@ -113,17 +120,17 @@ def test_the_words_of_yolo_are_options_of_train_on_a_masters_nodes() -> None:
 )
 def test_options_that_do_not_go_with_a_master_or_without_one_are_refused(said: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
-        run_config(YoloConfig(words=("train", "model=a.pt", "data=b.yaml"), **said))
+        run_config(YoloConfig(overrides=("train", "model=a.pt", "data=b.yaml"), **said))
 
 
 @pytest.mark.parametrize("is_agreed", [True, False])
 def test_a_file_of_another_machine_is_not_gone_on_from(is_agreed: bool) -> None:
     with pytest.raises(InvalidInput, match=r"resume=True does not go with .*: a master goes on by itself"):
-        read_masters_words(("train", "resume", "model=last.pt"), is_agreed=is_agreed)
-    assert read_masters_words(("train", "model=a.pt", "resume=False"), is_agreed=is_agreed)
+        read_master_overrides(("train", "resume", "model=last.pt"), is_agreed=is_agreed)
+    assert read_master_overrides(("train", "model=a.pt", "resume=False"), is_agreed=is_agreed)
 
 
 def test_each_batch_of_a_node_that_trains_by_itself_is_a_step() -> None:
     with pytest.raises(InvalidInput, match="nbs=64 does not go with --agreement: every batch of a node is a step"):
-        read_masters_words(("train", "model=a.pt", "nbs=64"), is_agreed=True)
-    assert read_masters_words(("train", "model=a.pt", "nbs=64"), is_agreed=False)["nbs"] == "64"
+        read_master_overrides(("train", "model=a.pt", "nbs=64"), is_agreed=True)
+    assert read_master_overrides(("train", "model=a.pt", "nbs=64"), is_agreed=False)["nbs"] == "64"

@@ -1,6 +1,6 @@
 """Checkpoints of a training on the nodes of a master, which fetches and keeps them: to go on from when all are gone.
 
-    checkpoints/step-00000120/model.safetensors   weights of best.pt and last.pt, lines of results.csv (`plain_results`)
+    checkpoints/step-00000120/model.safetensors   weights of best.pt and last.pt, lines of results.csv (`results_io`)
     checkpoints/step-00000120/trainer.state       what decides the batches that come (`trainer_state`)
 
 The leader writes one at the end of every epoch, and by the clock in long ones. Ranks that begin again all read it.
@@ -14,7 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from evener.frontends.yolo.plain_results import restore_results, write_results
+from evener.frontends.yolo.results_io import restore_results, write_results
 from evener.ps.node.checkpoint_sender import CHECKPOINTS
 from evener.ps.node.rank_session import WEIGHTS
 from evener.records.atomic import atomic_draft
@@ -31,12 +31,12 @@ _LEAST_WORK = 50
 """Times the seconds that one takes, that have to be worked before the next."""
 
 
-class MastersCheckpoints:
-    """Of one rank.
+class RemoteCheckpoints:
+    """The checkpoints of one rank at its master.
 
     Args:
         folder: where the rank may write.
-        resumes: whether it goes on from a checkpoint, which lies there.
+        resumes: whether it goes on from a checkpoint in that folder.
 
     Attributes:
         resumes: see above.
@@ -47,7 +47,7 @@ class MastersCheckpoints:
         self._written_at, self._took = time.monotonic(), 0.0
 
     def leave(self, trainer: Any) -> None:
-        """Leave what the training has come to, for whoever asked for it."""
+        """Write the results of the training for the user who submitted it."""
         write_results(trainer, self._folder / WEIGHTS)
 
     def is_due(self, *, ends_epoch: bool) -> bool:
@@ -56,7 +56,7 @@ class MastersCheckpoints:
         return worked >= max(_SECONDS if ends_epoch else _LONGEST, _LEAST_WORK * self._took)
 
     def write(self, trainer: Any, state: bytes, batch: int) -> Event:
-        """Write one of the `state` after `batch`; what is to be told of it: a full disk does not end the run."""
+        """Write a checkpoint of the `state` after `batch`; return its event. A full disk does not end the run."""
         begin, target = time.monotonic(), self._folder / CHECKPOINTS / f"step-{batch:08d}"
         try:
             with atomic_draft(target) as draft:
@@ -65,22 +65,22 @@ class MastersCheckpoints:
                 (draft / _STATE).write_bytes(state)
             for old in sorted(target.parent.glob("step-*"))[:-_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
-            told = Event(step=batch, kind="checkpoint", message="its node offers it to the master")
+            event = Event(step=batch, kind="checkpoint", message="its node offers it to the master")
         except OSError as error:
             message = f"cannot write the checkpoint of step {batch} in {target.parent}: {first_line(error)}"
-            told = Event(step=batch, kind="no checkpoint", message=message)
+            event = Event(step=batch, kind="no checkpoint", message=message)
         self._written_at = time.monotonic()
         self._took = self._written_at - begin
-        return told
+        return event
 
     def state(self) -> bytes:
-        """That this rank goes on from."""
+        """Read the state that this rank goes on from."""
         return (self._newest() / _STATE).read_bytes()
 
     def restore_results(self, trainer: Any) -> None:
         """Let `trainer`, which is set up, have best.pt and results.csv as they were; last.pt is of an epoch's end."""
         model, file = deepcopy(trainer.ema.ema), self._newest() / WEIGHTS
-        restore_results(model, vars(trainer.args), file, trainer.save_dir, kept=("best",))
+        restore_results(model, vars(trainer.args), file, trainer.save_dir, names=("best",))
 
     def _newest(self) -> Path:
         return max((self._folder / CHECKPOINTS).glob("step-*"))

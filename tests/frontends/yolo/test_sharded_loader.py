@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from evener.data.sampler import Division, OrderedSampler, ShuffledSampler
-from evener.frontends.yolo.cut_loader import CutLoader, keep_images
+from evener.frontends.yolo.sharded_loader import ShardedLoader, keep_images
 from evener.oracle.apportion import weights_to_workers
 
 COUNT, BATCH = 10, 4
@@ -29,13 +29,13 @@ class Numbers:
         return index + self.shift, random.random()
 
 
-def loader_of(rank: int, shares: list[float], epoch: list[int], dataset: Numbers | None = None) -> CutLoader:
+def loader_of(rank: int, shares: list[float], epoch: list[int], dataset: Numbers | None = None) -> ShardedLoader:
     plain = SimpleNamespace(
         dataset=dataset or Numbers(), batch_size=BATCH, num_workers=0, collate_fn=list, pin_memory=False
     )
     division = Division(weights_to_workers(shares, [None] * len(shares)))
     sampler = ShuffledSampler(count=COUNT, batch_size=BATCH, accumulate=1, seed=0, rank=rank, division=division)
-    return CutLoader(plain, lambda: sampler, seed=0, epoch=lambda: epoch[0])
+    return ShardedLoader(plain, lambda: sampler, seed=0, epoch=lambda: epoch[0])
 
 
 def epochs_of(rank: int, shares: list[float], order: tuple[int, ...]) -> list[list[Any]]:
@@ -111,7 +111,7 @@ def test_a_validation_is_in_the_order_of_the_data_and_begins_anew() -> None:
     sizes = {4: (3, 1), 2: (2, 0)}
     for rank, wanted in ((0, [[0, 1, 2], [4, 5, 6], [8, 9]]), (1, [[3], [7], []])):
         sampler = OrderedSampler(count=COUNT, batch_size=BATCH, rank=rank, sizes=sizes.__getitem__)
-        loader = CutLoader(plain, partial(_same, sampler), seed=0)
+        loader = ShardedLoader(plain, partial(_same, sampler), seed=0)
         for _ in range(2):
             seen = []
             for _ in loader:

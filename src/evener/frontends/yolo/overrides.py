@@ -1,6 +1,6 @@
-"""A training of Ultralytics as it is asked for: `detect train model=yolov8n.pt data=coco8.yaml epochs=100`.
+"""The arguments of a training of Ultralytics: `detect train model=yolov8n.pt data=coco8.yaml epochs=100`.
 
-Nothing here needs Ultralytics or PyTorch: what can be refused is refused before anything is loaded.
+Nothing here needs Ultralytics or PyTorch, so that invalid arguments are refused before anything is loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evener.version import pip_install
 
 TASKS = ("detect", "segment", "classify", "pose", "obb")
 MODEL_SUFFIXES = (".pt", ".yaml", ".yml")
-"""Of what `evener train` takes for a model of Ultralytics."""
+"""Suffixes of files that `evener train` treats as models of Ultralytics."""
 _REFUSED = {
     "device": "nodes are named by --devices or --local-nodes",
     "mode": "Evener trains; for the rest there is the command yolo itself",
@@ -44,29 +44,29 @@ _AGREED = (
     "ship_data",
     "home", "master", "token", "token_file",
 )  # fmt: skip
-"""Those of one whose nodes train by themselves between merges."""
+"""Options where nodes train independently between merges."""
 _TOGETHER = ("home", "master", "token", "token_file", "ship_data")
-"""Those of one whose nodes, a master's, train together."""
+"""Options where the nodes of a master train together."""
 _NOT_ON_MASTER = {"resume": "a master goes on by itself, when it or its nodes are started again"}
 """Settings of Ultralytics that a training on a master's nodes does not take, and why."""
 _NOT_AGREED = {
     "freeze": "nodes are sent what is trained",
     "nbs": "every batch of a node is a step",
 }
-"""Likewise, of one whose nodes train by themselves."""
+"""Settings that are not supported where nodes train independently, and why."""
 
 
 class YoloConfig(NodesConfig, frozen=True, kw_only=True):
-    """What is asked of a training of Ultralytics; travels to every rank.
+    """The options of a training of Ultralytics; sent to every rank.
 
     Attributes:
         to_stderr: keep stdout free.
         started: when, in seconds since 1970.
-        lost: what was said of every node that was lost, and without which the training goes on.
-        usual: options that came from `evener.toml`, and that file; empty if none did.
+        lost: events of lost nodes, without which the training goes on.
+        usual: options from `evener.toml`, and that file; empty without any.
     """
 
-    words: Annotated[
+    overrides: Annotated[
         tuple[str, ...], Meta(description="detect, segment, classify, pose or obb; train; and key=value as for `yolo`.")
     ]
     shares: Annotated[str, Meta(description="measured, equal, or relative shares such as 7,2,1.")] = "measured"
@@ -95,7 +95,7 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
 
     @property
     def names_master(self) -> bool:
-        """Whether anything is said of a master, on whose nodes this is to train."""
+        """Whether an option names a master, on whose nodes this trains."""
         said = (self.master, self.home, self.token, self.token_file)
         return self.ship_data or any(one is not None for one in said)
 
@@ -106,51 +106,51 @@ def require_ultralytics() -> None:
         raise MissingExtra(f"YOLO needs Ultralytics, which is not installed: {pip_install('ultralytics')}")
 
 
-def read_words(words: tuple[str, ...]) -> dict[str, str]:
-    """Settings by name, the task among them if it is named.
+def read_overrides(overrides: tuple[str, ...]) -> dict[str, str]:
+    """Return settings by name, with the task if it is named.
 
     Raises:
-        InvalidInput: a word is not known, or asks for something else than a training.
+        InvalidInput: an argument is unknown, or does not ask for a training.
         InvalidValue: a setting has a value that nodes cannot share.
     """
-    found: dict[str, str] = {}
-    for word in words:
+    settings: dict[str, str] = {}
+    for word in overrides:
         key, separator, value = word.partition("=")
         if separator:
-            found[key.strip()] = value.strip()
+            settings[key.strip()] = value.strip()
         elif word in TASKS:
-            found["task"] = word
+            settings["task"] = word
         elif word == "resume":
-            found["resume"] = "True"
+            settings["resume"] = "True"
         elif word != "train":
             raise InvalidInput(f"{word!r} is neither train, nor one of {', '.join(TASKS)}, nor key=value")
-    _refuse(found)
-    return found
+    _refuse(settings)
+    return settings
 
 
-def _refuse(found: dict[str, str]) -> None:
+def _refuse(settings: dict[str, str]) -> None:
     for key, advice in _REFUSED.items():
-        if found.get(key, "").lower() not in ("", "none", "false") and (key, found[key]) != ("mode", "train"):
-            raise InvalidInput(f"{key}={found[key]} does not go with Evener: {advice}")
-    for key, value in found.items():
+        if settings.get(key, "").lower() not in ("", "none", "false") and (key, settings[key]) != ("mode", "train"):
+            raise InvalidInput(f"{key}={settings[key]} does not go with Evener: {advice}")
+    for key, value in settings.items():
         require(bool(value), key, value, "key=value")
-    require(found.get("task", "detect") in TASKS, "task", found.get("task"), f"one of {', '.join(TASKS)}")
-    batch = found.get("batch", "16")
+    require(settings.get("task", "detect") in TASKS, "task", settings.get("task"), f"one of {', '.join(TASKS)}")
+    batch = settings.get("batch", "16")
     if not (batch.isdecimal() and int(batch) > 0):
         advice = "images of one step over all nodes; each is given what its speed and memory allow"
         require(False, "batch", batch, f"a number of {advice}")
-    if "model" not in found and found.get("resume", "False").lower() in ("", "true", "false"):
+    if "model" not in settings and settings.get("resume", "False").lower() in ("", "true", "false"):
         raise InvalidInput("name a model, such as model=yolov8n.pt")
 
 
-def read_masters_words(words: tuple[str, ...], *, is_agreed: bool) -> dict[str, str]:
-    """As `read_words`, of a training on a master's nodes; they train by themselves if it `is_agreed`. Raises as it."""
-    found = read_words(words)
+def read_master_overrides(overrides: tuple[str, ...], *, is_agreed: bool) -> dict[str, str]:
+    """Read overrides for a master's nodes, which train independently if `is_agreed`. Raises like `read_overrides`."""
+    settings = read_overrides(overrides)
     for key, reason in (_NOT_ON_MASTER | (_NOT_AGREED if is_agreed else {})).items():
-        if found.get(key, "").lower() not in ("", "none", "false", "0"):
+        if settings.get(key, "").lower() not in ("", "none", "false", "0"):
             where = "--agreement" if is_agreed else "a master's nodes"
-            raise InvalidInput(f"{key}={found[key]} does not go with {where}: {reason}")
-    return found
+            raise InvalidInput(f"{key}={settings[key]} does not go with {where}: {reason}")
+    return settings
 
 
 def is_yolo(config: RunConfig) -> bool:
@@ -159,7 +159,7 @@ def is_yolo(config: RunConfig) -> bool:
 
 
 def yolo_config(config: RunConfig) -> YoloConfig:
-    """The same training in the words of Ultralytics. Raises InvalidInput: an option does not belong to it."""
+    """Return the same training as overrides of Ultralytics. Raises InvalidInput: an option does not belong to it."""
     known = {one.name for one in fields(YoloConfig)} | {
         "started",
         "usual",
@@ -167,17 +167,17 @@ def yolo_config(config: RunConfig) -> YoloConfig:
         *(_AGREED if config.agreement else _TOGETHER if config.is_on_master else ()),
     }
     for one in fields(RunConfig):
-        given = getattr(config, one.name)
-        if one.name == "resume" and given:
+        value = getattr(config, one.name)
+        if one.name == "resume" and value:
             raise InvalidInput("--resume: go on with evener train PATH/weights/last.pt --option resume=True")
-        if one.name not in known and given != (UNSET if one.required else one.default) and given != {}:
+        if one.name not in known and value != (UNSET if one.required else one.default) and value != {}:
             raise InvalidInput(f"{option_name(one.name)} does not go with a model of Ultralytics: leave it out")
     named = {"model": config.task, "data": config.data, "batch": config.batch_size, "epochs": config.epochs}
     named |= {"seed": config.seed or None, "workers": config.workers or None, "save_dir": config.output}
-    words = ["train", *(f"{key}={value}" for key, value in named.items() if value is not None)]
-    words += [f"{key}={value}" for key, value in config.option.items()]
+    overrides = ["train", *(f"{key}={value}" for key, value in named.items() if value is not None)]
+    overrides += [f"{key}={value}" for key, value in config.option.items()]
     return YoloConfig(
-        words=tuple(words),
+        overrides=tuple(overrides),
         shares=config.shares,
         stationary=config.stationary,
         elastic=config.elastic is not False,
@@ -188,14 +188,14 @@ def yolo_config(config: RunConfig) -> YoloConfig:
 
 
 def run_config(config: YoloConfig) -> RunConfig:
-    """The same training as `evener train` is asked for it. Raises as `read_masters_words`."""
-    words = read_masters_words(config.words, is_agreed=False)
-    data = words.pop("data", None)
+    """Return the same training as options of `evener train`. Raises like `read_master_overrides`."""
+    overrides = read_master_overrides(config.overrides, is_agreed=False)
+    data = overrides.pop("data", None)
     same = {one.name for one in fields(RunConfig)} & {one.name for one in fields(YoloConfig)} - {"elastic"}
     return RunConfig(
-        task=words.pop("model"),
+        task=overrides.pop("model"),
         data=None if data is None else Path(data),
-        option=words,
+        option=overrides,
         elastic=None if config.elastic else False,
         **{name: getattr(config, name) for name in same},
     )

@@ -23,14 +23,14 @@ _SPARE = 10
 """One part in so many of the free memory may hold images."""
 
 
-class CutLoader:
+class ShardedLoader:
     """A rank's part of every batch of a data set, epoch by epoch.
 
     Args:
         plain: the DataLoader of one process, which is asked what to do and is not run.
         sampler: (nothing) -> of this rank's parts; asked whenever the first step of a row of them is loaded.
         seed: of random transforms.
-        epoch: that comes now, from 0; None where all epochs are alike: each is loaded anew.
+        epoch: to load, from 0; None where all epochs are alike, and each is loaded again.
         timer: of this rank, for a training; begins to time forward and backward with every batch.
         draws_from_all: whether mosaics choose among all images, or among those that this rank has loaded lately.
         done: the last step, from 1, that is not computed here any more; something stands for its images.
@@ -94,7 +94,7 @@ class CutLoader:
         (self.part,) = self._make_sampler().step(step)
         if self._stand_in is None:
             self._stand_in = collect(self.dataset, np.zeros(1, dtype=np.int64), self._seed, 0, self.collate)
-        return dict(self._stand_in)  # whoever prepares a batch changes it
+        return dict(self._stand_in)  # preparing a batch changes it
 
     def reset(self) -> None:
         """The data set has changed: what was loaded ahead is not used."""
@@ -133,7 +133,7 @@ class CutLoader:
 
 
 def spare_bytes(limit_bytes: int | None = None) -> int:
-    """Of main memory, that may hold images; `limit_bytes` is the user's bound of all that is held."""
+    """Return how many bytes of main memory may hold images; `limit_bytes` is the user's limit for everything."""
     return usable_memory(limit_bytes=limit_bytes)[1] // _SPARE
 
 

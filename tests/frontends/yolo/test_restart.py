@@ -8,15 +8,15 @@ import msgspec
 import pytest
 import torch
 
-from evener.frontends.yolo.going_on import is_complete, without
-from evener.frontends.yolo.words import YoloConfig
+from evener.frontends.yolo.command import is_complete, without
+from evener.frontends.yolo.overrides import YoloConfig
 from evener.records.record import Event
 
 LOST = Event(step=3, kind="node lost", message="node b was killed; the others go on", nodes=("b",))
 
 
 def asked(folder: Path, **options: object) -> YoloConfig:
-    config = YoloConfig(words=("train", "model=yolov8n.yaml", f"save_dir={folder}"))
+    config = YoloConfig(overrides=("train", "model=yolov8n.yaml", f"save_dir={folder}"))
     return msgspec.structs.replace(config, **options)
 
 
@@ -37,7 +37,7 @@ def test_they_go_on_from_the_last_checkpoint_and_remember_who_was_lost_before(tm
     last, earlier = saved(tmp_path, epoch=2), msgspec.structs.replace(LOST, step=1, nodes=("c",))
     again = without(asked(tmp_path, lost=(earlier,), shares="3,2,1"), [0, 2], LOST)
     assert again is not None
-    assert again.words == ("train", f"resume={last}")
+    assert again.overrides == ("train", f"resume={last}")
     assert (again.shares, again.lost) == ("3,1", (earlier, LOST))
 
 

@@ -11,9 +11,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from evener.frontends.yolo import masters_checkpoints
-from evener.frontends.yolo.masters_checkpoints import MastersCheckpoints
-from evener.frontends.yolo.plain_results import restore_results, write_results
+from evener.frontends.yolo import remote_checkpoints
+from evener.frontends.yolo.remote_checkpoints import RemoteCheckpoints
+from evener.frontends.yolo.results_io import restore_results, write_results
 from evener.frontends.yolo.run_folder import write_checkpoint
 
 
@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(masters_checkpoints, "time", found)
+    monkeypatch.setattr(remote_checkpoints, "time", found)
     return found
 
 
@@ -44,7 +44,7 @@ def trained(folder: Path, rows: str = "epoch,loss\n1,0.5\n") -> Any:
 
 
 def test_one_is_due_at_the_end_of_an_epoch_or_when_one_lasts_long(tmp_path: Path, clock: Clock) -> None:
-    checkpoints = MastersCheckpoints(tmp_path, resumes=False)
+    checkpoints = RemoteCheckpoints(tmp_path, resumes=False)
     for now, at_end, inside in ((9.0, False, False), (10.0, True, False), (599.0, True, False), (600.0, True, True)):
         clock.now = now
         assert checkpoints.is_due(ends_epoch=True) is at_end, now
@@ -58,8 +58,8 @@ def test_writing_takes_no_more_than_a_fiftieth_of_the_time(
         write_results(trainer, file)
         clock.now += 2
 
-    monkeypatch.setattr(masters_checkpoints, "write_results", write_slowly)
-    checkpoints = MastersCheckpoints(tmp_path, resumes=False)
+    monkeypatch.setattr(remote_checkpoints, "write_results", write_slowly)
+    checkpoints = RemoteCheckpoints(tmp_path, resumes=False)
     assert checkpoints.write(trained(tmp_path / "run"), b"state", 6).kind == "checkpoint"
     clock.now += 99
     assert not checkpoints.is_due(ends_epoch=True)
@@ -68,7 +68,7 @@ def test_writing_takes_no_more_than_a_fiftieth_of_the_time(
 
 
 def test_the_newest_two_are_kept_and_the_newest_is_gone_on_from(tmp_path: Path) -> None:
-    checkpoints = MastersCheckpoints(tmp_path, resumes=True)
+    checkpoints = RemoteCheckpoints(tmp_path, resumes=True)
     for batch in (6, 9, 12):
         assert checkpoints.write(trained(tmp_path / "run"), f"state {batch}".encode(), batch).step == batch
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000009", "step-00000012"]
@@ -77,7 +77,7 @@ def test_the_newest_two_are_kept_and_the_newest_is_gone_on_from(tmp_path: Path) 
 
 def test_a_disk_that_takes_none_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder would be")
-    told = MastersCheckpoints(tmp_path, resumes=False).write(trained(tmp_path / "run"), b"state", 6)
+    told = RemoteCheckpoints(tmp_path, resumes=False).write(trained(tmp_path / "run"), b"state", 6)
     assert (told.step, told.kind) == (6, "no checkpoint")
     assert told.message.startswith(f"cannot write the checkpoint of step 6 in {tmp_path / 'checkpoints'}: ")
 
