@@ -62,13 +62,12 @@ _INSTEAD = (
 
 
 class TaskProbe(Protocol):
-    """A task in one precision, as one process trains it and as nodes do.
+    """A task in one precision, as one process trains it and as nodes do."""
 
-    Attributes:
-        tolerance: relative, of values that the task rounds to narrower types than the precision's; 0 without any.
-    """
-
-    tolerance: float
+    @property
+    def tolerance(self) -> float:
+        """Relative, of values that the task rounds to narrower types than the precision's; 0 without any."""
+        ...
 
     def backend(self) -> ModelBackend:
         """Make the backend of another node."""
