@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from evener.launch.slurm import adopt_slurm, first_host, slurm_variables, tasks_per_node
+from evener.records.errors import InvalidValue
 from support.commands import TINY, command, evener
 from support.sockets import free_port
 
@@ -71,11 +72,19 @@ def test_steps_of_a_job_and_jobs_of_a_user_meet_at_ports_of_their_own() -> None:
     assert len(ports) == 80
 
 
-@pytest.mark.parametrize(
-    "lacking", [{"SLURM_STEP_NUM_TASKS": ""}, {"SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_PROCID": "first"}]
-)
+@pytest.mark.parametrize("lacking", [{"SLURM_STEP_NUM_TASKS": ""}, {"SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_PROCID": ""}])
 def test_the_script_of_a_job_and_a_step_of_one_task_are_no_ranks(lacking: dict[str, str]) -> None:
     assert slurm_variables({**STEP, **lacking}) == {}
+
+
+@pytest.mark.parametrize("wrong", [{"SLURM_STEP_NUM_TASKS": "x"}, {"SLURM_PROCID": "first"}, {"SLURM_LOCALID": "-1"}])
+def test_a_step_whose_numbers_are_none_is_refused_instead_of_training_alone(wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidValue):
+        slurm_variables({**STEP, **wrong})
+
+
+def test_no_list_of_tasks_takes_the_memory() -> None:
+    assert tasks_per_node("1(x99999999999)") == []
 
 
 def test_what_torchrun_or_the_user_says_goes_before() -> None:

@@ -109,6 +109,7 @@ ELEMENT: dict[str, Make] = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, centered=True, momentum=0.5, eps=1e-3),
     "rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
     "averaged": lambda p: torch.optim.ASGD(p, lr=1e-2, t0=1),
+    "some weights": lambda p: torch.optim.Adam([one for one in p if one.dim() > 1], lr=1e-2),
     "groups by dims": by_dims,
     "groups by place and size": by_place_and_size,
 }

@@ -38,6 +38,17 @@ def test_a_cast_from_double_precision_is_noted_by_the_type_that_it_is_made_to() 
     assert narrowing.tolerance == tolerance(torch.float32)
 
 
+def test_a_sum_into_a_narrower_tensor_is_noted_and_a_new_tensor_of_the_same_shape_is_not() -> None:
+    value = torch.ones((), dtype=torch.float64)
+    with Narrowing() as narrowing:
+        torch.zeros_like(value, dtype=torch.float32)
+    assert narrowing.tolerance == 0.0
+    with Narrowing() as narrowing:
+        total = torch.zeros(())
+        total += value
+    assert 0 < narrowing.tolerance < 1e-4
+
+
 NAN, INF = float("nan"), float("inf")
 
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evener.training.loss_parts import off_in_parts
+from evener.training.draws import SameDraws
+from evener.training.loss_parts import off_in_parts, off_over_data, spread
 
 SCORES = torch.randn(8, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 TOKENS = torch.tensor([[0, 1, 2, 3, 1], [1, 1, 0, 2, 3]] * 4)
@@ -49,3 +50,27 @@ def test_outputs_without_a_row_a_sample_say_nothing() -> None:
     rows, total = SCORES[:, 0], SCORES.sum()
     assert off_in_parts(lambda y, t: y[1], (rows, total), TOKENS, (rows[:-1], total)) == 0.0
     assert _off(lambda y, t: y[0].mean() * y[1].mean(), (rows, rows), torch.zeros(7)) == 0.0
+
+
+def test_samples_that_are_padded_only_later_in_the_data_are_seen() -> None:
+    late = torch.tensor([[1, 2, 3, 1, 2]] * 6 + [[1, 0, 0, 0, 0]] * 4)
+    first, outputs = late[:4], SCORES[:4]
+    assert _off(_tokens, outputs, first) < 1e-12
+    assert off_over_data(_tokens, outputs, first, outputs[:-1], late[spread(len(late))]) > 1e-3
+    assert off_over_data(lambda y, t: y.mean(), outputs, first, outputs[:-1], late) < 1e-12
+    assert off_over_data(_tokens, outputs, first, outputs[:-1], late[:, :2]) == 0.0
+
+
+def test_a_mean_over_what_a_random_mask_leaves_is_seen_and_noise_of_samples_is_none() -> None:
+    def drawing(first: int, last: int) -> Any:
+        return SameDraws((first, last - first))
+
+    def masked(y: Tensor, _: Tensor) -> Tensor:
+        mask = (torch.rand(len(y), 5) < 0.4).double()
+        return (y.sum(2) * mask).sum() / mask.sum()
+
+    def noisy(y: Tensor, _: Tensor) -> Tensor:
+        return (y[..., 0] + torch.rand(len(y), 5)).mean()
+
+    assert off_in_parts(masked, SCORES, TOKENS, SCORES[:-1], drawing) > 1e-3
+    assert off_in_parts(noisy, SCORES, TOKENS, SCORES[:-1], drawing) < 1e-12

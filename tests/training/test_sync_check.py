@@ -96,6 +96,19 @@ def between_samples(outputs: Tensor, _: Tensor) -> Tensor:
     return (outputs @ outputs.t()).logsumexp(1).mean()
 
 
+def randomly_masked(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    mask = (torch.rand(len(outputs), 1) < 0.6).to(losses.dtype).flatten()
+    return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+
+def summed_in_single_precision(outputs: Tensor, targets: Tensor) -> Tensor:
+    total = torch.zeros((), dtype=torch.float32)
+    for one in range(2):
+        total += F.cross_entropy(outputs * (one + 1.1), targets)
+    return total
+
+
 def groups(parameters: Any) -> list[dict[str, Any]]:
     """Biases, and weights, which decay."""
     every = list(parameters)
@@ -135,6 +148,9 @@ EQUAL: dict[str, dict[str, Any]] = {
     },
 }
 DIFFERENT: dict[str, dict[str, Any]] = {
+    "a coin for the whole batch": {"model": lambda: Parts(lambda _, x: x * (torch.rand(1) < 0.5))},
+    "noise for a weight": {"model": lambda: Parts(lambda model, x: x + x @ torch.randn(3, 3))},
+    "a mean over what a random mask leaves": {"loss": randomly_masked},
     "BatchNorm": {"model": network(nn.BatchNorm1d(12))},
     "BatchNorm without running statistics": {"model": network(nn.BatchNorm1d(12, track_running_stats=False))},
     "a subclass of BatchNorm": {"model": network(OwnNorm(12))},
@@ -178,6 +194,14 @@ def test_what_nodes_train_as_one_process_does_is_found_equal(changes: dict[str, 
     assert found is not None
     assert (found.samples, found.precisions) == ((4, 2), ("fp32", "fp64"))
     assert found.off < 1e-9
+
+
+@pytest.mark.parametrize(
+    "loss", [summed_in_single_precision, lambda outputs, targets: F.cross_entropy(outputs.float(), targets)]
+)
+def test_what_a_task_rounds_itself_is_held_to_that_rounding(loss: Any) -> None:
+    found, _ = checked({"loss": loss}, precision="fp64")
+    assert found is not None
 
 
 @pytest.mark.parametrize("changes", DIFFERENT.values(), ids=DIFFERENT.keys())

@@ -32,7 +32,7 @@ def slurm_variables(variables: Mapping[str, str]) -> dict[str, str]:
         InvalidValue: a step says its tasks, or this one's number, by something that is no number.
     """
     names = [f"SLURM_{name}" for name in ("STEP_NUM_TASKS", "PROCID", "LOCALID")]
-    if any(name not in variables for name in names):
+    if not all(variables.get(name) for name in names):
         return {}
     num_tasks, number, local_number = (number_of(variables, name) for name in names)
     if num_tasks < 2:

@@ -38,7 +38,8 @@ def without_synchronised(model: nn.Module) -> nn.Module:
     """
     for name, module in model.named_modules():
         if type(module) is nn.SyncBatchNorm:
-            module.__class__ = BatchNorm  # type: ignore[assignment]
+            norm: Any = module
+            norm.__class__ = BatchNorm
         elif isinstance(module, nn.SyncBatchNorm):
             raise InvalidInput(
                 f"layer {name} ({type(module).__name__}) is of a class derived from nn.SyncBatchNorm, which exchanges "

@@ -66,7 +66,7 @@ class TaskProbe(Protocol):
 
     @property
     def tolerance(self) -> float:
-        """Relative tolerance for values that the task rounds to narrower types than the precision's; 0 without any."""
+        """Relative, of values that the task rounds to narrower types than the precision's; 0 without any."""
         ...
 
     def backend(self) -> ModelBackend:
