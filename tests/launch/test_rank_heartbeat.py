@@ -161,3 +161,16 @@ def test_a_rank_that_is_cut_off_from_the_store_ends_itself(ends: bool) -> None:
     stopping.join()
     heartbeat.join(10)
     assert len(lost) == 1
+
+
+def test_who_keeps_the_store_lets_the_others_read_there_why_they_end() -> None:
+    store, ended = memory_store(), threading.Event()
+    nodes = ["a", "b"]
+    keeper = RankHeartbeat(store, rank=0, nodes=nodes, patience=60.0, on_lost=lambda _: ended.set(), keeps_store=True)
+    other = RankHeartbeat(store, rank=1, nodes=nodes, patience=60.0, on_lost=print)
+    other.report_failure("node b failed: x.pt")
+    keeper.start()
+    assert not ended.wait(1.2)
+    other.start()
+    assert ended.wait(10)
+    other.join(timeout=10)

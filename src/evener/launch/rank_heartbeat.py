@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -26,6 +27,8 @@ from evener.system.heartbeat import ListenedSeconds, Progress, interval
 _FAILURE, _SHARED_FAILURE, _STOP = "failure", "shared failure", "stop"
 _SHARED_SECONDS = 2.0
 """That a rank has to raise by itself the error that another one reported as its own, too."""
+_HEARING_SECONDS = 2.0
+"""For which the rank that keeps the store lets the others read there why they end."""
 _CAUSE_SECONDS = 0.5
 """For which a rank that lost a connection looks for the error of the rank at the other end."""
 
@@ -185,8 +188,18 @@ class RankHeartbeat:
             self._watch.answered()
             pause.wait(interval(self._patience))
 
+    def _let_others_hear(self) -> None:
+        """Return when all others have heard of the failure that this rank heard of, or had the time for it."""
+        if not has_heard(self._store, self._rank):
+            return
+        until = time.monotonic() + _HEARING_SECONDS
+        while time.monotonic() < until:
+            if all(has_heard(self._store, other) or has_left(self._store, other) for other in self._others):
+                return
+            time.sleep(interval(self._patience))
+
     def _needs_store(self, other: int, now: float) -> bool:
-        if self._store.check([_left(other)]) or self._store.check([_heard(other)]):
+        if has_left(self._store, other) or has_heard(self._store, other):
             return False
         return self._others[other].idle_seconds(read_beat(self._store, other)[0], now=now) <= self._patience
 
@@ -198,6 +211,9 @@ class RankHeartbeat:
             self._watch.answered()
             if lost is not None and not self._done.is_set():
                 self._watch.stop()
+                if self._keeps_store:
+                    with suppress(RuntimeError, NodeLost):  # the store is of no use any more
+                        self._let_others_hear()
                 self._on_lost(lost)
                 return
 
@@ -224,6 +240,7 @@ class RankHeartbeat:
                 self._on_stop()
             if self._lines is not None and (cut := self._lines.cut()) is not None:
                 self.report_failure(str(cut))
+                self._store.set(_heard(self._rank), "1")
                 return cut
             return self._find_lost(time.monotonic())
         except NodeLost as error:
@@ -258,6 +275,11 @@ def read_beat(store: SignedStore, rank: int) -> tuple[int, int]:
 def has_left(store: SignedStore, rank: int) -> bool:
     """Whether the heartbeat of `rank` has ended as it should, so that its silence means nothing."""
     return store.check([_left(rank)])
+
+
+def has_heard(store: SignedStore, rank: int) -> bool:
+    """Whether `rank` knows of the failure by which all ranks end."""
+    return store.check([_heard(rank)])
 
 
 def read_ending(store: SignedStore, rank: int) -> EvenerError | None:
