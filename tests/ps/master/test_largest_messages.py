@@ -27,6 +27,12 @@ def test_what_a_rank_says_at_its_largest_is_bounded(only: str) -> None:
     require_bounded(try_state("node", "a rank", 12, only))
 
 
+@pytest.mark.timeout(300)
+def test_many_nodes_that_join_a_run_do_not_fill_the_disk_with_its_plans() -> None:
+    (found,) = try_state("node", "in a run", 300, "Join")
+    assert found.disk < 2**20, str(found)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("role", "state"), STATES, ids=lambda one: one.replace(" ", "-"))

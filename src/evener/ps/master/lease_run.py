@@ -20,6 +20,9 @@ from evener.records.errors import EvenerError, Interrupted
 from evener.records.events import Phase, RunEvent
 from evener.records.history import NodeWork
 
+_PLAN_SECONDS_PER_NODE = 0.1
+"""Time between two plans, for each node in them, so that many joins do not fill the disk with long plans."""
+
 
 class ActiveLeaseRun(ActiveRun):
     """A run whose nodes work on leases.
@@ -43,6 +46,7 @@ class ActiveLeaseRun(ActiveRun):
         super().__init__(config, nodes, send, store)
         self.training = training
         self._num_shown_nodes = len(training.journal.history.totals)
+        self._next_plan_at = 0.0
 
     @property
     def job(self) -> Job:
@@ -100,7 +104,10 @@ class ActiveLeaseRun(ActiveRun):
         run = self.training
         run.begin(self.present)
         run.tick(is_delivering)
-        if len(run.journal.history.totals) != self._num_shown_nodes and run.server.members:
+        now = self._config.clock()
+        has_joined = len(run.journal.history.totals) != self._num_shown_nodes
+        if has_joined and run.server.members and now >= self._next_plan_at:
+            self._next_plan_at = now + _PLAN_SECONDS_PER_NODE * len(run.journal.history.totals)
             self._add_step()
             self._num_shown_nodes = len(run.journal.history.totals)
             run.journal.events += self._plan()
