@@ -44,12 +44,22 @@ def test_every_link_of_the_readme_leads_to_a_file() -> None:
     assert [one for one in targets if not one.startswith("http") and not (ROOT / one).exists()] == []
 
 
+def test_what_is_to_be_installed_is_a_checkout_until_there_is_a_release() -> None:
+    texts = [*(page for page in PAGES if page.name != "CHANGELOG.md"), *(ROOT / "src").rglob("*.py")]
+    named = [f"{path.relative_to(ROOT)}: {found}" for path in texts for found in INSTALLED.findall(path.read_text())]
+    assert named == []
+    [typed] = re.findall(r"pip install .*'\.\[(.*)\]'", (ROOT / "README.md").read_text())
+    assert "dashboard" in typed.split(",")
+
+
 FILES = [
     f"/{path.relative_to(ROOT)}"
     for room in ("src", "tests", "benchmarks", "examples", "scripts")
     for path in (ROOT / room).rglob("*.py")
 ]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"])
+INSTALLED = re.compile(r"pip install '?evener\b.*")
+"""By name, which only a package index knows."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

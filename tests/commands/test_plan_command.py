@@ -18,6 +18,7 @@ from support.commands import evener, evener_here
 def test_a_plan_for_imagined_machines_is_ranked_saved_and_printed(tmp_path: Path) -> None:
     ran = evener("plan", "resnet50", "--machines", "2xh200", "--save", "plan.json", "--json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.splitlines()[0] == "planning"  # said at once, as the table takes seconds
     plan = json.loads(ran.stdout.splitlines()[-1])
     assert plan["strategy"] == "serial"  # 10 Gbit/s between two H200 do not pay
     assert "alone" in plan["advice"]

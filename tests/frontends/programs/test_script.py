@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evener.frontends.programs.options import ScriptConfig
-from evener.records.errors import InvalidValue
+from evener.records.errors import InvalidInput, InvalidValue
 from support.commands import evener, evener_here
 
 PROGRAM = """
@@ -134,6 +134,13 @@ def test_a_program_that_does_not_join_is_told_how(tmp_path: Path) -> None:
     result = evener("run", "program.py", "--local-nodes", "1,1", cwd=tmp_path)
     assert result.returncode == 2
     assert "let it call evener.join()" in result.stderr
+
+
+def test_a_file_that_defines_a_task_is_refused_with_the_command_that_trains_it(tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text("from evener import Task\n\ntask = Task(name='t')\n")
+    result = evener_here("run", "my_task.py", cwd=tmp_path)
+    assert result.returncode == InvalidInput.exit_code
+    assert "evener train my_task.py" in result.stderr
 
 
 @pytest.mark.parametrize("strategy", ["pipeline", "data+sharded", "data+pipeline"])
