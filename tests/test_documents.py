@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,34 @@ def test_what_is_to_be_installed_is_a_checkout_until_there_is_a_release() -> Non
     assert named == []
     [typed] = re.findall(r"pip install .*'\.\[(.*)\]'", (ROOT / "README.md").read_text())
     assert "dashboard" in typed.split(",")
+
+
+OUTSIDE_THE_SITE = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
+"""Pages with links that mkdocs does not check."""
+
+
+@pytest.mark.parametrize("page", OUTSIDE_THE_SITE)
+def test_every_link_of_a_page_outside_the_site_leads_to_a_file(page: str) -> None:
+    path = ROOT / page
+    targets = re.findall(r"\]\(([^)#]+)", path.read_text())
+    assert [one for one in targets if not one.startswith("http") and not (path.parent / one).exists()] == []
+
+
+LAB = ROOT / "docs" / "lab"
+
+
+def test_every_picture_of_a_laboratory_page_shows_the_numbers_of_its_table() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        figures = import_module("lab_figures").figures
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    found = [figure for page in LAB.glob("*.md") for figure in figures(page.read_text())]
+    assert {f"{name}.svg" for name, _, _ in found} == {path.name for path in (LAB / "figures").iterdir()}
+    for name, unit, bars in found:
+        drawn = (LAB / "figures" / f"{name}.svg").read_text()
+        assert unit in drawn, name
+        assert [bar for bar in bars if f">{bar[1]:g}<" not in drawn or f">{bar[0]}<" not in drawn] == [], name
 
 
 FILES = [
