@@ -15,8 +15,10 @@ import msgspec
 import psutil
 import pytest
 
+from evener.records.errors import NodeLost
 from evener.records.record import TrainRecord
 from support.commands import command
+from support.two_machines import on_two_machines
 from support.yolo_cases import draw_detection, needs_ultralytics
 from support.yolo_commands import ENVIRONMENT, read_by_plain_yolo, yolo
 
@@ -165,3 +167,17 @@ def test_ctrl_c_ends_nodes_that_train_by_themselves(tmp_path: Path) -> None:
     assert "Traceback" not in told
     psutil.wait_procs(nodes, timeout=LONGEST)
     assert not any(node.is_running() for node in nodes)
+
+
+def test_the_first_machine_names_the_data_that_the_second_lacks(tmp_path: Path) -> None:
+    draw_detection(tmp_path / "0" / "data")
+    words = "-m evener yolo train model=yolov8n.yaml data=data/data.yaml imgsz=64 batch=4 epochs=2 plots=False name=run"
+    variables = {
+        **ENVIRONMENT,
+        "PYTHONPATH": os.pathsep.join([ENVIRONMENT["PYTHONPATH"], *sys.path]),
+        "YOLO_CONFIG_DIR": str(tmp_path),
+    }
+    (code, told), _ = on_two_machines(words.split(), tmp_path, variables)
+    assert code == NodeLost.exit_code, told
+    assert "(rank 1) failed: Ultralytics: Dataset" in told
+    assert "Traceback" not in told
