@@ -53,7 +53,7 @@ from evener.records.record import TrainRecord
 from evener.sync import aggregator
 from evener.sync.layout import Flat, StateLayout, layout_of
 from evener.sync.messages import Lease
-from evener.sync.opposition import Opposition
+from evener.sync.outlier_detection import OutlierDetector
 from evener.sync.protocol import Sgd, Workload, synchronous
 from evener.sync.worker_record import WorkerRecord
 from evener.wire.connect import open_connection
@@ -121,7 +121,7 @@ def trust() -> None:
     def unseen(*_: object) -> None:
         return None
 
-    mock.patch.object(Opposition, "examine", no_one).start()
+    mock.patch.object(OutlierDetector, "examine", no_one).start()
     mock.patch.object(aggregator, "is_finite", surely).start()
     mock.patch.object(WorkerRecord, "give", unseen).start()
     mock.patch.object(WorkerRecord, "seen", unseen).start()

@@ -41,7 +41,7 @@ SHIPPED = {"agreement": "sync", "ship_data": True}
         ({"agreement": "sync", "local_nodes": "1", "master": "here"}, "leave --master and --token out"),
         ({**SHIPPED, "local_nodes": "1", "data": Path("data")}, "--ship-data: local nodes read the data where"),
         (SHIPPED, "--ship-data needs --data DIR"),
-        ({"agreement": "sync", "token": "t", "token_file": Path("t")}, "--token and --token-file say the same"),
+        ({"agreement": "sync", "token": "t", "token_file": Path("t")}, "--token and --token-file exclude each other"),
         ({"plan": Path("plan"), "shares": "equal"}, "--shares does not go with --plan, which says it already"),
         ({"strategy": "sharded", "rematerialise": "except_last"}, "it is for pipelines if it is except_last"),
         ({"patience": 0.0}, "--patience must be positive seconds"),

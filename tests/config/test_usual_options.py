@@ -123,7 +123,7 @@ def test_tasks_of_evener_have_none(asked: Asks) -> None:
         ('\nepochs = "3"', "evener.toml line 2: epochs must be a whole number, got '3'"),
         ("data = 3", "evener.toml line 1: data must be the name of a file or folder"),
         ("epochs = true", "evener.toml line 1: epochs must be a whole number, got True"),
-        ('token = "secret"', "line 1: a token is for no file beside code"),
+        ('token = "secret"', "line 1: do not put a token into a file beside code"),
         ("epochs 3", "evener.toml: Expected '=' after a key in a key/value pair (at line 1, column 8)"),
     ],
 )

@@ -25,7 +25,7 @@ def train_data():
 
 task = Task(model=model, loss=nn.functional.cross_entropy, train_data=train_data, batch_size=20, epochs=50)
 """
-MISSING = TASK.replace('open("x.pt")', 'raise MissingFile("no file \'x.pt\'")').replace(
+MISSING = TASK.replace('open("x.pt")', "raise MissingFile(\"no file 'x.pt'\")").replace(
     "from evener import Task\n", "from evener import Task\nfrom evener.records.errors import MissingFile\n"
 )
 PROGRAM = """\

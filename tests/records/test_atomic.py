@@ -114,7 +114,7 @@ def test_drafts_of_processes_that_live_are_left_alone(tmp_path: Path) -> None:
     names = {pid: f".plan.json.{pid}.7" for pid in (os.getppid(), os.getpid(), ended.pid)}
     for name in names.values():
         (tmp_path / name).write_text("")
-    remove_drafts(tmp_path, but_of_living=True)
+    remove_drafts(tmp_path, keep_living=True)
     assert [path.name for path in tmp_path.iterdir()] == [names[os.getppid()]]
     remove_drafts(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -161,5 +161,5 @@ def test_a_disk_that_is_full_is_told_once(tmp_path: Path) -> None:
         log.add(Phase(what="measuring"))
     log.close()
     assert told == [
-        f"cannot write {tmp_path}/gone/events.jsonl (No such file or directory): the live page of this run stands still"
+        f"cannot write {tmp_path}/gone/events.jsonl (No such file or directory): the live page of this run has stopped"
     ]

@@ -122,7 +122,7 @@ class Hall:
     def _hear(self, name: str, answer: Answer) -> None:
         if name not in self.held:
             return
-        if answer.is_anew:
+        if answer.resets_leases:
             self.held[name].clear()
         if answer.lease is not None:
             self.held[name].append(answer.lease)

@@ -73,7 +73,7 @@ class Desk:
         """Remember an outcome."""
         self.last = outcome
         for reply in outcome.replies:
-            if reply.answer.is_anew:
+            if reply.answer.resets_leases:
                 self.leases[reply.worker] = []
             if reply.answer.lease is not None:
                 self.leases[reply.worker].append(reply.answer.lease)

@@ -36,7 +36,7 @@ class Hand:
         answer, data = self.mail.popleft()
         self.answers.append(answer)
         self.replica.take(answer, None if data is None else memoryview(data))
-        if answer.is_anew:
+        if answer.resets_leases:
             self.leases.clear()
         if answer.lease is not None and answer.lease.number not in self.replica.underway:
             self.leases.append(answer.lease)

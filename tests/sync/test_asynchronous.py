@@ -58,7 +58,7 @@ def test_a_repeated_contribution_is_answered_and_does_not_count() -> None:
     desk.push("a", 1.0)
     held = list(desk.leases["a"])
     (again,) = desk.push("a", 1.0, lease)["a"]
-    assert (again.verdict, again.is_anew, desk.leases["a"], desk.value) == ("duplicate", True, held, -1.0)
+    assert (again.verdict, again.resets_leases, desk.leases["a"], desk.value) == ("duplicate", True, held, -1.0)
 
 
 def test_who_connects_again_gets_whole_weights_for_its_last_ones_may_never_have_come() -> None:

@@ -95,7 +95,7 @@ def test_a_server_that_goes_on_from_a_snapshot_begins_the_open_round_again() -> 
     server = ParameterServer(agreement, workload(problem, 5), problem.start.copy(), quorum=3)
     for name in SIZES:
         server.admit(name)
-    assert server.snapshot().state.stock.epoch == 0
+    assert server.snapshot().state.cursor.epoch == 0
     again = ParameterServer.resume(server.snapshot(), first_number=100)
     replies = [reply for name in SIZES for reply in again.admit(name).replies]
     assert {reply.answer.lease.samples.epoch for reply in replies if reply.answer.lease} == {0}

@@ -63,7 +63,7 @@ def test_knobs_that_contradict_each_other_are_refused(knobs: dict[str, Any], mes
         (Sgd, {"learning_rate": 0.1, "weight_decay": -1}, "weight_decay must be zero or more"),
         (Adam, {"learning_rate": 0.1, "betas": (0.9, 1.0)}, "betas must be from 0 to below 1"),
         (Adam, {"learning_rate": 0.1, "eps": 0.0}, "eps must be positive"),
-        (Workload, {"num_samples": 5}, "num_epochs must be positive, or else num_updates given"),
+        (Workload, {"num_samples": 5}, "num_epochs must be positive, or else num_updates set"),
         (Workload, {"num_samples": 0, "num_epochs": 1}, "num_samples must be positive, got 0"),
         (Workload, {"num_samples": 5, "num_updates": -1}, "num_updates must be positive, or None"),
     ],

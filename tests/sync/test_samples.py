@@ -19,7 +19,7 @@ def test_each_sample_is_used_once_whatever_comes_back(
 ) -> None:
     supply, used, held = SampleCursor(num_samples, num_epochs), Counter[tuple[int, int]](), list[SampleRange]()
     for most, comes_back in takes:
-        left = supply.left
+        left = supply.num_remaining
         portion = supply.take(most)
         if portion is None:
             assert left == 0
@@ -44,12 +44,12 @@ def test_what_comes_back_goes_out_first_and_epochs_do_not_mix() -> None:
     assert first is not None
     assert second is not None
     supply.give_back(first)
-    assert supply.left == 6
+    assert supply.num_remaining == 6
     assert supply.take(5) == SampleRange(epoch=0, ranges=((0, 4), (8, 1)))
     supply.give_back(second)
     assert supply.take(99) == SampleRange(epoch=0, ranges=((4, 4), (9, 1)))
     assert supply.take(99) == SampleRange(epoch=1, ranges=((0, 10),))
-    assert (supply.left, supply.take(1)) == (0, None)
+    assert (supply.num_remaining, supply.take(1)) == (0, None)
 
 
 def test_a_late_return_of_an_old_epoch_goes_out_before_the_new_epoch() -> None:
@@ -58,7 +58,7 @@ def test_a_late_return_of_an_old_epoch_goes_out_before_the_new_epoch() -> None:
     assert old is not None
     supply.take(1)
     supply.give_back(old)
-    assert supply.left == 4
+    assert supply.num_remaining == 4
     assert supply.take(9) == old
     assert supply.take(9) == SampleRange(epoch=1, ranges=((1, 3),))
 

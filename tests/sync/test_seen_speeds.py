@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from evener.sync.data_assigner import KeptDivision
+from evener.sync.data_assigner import CachedDivision
 from evener.sync.worker_record import MOST_RISE, SpeedEstimate, WorkerRecord, seconds_of
 
 BATCH, UNIT = 400, 0.01
@@ -47,7 +47,7 @@ class Imagined(NamedTuple):
 
 def shares_of(nodes: Sequence[Imagined], rounds: int = 300, noise: float = 0.0) -> list[int]:
     """Samples of each in the last of so many rounds, by a clock that only these nodes move."""
-    estimates, kept, random = [SpeedEstimate() for _ in nodes], KeptDivision(), Random(1)
+    estimates, kept, random = [SpeedEstimate() for _ in nodes], CachedDivision(), Random(1)
     for one, node in zip(estimates, nodes, strict=True):
         one.benchmark(node.says)
     for one in estimates:

@@ -95,8 +95,8 @@ def test_arrays_go_in_and_come_out() -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ((("w", "int64", "parameter"),), "dtype of w must be float32 or float64, or int64 of a counter"),
-        ((("w", "float32", "counter"),), "dtype of w must be float32 or float64, or int64 of a counter"),
+        ((("w", "int64", "parameter"),), "dtype of w must be float32 or float64, or int64 for a counter"),
+        ((("w", "float32", "counter"),), "dtype of w must be float32 or float64, or int64 for a counter"),
         ((("w", "float32", "parameter"), ("w", "float32", "statistic")), "entries must be of unique names"),
         ((("m", "float32", "statistic"),), "entries must be at least one parameter"),
         ((("w", "float32", "parameter", -1),), "shape of w must be sizes of zero or more"),

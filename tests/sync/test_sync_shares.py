@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.oracle.apportion import Worker, apportion
-from evener.sync.data_assigner import KeptDivision, divide, local_steps, wanted_samples, with_trials
+from evener.sync.data_assigner import CachedDivision, divide, local_steps, wanted_samples, with_trials
 from evener.sync.protocol import Sgd, SyncProtocol
 from evener.sync.worker_record import SpeedEstimate, seconds_of
 
@@ -66,7 +66,7 @@ def test_nobody_gets_more_than_it_wanted_and_nothing_is_left_over(total: int, te
 
 
 def test_a_division_moves_when_a_node_slows_down_and_not_for_noise() -> None:
-    division, names, wanted = KeptDivision(), ["a", "b"], [128, 128]
+    division, names, wanted = CachedDivision(), ["a", "b"], [128, 128]
     assert division.divide(128, wanted, costs(1, 1), names) == (64, 64)
     for k in range(40):
         assert division.divide(128, wanted, costs(1 + 0.03 * (k % 2), 1), names) == (64, 64)
@@ -75,7 +75,7 @@ def test_a_division_moves_when_a_node_slows_down_and_not_for_noise() -> None:
 
 
 def test_a_division_is_made_anew_at_once_for_others_or_another_total() -> None:
-    division = KeptDivision()
+    division = CachedDivision()
     assert division.divide(12, [12, 12], costs(1, 2), ["a", "b"]) == (8, 4)
     assert division.divide(12, [12, 12], costs(2, 1), ["a", "c"]) == (4, 8)
     assert division.divide(9, [12, 12], costs(2, 1), ["a", "c"]) == (3, 6)
@@ -84,7 +84,7 @@ def test_a_division_is_made_anew_at_once_for_others_or_another_total() -> None:
 
 @given(st.lists(st.floats(0.05, 20), min_size=2, max_size=5), st.integers(20, 300))
 def test_a_kept_division_is_never_much_slower_than_the_best(seconds: list[float], total: int) -> None:
-    division, names = KeptDivision(), [str(i) for i in range(len(seconds))]
+    division, names = CachedDivision(), [str(i) for i in range(len(seconds))]
     wanted = [total] * len(seconds)
     for _ in range(12):
         division.divide(total, wanted, costs(*([1.0] * len(seconds))), names)
@@ -97,7 +97,7 @@ def test_a_kept_division_is_never_much_slower_than_the_best(seconds: list[float]
 
 
 def test_who_gets_nothing_is_tried_with_one_sample_after_fifty_rounds_and_used_again_once_it_is_fast() -> None:
-    division, names = KeptDivision(), ["a", "b"]
+    division, names = CachedDivision(), ["a", "b"]
     speeds = {"a": SpeedEstimate(), "b": SpeedEstimate()}
     speeds["a"].benchmark(1.0)
     speeds["b"].benchmark(60.0)  # it was stopped while it was measured

@@ -62,7 +62,7 @@ def test_who_comes_in_the_middle_works_from_the_next_round_on() -> None:
     desk.admit("b")
     assert desk.answers() == {}
     answers = desk.push("a", 1.0)
-    assert [(a.verdict, a.is_anew, a.contents) for a in answers["b"]] == [(None, True, "weights")]
+    assert [(a.verdict, a.resets_leases, a.contents) for a in answers["b"]] == [(None, True, "weights")]
     assert desk.push("a", 1.0) == {}
     assert set(desk.push("b", 1.0)) == {"a", "b"}
 
@@ -151,7 +151,7 @@ def test_a_repeated_contribution_counts_once_and_is_answered_when_its_round_is()
     desk.push("c", 9.0)
     assert desk.value == -6.0
     (again,) = desk.push("a", 3.0, lease)["a"]
-    assert (again.verdict, again.answers, again.is_anew) == ("duplicate", lease.number, True)
+    assert (again.verdict, again.answers, again.resets_leases) == ("duplicate", lease.number, True)
     assert (again.contents, again.lease) == ("weights", desk.leases["a"][0])
     assert (desk.value, desk.server.workers["a"].totals.duplicate) == (-6.0, 2)
 
@@ -162,7 +162,7 @@ def test_a_contribution_to_a_lease_that_was_taken_back_is_late() -> None:
     desk.dismiss("a")
     (stranger,) = desk.push("a", 1.0, old)["a"]
     assert (stranger.verdict, stranger.lease, stranger.contents) == ("late", None, "nothing")
-    assert "ask to be admitted" in stranger.reason
+    assert "not a member of the run" in stranger.reason
     desk.push("b", 2.0)
     desk.admit("a")
     (told,) = desk.push("a", 1.0, old)["a"]
@@ -199,7 +199,7 @@ def test_who_connects_again_hears_all_again() -> None:
     before = list(desk.leases["b"])
     desk.admit("b")
     (told,) = desk.answers()["b"]
-    assert (told.is_anew, told.contents, desk.leases["b"]) == (True, "weights", before)
+    assert (told.resets_leases, told.contents, desk.leases["b"]) == (True, "weights", before)
 
 
 def test_nothing_begins_or_goes_on_without_a_quorum() -> None:

@@ -60,7 +60,7 @@ def test_a_gradient_that_still_travels_does_not_move_the_weights() -> None:
     replica = WorkerReplica(engine, synchronous(batch=8, outer=SGD))
     replica.take(Answer(version=0, contents="weights"), problem.start.memory.data)
     replica.work(LEASES[0])
-    replica.take(Answer(version=0, contents="weights", is_anew=True), problem.start.memory.data)
+    replica.take(Answer(version=0, contents="weights", resets_leases=True), problem.start.memory.data)
     np.testing.assert_array_equal(engine.state.floats[0], problem.start.floats[0])
     assert list(replica.underway) == [0]
 

@@ -1,1 +1,1 @@
-"""What a user asks for: the options of a run, field by field, where they come from, and which do not go together."""
+"""Options of commands, field by field: their sources, values and conflicts."""

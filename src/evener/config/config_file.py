@@ -1,10 +1,10 @@
-"""`evener.toml` beside a task: the options with which it is usually trained, by the names of the fields of a RunConfig.
+"""`evener.toml` beside a task: default options of its runs, named as the fields of a RunConfig.
 
-    epochs = 20                 of `evener train`; of other commands too, where they have such an option
-    [tune]                      of that command alone
+    epochs = 20                 for `evener train`, and for other commands that have such an option
+    [tune]                      for that command alone
     trials = 50
 
-What is typed goes before what the file says, and that before the default. Needs no PyTorch.
+Typed options override the file, and the file overrides the defaults. Needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -27,48 +27,48 @@ from evener.records.errors import InvalidFile, InvalidInput, nearest
 
 FILE = "evener.toml"
 COMMANDS = ("tune",)
-"""That have a table of their own in the file."""
-_OF_TRAINING = ("output", "resume", "dashboard", "agreement")
-"""What other commands do not take over: folder and manner of one training."""
+"""Commands with a table of their own in the file."""
+_TRAINING_ONLY = ("output", "resume", "dashboard", "agreement")
+"""Options that other commands do not take from the file: folder and manner of one training."""
 
 
 @contextmanager
 def usual_options(
     typed: Mapping[str, Any], names: Container[str], kind: type[Struct] = RunConfig, command: str = ""
 ) -> Iterator[dict[str, Any]]:
-    """The fields of a RunConfig: of what was typed, of the file beside its task, and the defaults.
+    """Return the fields of a RunConfig: typed options, options of the file beside its task, and defaults.
 
-    An error in the block about an option that came from the file names its line there.
+    If an option from the file causes an error in the block, the error names its line there.
 
     Args:
         typed: field -> value, or default.
         names: fields that were typed.
-        kind: of struct, if it is another command's.
-        command: which, of COMMANDS; empty for `evener train`.
+        kind: struct of another command.
+        command: one of COMMANDS; empty for `evener train`.
 
     Raises:
-        InvalidFile: the file is not TOML, or has a key or value that is none of an option; names file and line.
+        InvalidFile: the file is not TOML, or has a key or value that does not fit an option; names file and line.
     """
     file = Path(typed["task"]).parent / FILE
     if not has_usual_options(typed["task"]):
         yield dict(typed)
         return
     text = _read(file)
-    said = _values(file, text, kind, command)
-    found = {name: value for name, value in said.items() if name == "option" or name not in names}
-    of_task = {key: value for key, value in found.get("option", {}).items() if key not in typed["option"]}
-    told = {**found, "option": of_task}
+    values = _values(file, text, kind, command)
+    used = {name: value for name, value in values.items() if name == "option" or name not in names}
+    of_task = {key: value for key, value in used.get("option", {}).items() if key not in typed["option"]}
+    reported = {**used, "option": of_task}
     try:
-        yield {**typed, **found, "option": {**of_task, **typed["option"]}, "usual": _sentence(file, told)}
+        yield {**typed, **used, "option": {**of_task, **typed["option"]}, "usual": _sentence(file, reported)}
     except InvalidInput as error:
-        name = next((name for name in found if re.search(rf"{option_name(name)}(?![\w-])", str(error))), None)
+        name = next((name for name in used if re.search(rf"{option_name(name)}(?![\w-])", str(error))), None)
         if name is None:
             raise
         raise InvalidInput(f"{error}; {option_name(name)} is from {file} line {_line(text, name)}") from error
 
 
 def has_usual_options(task: str) -> bool:
-    """Whether a file beside the task `task` says how it is usually trained; no task of Evener's own has one."""
+    """Return whether there is a file beside the task `task`; built-in tasks have none."""
     if not is_path(task) and not Path(task).suffix:
         return False
     try:
@@ -85,18 +85,18 @@ def _read(file: Path) -> str:
 
 
 def _values(file: Path, text: str, kind: type[Struct], command: str) -> dict[str, Any]:
-    """The fields that the file sets: of training, and of a command that has a table of its own."""
+    """Return the fields that the file sets: of training, and of a command that has a table of its own."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidFile(f"{file}: {error}") from error
-    own = {name: table.pop(name) for name in COMMANDS if isinstance(table.get(name), dict)}.get(command, {})
-    found = dict(_value(file, text, RunConfig, "train", key, value) for key, value in table.items())
+    command_table = {name: table.pop(name) for name in COMMANDS if isinstance(table.get(name), dict)}.get(command, {})
+    values = dict(_value(file, text, RunConfig, "train", key, value) for key, value in table.items())
     if command:
-        taken = _options_of(kind)
-        found = {name: value for name, value in found.items() if name in taken and name not in _OF_TRAINING}
-        found |= dict(_value(file, text, kind, command, key, value) for key, value in own.items())
-    return found
+        options = _options_of(kind)
+        values = {name: value for name, value in values.items() if name in options and name not in _TRAINING_ONLY}
+        values |= dict(_value(file, text, kind, command, key, value) for key, value in command_table.items())
+    return values
 
 
 def _options_of(kind: type[Struct]) -> dict[str, FieldInfo]:
@@ -109,7 +109,7 @@ def _value(file: Path, text: str, kind: type[Struct], command: str, key: str, va
         raise InvalidFile(f"{place}: evener {command} has no option {key!r}{nearest(name, options)}")
     if name == "token":
         raise InvalidFile(
-            f"{place}: a token is for no file beside code: name one that you alone can read, by token_file"
+            f"{place}: do not put a token into a file beside code: use token_file to name a file that only you can read"
         )
     try:
         return name, field_value(options[name], value, file.parent)
@@ -118,14 +118,14 @@ def _value(file: Path, text: str, kind: type[Struct], command: str, key: str, va
 
 
 def _line(text: str, key: str) -> int | str:
-    """Where the file sets a key of its first table, or begins the table of that name."""
+    """Return the line in which the file sets a key of its first table, or begins the table of that name."""
     word = "[-_]".join(map(re.escape, re.split("[-_]", key)))
     pattern = re.compile(rf"^\s*(?:\[\s*)?[\"']?{word}[\"']?\s*[=.\]]")
     return next((i for i, line in enumerate(text.splitlines(), start=1) if pattern.match(line)), "?")
 
 
 def _sentence(file: Path, values: Mapping[str, Any]) -> str:
-    """What came from the file."""
-    words = [f"{name}={value}" for name, value in values.items() if name != "option"]
-    words += [f"option.{name}={value}" for name, value in values["option"].items()]
-    return f"{', '.join(words)} (from {file})" if words else ""
+    """Describe the options from the file."""
+    options = [f"{name}={value}" for name, value in values.items() if name != "option"]
+    options += [f"option.{name}={value}" for name, value in values["option"].items()]
+    return f"{', '.join(options)} (from {file})" if options else ""

@@ -1,4 +1,4 @@
-"""Options of a run that do not go together: tables, and what a user is told."""
+"""Conflicts between options of a run, as tables, with their messages."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from evener.sync.protocol import PROTOCOLS
 
 
 def option_name(name: str) -> str:
-    """How the user types the field `name` of a RunConfig."""
+    """Return the option of the field `name` of a RunConfig, as the user types it."""
     return f"--{name.replace('_', '-')}"
 
 
 class Conflict(NamedTuple):
-    """Options that are of no use beside others.
+    """Options that conflict with others.
 
     Attributes:
-        options: fields, each of which is refused if the user gave it.
-        beside: whether the others, and the strategy, are such.
-        sentence: what to say, with the `{option}` that was given.
+        options: fields that are rejected if the user set them.
+        beside: whether the other options, and the strategy, conflict with them.
+        sentence: message, with the `{option}` that was set.
     """
 
     options: tuple[str, ...]
@@ -37,7 +37,7 @@ _COLLECTIVE = (
     "memory", "accumulate", "compile", "workers", "checkpoint", "checkpoint_every", "resume", "elastic",
 )  # fmt: skip
 _MASTER = ("home", "master", "token", "token_file", "ship_data")
-_OF_THIS_MACHINE = ("devices", "memory", "plan", "checkpoint", "resume", "stationary", "compile", "elastic")
+_THIS_MACHINE = ("devices", "memory", "plan", "checkpoint", "resume", "stationary", "compile", "elastic")
 _PLANNED = ("strategy", "shares", "replicas", "columns", "members", "micro_batches", "accumulate", "stationary")
 _PROTOCOLS = ", ".join(PROTOCOLS)
 
@@ -81,7 +81,7 @@ _CONFLICTS = (
         "{option} belongs to --agreement, or to ranks on the nodes of a master: name that with --master or --home",
     ),
     Conflict(
-        _OF_THIS_MACHINE,
+        _THIS_MACHINE,
         lambda c, _: c.is_on_master,
         "{option} does not go with the nodes of a master: leave it out",
     ),
@@ -131,7 +131,7 @@ _CONFLICTS = (
     Conflict(("ship_data",), lambda c, _: c.data is None, "{option} needs --data DIR: what is to be sent"),
     Conflict(_PLANNED, lambda c, _: c.plan is not None, "{option} does not go with --plan, which says it already"),
 )
-"""Options that do not go together, whatever is divided; of several, the first one is told."""
+"""Conflicts of options that do not depend on the strategy; the first one is reported."""
 
 _STRATEGY_CONFLICTS = (
     Conflict(("columns",), lambda _, s: s not in ("spatial", "data+spatial"), "spatial and data+spatial"),
@@ -159,41 +159,41 @@ _STRATEGY_CONFLICTS = (
         "data parallelism if it is fp16; take bf16",
     ),
 )
-"""Options that do not go with a strategy, and whom each is for."""
+"""Options that conflict with a strategy, and the strategies that each is for."""
 
 
 def conflict(config: Any) -> str | None:
-    """What of `config` does not go together, whatever is divided, in a sentence; None if all of it does."""
+    """Describe the first conflict in `config` that does not depend on the strategy; None without a conflict."""
     for options, beside, sentence in _CONFLICTS:
         for name in options:
-            if _is_given(config, name) and beside(config, config.strategy):
+            if _is_set(config, name) and beside(config, config.strategy):
                 return sentence.format(option=option_name(name))
     return None
 
 
 def strategy_conflict(config: Any, strategy: str) -> str | None:
-    """Why `strategy` does not go with the rest of `config`, in a sentence; None if it does."""
+    """Describe the first conflict of `strategy` with the rest of `config`; None without a conflict."""
     for options, beside, whom in _STRATEGY_CONFLICTS:
         for name in options:
-            if _is_given(config, name) and beside(config, strategy):
+            if _is_set(config, name) and beside(config, strategy):
                 return f"{option_name(name)} does not go with --strategy {strategy}: it is for {whom}"
     return None
 
 
 def refuse_options(config: Any, names: Sequence[str], beside: str, advice: str) -> None:
-    """Raise InvalidInput for the first of the options `names` that the user gave, none of which goes with `beside`."""
+    """Raise InvalidInput for the first of the options `names` that the user set; all conflict with `beside`."""
     for name in names:
-        if _is_given(config, name):
+        if _is_set(config, name):
             raise InvalidInput(f"{option_name(name)} does not go with {beside}: {advice}")
 
 
-def _is_given(config: Any, name: str) -> bool:
-    """Whether the user said something other than the default."""
+def _is_set(config: Any, name: str) -> bool:
+    """Return whether the option differs from its default."""
     configs: type = type(config)
     return bool(getattr(config, name) != _defaults(configs)[name])
 
 
 @cache
 def _defaults(configs: type) -> dict[str, Any]:
-    """Of every option. It is kept: to read the annotations of a class takes milliseconds."""
+    """Return the defaults of all options. The result is cached, since reading annotations takes milliseconds."""
     return {one.name: one.default for one in fields(configs)}

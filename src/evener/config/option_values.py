@@ -1,4 +1,4 @@
-"""Options that come as values, of Python or of a file, and not as words: to the fields of a struct."""
+"""Conversion of options from Python values or a file, instead of text, to the fields of a struct."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from msgspec.structs import FieldInfo
 from evener.records.errors import InvalidValue, require
 
 MAX_NUMBER = 2**53
-"""The largest number of any option: all arithmetic and every file format can hold it."""
+"""Limit of numbers in options, which all arithmetic and all file formats can hold."""
 
 
 def description_of(one: FieldInfo) -> str:
-    """Of a field that is an option; empty for one that is none."""
+    """Return the description of a field that is an option; empty for other fields."""
     return next((note.description or "" for note in _notes(one)), "")
 
 
 def choices_of(one: FieldInfo) -> tuple[str, ...]:
-    """What a field may be, where that is one of some words; empty for another."""
+    """Return the allowed words of a field; empty if it is not restricted to words."""
     kind = kind_of(one)
     if get_origin(kind) is Literal:
         return get_args(kind)
@@ -31,7 +31,7 @@ def choices_of(one: FieldInfo) -> tuple[str, ...]:
 
 
 def kind_of(one: FieldInfo) -> Any:
-    """The type of a field, without its description and without None."""
+    """Return the type of a field, without its description and without None."""
     inner = get_args(one.type)[0] if get_origin(one.type) is Annotated else one.type
     if get_origin(inner) not in (Union, UnionType):
         return inner
@@ -39,21 +39,22 @@ def kind_of(one: FieldInfo) -> Any:
 
 
 def field_value(one: FieldInfo, value: Any, folder: Path = Path()) -> Any:
-    """`value` as the field holds it: numbers and lists of them also where it is text, as in `local_nodes=[1.0, 0.5]`.
+    """Convert `value` to the type of the field; numbers and their lists may become text, as in `local_nodes=[1.0,
+    0.5]`.
 
     Args:
-        one: the field.
-        value: of Python's own types.
-        folder: from which a path is meant.
+        one: field of the option.
+        value: value of a basic Python type.
+        folder: folder that a path is relative to.
 
     Raises:
-        InvalidValue: it is of another type, or a number that is too large.
+        InvalidValue: the value has another type, or is too large a number.
     """
     kind = kind_of(one)
     try:
         if kind is Path and isinstance(value, str | Path):
             return folder / Path(value).expanduser()
-        expected = str | None if get_origin(kind) is Literal else one.type  # the struct itself judges a choice
+        expected = str | None if get_origin(kind) is Literal else one.type  # the struct itself checks a choice
         converted = msgspec.convert(_plain(kind, value), expected)
     except msgspec.ValidationError as error:
         raise InvalidValue(one.name, value, _allowed(one)) from error
@@ -62,13 +63,13 @@ def field_value(one: FieldInfo, value: Any, folder: Path = Path()) -> Any:
 
 
 def require_moderate(name: str, value: Any) -> None:
-    """Raise InvalidValue for a number of the option `name` that is infinite, or larger than any that makes sense."""
+    """Raise InvalidValue for an infinite or too large number of the option `name`."""
     if isinstance(value, int | float) and not isinstance(value, bool) and value == value:
         require(abs(value) <= MAX_NUMBER, name, value, "a number of at most 2^53")
 
 
 def _allowed(one: FieldInfo) -> str:
-    """What a field may be, in words."""
+    """Describe the allowed values of a field."""
     if choices := choices_of(one):
         return f"one of {', '.join(choices)}"
     kind = kind_of(one)
@@ -98,5 +99,5 @@ def _text(value: Any, between: str) -> str:
 
 
 def _notes(one: FieldInfo) -> list[Meta]:
-    found = get_args(one.type)[1:] if get_origin(one.type) is Annotated else ()
-    return [note for note in found if isinstance(note, Meta)]
+    annotations = get_args(one.type)[1:] if get_origin(one.type) is Annotated else ()
+    return [note for note in annotations if isinstance(note, Meta)]

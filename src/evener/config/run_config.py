@@ -1,7 +1,7 @@
-"""What is asked of a run: the command line of `evener train`, field by field, and what of it does not go together.
+"""RunConfig: the options of `evener train`, field by field, and their conflicts.
 
-Option names, help and defaults are made of the fields (see `cli/fields.py`). Whatever holds a RunConfig may rely on it:
-values that are not allowed, and options that do not go together, are refused when it is made.
+Option names, help and defaults come from the fields (see `cli/fields.py`). Values that are not allowed, and options
+that conflict, are rejected when a RunConfig is made.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from evener.records.task import BatchTask, Task, ThinTask
 from evener.sync.protocol import Compression, Merge, Robust
 
 LAYER_STRATEGIES = ("filter", "channel", "hybrid", "sharded", "spatial")
-"""They divide every layer among the ranks of a replica."""
+"""Strategies that divide every layer among the ranks of a replica."""
 STRATEGIES = (
     *("auto", "data", *LAYER_STRATEGIES, "pipeline"),
     *(f"data+{inside}" for inside in (*LAYER_STRATEGIES, "pipeline")),
@@ -47,16 +47,17 @@ Protocol = Literal["sync", "async", "bounded", "average", "federated", "diloco"]
 
 
 class RunConfig(NodesConfig, frozen=True, kw_only=True):
-    """What is asked of a run; travels to every rank. A field without a description is no option.
+    """Options of a run; they are sent to every rank. A field without a description is no option.
 
     Attributes:
-        usual: options that nobody typed, and the file they came from; empty if there are none.
-        started: when, in seconds since 1970.
-        keeps_checkpoints: whether they stay where they are written; on the nodes of a master they go to that one.
+        usual: options that were not typed, and the file that they came from; empty if there are none.
+        started: start time in seconds since 1970.
+        keeps_checkpoints: whether checkpoints stay where they are written; on the nodes of a master they go to the
+            master.
 
     Raises:
         InvalidValue: a value is not allowed.
-        InvalidInput: options do not go together; says what to type.
+        InvalidInput: options conflict; says what to type.
     """
 
     task: Annotated[
@@ -72,23 +73,21 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         ),
     ] = "auto"
     replicas: Annotated[
-        str | None, Meta(description="Of data+...: nodes that hold one model together, such as 3,2; two halves.")
+        str | None, Meta(description="(data+X) Replica sizes, for example 3,2. Default: two halves.")
     ] = None
     columns: Annotated[
-        int, Meta(description="Of spatial: nodes side by side that divide columns of images (rows of volumes), too.")
+        int, Meta(description="(spatial) Nodes side by side that also divide columns of images (rows of volumes).")
     ] = 1
-    members: Annotated[
-        int, Meta(description="Of pipeline+...: nodes, one after the other, that divide the layers of one stage.")
-    ] = 2
+    members: Annotated[int, Meta(description="(pipeline+X) Nodes that divide the layers of one stage.")] = 2
     micro_batches: Annotated[
-        int | None, Meta(description="Of pipelines: parts of a batch that follow each other; 4 a stage.")
+        int | None, Meta(description="(pipeline) Consecutive parts of a batch. Default: 4 per stage.")
     ] = None
-    schedule: Annotated[ScheduleName, Meta(description="Of pipelines: 1f1b or gpipe.")] = "1f1b"
+    schedule: Annotated[ScheduleName, Meta(description="(pipeline) 1f1b or gpipe.")] = "1f1b"
     rematerialise: Annotated[
         Rematerialise,
-        Meta(description="Of divided models: compute activations twice to save memory: auto, never, always ..."),
+        Meta(description="(model parallelism) Compute activations twice to save memory: auto, never, always ..."),
     ] = "auto"
-    plan: Annotated[Path | None, Meta(description="Perform this plan, as `evener plan --save` wrote it.")] = None
+    plan: Annotated[Path | None, Meta(description="Use this plan, as `evener plan --save` wrote it.")] = None
     shares: Annotated[str, Meta(description="measured, equal, or relative shares such as 7,2,1.")] = "measured"
     batch_size: Annotated[int | None, Meta(description="Samples of one step over all nodes.")] = None
     epochs: Annotated[int | None, Meta(description="Passes over the training data.")] = None
@@ -97,56 +96,54 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     elastic: Annotated[
         bool | None,
         Meta(
-            description="Go on without local nodes that are gone, and with others in their place; "
-            "so it is, if nobody says otherwise, where samples alone are divided; divided models want to be asked."
+            description="Continue when local nodes are lost, and replace them. "
+            "Default for data parallelism; off for model parallelism."
         ),
     ] = None
     check: Annotated[
-        bool, Meta(description="Hold a small step of the nodes against one process before the first one.")
+        bool, Meta(description="Before the first step, compare a small step of the nodes with a single process.")
     ] = True
-    seed: Annotated[int, Meta(description="Of weights, order of samples and random transforms.")] = 0
+    seed: Annotated[int, Meta(description="Seed of weights, order of samples and random transforms.")] = 0
     accumulate: Annotated[int, Meta(description="Micro-batches of one step.")] = 1
     workers: Annotated[int, Meta(description="Processes per node that load data ahead.")] = 0
-    stationary: Annotated[
-        bool, Meta(description="Every node keeps to a class-balanced part of the data of its own.")
-    ] = False
+    stationary: Annotated[bool, Meta(description="Every node uses its own class-balanced part of the data.")] = False
     checkpoint: Annotated[Path | None, Meta(description="Folder of checkpoints; OUTPUT/checkpoints by default.")] = None
     checkpoint_every: Annotated[
         str | None, Meta(description="Steps, or seconds such as 30s, between checkpoints besides every epoch's.")
     ] = None
-    resume: Annotated[bool, Meta(description="Go on from the last checkpoint.")] = False
+    resume: Annotated[bool, Meta(description="Continue from the last checkpoint.")] = False
     output: Annotated[
         Path | None, Meta(description="Folder of record, report and weights; runs/TASK-TIME by default.")
     ] = None
     dashboard: Dashboard = None
-    quiet: Annotated[bool, Meta(description="Print nothing but what goes wrong.")] = False
+    quiet: Annotated[bool, Meta(description="Print only errors.")] = False
     agreement: Annotated[
         Protocol | None,
         Meta(description="Train on a master's nodes: sync, async, bounded, average, federated or diloco."),
     ] = None
-    staleness: Annotated[int | None, Meta(description="Of bounded: updates that a node may be ahead.")] = None
-    local_steps: Annotated[
-        str | None, Meta(description="Of average and diloco: steps between exchanges, or epoch.")
-    ] = None
+    staleness: Annotated[int | None, Meta(description="(bounded) Updates that a node may be ahead.")] = None
+    local_steps: Annotated[str | None, Meta(description="(average, diloco) Steps between exchanges, or epoch.")] = None
     fraction: Annotated[
-        float | None, Meta(description="Of federated: part of the nodes that is drawn anew for each round; all.")
+        float | None, Meta(description="(federated) Fraction of the nodes that is drawn for each round. Default: all.")
     ] = None
-    outer_lr: Annotated[float | None, Meta(description="Of diloco: learning rate of the common weights.")] = None
-    outer_momentum: Annotated[float | None, Meta(description="Of diloco: their Nesterov momentum.")] = None
+    outer_lr: Annotated[float | None, Meta(description="(diloco) Learning rate of the common weights.")] = None
+    outer_momentum: Annotated[float | None, Meta(description="(diloco) Nesterov momentum of the common weights.")] = (
+        None
+    )
     compress: Annotated[Compression | None, Meta(description="With --agreement: none, bf16 or int8.")] = None
     robust: Annotated[
         Robust | None,
-        Meta(description="With --agreement: how contributions are merged: mean, clip, trimmed, median or krum."),
+        Meta(description="With --agreement: merge rule: mean, clip, trimmed, median or krum."),
     ] = None
     merge: Annotated[
         Merge | None,
-        Meta(description="With --agreement: who merges: cores, threads or the master's device."),
+        Meta(description="With --agreement: where to merge: cores, threads or the master's device."),
     ] = None
-    overlap: Annotated[bool, Meta(description="Of average and diloco: work on while an exchange is under way.")] = False
-    ship_data: Annotated[bool, Meta(description="On a master's nodes: send --data to them.")] = False
+    overlap: Annotated[bool, Meta(description="(average, diloco) Continue to work during an exchange.")] = False
+    ship_data: Annotated[bool, Meta(description="With a master: send --data to its nodes.")] = False
     system: Annotated[
         Path | None,
-        Meta(description="With --agreement: await the nodes of this file; data that stay are divided by its speeds."),
+        Meta(description="With --agreement: wait for the nodes of this file; fixed parts of data follow its speeds."),
     ] = None
     home: Home = None
     master: MasterAddress = None
@@ -166,19 +163,19 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
             require(value is None or is_allowed(value), option_name(name), value, allowed)
         relative_shares(self.shares, self.num_local_nodes)
         refuse_two_tokens(self.token, self.token_file)
-        planned = self.plan is not None  # whose strategy is known when it has been read
+        planned = self.plan is not None  # its strategy is known when it has been read
         if (sentence := conflict(self) or (None if planned else strategy_conflict(self, self.strategy))) is not None:
             raise InvalidInput(sentence)
 
     @property
     def folder(self) -> Path:
-        """Of the run: what the user named, or `runs/TASK-TIME`."""
+        """Folder of the run: the user's, or `runs/TASK-TIME`."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.started))
         return self.output or Path("runs") / f"{Path(self.task).stem}-{stamp}"
 
     @property
     def dividing_options(self) -> dict[str, str]:
-        """Options that decide how work is divided, with their values; those that were not given are empty."""
+        """Options that decide how work is divided, with their values; empty where they are not set."""
         values = {
             "--shares": self.shares,
             "--workers": self.workers,
@@ -191,52 +188,52 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the run goes on without nodes that are gone, if it can: what was asked for, else where it may be."""
+        """Whether the run continues without lost nodes, if it can: the user's choice, or else the default."""
         if self.elastic is not None:
             return self.elastic
         return self.strategy in ("auto", "data") and not self.stationary and not self.compile
 
     @property
     def is_on_master(self) -> bool:
-        """Whether ranks that work together are to be on the nodes of a master."""
+        """Whether ranks that work together run on the nodes of a master."""
         named = self.master is not None or self.home is not None
         return named and self.agreement is None and self.local_nodes is None
 
     @property
     def keeps_data(self) -> bool:
-        """Whether every node of a master has a part of the data for the whole run."""
+        """Whether every node of a master has a fixed part of the data."""
         return self.agreement == "federated" or (self.agreement is not None and self.stationary)
 
     @property
     def checkpoint_folder(self) -> Path:
-        """What the user named, or a folder in that of the run."""
+        """Folder of checkpoints: the user's, or one in the folder of the run."""
         return self.checkpoint or self.folder / "checkpoints"
 
     @property
     def checkpoint_steps(self) -> int | None:
-        """Between checkpoints; None if they do not come by steps."""
+        """Steps between checkpoints; None if there is no such interval."""
         return int(self.checkpoint_every) if self.checkpoint_every and self.checkpoint_every.isdecimal() else None
 
     @property
     def checkpoint_seconds(self) -> int | None:
-        """Between checkpoints; None if they do not come by the clock."""
+        """Seconds between checkpoints; None if there is no such interval."""
         return None if self.checkpoint_every is None or self.checkpoint_steps else int(self.checkpoint_every[:-1])
 
     def sizes_of(self, task: Task | BatchTask | ThinTask, plan: Plan | None = None) -> tuple[int, int]:
-        """(samples of a step, epochs) of a run of `task`, which may perform a `plan`. Raises InvalidValue."""
+        """Return (samples per step, epochs) of a run of `task`, perhaps with a `plan`. Raises InvalidValue."""
         batch_size = plan.batch_size if plan else self.batch_size or task.batch_size
         require(self.accumulate <= batch_size, "--accumulate", self.accumulate, f"1 to {batch_size}")
         return batch_size, self.epochs or task.epochs
 
 
 def require_samples(batch_size: int, num_samples: int) -> None:
-    """Raise InvalidValue unless there are samples for a step."""
+    """Raise InvalidValue unless there are enough samples for a step."""
     require(num_samples > 0, "training samples", num_samples, "at least one")
     require(batch_size <= num_samples, "--batch-size", batch_size, f"at most the {num_samples} training samples")
 
 
 MAX_COUNT = 10**9
-"""Largest number of epochs, and of updates."""
+"""Limit of epochs, and of updates."""
 MAX_WORKERS = 1024
 _CHOICES: dict[str, Sequence[str]] = {
     "agreement": get_args(Protocol),
@@ -248,7 +245,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "rematerialise": get_args(Rematerialise),
     "precision": PRECISIONS,
 }
-"""By field: what it may be."""
+"""Allowed words, by field."""
 _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("micro_batches", lambda value: value > 0, "positive"),
     ("batch_size", lambda value: value > 0, "positive"),
@@ -274,4 +271,4 @@ _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("outer_lr", lambda value: value > 0, "positive"),
     ("outer_momentum", lambda value: 0 < value < 1, "between 0 and 1"),
 )
-"""By field that is no choice: whether a value is allowed, and what is, in words."""
+"""Other fields: name, whether a value is allowed, and a description of the allowed values."""

@@ -1,1 +1,3 @@
-"""What passes between rooms: the frozen structs of a run, its events and its errors. No room is needed to read them."""
+"""Frozen structs that all packages share: the nouns of a run, its events and its errors. They depend on no other
+package.
+"""

@@ -1,4 +1,4 @@
-"""Files and folders written whole or not at all: a reader, or a crash at any moment, finds the old or the new one."""
+"""Atomic writes of files and folders: a reader, or a crash at any moment, finds the old or the new one."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_OF_SAFETENSORS = re.compile(r"\.tmp[A-Za-z0-9]{6}")
-"""What safetensors calls a file until it is written, beside the one that it is to become."""
+_SAFETENSORS_DRAFT = re.compile(r"\.tmp[A-Za-z0-9]{6}")
+"""Name of the temporary file that safetensors writes beside the final one."""
 
 
 def atomic_write(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write `data` to `path`, whole or not at all; with `private`, readable for this user only."""
+    """Write `data` to `path` atomically; with `private`, readable for this user only."""
     with atomic_draft(path, private=private) as draft:
         draft.write_bytes(data)
 
 
 @contextmanager
 def atomic_draft(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """Inside, a draft beside `path` is written, a file or a folder of files; it takes that name when the block ends.
+    """Yield a draft beside `path`, a file or a folder of files, and rename it to `path` when the block ends.
 
-    By then it is on the disk, and so is the name. If the block raises, nothing of it is left, and an OSError of it that
-    names no file names `path`.
+    File and name are then synced to the disk. If the block raises, the draft is removed, and an OSError that names no
+    file names `path`.
 
     Args:
-        path: of the file, which it replaces, or of the folder, which must not be there.
-        private: of a file; only this user may read it, from its first byte on.
+        path: path of the file, which is replaced, or of the folder, which must not exist.
+        private: whether only this user may read the file, from its first byte on.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
@@ -49,24 +49,24 @@ def atomic_draft(path: Path, *, private: bool = False) -> Iterator[Path]:
     _sync(path.parent)
 
 
-def remove_drafts(folder: Path, *, but_of_living: bool = False) -> None:
-    """Remove the drafts in `folder` of processes that died while they wrote: for whoever alone writes there.
+def remove_drafts(folder: Path, *, keep_living: bool = False) -> None:
+    """Remove the drafts in `folder` of processes that died while they wrote, for its only writer.
 
     Args:
-        folder: to look into.
-        but_of_living: leave alone what another process of this machine writes, if that lives. Under torchrun the rank
-            that leads is not always the one that locked the folder.
+        folder: folder to search.
+        keep_living: keep the drafts of other living processes of this machine: under torchrun the leading rank is not
+            always the one that locked the folder.
     """
     for path in folder.glob(".*"):
         _, *numbers = path.name.rsplit(".", 2)
         is_ours = len(numbers) == 2 and all(map(str.isdecimal, numbers))
-        if but_of_living and is_ours and _is_another_that_lives(int(numbers[0])):
+        if keep_living and is_ours and _is_other_living(int(numbers[0])):
             continue
-        if is_ours or _OF_SAFETENSORS.fullmatch(path.name):
+        if is_ours or _SAFETENSORS_DRAFT.fullmatch(path.name):
             _remove(path)
 
 
-def _is_another_that_lives(pid: int) -> bool:
+def _is_other_living(pid: int) -> bool:
     """Return whether a process of this machine other than this one has the id `pid`."""
     import psutil  # loaded here: most commands write files and remove no drafts
 

@@ -1,4 +1,4 @@
-"""The class and the fields of an error, as they travel from the process where it arose to the one that acts on it."""
+"""The class and the fields of an error, as they are sent from the process where it arose to the one that handles it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from msgspec import Meta
 from evener.records.errors import CannotWrite, EvenerError, Interrupted, is_of_the_disk
 from evener.records.schema import Part, Word, shown
 
-_MOST_KINDS = 8
-_MOST_FIELDS = 8
-_LARGEST_FIELD = 2**12
-"""Bytes of an encoded field; a larger one does not travel."""
-_Field = Annotated[bytes, Meta(max_length=_LARGEST_FIELD)]
+_MAX_KINDS = 8
+_MAX_FIELDS = 8
+_MAX_FIELD_BYTES = 2**12
+"""Limit of an encoded field; a larger one is not sent."""
+_Field = Annotated[bytes, Meta(max_length=_MAX_FIELD_BYTES)]
 
 
 class ErrorKind(Part, frozen=True, kw_only=True):
-    """What an error is, beside its sentence.
+    """Class and fields of an error, without its sentence.
 
     Attributes:
-        kinds: names of its class and of the classes above that one. A process that does not know the first, because
-            it has not loaded it or is of another version, takes the next.
-        fields: its fields, each encoded as MessagePack, by name.
+        kinds: names of its class and of the base classes. A process that does not know the first, because it has not
+            loaded it or is of another version, takes the next.
+        fields: its fields by name, each encoded as MessagePack.
     """
 
-    kinds: Annotated[tuple[Word, ...], Meta(min_length=1, max_length=_MOST_KINDS)]
-    fields: Annotated[dict[Word, _Field], Meta(max_length=_MOST_FIELDS)] = {}
+    kinds: Annotated[tuple[Word, ...], Meta(min_length=1, max_length=_MAX_KINDS)]
+    fields: Annotated[dict[Word, _Field], Meta(max_length=_MAX_FIELDS)] = {}
 
     def as_error(self, sentence: str) -> EvenerError:
-        """The error of this kind that says `sentence`; fields of a wrong type keep the default of the class."""
+        """Return an error of this kind with `sentence`; fields of a wrong type keep the default of the class."""
         kind = _known(self.kinds)
         error = kind.__new__(kind, sentence)
         Exception.__init__(error, sentence)
@@ -45,7 +45,7 @@ class ErrorKind(Part, frozen=True, kw_only=True):
 
 
 def kind_of(error: BaseException) -> ErrorKind:
-    """What `error` is; an error that is not Evener's is an `EvenerError`, of which its sentence names the class."""
+    """Return the kind of `error`; for an error that is not Evener's, `EvenerError`."""
     if isinstance(error, KeyboardInterrupt):
         return ErrorKind(kinds=_names(Interrupted))
     if not isinstance(error, EvenerError):
@@ -53,22 +53,22 @@ def kind_of(error: BaseException) -> ErrorKind:
     fields = {}
     for name, _ in _fields_of(type(error)):
         data = _encoded(getattr(error, name))
-        if len(data) <= _LARGEST_FIELD:
+        if len(data) <= _MAX_FIELD_BYTES:
             fields[name] = data
     return ErrorKind(kinds=_names(type(error)), fields=fields)
 
 
 def restated(error: EvenerError, sentence: str) -> EvenerError:
-    """An error of the class and with the fields of `error` that says `sentence`."""
+    """Return an error with the class and the fields of `error`, and with `sentence`."""
     return kind_of(error).as_error(sentence)
 
 
 def _names(kind: type[EvenerError]) -> tuple[str, ...]:
-    return tuple(one.__name__ for one in kind.__mro__ if issubclass(one, EvenerError))[-_MOST_KINDS:]
+    return tuple(one.__name__ for one in kind.__mro__ if issubclass(one, EvenerError))[-_MAX_KINDS:]
 
 
 def _known(names: tuple[str, ...]) -> type[EvenerError]:
-    """The first of the classes that this process has."""
+    """Return the first of the classes that this process has."""
     known = {kind.__name__: kind for kind in _all_below(EvenerError)}
     return next((known[name] for name in names if name in known), EvenerError)
 
@@ -80,14 +80,14 @@ def _all_below(kind: type[EvenerError]) -> Iterator[type[EvenerError]]:
 
 
 def _fields_of(kind: type[EvenerError]) -> Iterator[tuple[str, Any]]:
-    """Name and type of every field that the class, or one above it, declares."""
+    """Yield name and type of every field of the class and its base classes."""
     for name, hint in get_type_hints(kind).items():
         if get_origin(hint) is not ClassVar:
             yield name, hint
 
 
 def _encoded(value: Any) -> bytes:
-    """`value` as MessagePack, or a description of a value that has no form there."""
+    """Encode `value` as MessagePack, or a description of it if that is not possible."""
     try:
         return msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -95,7 +95,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def _printable(value: Any) -> Any:
-    """`value` with text that can be shown: what comes from another machine reaches a terminal."""
+    """Return `value` with printable text, since values from other machines are shown on a terminal."""
     if isinstance(value, tuple):
         return tuple(_printable(one) for one in value)
     if isinstance(value, dict):

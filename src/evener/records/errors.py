@@ -1,22 +1,22 @@
-"""Every error that Evener raises on purpose: one sentence for the user, one exit code for the shell.
+"""All errors that Evener raises on purpose: one sentence for the user, one exit code for the shell.
 
 EvenerError                 1
 |- InvalidInput             2   a wrong argument, file or task; nothing was started
 |  |- InvalidValue              a field has a value that is not allowed
-|  |- InvalidFile               a file does not hold what it should
-|  |- NotExact                the ranks would train something else than one process does
-|  |  `- OutOfStep            ranks have come to different calls, and would wait for each other for ever
+|  |- InvalidFile               a file has wrong contents
+|  |- NotExact                the ranks would not train the same as one process
+|  |  `- OutOfStep            ranks have reached different calls, and would wait for each other for ever
 |  |- FolderInUse            another run writes into the folder
-|  |- MissingFile               a file or data set is not there; says what to fetch from where
-|  `- MissingExtra              an optional dependency is not installed; says what to type
+|  |- MissingFile               a file or data set is missing; says what to fetch from where
+|  `- MissingExtra              an optional dependency is not installed; says how to install it
 |- TrainingFailed           3   the task itself failed: its code raised, or its loss is not finite
 |  |- NonFiniteLoss
 |  `- NoUsableNode             no node can take part in a run; says why each cannot
-|- CannotWrite              1   the disk is full or gone; says what of a run is kept
-|- NodeLost                 4   a node died, stopped answering, or cannot be reached
+|- CannotWrite              1   the disk is full or gone; says what remains of a run
+|- NodeLost                 4   a node died, stopped responding, or cannot be reached
 |  `- LineCut               4   a node does not reach another one that all others reach
 |- DoesNotFit               5   no division of the work fits the memory
-|- NotNeeded                6   a node would make a run slower, and is left out; the run goes on
+|- NotNeeded                6   a node would slow a run down; the run continues without it
 `- Interrupted            130   the user (or the scheduler) asked to stop; the checkpoint is written
 """
 
@@ -38,27 +38,27 @@ from typing import ClassVar, TypeGuard
 class EvenerError(Exception):
     """Base of all errors below; `str()` of it is one sentence without a traceback.
 
-    Class and fields survive the way to another process (`error_kind.py`); a field is an annotated attribute with a
-    default.
+    Class and fields are kept when an error is sent to another process (`error_kind.py`); a field is an annotated
+    attribute with a default.
     """
 
     exit_code: ClassVar[int] = 1
 
 
 class InvalidInput(EvenerError):
-    """What was asked for cannot be done as it stands; nothing was started."""
+    """Raised if a request cannot be fulfilled; nothing was started."""
 
     exit_code: ClassVar[int] = 2
 
 
 class InvalidValue(InvalidInput, ValueError):
-    """A field has a value that is not allowed.
+    """Raised if a field has a value that is not allowed.
 
     Args:
         field: name of the field or option, as the user writes it.
-        value: the offending value.
-        allowed: what is allowed, in words.
-        advice: to say behind it.
+        value: offending value.
+        allowed: description of the allowed values.
+        advice: text to append.
     """
 
     field: str = ""
@@ -71,19 +71,19 @@ class InvalidValue(InvalidInput, ValueError):
 
 
 class InvalidFile(InvalidInput):
-    """A file does not hold what it should; names file, field, value and what is allowed."""
+    """Raised if a file has wrong contents; names file, field, value and what is allowed."""
 
 
 class NotExact(InvalidInput):
-    """The ranks would train something else than one process does; says what differs, and how far."""
+    """Raised if the ranks would not train the same as one process; says what differs, and by how much."""
 
 
 class NeedsRanks(NotExact):
-    """Nodes that agree through a master would train something else than one process; ranks together may train it.
+    """Raised if nodes on leases would not train the same as one process, but ranks that work together may.
 
     Args:
-        reason: what such nodes cannot do, as a clause.
-        advice: what the user can do.
+        reason: clause that says what such nodes cannot do.
+        advice: advice for the user.
     """
 
     reason: str = ""
@@ -94,43 +94,43 @@ class NeedsRanks(NotExact):
 
 
 class UnknownOptimizer(InvalidInput):
-    """The server has no optimizer that does what the task's does.
+    """Raised if the server has no optimizer that is equivalent to the task's.
 
     Args:
-        what: name of the optimizer, or of the option of it that the server lacks.
+        what: name of the optimizer, or of its option that the server lacks.
     """
 
     what: str = ""
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"the server does as SGD, Adam and AdamW do, and does not know {what}; "
-            "with --agreement average or diloco every node uses the task's own optimiser"
+            f"the server supports SGD, Adam and AdamW, but not {what}; "
+            "with --agreement average or diloco every node uses the task's own optimizer"
         )
         self.what = what
 
 
 class OutOfStep(NotExact):
-    """Nodes have come to different calls, so that each would wait for the other for ever.
+    """Raised if nodes have reached different calls, so that each would wait for the other for ever.
 
     Args:
-        calls: what each of two nodes has come to, by the name of the node.
+        calls: call that each of two nodes has reached, by the name of the node.
         advice: what the program has to do instead.
     """
 
     calls: dict[str, str] = {}
 
     def __init__(self, calls: Mapping[str, str], advice: str) -> None:
-        places = ", ".join(f"node {node} has come to {call}" for node, call in calls.items())
-        super().__init__(f"the nodes do different things at the same time: {places}; {advice}")
+        places = ", ".join(f"node {node} has reached {call}" for node, call in calls.items())
+        super().__init__(f"the nodes have reached different calls: {places}; {advice}")
         self.calls = dict(calls)
 
 
 class FolderInUse(InvalidInput):
-    """Another process writes into the folder of a run.
+    """Raised if another process writes into the folder of a run.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         holder: process that writes there, as far as it is known: `process 7 on pc1`.
     """
 
@@ -146,26 +146,26 @@ class FolderInUse(InvalidInput):
 
 
 class MissingFile(InvalidInput):
-    """A file, folder or data set is not there; the sentence says what to do."""
+    """Raised if a file, folder or data set is missing; the sentence says what to do."""
 
 
 class MissingExtra(InvalidInput):
-    """An optional dependency is not installed; the sentence says what to type."""
+    """Raised if an optional dependency is not installed; the sentence says how to install it."""
 
 
 class TrainingFailed(EvenerError):
-    """The task's own code failed, or produced what cannot be trained on."""
+    """Raised if the task's own code failed, or its results cannot be trained on."""
 
     exit_code: ClassVar[int] = 3
 
 
 class NonFiniteLoss(TrainingFailed):
-    """A loss is NaN or infinite.
+    """Raised if a loss is NaN or infinite.
 
     Args:
-        node: name of the node on which it was seen.
-        step: optimiser step, from 1.
-        loss: the value.
+        node: name of the node on which it arose.
+        step: optimizer step, from 1.
+        loss: value of the loss.
     """
 
     node: str = ""
@@ -178,16 +178,16 @@ class NonFiniteLoss(TrainingFailed):
 
 
 class NoUsableNode(TrainingFailed):
-    """No node of a master can take part in a run; says why each of them cannot."""
+    """Raised if no node of a master can take part in a run; says why each of them cannot."""
 
 
 class CannotWrite(EvenerError):
-    """A result could not be written, as the disk is full or gone.
+    """Raised if a result could not be written, since the disk is full or gone.
 
     Args:
-        path: of the result.
-        error: why.
-        advice: what is kept nevertheless.
+        path: path of the result.
+        error: error of the system.
+        advice: what remains nevertheless.
     """
 
     def __init__(self, path: Path, error: Exception, advice: str = "") -> None:
@@ -196,11 +196,11 @@ class CannotWrite(EvenerError):
 
 
 class NodeLost(EvenerError):
-    """A node died, stopped answering or cannot be reached.
+    """Raised if a node died, stopped responding or cannot be reached.
 
     Args:
-        sentence: names node, rank and step.
-        nodes: names of the nodes that are lost; empty where the process that raises this does not know them.
+        sentence: sentence that names node, rank and step.
+        nodes: names of the lost nodes; empty where the process that raises this does not know them.
     """
 
     exit_code: ClassVar[int] = 4
@@ -216,19 +216,19 @@ class LineCut(NodeLost):
 
 
 class DoesNotFit(EvenerError):
-    """No division of the work fits the memory of the nodes; says which batch would."""
+    """Raised if no division of the work fits the memory of the nodes; says which batch would."""
 
     exit_code: ClassVar[int] = 5
 
 
 class NotNeeded(EvenerError):
-    """A node would make the steps of a run longer, which begins or goes on without it; says what was predicted."""
+    """Raised if adding the node would slow training down; carries the prediction."""
 
     exit_code: ClassVar[int] = 6
 
 
 class Interrupted(EvenerError):
-    """The user or the scheduler asked to stop; says where the run can be resumed from."""
+    """Raised if the user or the scheduler asked to stop; says where the run can be resumed from."""
 
     exit_code: ClassVar[int] = 130
 
@@ -256,20 +256,20 @@ def require_not_negative(owner: object, *fields: str) -> None:
 
 
 def require_one_of(field: str, value: str, choices: Iterable[str]) -> None:
-    """Raise InvalidValue, which suggests what was meant, unless `value` is one of `choices`."""
+    """Raise InvalidValue, with a suggestion, unless `value` is one of `choices`."""
     known = list(choices)
     if value not in known:
         raise InvalidValue(field, value, f"one of {', '.join(known)}", nearest(value, known))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`, did you mean 'x'?` if one of `known` looks like `name`, else nothing."""
+    """Return `, did you mean 'x'?` if one of `known` is similar to `name`, else nothing."""
     match = difflib.get_close_matches(name, list(known), n=1)
     return f", did you mean {match[0]!r}?" if match else ""
 
 
 def explain(error: BaseException) -> tuple[str, str]:
-    """Sentence and traceback of an error; the traceback is empty where the sentence says it all."""
+    """Return sentence and traceback of an error; the traceback is empty where the sentence is enough."""
     if isinstance(error, EvenerError):
         return str(error), ""
     if isinstance(error, KeyboardInterrupt):
@@ -282,18 +282,18 @@ def explain(error: BaseException) -> tuple[str, str]:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The code with which a command ends by `error`."""
+    """Return the exit code of a command that ends with `error`."""
     if isinstance(error, EvenerError):
         return error.exit_code
     return Interrupted.exit_code if isinstance(error, KeyboardInterrupt) else EvenerError.exit_code
 
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def is_of_the_disk(error: BaseException) -> TypeGuard[OSError]:
-    """Whether the system says that a disk is full, or cannot be written to."""
-    return isinstance(error, OSError) and error.errno in _OF_THE_DISK
+    """Return whether the error means that a disk is full, or cannot be written to."""
+    return isinstance(error, OSError) and error.errno in _DISK_ERRORS
 
 
 _OF_THE_SYSTEM = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENAMETOOLONG)
@@ -310,58 +310,60 @@ def words_of_the_system(error: BaseException) -> str:
 
 
 def end_process(error: EvenerError) -> None:
-    """End this process at once by `error`, which the user reads; for a process that nobody else relays."""
+    """Print `error` and end this process at once, in a process whose errors no other one reports."""
     os.write(2, f"evener: {error}\n".encode())
     os._exit(error.exit_code)
 
 
 def first_line(error: BaseException) -> str:
-    """What `error` says, as far as the end of the line; its class if it says nothing."""
+    """Return the first line of the message of `error`; its class if the message is empty."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 _IN_THE_MODEL = "in the model at "
 _CALLED = "in the task's "
 _PASSED_ON = "Original Traceback (most recent call last):"
-"""PyTorch puts it into the message of an error that a process of a data loader raised."""
+"""Text that PyTorch puts into the message of an error of a data loader's process."""
 _MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
-_MAX_WORDS = 600
+_MAX_LENGTH = 600
 
 
 def is_users(filename: str) -> bool:
-    """Whether the code of a file is neither Evener's nor a library's."""
-    return not filename.startswith(_not_the_users())
+    """Return whether the code of a file belongs neither to Evener nor to a library."""
+    return not filename.startswith(_library_folders())
 
 
 def file_line(filename: str, line: int | None, code: str = "") -> str:
-    """A place in a file as users read it: its path from the current folder where it lies below, and its code, cut."""
+    """Return a place in a file: its path, relative to the current folder if possible, line, and shortened code."""
     path = Path(filename)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{shown}, line {line}" + (f" (`{shorten(code, 80, placeholder=' ...')}`)" if code else "")
 
 
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Where in the user's own files `error` arose; None if it arose in ours or the libraries'."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
-    return own[-1] if own else None
+    """Return the frame in the user's own files where `error` arose; None if there is none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return frames[-1] if frames else None
 
 
 def note_place(error: BaseException, place: str) -> None:
-    """Say with `error` where in the model it arose; what was said before, further inside, stays."""
-    is_told = isinstance(error, EvenerError) and not isinstance(error, InvalidInput)  # of another rank, of a signal
-    if not is_told and not is_noted(error):
+    """Add to `error` the place in the model where it arose; an earlier note, from further inside, stays."""
+    is_relayed = isinstance(error, EvenerError) and not isinstance(
+        error, InvalidInput
+    )  # from another rank, or a signal
+    if not is_relayed and not is_noted(error):
         error.add_note(f"{_IN_THE_MODEL}{place}")
 
 
 def note_call(error: BaseException, call: str) -> None:
-    """Say with `error` which function of the user's raised it, or called the library that did; the first note stays."""
+    """Add to `error` the user's function that raised it, or called the library that did; the first note stays."""
     if not isinstance(error, EvenerError) and not _noted(error, _CALLED):
         error.add_note(f"{_CALLED}{call}")
 
 
 @contextmanager
 def noting(call: str) -> Iterator[None]:
-    """Inside, every error that arises says that it came of `call`, which is the user's; see `note_call`."""
+    """Add the user's `call` to every error that arises inside; see `note_call`."""
     try:
         yield
     except Exception as error:
@@ -370,12 +372,12 @@ def noting(call: str) -> Iterator[None]:
 
 
 def is_noted(error: BaseException) -> bool:
-    """Whether it arose in an operation of the model, by `note_place`."""
+    """Return whether the error arose in an operation of the model, by `note_place`."""
     return bool(_noted(error))
 
 
 def place_of(error: BaseException) -> str:
-    """Where in the model `error` arose, or else in the user's own files or functions, in brackets; empty if unknown."""
+    """Return where in the model, or in the user's files or functions, `error` arose, in brackets; empty if unknown."""
     if place := _noted(error):
         return f" ({place})"
     frame = user_frame(error)
@@ -387,23 +389,23 @@ def place_of(error: BaseException) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """What `error` is and says, on one line; of an error in a data loader's process, what was raised there."""
+    """Return class and message of `error` on one line; of an error in a data loader's process, the original ones."""
     try:
         text = str(error).strip()
-    except Exception:  # the user's own class may fail at it
+    except Exception:  # the user's own class may raise in it
         text = ""
-    said = _passed_on(error)[0] or (f"{type(error).__name__}: {text}" if text else type(error).__name__)
-    return shorten(said, _MAX_WORDS, placeholder=" ...")
+    message = _passed_on(error)[0] or (f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    return shorten(message, _MAX_LENGTH, placeholder=" ...")
 
 
 def _passed_on(error: BaseException) -> tuple[str, str]:
-    """What an error of a data loader's process says, and its note; both empty of another error."""
+    """Return the message of an error of a data loader's process, and its note; both empty for another error."""
     if not error.args or _PASSED_ON not in (text := str(error.args[0])):
         return "", ""
     lines = text.strip().splitlines()
     notes = [line for line in lines if line.startswith(_CALLED)]
-    said = [line for line in lines if line[:1].strip() and not line.startswith((_CALLED, _PASSED_ON, "Caught "))]
-    return said[-1] if said else lines[0], notes[0] if notes else "in a process that loads data"
+    messages = [line for line in lines if line[:1].strip() and not line.startswith((_CALLED, _PASSED_ON, "Caught "))]
+    return messages[-1] if messages else lines[0], notes[0] if notes else "in a process that loads data"
 
 
 def _noted(error: BaseException, kind: str = _IN_THE_MODEL) -> str:
@@ -411,18 +413,18 @@ def _noted(error: BaseException, kind: str = _IN_THE_MODEL) -> str:
 
 
 def _module_of(error: BaseException) -> str:
-    """The inmost module of PyTorch's whose call raised `error`, for a model that is made of PyTorch's own modules."""
-    found, trace = "", error.__traceback__
+    """Return the innermost PyTorch module whose call raised `error`, for a model of PyTorch's own modules."""
+    place, trace = "", error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if code.co_name == "_call_impl" and code.co_filename.endswith(_MODULE_FILE):
-            found = f"in {type(trace.tb_frame.f_locals.get('self')).__name__} of the model"
+            place = f"in {type(trace.tb_frame.f_locals.get('self')).__name__} of the model"
         trace = trace.tb_next
-    return found
+    return place
 
 
 @cache
-def _not_the_users() -> tuple[str, ...]:
-    import sysconfig  # takes its time, and only what fails needs it
+def _library_folders() -> tuple[str, ...]:
+    import sysconfig  # slow to import, and only needed after an error
 
     return (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")), "<")

@@ -1,4 +1,4 @@
-"""Writes events.jsonl: all that happens in a run, while it happens. It only ever grows; `event_tail` reads it."""
+"""Writes events.jsonl, the log of all events of a run, which only grows; `event_tail` reads it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from evener.records.history import Entry
 from evener.records.plan import Plan
 from evener.records.record import Epoch, Step, TrainRecord
 
-_MOMENT = 0.25
-"""Seconds whose steps are one line; as many times that as there are nodes by 16."""
+_INTERVAL_S = 0.25
+"""Seconds whose steps are summed in one line, times the number of nodes divided by 16."""
 _NODES = 16
 _CHAPTER = 64
 _COARSER_BYTES = 2**25
 
 
 class _Sum:
-    """Events with all steps between two plans summed into one."""
+    """Events, with all steps between two plans summed into one."""
 
     def __init__(self) -> None:
         self._events: list[RunEvent] = []
@@ -32,7 +32,7 @@ class _Sum:
         self._columns = 0
 
     def add(self, event: RunEvent) -> None:
-        """One more."""
+        """Add an event."""
         if isinstance(event, Step):
             if len(event.nodes) != self._columns:
                 self._close()
@@ -44,7 +44,7 @@ class _Sum:
         self._events.append(event)
 
     def take(self) -> list[RunEvent]:
-        """All of them; none is left."""
+        """Return and remove all events."""
         self._close()
         events, self._events = self._events, []
         return events
@@ -60,15 +60,15 @@ def _encoded(line: LogLine | LogChapter) -> bytes:
 
 
 class EventLog:
-    """Writes the events of a run, one after the other; close it. A log that is there is gone on with.
+    """Writes the events of a run, one after the other; close it. An existing log is continued.
 
     Args:
-        path: of the file.
-        notify: is told, once, that the disk is full or gone; nothing is written from then on.
+        path: path of the file.
+        notify: called once if the disk is full or gone; nothing is written from then on.
         clock: seconds since 1970.
-        private: readable for this user only.
-        show: is given every line, too, whether it could be written or not.
-        most_bytes: of the file; nothing is written beyond them.
+        private: whether the file is readable for this user only.
+        show: called with every line, whether it could be written or not.
+        most_bytes: limit of the file.
     """
 
     def __init__(
@@ -89,19 +89,19 @@ class EventLog:
         self._file: BinaryIO | None = None
         try:
             path.touch(mode=0o600 if private else 0o666)
-            self._go_on()
+            self._continue()
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             self._fail(error)
         self._offset = self._file.tell() if self._file else 0
-        if self._offset:  # whoever wrote here before may have died within a line
+        if self._offset:  # an earlier process may have died within a line
             self._write(b"\n")
 
     def add(self, event: RunEvent) -> None:
-        """Keep `event`: a step with those of its moment, anything else at once; the end of an epoch is none."""
+        """Add `event`: steps are summed over an interval, others are written at once; ends of epochs are ignored."""
         if isinstance(event, Epoch):
             return
-        if isinstance(event, TrainRecord):  # its steps are here already
+        if isinstance(event, TrainRecord):  # its steps are in the log already
             event = msgspec.structs.replace(event, steps=(), validations=(), events=())
         self._moment.add(event)
         wait = self._seconds_apart(event) if isinstance(event, Step) else 0.0
@@ -109,11 +109,11 @@ class EventLog:
             self.flush()
 
     def _seconds_apart(self, step: Step) -> float:
-        """Between two lines of steps: twice as many whenever the file has grown by so much, which bounds it."""
-        return _MOMENT * max(1, len(step.nodes) // _NODES) * 2.0 ** (self._offset // _COARSER_BYTES)
+        """Return the seconds between two lines of steps, which double as the file grows, to bound it."""
+        return _INTERVAL_S * max(1, len(step.nodes) // _NODES) * 2.0 ** (self._offset // _COARSER_BYTES)
 
     def flush(self) -> None:
-        """Have everything in the file."""
+        """Write all events to the file."""
         if not (events := self._moment.take()):
             return
         self._written = self._clock()
@@ -128,14 +128,14 @@ class EventLog:
             self._back = begin
 
     def close(self) -> None:
-        """The last line."""
+        """Write the last line, and close the file."""
         self.flush()
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _go_on(self) -> None:
-        """Know what the log that is there has in no chapter yet."""
+    def _continue(self) -> None:
+        """Load the events of an existing log that are in no chapter yet."""
         self._back = last_chapter(self._path)
         for moment in lines_after(self._path, self._back):
             self._lines += 1
@@ -146,7 +146,7 @@ class EventLog:
         if self._file is None:
             return
         if self._most_bytes is not None and self._offset + len(data) > self._most_bytes:
-            self._fail(OSError(errno.EFBIG, f"it has {self._most_bytes} bytes, which is the limit"))
+            self._fail(OSError(errno.EFBIG, f"the limit is {self._most_bytes} bytes"))
             return
         try:
             self._file.write(data)
@@ -156,6 +156,6 @@ class EventLog:
 
     def _fail(self, error: OSError) -> None:
         if self._file is not None:
-            self._file.close()  # nothing of it is buffered
+            self._file.close()  # the file has no buffer
         self._file = None
-        self._notify(f"cannot write {self._path} ({error.strerror}): the live page of this run stands still")
+        self._notify(f"cannot write {self._path} ({error.strerror}): the live page of this run has stopped")

@@ -1,4 +1,4 @@
-"""Events of a run as they travel to whoever shows it: a rank's to its launcher, the master's to a command; as JSON."""
+"""Events of a run as they are sent to viewers: from a rank to its launcher, from the master to a command; as JSON."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from evener.records.record import Epoch, Event, Step, TrainRecord, Validation
 from evener.records.schema import Amount, Part, decode_printable
 
 MOST_EVENTS_BYTES = 2**20
-"""That a process shows at a time, but for its record."""
+"""Limit of the events that a process sends at a time, without its record."""
 
 
 class Phase(Part, frozen=True, kw_only=True):
-    """What a run is about from now on; shown while it lasts, and in no record.
+    """The current phase of a run; it is shown, but not recorded.
 
     Attributes:
-        what: it does, such as `measuring`.
-        detail: of that, in words.
-        num_samples: that will have been trained on at the end of it; 0 where that is not known, or means nothing.
-        done: of these, before it began.
-        epochs: of the run; 0 likewise.
-        options: as of a `TrainRecord`; empty where they were told before.
-        task: name of the task; empty likewise.
-        file: name of the file that defines the task, without its folder; empty likewise, and for built-in tasks.
+        what: activity, such as `measuring`.
+        detail: details of the activity.
+        num_samples: samples that will have been trained on at its end; 0 where that is unknown or meaningless.
+        done: samples before it began.
+        epochs: epochs of the run; 0 where that is unknown.
+        options: options as in a `TrainRecord`; empty where they were sent before.
+        task: name of the task; empty where it was sent before.
+        file: name of the file that defines the task, without its folder; empty for built-in tasks too.
     """
 
     what: str
@@ -49,20 +49,20 @@ _single = msgspec.json.Decoder(tuple[tuple[str, msgspec.Raw]])
 
 
 def encode_events(events: Sequence[RunEvent]) -> bytes:
-    """A buffer of `events`, each with the name of its class."""
+    """Encode `events`, each with the name of its class."""
     return msgspec.json.encode([(type(event).__name__, event) for event in events])
 
 
 def decode_events(data: bytes | memoryview) -> list[RunEvent]:
-    """The events in a buffer, their texts printable. Raises msgspec.DecodeError."""
+    """Decode the events in a buffer, their texts printable. Raises msgspec.DecodeError."""
     return [decode_printable(raw, _kind_of(name)) for name, raw in _decoder.decode(data)]
 
 
 def sized_events(data: bytes | memoryview, most: int) -> Iterator[tuple[int, RunEvent]]:
-    """The same with the bytes of each, but for events of more than `most` bytes; a record may be larger, alone.
+    """Yield each event with its size, without events of more than `most` bytes; a single record may be larger.
 
     Raises:
-        msgspec.DecodeError: there are none, or there is something else beside a large record.
+        msgspec.DecodeError: there are no events, or a large record is not alone.
     """
     is_large = len(data) > MOST_EVENTS_BYTES
     rows = _single.decode(data) if is_large else _decoder.decode(data)

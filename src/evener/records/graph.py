@@ -1,4 +1,4 @@
-"""ModelGraph: what the model is, layer by layer, per sample; made by `trace`, read by the oracle."""
+"""ModelGraph: the layers of a model, per sample; made by `trace`, read by the oracle."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Dim = Literal["sample", "channel", "filter", "row", "column"]
 
 
 class Window(Part, frozen=True, kw_only=True):
-    """What a convolution or pooling reads: output row o reads input rows [o*stride - padding, ... + extent).
+    """The window of a convolution or pooling: output row o reads input rows [o*stride - padding, ... + extent).
 
-    A transposed one writes where the other reads: input row i adds to output rows [i*stride - padding, ... + extent).
+    A transposed one writes instead: input row i adds to output rows [i*stride - padding, ... + extent).
 
     Attributes:
         kernel, stride, padding, dilation: one number for each extent dim: rows, columns (depth, rows, columns in 3-D).
@@ -40,11 +40,11 @@ class Window(Part, frozen=True, kw_only=True):
 
     @property
     def halo(self) -> tuple[int, int]:
-        """Rows above and below input rows [a*stride, b*stride) that output rows [a, b) read, too."""
+        """Rows above and below input rows [a*stride, b*stride) that output rows [a, b) also read."""
         return self.padding[0], max(0, self.extent[0] - self.stride[0] - self.padding[0])
 
     def resize(self, sizes: tuple[int, ...], ceil: bool = False) -> tuple[int, ...]:
-        """Rows, columns ... of the output for those of the input; `ceil` counts a window that ends outside."""
+        """Return the output's rows, columns ... for those of the input; `ceil` counts a window that ends outside."""
         if self.transposed:
             grown = zip(sizes, self.extent, self.stride, self.padding, strict=True)
             return tuple((size - 1) * stride - 2 * before + extent for size, extent, stride, before in grown)
@@ -60,15 +60,15 @@ class Layer(Part, frozen=True, kw_only=True):
     Attributes:
         name: dotted module name, unique in the graph.
         kind: class of the module, such as `Conv2d`.
-        output_shape: of one sample, without the sample dim, such as (C, H, W).
-        parameters: number of trainable scalars that this layer owns (shared ones are counted at their first layer).
+        output_shape: shape of one sample's output, without the sample dim, such as (C, H, W).
+        parameters: number of trainable scalars of this layer (shared ones are counted at their first layer).
         forward_flops: floating-point operations of the forward pass per sample (a multiply-add counts two).
-        activation_bytes: kept for the backward pass per sample.
+        activation_bytes: bytes per sample stored for the backward pass.
         splits: dims along which the layer's work can be divided.
         inputs: names of the layers whose outputs this one reads; empty for the first.
-        input_shape: of the tensor that the layer's module takes, of one sample; empty where it is not known.
-        window: of a convolution or pooling; None for other layers.
-        groups: of a convolution whose filters read a part of the channels each.
+        input_shape: shape of one sample's input; empty where it is not known.
+        window: window of a convolution or pooling; None for other layers.
+        groups: groups of a grouped convolution.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Layer(Part, frozen=True, kw_only=True):
 
     @property
     def bias(self) -> int:
-        """Those of a weighted layer's parameters that a division of its channels leaves whole."""
+        """Parameters of a weighted layer that a division of its channels leaves whole."""
         kernel = math.prod(self.window.kernel) if self.window else 1
         return max(0, self.parameters - self.filters * self.channels * kernel // self.groups) if self.has_weights else 0
 
@@ -123,7 +123,7 @@ class Layer(Part, frozen=True, kw_only=True):
 
 
 def _features(shape: tuple[int, ...], images: bool) -> int:
-    """The size of the dim that holds features; 0 of an unknown shape."""
+    """Return the size of the dim that holds features; 0 for an unknown shape."""
     return (shape[0] if images else shape[-1]) if shape else 0
 
 
@@ -131,10 +131,10 @@ class ModelGraph(Noun, frozen=True, kw_only=True):
     """A model as its layers in order of execution.
 
     Attributes:
-        name: of the model.
-        layers: in order; every input names an earlier layer.
+        name: name of the model.
+        layers: layers in order; every input names an earlier layer.
         element_bytes: bytes of one parameter and one activation (4 for float32).
-        buffer_bytes: of state that is not trained (running statistics).
+        buffer_bytes: bytes of state that is not trained (running statistics).
     """
 
     name: str
@@ -155,7 +155,7 @@ class ModelGraph(Noun, frozen=True, kw_only=True):
 
     @property
     def by_name(self) -> dict[str, Layer]:
-        """Every layer by its name."""
+        """Layers by name."""
         return {layer.name: layer for layer in self.layers}
 
     @property
@@ -175,5 +175,5 @@ class ModelGraph(Noun, frozen=True, kw_only=True):
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes per sample kept for the backward pass."""
+        """Bytes per sample stored for the backward pass."""
         return sum(layer.activation_bytes for layer in self.layers)

@@ -1,7 +1,7 @@
-"""What happened in a run, step by step and node by node, in bounded memory: what its record is made of.
+"""The history of a run, step by step and node by node, in bounded memory, from which its record is made.
 
-Steps come by the thousand a second: an entry here is a few plain numbers. When there are too many, neighbours are
-summed, twice as many each time; what is shown while the run goes on is summed over a fraction of a second.
+There may be thousands of steps per second, so an entry is a few plain numbers. When there are too many entries,
+neighbours are summed, twice as many each time; shown steps are summed over a fraction of a second.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _CAPACITY = 4096
 
 @dataclass(slots=True)
 class NodeWork:
-    """What one node did in an entry.
+    """The work of one node in an entry.
 
     Attributes:
         compute_seconds: FB.
         sent: bytes of its contributions, or handed to collectives.
-        received: bytes of weights that it was sent.
+        received: bytes of weights that it received.
         saved: bytes that compression saved, of both.
-        wait_seconds: GE; None where whatever it did not compute it waited.
+        wait_seconds: GE; None if it waited whenever it did not compute.
         cpu_seconds: CPU time of its process; 0 where that is not known.
-        memory: bytes at its peak until then; likewise.
+        memory: peak memory in bytes; 0 where that is not known.
     """
 
     samples: int = 0
@@ -44,7 +44,7 @@ class NodeWork:
     memory: int = 0
 
     def add(self, other: NodeWork) -> None:
-        """Count what `other` did as well."""
+        """Add the work of `other`."""
         self.samples += other.samples
         self.compute_seconds += other.compute_seconds
         self.sent += other.sent
@@ -59,7 +59,7 @@ class NodeWork:
 
     @classmethod
     def of(cls, node: NodeStep) -> NodeWork:
-        """What a part of a step tells."""
+        """Return the work in a node's part of a step."""
         return cls(
             samples=node.samples,
             compute_seconds=node.compute_seconds,
@@ -73,11 +73,11 @@ class NodeWork:
 
     @property
     def busy_seconds(self) -> float:
-        """IO, FB and WU."""
+        """Seconds of IO, FB and WU."""
         return self.io_seconds + self.compute_seconds + self.update_seconds
 
     def step(self, seconds: float) -> NodeStep:
-        """As a part of a record, of an entry of so many seconds."""
+        """Return the node's part of a step, for an entry of so many seconds."""
         waited = max(0.0, seconds - self.compute_seconds) if self.wait_seconds is None else self.wait_seconds
         return NodeStep(
             samples=self.samples,
@@ -96,13 +96,13 @@ class Entry:
     """Some neighbouring steps, summed.
 
     Attributes:
-        step: the last one, from 1.
-        epoch: of that, from 0.
-        loss: summed over the samples.
-        seconds: of all `steps`.
-        staleness: of all `contributions` together.
-        nodes: what each did, by name.
-        untold: samples whose loss is not known.
+        step: number of the last step, from 1.
+        epoch: epoch of that step, from 0.
+        loss: sum over the samples.
+        seconds: seconds of all `steps`.
+        staleness: sum over all `contributions`.
+        nodes: work by node.
+        num_unknown: samples whose loss is not known.
     """
 
     step: int = 0
@@ -114,11 +114,11 @@ class Entry:
     contributions: int = 0
     staleness: float = 0
     nodes: dict[str, NodeWork] = field(default_factory=dict)
-    untold: int = 0
+    num_unknown: int = 0
 
     @classmethod
     def of(cls, step: Step, names: Sequence[str]) -> Entry:
-        """What `step` tells, whose columns have these names."""
+        """Return an entry for `step`, whose columns have these names."""
         return cls(
             step=step.step,
             epoch=step.epoch,
@@ -129,17 +129,17 @@ class Entry:
             contributions=1,
             staleness=step.staleness,
             nodes={name: NodeWork.of(node) for name, node in zip(names, step.nodes, strict=True)},
-            untold=step.samples if step.loss is None else 0,
+            num_unknown=step.samples if step.loss is None else 0,
         )
 
     @property
     def mean_loss(self) -> float | None:
-        """Over the samples whose loss is known; None if there are some, and none of them is."""
-        told = self.samples - self.untold
-        return self.loss / told if told else None if self.samples else 0.0
+        """Mean over the samples whose loss is known; None if it is known for none of them."""
+        num_known = self.samples - self.num_unknown
+        return self.loss / num_known if num_known else None if self.samples else 0.0
 
     def add(self, other: Entry) -> None:
-        """Count the later steps in `other` as well."""
+        """Add the later steps of `other`."""
         self.step, self.epoch = other.step, other.epoch
         self.samples += other.samples
         self.loss += other.loss
@@ -147,15 +147,15 @@ class Entry:
         self.steps += other.steps
         self.contributions += other.contributions
         self.staleness += other.staleness
-        self.untold += other.untold
+        self.num_unknown += other.num_unknown
         for name, work in other.nodes.items():
-            own = self.nodes.get(name)
-            if own is None:
-                own = self.nodes[name] = NodeWork()
-            own.add(work)
+            total = self.nodes.get(name)
+            if total is None:
+                total = self.nodes[name] = NodeWork()
+            total.add(work)
 
     def as_step(self, names: Sequence[str]) -> Step:
-        """As a part of a record, with a column for each of `names`."""
+        """Return the entry as a step of a record, with a column for each of `names`."""
         return Step(
             step=self.step,
             epoch=self.epoch,
@@ -168,13 +168,13 @@ class Entry:
 
 
 def fraction_of_ideal(entries: Iterable[Entry], plan: Plan) -> float | None:
-    """Samples per second, as a fraction of what the nodes do together when none waits.
+    """Return samples per second, as a fraction of the nodes' speed together if none waits.
 
     Where nodes divide samples, the ideal is the sum over nodes of samples / busy seconds: loading, computing, updating.
     A node counts for the steps in which it worked. Where nodes divide a model, it is the busy part of all nodes' time.
 
     Returns:
-        In [0, 1]; None if fewer than two nodes worked, for a single one waits for nobody.
+        In [0, 1]; None if fewer than two nodes worked, since a single one never waits.
     """
     total = Entry()
     present: dict[str, float] = {}
@@ -193,22 +193,22 @@ def fraction_of_ideal(entries: Iterable[Entry], plan: Plan) -> float | None:
 
 
 class History(msgspec.Struct, kw_only=True):
-    """The history of one run; encoded as it is, it can be written down, and goes on where it was.
+    """The history of one run, which can be saved and continued.
 
     Attributes:
-        totals: what every node did that ever had a part in the run, by name, in the order in which they came.
-        since: `seconds` when each of them came.
-        epochs: that have ended at a master, in their order.
-        every: steps that one entry sums.
-        entries: of so many steps each.
-        open: the entry that is not yet full.
-        unread: what `news` has not given yet.
-        seconds: of all steps, without validation.
-        loss: of the last step whose loss is known.
-        epoch: of the last step.
-        lost_seconds: in which nothing was computed that counts, as nodes were lost or came.
-        wall_seconds: of the whole loop, validation and checkpoints included, where one process has it.
-        keeps_news: whether anybody asks for `news`.
+        totals: work of every node that ever took part in the run, by name, in the order in which they joined.
+        since: `seconds` when each of them joined.
+        epochs: ended epochs at a master, in order.
+        every: number of steps in one entry.
+        entries: entries of so many steps each.
+        open: entry that is not yet full.
+        unread: steps that `news` has not returned yet.
+        seconds: seconds of all steps, without validation.
+        loss: loss of the last step whose loss is known.
+        epoch: epoch of the last step.
+        lost_seconds: seconds of work that does not count, because nodes were lost or joined.
+        wall_seconds: seconds of the whole loop, including validation and checkpoints, where one process has it.
+        keeps_news: whether `news` is used.
     """
 
     totals: dict[str, NodeWork] = {}
@@ -229,21 +229,21 @@ class History(msgspec.Struct, kw_only=True):
 
     @property
     def last_step(self) -> int:
-        """The last one that is in it; 0 before the first."""
+        """Number of the last step; 0 before the first."""
         return self.open.step or (self.entries[-1].step if self.entries else 0)
 
     @property
     def goodput(self) -> float:
-        """Share of the loop's seconds in which work was done that counts, or validation or a checkpoint."""
+        """Share of the loop's seconds with work that counts, validation or checkpoints."""
         return 1 - min(1.0, self.lost_seconds / self.wall_seconds) if self.wall_seconds else 1.0
 
     @property
     def names(self) -> list[str]:
-        """Of all nodes that ever had a part in it, in the order in which they came."""
+        """Names of all nodes that ever took part in the run, in the order in which they joined."""
         return list(self.totals)
 
     def add_node(self, name: str) -> None:
-        """Have a column for node `name`."""
+        """Add a column for the node `name`."""
         if name not in self.totals:
             self.totals[name] = NodeWork()
             self.since[name] = self.seconds
@@ -266,28 +266,28 @@ class History(msgspec.Struct, kw_only=True):
                 self._halve()
 
     def news(self, num_columns: int) -> Step | None:
-        """What happened since this was last asked, as one step with the first nodes' columns; None if nothing did."""
+        """Return the steps since the last call as one step with the first nodes' columns; None if there are none."""
         entry, self.unread = self.unread, Entry()
         return entry.as_step(self.names[:num_columns]) if entry.steps else None
 
     def steps(self) -> tuple[Step, ...]:
-        """The whole history, the last entry perhaps of fewer steps."""
+        """Return all steps; the last entry may have fewer steps."""
         names = self.names
         return tuple(entry.as_step(names) for entry in self._all())
 
     def last_loss(self) -> float | None:
-        """Mean over the samples of the last epoch that was begun; None if there was no step."""
+        """Return the mean loss over the samples of the last epoch that was begun; None if there was no step."""
         entries = self._all()
         return self.loss_of(entries[-1].epoch) if entries else None
 
     def loss_of(self, epoch: int) -> float | None:
-        """Mean over the samples of an epoch; None if there was no step of it."""
+        """Return the mean loss over the samples of an epoch; None if it has no step."""
         last = [entry for entry in self._all() if entry.epoch == epoch]
-        samples = sum(entry.samples - entry.untold for entry in last)
+        samples = sum(entry.samples - entry.num_unknown for entry in last)
         return sum(entry.loss for entry in last) / samples if samples else None
 
     def record(self, nodes: Sequence[NodeSummary], *, plan: Plan, **fields: Any) -> TrainRecord:
-        """The record of the run; `nodes`, `plan` and `fields` hold what is not in a history."""
+        """Return the record of the run; `nodes`, `plan` and `fields` have the data that a history lacks."""
         samples = sum(entry.samples for entry in self._all())
         return TrainRecord(
             plan=plan,

@@ -1,4 +1,4 @@
-"""Plan: what every rank does, what it will cost, and what was rejected; made by the oracle, performed by `parallel`."""
+"""Plan: work of every rank, predicted cost, rejected alternatives; made by the oracle, used by `parallel`."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ WHOLE_MODEL = ("auto", "serial", "data")
 
 
 def is_of_teams(strategy: str) -> bool:
-    """Whether several ranks divide the layers of every stage of a pipeline."""
+    """Return whether several ranks divide the layers of every stage of a pipeline."""
     return strategy.startswith("pipeline+")
 
 
 def is_pipeline(strategy: str) -> bool:
-    """Whether the layers are divided into stages."""
+    """Return whether the layers are divided into stages."""
     return "pipeline" in strategy
 
 
@@ -49,19 +49,19 @@ class Assignment(Part, frozen=True, kw_only=True):
     """One rank's part of the work.
 
     Attributes:
-        rank: in the training group, from 0.
+        rank: rank in the training group, from 0.
         node: name of the machine.
-        device: as PyTorch names it.
-        samples: of every full micro-batch; ranks of one replica work on the same ones.
-        fixed_seconds: of a step on this rank whatever its samples (update, start of kernels).
-        sample_seconds: for each further sample, forward and backward; 0 where the node was not timed.
+        device: device, as PyTorch names it.
+        samples: samples of every full micro-batch; ranks of one replica work on the same ones.
+        fixed_seconds: seconds of a step on this rank that do not depend on its samples (update, start of kernels).
+        sample_seconds: seconds for each further sample, forward and backward; 0 where the node was not timed.
         max_samples: largest micro-batch that fits; None if nothing bounds it.
-        reason: why this share, in words.
+        reason: explanation of this share.
         replica: number of the whole model that this rank holds a part of; None: it holds a model of its own.
-        share: fraction of its replica's filters, channels, rows or layers' work that it does.
-        stage: of its replica's pipeline that it computes, from 0; 0 where there is none.
-        first_layer: of its stage of a pipeline; empty where layers are not divided.
-        memory_bytes: that it is predicted to need at its peak; 0 where that was not predicted.
+        share: fraction of its replica's filters, channels, rows or layers' work.
+        stage: stage of its replica's pipeline, from 0; 0 where there is none.
+        first_layer: first layer of its stage of a pipeline; empty where layers are not divided.
+        memory_bytes: predicted peak memory; 0 where that was not predicted.
     """
 
     rank: Amount
@@ -87,12 +87,12 @@ class Assignment(Part, frozen=True, kw_only=True):
 
 
 class Rejected(Part, frozen=True, kw_only=True):
-    """An alternative that was considered and not taken, or a node left out.
+    """A rejected alternative, or a node that is left out.
 
     Attributes:
         what: the alternative, such as `node-2` or `equal shares`.
-        reason: why not, in words.
-        step_seconds: predicted; None if it could not run.
+        reason: reason of the rejection.
+        step_seconds: predicted seconds of a step; None if it could not run.
         is_node: whether it is a node, which is left out.
     """
 
@@ -103,16 +103,16 @@ class Rejected(Part, frozen=True, kw_only=True):
 
 
 class Prediction(Part, frozen=True, kw_only=True):
-    """What a step of the plan is expected to cost.
+    """The predicted cost of a step of the plan.
 
     Attributes:
-        step_seconds: of one optimiser step.
-        compute_seconds: of the slowest rank.
-        communication_seconds: exposed, of all collectives.
-        sent_bytes: per rank and step.
-        alone_seconds: of one step on the fastest device alone; None where it does not fit.
-        waiting_seconds: of the slowest rank for others, as in the bubbles of a pipeline.
-        bottleneck: what takes longest, in words.
+        step_seconds: seconds of one optimizer step.
+        compute_seconds: computing seconds of the slowest rank.
+        communication_seconds: exposed seconds of all collectives.
+        sent_bytes: bytes per rank and step.
+        alone_seconds: seconds of one step on the fastest device alone; None where it does not fit.
+        waiting_seconds: seconds that the slowest rank waits for others, as in the bubbles of a pipeline.
+        bottleneck: description of what takes longest.
     """
 
     step_seconds: Finite
@@ -125,14 +125,14 @@ class Prediction(Part, frozen=True, kw_only=True):
 
 
 class Check(Part, frozen=True, kw_only=True):
-    """That the ranks were found to train what one process trains, before the first step.
+    """The check, before the first step, that the ranks train the same as one process.
 
     Attributes:
-        samples: of every replica, on which it was tried.
-        precisions: in which.
+        samples: samples of every replica in the check.
+        precisions: precisions of the check.
         where: what differed most.
-        off: by how much, relative to its size.
-        seconds: it took.
+        off: difference, relative to its size.
+        seconds: seconds of the check.
     """
 
     samples: tuple[int, ...]
@@ -143,22 +143,22 @@ class Check(Part, frozen=True, kw_only=True):
 
 
 class Plan(Noun, frozen=True, kw_only=True):
-    """Who does what.
+    """The work of all ranks.
 
     Attributes:
-        strategy: how the work is divided.
-        batch_size: samples of one optimiser step, over all ranks and micro-batches.
+        strategy: strategy by which the work is divided.
+        batch_size: samples of one optimizer step, over all ranks and micro-batches.
         accumulate: micro-batches of one step.
-        assignments: one a rank, in order; samples of all replicas sum to batch_size / accumulate, rounded up.
-        prediction: of one step, where it could be made.
+        assignments: one per rank, in order; samples of all replicas sum to batch_size / accumulate, rounded up.
+        prediction: prediction of one step, where it could be made.
         rejected: alternatives and left-out nodes with reasons.
-        local_steps: that each replica makes between two exchanges; 1: they agree after every step.
-        advice: what to do and why, in at most two sentences.
-        check: that it trains what one process trains; None where that was not tried.
+        local_steps: steps that each replica makes between two exchanges; 1: they synchronize after every step.
+        advice: advice with its reason, in at most two sentences.
+        check: check that it trains the same as one process; None where that was not checked.
         copy_steps: steps between two copies of every rank's part in the memory of the next rank; 0: none are made.
         columns: ranks side by side that divide the columns of images; the ranks of a replica follow row by row.
         members: ranks that divide the layers of one stage of a pipeline, one after the other; 1: a rank has a stage.
-        ring: seconds of latency, and seconds a byte, of one step of a ring of all ranks; None: they were not measured.
+        ring: latency in seconds, and seconds per byte, of one step of a ring of all ranks; None: not measured.
     """
 
     strategy: Strategy
@@ -189,20 +189,20 @@ class Plan(Noun, frozen=True, kw_only=True):
         require(total == self.micro_batch_size, "assignments", total, f"samples that sum to {self.micro_batch_size}")
 
     def part(self, assignment: Assignment) -> float:
-        """The fraction of all work that `assignment` is: of the samples, and of what its replica does with them."""
+        """Return the fraction of all work in `assignment`: of the samples, and of its replica's work on them."""
         return assignment.samples * assignment.share / self.micro_batch_size
 
     @property
     def replica_ranks(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of every replica, in order."""
+        """Ranks of every replica, in order."""
         ranks: dict[int | tuple[str, int], list[int]] = {}
         for a in self.assignments:
             ranks.setdefault(a.rank if a.replica is None else ("replica", a.replica), []).append(a.rank)
-        return tuple(tuple(found) for found in ranks.values())
+        return tuple(tuple(members) for members in ranks.values())
 
     @property
     def teams(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks that have a stage together, in order of stages; one after the other if these are not known."""
+        """Ranks that share a stage, in order of stages; one after the other if these are not known."""
         ranks = sorted(self.assignments, key=lambda a: (a.stage, a.rank))
         return tuple(
             tuple(a.rank for a in ranks[start : start + self.members]) for start in range(0, len(ranks), self.members)
@@ -215,7 +215,7 @@ class Plan(Noun, frozen=True, kw_only=True):
 
     @property
     def loaded_micro_batches(self) -> int:
-        """That a rank is given of a step, one after the other; a pipeline makes its micro-batches itself."""
+        """Micro-batches that a rank loads per step, one after the other; a pipeline makes its micro-batches itself."""
         return 1 if is_pipeline(self.strategy) else self.accumulate
 
     @property

@@ -1,4 +1,4 @@
-"""ClusterProfile: what the machines are, measured; made by `benchmark` or written by hand."""
+"""ClusterProfile: measurements of the machines; made by `benchmark` or written by hand."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Throughput(Part, frozen=True, kw_only=True):
     """Measured speed of one device at one precision, in FLOP/s (a multiply-add counts two).
 
     Attributes:
-        precision: of the operands.
-        matmul_flops: of a large square matrix product; None where the device cannot do it.
-        conv_flops: of a 3x3 convolution; None where the device cannot do it.
-        reason: why a value is None.
+        precision: precision of the operands.
+        matmul_flops: FLOP/s of a large square matrix product; None where the device cannot do it.
+        conv_flops: FLOP/s of a 3x3 convolution; None where the device cannot do it.
+        reason: reason why a value is None.
     """
 
     precision: Precision
@@ -35,10 +35,10 @@ class Throughput(Part, frozen=True, kw_only=True):
 
     @property
     def score(self) -> float | None:
-        """One comparable number: the geometric mean of both speeds, in GFLOP/s.
+        """The geometric mean of both speeds in GFLOP/s, one comparable number.
 
-        The geometric mean, because twice the speed in either is then worth the same, whichever is faster. None where
-        the device cannot do one of the two: it then cannot train a convolutional network at this precision.
+        With the geometric mean, doubling either speed counts the same, whichever is faster. None where the device
+        cannot do one of the two: it then cannot train a convolutional network at this precision.
         """
         if self.matmul_flops is None or self.conv_flops is None:
             return None
@@ -49,9 +49,9 @@ class BatchTiming(Part, frozen=True, kw_only=True):
     """Measured seconds of one pass of a task's model over one batch.
 
     Attributes:
-        samples: in the batch.
-        forward_seconds: of the forward pass and the loss.
-        backward_seconds: of the backward pass.
+        samples: samples in the batch.
+        forward_seconds: seconds of the forward pass and the loss.
+        backward_seconds: seconds of the backward pass.
     """
 
     samples: Whole
@@ -64,17 +64,17 @@ class BatchTiming(Part, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """Forward and backward together."""
+        """Seconds of forward and backward pass together."""
         return self.forward_seconds + self.backward_seconds
 
 
 class LayerTiming(Part, frozen=True, kw_only=True):
-    """Measured seconds of one layer: those of n samples are fixed + n * sample, for each of both passes.
+    """Measured seconds of one layer: n samples take fixed + n * sample, in each of both passes.
 
     Attributes:
-        layer: its name in the ModelGraph.
-        forward_fixed, forward_sample: of the forward pass.
-        backward_fixed, backward_sample: of the backward pass.
+        layer: name of the layer in the ModelGraph.
+        forward_fixed, forward_sample: seconds of the forward pass.
+        backward_fixed, backward_sample: seconds of the backward pass.
     """
 
     layer: Name
@@ -89,13 +89,13 @@ class LayerTiming(Part, frozen=True, kw_only=True):
 
 
 class TaskTiming(Part, frozen=True, kw_only=True):
-    """How long one task's model takes on one device: what decides the shares.
+    """Measured seconds of one task's model on one device, which decide the shares.
 
     Attributes:
         task: name of the task.
-        precision: of the run, `fp32`, `bf16` ...
-        batches: measured, by increasing number of samples.
-        update_seconds: of one optimiser step, whatever the batch.
+        precision: precision of the run, `fp32`, `bf16` ...
+        batches: timings by increasing number of samples.
+        update_seconds: seconds of one optimizer step, whatever the batch.
         max_samples: largest batch that fits the device's memory; None if nothing bounds it.
         layers: seconds of single layers, as far as they were timed.
     """
@@ -116,11 +116,11 @@ class TaskTiming(Part, frozen=True, kw_only=True):
 
 
 class WidthEfficiency(Part, frozen=True, kw_only=True):
-    """How fast a convolution of few filters runs, as a fraction of the speed of a wide one.
+    """Speed of a convolution of few filters, as a fraction of the speed of a wide one.
 
     Attributes:
-        filters: of the convolution, or channels that it reads.
-        efficiency: of its FLOP/s, relative to those of the widest measured one.
+        filters: filters of the convolution, or channels that it reads.
+        efficiency: its FLOP/s, relative to those of the widest measured one.
     """
 
     filters: Whole
@@ -136,21 +136,21 @@ class DeviceProfile(Part, frozen=True, kw_only=True):
 
     Attributes:
         node: name of the machine.
-        device: as PyTorch names it, `cpu` or `cuda:0`.
-        model: what the maker calls it.
-        cores: processor cores (CPU) or multiprocessors (GPU) that the rank may use.
-        memory_bytes: of the device.
-        usable_memory_bytes: that a training run may take.
+        device: device, as PyTorch names it, `cpu` or `cuda:0`.
+        model: the maker's name of the device.
+        cores: CPU cores or GPU multiprocessors that the rank may use.
+        memory_bytes: memory of the device.
+        usable_memory_bytes: memory that a training run may take.
         bandwidth: bytes per second that a large copy reads and writes, together.
-        throughputs: one a precision.
-        speed: 1.0, or the fraction to which a local node was slowed down on purpose.
-        timings: of tasks measured on this device.
-        leaf: name of the switch that its node hangs on; nodes of one leaf reach each other without the upper levels.
-        pass_seconds: that starting and ending one pass of one layer takes, however small.
+        throughputs: one per precision.
+        speed: 1.0, or the fraction to which a local node is throttled.
+        timings: timings of tasks on this device.
+        leaf: name of the switch of its node; nodes of one leaf reach each other without the upper levels.
+        pass_seconds: seconds to start and end one pass of one layer, however small.
         widths: speed of narrow convolutions, by increasing width; empty if it does not depend on the width.
         learnt: measured by predicted computing seconds of past runs; 1.0 if there were none.
-        spread: standard deviation of the speeds of devices like it, as a fraction; 0 if this very one was measured.
-        address: at which other machines reach its node; empty if nobody said.
+        spread: standard deviation of the speeds of similar devices, as a fraction; 0 if this very one was measured.
+        address: address at which other machines reach its node; empty if unknown.
     """
 
     node: Name
@@ -184,20 +184,20 @@ class DeviceProfile(Part, frozen=True, kw_only=True):
         require(all(a < b for a, b in pairwise(sizes)), "widths", sizes, "in order of increasing filters")
 
     def throughput(self, precision: str) -> Throughput | None:
-        """The speeds at `precision`, if they were measured."""
+        """Return the speeds at `precision`, if they were measured."""
         return next((t for t in self.throughputs if t.precision == precision), None)
 
     def timing(self, task: str, precision: str) -> TaskTiming | None:
-        """The timing of `task` at `precision`, if it was measured here."""
+        """Return the timing of `task` at `precision`, if it was measured here."""
         return next((t for t in self.timings if t.task == task and t.precision == precision), None)
 
 
 class LinkProfile(Part, frozen=True, kw_only=True):
-    """What a message between two devices costs: alpha + bytes * beta seconds.
+    """Cost of a message between two devices: alpha + bytes * beta seconds.
 
     Attributes:
         source: index of a device in the profile.
-        target: index of the other; links are taken as symmetric.
+        target: index of the other; links count as symmetric.
         alpha: seconds of latency of a small message, one way.
         beta: seconds per byte of a large one.
         backend: `gloo` or `nccl`.
@@ -216,16 +216,16 @@ class LinkProfile(Part, frozen=True, kw_only=True):
 
 
 class Fabric(Part, frozen=True, kw_only=True):
-    """What messages cost at one level of a network: inside of nodes, between nodes of a leaf, or between leaves.
+    """Cost of messages at one level of a network: inside of nodes, between nodes of a leaf, or between leaves.
 
     Attributes:
-        name: for the reader, such as `NVLink` or `InfiniBand EDR`.
-        within: the smallest domain that holds both ends of such a message.
+        name: name for the reader, such as `NVLink` or `InfiniBand EDR`.
+        within: smallest domain that holds both ends of such a message.
         alpha: seconds of latency of a small message.
-        beta: seconds per byte of one large message that has the way to itself.
-        shared_bandwidth: bytes per second, in each direction, that all messages share which at the same time pass the
-            same place: within `node`, the node itself; within `leaf`, the way out of one node; within `cluster`, the
-            way out of one leaf. None if they do not disturb each other.
+        beta: seconds per byte of one large message without other traffic.
+        shared_bandwidth: bytes per second, in each direction, shared by all simultaneous messages: within `node`, of
+            the node itself; within `leaf`, of the link out of one node; within `cluster`, of the link out of one leaf.
+            None if they do not slow each other down.
     """
 
     name: Name
@@ -245,8 +245,8 @@ class ClusterProfile(Noun, frozen=True, kw_only=True):
     """All devices, in the order of ranks, and the links between them.
 
     Attributes:
-        devices: at least one.
-        links: one a measured pair; a missing pair is taken to be like the worst measured one, unless `fabrics` know.
+        devices: devices, at least one.
+        links: one per measured pair; a missing pair counts as the worst measured one, unless `fabrics` has it.
         environment: versions and host facts, for the reader.
         fabrics: levels of the network, at most one for each `within`, for clusters too large to measure every pair.
         learnt: measured by predicted seconds of waiting for exchanges in past runs; 1.0 if there were none.

@@ -1,4 +1,4 @@
-"""TrainRecord: what happened in a run, step by step and node by node; made by `train`, read by `report`."""
+"""TrainRecord: the record of a run, step by step and node by node; made by `train`, read by `report`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from evener.records.schema import Amount, Finite, Noun, Part, Whole
 
 
 class NodeStep(Part, frozen=True, kw_only=True):
-    """One node's part of one step (or of several, summed); by phase.
+    """One node's part of one step (or of several, summed), by phase.
 
     Attributes:
-        samples: computed here.
+        samples: samples computed here.
         io_seconds: IO, loading the batch.
         compute_seconds: FB, forward and backward, without waiting.
-        wait_seconds: GE, the part of exchanging gradients and statistics that was not hidden behind computing.
-        update_seconds: WU, the optimiser's step.
-        sent_bytes: handed to collectives by this node (payload of a ring all-reduce: 2 (p-1)/p of the buffer).
+        wait_seconds: GE, exchanging gradients and statistics, as far as it was not hidden behind computing.
+        update_seconds: WU, the optimizer's step.
+        sent_bytes: bytes handed to collectives by this node (payload of a ring all-reduce: 2 (p-1)/p of the buffer).
         cpu_seconds: CPU time of its process, over all cores; 0 where that is not known.
-        memory_bytes: of the device (GPU), or resident size of the process (CPU), at its peak until then; likewise.
+        memory_bytes: peak memory of the device (GPU), or peak resident size of the process (CPU); 0 where that is not
+            known.
     """
 
     samples: Amount
@@ -32,17 +33,17 @@ class NodeStep(Part, frozen=True, kw_only=True):
 
 
 class Step(Part, frozen=True, kw_only=True):
-    """One optimiser step; after `TrainRecord.every` grew, the sum over that many steps, with the mean loss.
+    """One optimizer step; after `TrainRecord.every` grew, the sum over that many steps, with the mean loss.
 
     Attributes:
-        step: the last one in this entry, from 1.
-        epoch: from 0.
-        samples: over all nodes.
-        loss: mean over the samples; None where a program does not tell it.
-        seconds: by the leader's clock.
-        nodes: one a rank; on the parameter-server plane one for every node that ever had a part in the run.
-        staleness: on the parameter-server plane, versions between the weights that a contribution was computed from and
-            those that it changed; mean over the contributions.
+        step: number of the last step in this entry, from 1.
+        epoch: epoch, from 0.
+        samples: samples over all nodes.
+        loss: mean over the samples; None where a program does not report it.
+        seconds: seconds by the leader's clock.
+        nodes: one per rank; with a parameter server, one for every node that ever took part in the run.
+        staleness: with a parameter server, versions between the weights that a contribution was computed from and those
+            that it changed; mean over the contributions.
     """
 
     step: Amount
@@ -58,12 +59,12 @@ class Validation(Part, frozen=True, kw_only=True):
     """One pass over the validation data.
 
     Attributes:
-        step: after which it was made.
-        epoch: from 0.
+        step: step after which it was made.
+        epoch: epoch, from 0.
         loss: mean over the samples.
-        accuracy: in [0, 1]; None where the task has no such measure.
-        seconds: it took.
-        metrics: others, by name.
+        accuracy: accuracy in [0, 1]; None where the task has no such measure.
+        seconds: seconds of the pass.
+        metrics: other metrics, by name.
     """
 
     step: Amount
@@ -75,13 +76,13 @@ class Validation(Part, frozen=True, kw_only=True):
 
 
 class Epoch(Part, frozen=True, kw_only=True):
-    """The end of a pass over the training data; whoever is shown it may end the run there.
+    """The end of a pass over the training data, at which a viewer may end the run.
 
     Attributes:
-        step: the last one.
-        epoch: from 0.
-        loss: mean over the samples of the training; None where a program does not tell it.
-        validation: that followed; None if there was none.
+        step: number of the last step.
+        epoch: epoch, from 0.
+        loss: mean over the training samples; None where a program does not report it.
+        validation: validation that followed; None if there was none.
     """
 
     step: Amount
@@ -91,16 +92,16 @@ class Epoch(Part, frozen=True, kw_only=True):
 
 
 class Event(Part, frozen=True, kw_only=True):
-    """Something that happened: `rebalanced`, `checkpoint`, `left out`, `node lost`, `interrupted`, `resumed` ...
+    """An event: `rebalanced`, `checkpoint`, `left out`, `node lost`, `interrupted`, `resumed` ...
 
-    On the parameter-server plane: `joined`, `away`, `excluded`, `back`, `passed over`, `replaced`, `left`, `refused`,
+    With a parameter server: `joined`, `away`, `excluded`, `back`, `passed over`, `replaced`, `left`, `refused`,
     `expelled`, `master restarted`.
 
     Attributes:
-        step: at which.
+        step: step at which it happened.
         kind: one of the words above.
         message: one sentence.
-        nodes: that it is about, by name; empty where it is about none, or all.
+        nodes: nodes that it concerns, by name; empty where it concerns none, or all.
     """
 
     step: Amount
@@ -113,20 +114,20 @@ class NodeSummary(Part, frozen=True, kw_only=True):
     """One node over the whole run: the keys that `--json` prints.
 
     Attributes:
-        name: of the node.
-        device: as PyTorch names it.
+        name: name of the node.
+        device: device, as PyTorch names it.
         share: fraction of all samples that it computed.
         seconds_computing: IO, FB and WU.
-        seconds_waiting: for the others.
-        bytes_sent: payload handed to collectives; on the parameter-server plane, of its contributions.
-        bytes_received: likewise; on the parameter-server plane, of the weights that it was sent.
-        peak_memory_bytes: of the device (GPU), or resident size of the process (CPU).
-        contributions: on the parameter-server plane, that went into the weights.
-        refused: that could not be used: not finite, or of a wrong size.
-        late: that came when others had been given the work.
-        staleness: of its contributions, mean, in versions of the weights.
-        most_stale: of one of them.
-        clipped: that were much longer than is usual, and shortened.
+        seconds_waiting: seconds of waiting for the others.
+        bytes_sent: payload handed to collectives; with a parameter server, of its contributions.
+        bytes_received: payload received from collectives; with a parameter server, of the weights.
+        peak_memory_bytes: peak memory of the device (GPU), or peak resident size of the process (CPU).
+        contributions: with a parameter server, contributions that went into the weights.
+        refused: contributions that could not be used: not finite, or of a wrong size.
+        late: contributions that arrived when others had been assigned the work.
+        staleness: mean staleness of its contributions, in versions of the weights.
+        most_stale: largest staleness of one contribution.
+        clipped: contributions that were much longer than usual, and shortened.
     """
 
     name: str
@@ -146,7 +147,7 @@ class NodeSummary(Part, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> float:
-        """The part of its time in steps that the node waited for others, in [0, 1]."""
+        """Share of its time in steps that the node waited for others, in [0, 1]."""
         seconds = self.seconds_waiting + self.seconds_computing
         return self.seconds_waiting / seconds if seconds else 0.0
 
@@ -156,30 +157,31 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
 
     Attributes:
         task: name of the task.
-        plan: it was started with.
-        seed: of the run.
-        epochs: asked for.
+        plan: plan that it was started with.
+        seed: seed of the run.
+        epochs: requested epochs.
         precision: `fp32`, `bf16` ...
-        seconds: of the training loop, validation and checkpoints included, start-up and measuring excluded.
-        samples_per_second: trained samples by the seconds of the steps (validation and checkpoints excluded).
+        seconds: seconds of the training loop, including validation and checkpoints, without start-up and measuring.
+        samples_per_second: trained samples by the seconds of the steps (without validation and checkpoints).
         final_loss: mean training loss of the last epoch's steps; None if the run was complete when it was resumed.
-        validation_accuracy: of the last validation; None where there is none.
-        startup_seconds: from the command to the first step.
+        validation_accuracy: accuracy of the last validation; None where there is none.
+        startup_seconds: seconds from the command to the first step.
         every: steps summed in one entry of `steps`.
-        steps: in order.
-        validations: in order.
-        events: in order.
-        nodes: one a rank.
-        environment: versions of what ran it.
-        agreement: how the nodes agreed, on the parameter-server plane; empty where they met in collectives.
-        bytes_saved: by compression, there.
-        goodput: share of `seconds` that was not lost to nodes that were lost or came.
-        of_ideal: samples per second, as a fraction of what the nodes do together when none waits; see
-            `evener.records.history.fraction_of_ideal`. None of a single node, and where it is not known.
-        ending: how it ended before it was complete, a sentence; empty of a complete run. One that was interrupted or
-            failed sums unequal numbers of steps in an entry: `step` tells how many.
+        steps: steps in order.
+        validations: validations in order.
+        events: events in order.
+        nodes: one per rank.
+        environment: versions of the software.
+        agreement: protocol of a run with a parameter server; empty with collectives.
+        bytes_saved: bytes that compression saved in such a run.
+        goodput: share of `seconds` that was not lost because nodes were lost or joined.
+        of_ideal: samples per second, as a fraction of the nodes' speed together if none waits; see
+            `evener.records.history.fraction_of_ideal`. None for a single node, and where it is not known.
+        ending: sentence that says how it ended before it was complete; empty for a complete run. An interrupted or
+            failed run sums unequal numbers of steps in an entry: `step` tells how many.
         usual: options that came from `evener.toml`, and that file; empty if none did.
-        options: that decide how work is divided, by name, such as `--shares`; those alone that the command knows.
+        options: options that decide how work is divided, by name, such as `--shares`; only those that the command
+            knows.
     """
 
     task: str

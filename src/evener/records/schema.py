@@ -1,4 +1,4 @@
-"""What the four nouns share: frozen structs that are JSON files with a version, refused with one clear sentence."""
+"""The base of the four nouns: frozen structs that are JSON files with a version, rejected with one clear sentence."""
 
 from __future__ import annotations
 
@@ -15,69 +15,69 @@ from evener.records.atomic import atomic_write
 from evener.records.errors import InvalidFile, MissingFile
 
 NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
-"""What decoding raises where what came is not what was awaited, is not text, or is nested without end."""
+"""Errors of decoding data that has another type, is not text, or is nested without end."""
 
 
-LARGEST = 2**63 - 1
+MAX_INT = 2**63 - 1
 PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\uffff]*\Z"
-"""Text that shows what it is: no control characters, nothing invisible, nothing that turns the direction."""
-LONGEST_TEXT = 4000
-Count = Annotated[int, Meta(ge=0, le=LARGEST)]
-"""Of anything."""
-Whole = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
+"""Text without control characters, invisible characters, or characters that change the direction."""
+MAX_TEXT_LENGTH = 4000
+Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
+"""A number of anything."""
+Whole = Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)]
 Amount = Annotated[int, Meta(ge=-(2**53), le=2**53)]
-"""That a float holds exactly, and whatever draws it."""
+"""An integer that a float holds exactly, so that plots can show it."""
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-"""No NaN, no infinity."""
+"""A number that is neither NaN nor infinite."""
 MOST_LOSS = 1e100
 Loss = Annotated[float, Meta(ge=-MOST_LOSS, le=MOST_LOSS)]
-"""Of any number of samples, summed, it stays finite."""
+"""A loss whose sum over any number of samples is finite."""
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 UnitSeconds = Annotated[float, Meta(ge=1e-12, le=1e6)]
-"""That a sample takes."""
+"""Seconds of a sample."""
 Word = Annotated[str, Meta(max_length=64, pattern=PRINTABLE)]
 Name = Annotated[str, Meta(max_length=256, pattern=PRINTABLE)]
-Text = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=PRINTABLE)]
-"""A sentence or a few; `shown` makes one of anything."""
+Text = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH, pattern=PRINTABLE)]
+"""A few sentences; `shown` makes one from any text."""
 RunName = Annotated[str, Meta(max_length=120, pattern=r"\A(?:[A-Za-z0-9_][A-Za-z0-9_.-]*)?\Z")]
-"""It is the name of a folder, too; empty for none."""
+"""Name of a run, and of its folder; empty for none."""
 Digest = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")]
 """A SHA-256, hexadecimal; empty for none."""
 _NOT_PLAIN = re.compile(rb"[^\t\n\r\x20-\x5b\x5d-\x7e]")
-"""What JSON has of characters that need not show what they are: escapes, and all beyond ASCII."""
+"""Bytes of JSON that may be unprintable: escapes, and everything beyond ASCII."""
 _UNSHOWN = re.compile(PRINTABLE.removeprefix(r"\A").removesuffix(r"*\Z").replace("[^", "[", 1))
 _UNSHOWN_IN_JSON = re.compile(_UNSHOWN.pattern.replace(r"\x00-\x1f", r"\x01-\x08\x0b\x0c\x0e-\x1f", 1))
-"""The same, but for the white space that may stand between values, and `_PAIR`."""
+"""The same, without the white space that may stand between values, and without `_PAIR`."""
 _SPACE_ESCAPE = re.compile(r"\\[nrt]")
 _UNSHOWN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|[bf])")
 _PAIR = "\0"
-"""Stands for an escaped backslash while other escapes are replaced."""
+"""Placeholder of an escaped backslash while other escapes are replaced."""
 
 
 def summable(loss: float) -> float | None:
-    """`loss` as `Loss`; None if it is not finite, or too large."""
+    """Return `loss` as `Loss`; None if it is not finite, or too large."""
     return loss if abs(loss) <= MOST_LOSS else None
 
 
 def printable(text: str) -> str:
-    """`text` on one line, each character that does not show what it is replaced by a question mark."""
+    """Return `text` on one line, with question marks instead of unprintable characters."""
     return _UNSHOWN.sub("?", " ".join(text.split())) if _UNSHOWN.search(text) else text
 
 
 def shown(text: str) -> str:
-    """`text` as `Text`: printable, on one line, and cut if it is long."""
+    """Return `text` as `Text`: printable, on one line, and shortened."""
     text = printable(" ".join(text.split()))
-    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 4] + " ..."
+    return text if len(text) <= MAX_TEXT_LENGTH else text[: MAX_TEXT_LENGTH - 4] + " ..."
 
 
 T = TypeVar("T")
 
 
 def decode_printable(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
-    """What a peer sent as JSON, as a `kind` whose texts are all printable: no line is forged, no terminal moved.
+    """Decode a peer's JSON as a `kind` with printable texts, so that it cannot forge lines or control a terminal.
 
     Raises:
-        msgspec.DecodeError: it is something else.
+        msgspec.DecodeError: it is not a `kind`.
     """
     return msgspec.json.decode(data if _NOT_PLAIN.search(data) is None else _printable_json(data), type=kind)
 
@@ -85,7 +85,8 @@ def decode_printable(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T
 def _printable_json(data: bytes | memoryview | msgspec.Raw) -> str:
     """Return JSON whose texts are all printable.
 
-    The text itself is edited. Decoding it without a type first would let a peer make objects of 60 times its size.
+    The text itself is edited, since decoding it first without a type would let a peer make objects of 60 times its
+    size.
 
     Raises:
         msgspec.DecodeError: it is not text.
@@ -96,21 +97,21 @@ def _printable_json(data: bytes | memoryview | msgspec.Raw) -> str:
         raise msgspec.DecodeError(str(error)) from error
     if _PAIR in text:
         raise msgspec.DecodeError("JSON holds no NUL")
-    text = text.replace(r"\\", _PAIR)  # so that a backslash that is left begins an escape
+    text = text.replace(r"\\", _PAIR)  # so that each remaining backslash begins an escape
     text = _UNSHOWN_ESCAPE.sub("?", _SPACE_ESCAPE.sub(" ", text))
     text = text.replace("\x7f", "?") if text.isascii() else _UNSHOWN_IN_JSON.sub("?", text)
     return text.replace(_PAIR, r"\\")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A frozen struct inside a noun; subclasses check themselves in `__post_init__` with `require`."""
+    """A frozen struct inside a noun; subclasses validate themselves in `__post_init__` with `require`."""
 
 
 class Noun(Part, frozen=True, kw_only=True):
     """A frozen struct that is a whole JSON file.
 
     Attributes:
-        version: of the file format, `FORMAT` of the class; a file of another version is refused.
+        version: version of the file format, `FORMAT` of the class; a file of another version is rejected.
     """
 
     FORMAT: ClassVar[int] = 1
@@ -121,20 +122,20 @@ N = TypeVar("N", bound=Noun)
 
 
 def write_noun(noun: Noun, path: Path) -> None:
-    """Write `noun` to `path` as indented JSON, whole or not at all."""
+    """Write `noun` to `path` as indented JSON, atomically."""
     atomic_write(path, encode_noun(noun))
 
 
 def encode_noun(noun: Noun) -> bytes:
-    """The JSON file of `noun`."""
+    """Encode `noun` as a JSON file."""
     return msgspec.json.format(msgspec.json.encode(noun), indent=1)
 
 
 def read_noun(path: Path, kind: type[N]) -> N:
-    """The noun of type `kind` in the JSON file `path`.
+    """Read the noun of type `kind` in the JSON file `path`.
 
     Raises:
-        MissingFile: there is no such file.
+        MissingFile: the file does not exist.
         InvalidFile: it is not JSON, of another version, or a field is wrong; names field, value and what is allowed.
     """
     try:
@@ -145,7 +146,7 @@ def read_noun(path: Path, kind: type[N]) -> N:
 
 
 def parse_noun(data: bytes, kind: type[N], source: str = "the message") -> N:
-    """The noun of type `kind` in JSON `data`; `source` names its origin in errors. Raises InvalidFile."""
+    """Parse the noun of type `kind` in JSON `data`; `source` names its origin in errors. Raises InvalidFile."""
     try:
         raw = msgspec.json.decode(data)
     except NOT_DECODED as error:
@@ -158,7 +159,7 @@ def parse_noun(data: bytes, kind: type[N], source: str = "the message") -> N:
             f"this Evener reads a {kind.__name__} of version {kind.FORMAT}"
         )
     try:
-        return msgspec.convert(raw, kind, str_keys=True)  # as JSON has them
+        return msgspec.convert(raw, kind, str_keys=True)  # JSON has only text keys
     except msgspec.ValidationError as error:
         raise InvalidFile(f"{source}: {_sentence(str(error), raw, kind)}") from error
 
@@ -171,14 +172,14 @@ _BOUND = re.compile(r"^Expected `([^`]*)` (.*)$")
 _RULES = {"matching": "that shows what it is, and is one"}
 _CHECK = re.compile(r"^(\w+) must be ")
 _STEP = re.compile(r"\.(\w+)|\[([^\]]*)\]")
-_WORDS = {
+_TYPE_NAMES = {
     "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false",
     "array": "a list", "object": "an object", "null": "null",
 }  # fmt: skip
 
 
 def _sentence(message: str, raw: Any, kind: type[Noun]) -> str:
-    """The message of msgspec, or of a `require`, with the field's full name, its value and what is allowed."""
+    """Return the message of msgspec, or of a `require`, with the field's full name, its value and what is allowed."""
     location = _LOCATION.match(message)
     assert location is not None
     rule, path = location["rule"], location["path"] or "$"
@@ -191,11 +192,11 @@ def _sentence(message: str, raw: Any, kind: type[Noun]) -> str:
     if match := _CHECK.match(rule):
         return f"field {_within(field, rule)}"
     if match := _TYPE.match(rule):
-        words = " or ".join(_WORDS.get(word, word) for word in match[1].split(" | "))
-        return f"{_subject(field)} must be {words}{match[2]}, {got}"
+        expected = " or ".join(_TYPE_NAMES.get(word, word) for word in match[1].split(" | "))
+        return f"{_subject(field)} must be {expected}{match[2]}, {got}"
     if match := _BOUND.match(rule):
-        words = _WORDS.get(match[1], match[1])
-        return f"{_subject(field)} must be {words} {_RULES.get(match[2].split()[0], match[2])}, {got}"
+        expected = _TYPE_NAMES.get(match[1], match[1])
+        return f"{_subject(field)} must be {expected} {_RULES.get(match[2].split()[0], match[2])}, {got}"
     if rule.startswith("Invalid enum value"):
         return f"{_subject(field)} must be one of {_allowed_values(path, kind)}, {got}"
     return f"{_subject(field)}: {rule}" if field else rule
@@ -210,7 +211,7 @@ def _within(outer: str, field: str) -> str:
 
 
 def _value_at(path: str, raw: Any) -> Any:
-    """The value in decoded JSON `raw` at a msgspec path such as `$.devices[0].cores`."""
+    """Return the value in decoded JSON `raw` at a msgspec path such as `$.devices[0].cores`."""
     for name, index in _STEP.findall(path):
         if name and isinstance(raw, dict) and name in raw:
             raw = raw[name]
@@ -222,7 +223,7 @@ def _value_at(path: str, raw: Any) -> Any:
 
 
 def _type_at(path: str, kind: type[Noun]) -> msgspec.inspect.Type:
-    """What the value at a msgspec path should be."""
+    """Return the type of the value at a msgspec path."""
     inner = msgspec.inspect.type_info(kind)
     for name, index in _STEP.findall(path):
         if isinstance(inner, msgspec.inspect.UnionType):

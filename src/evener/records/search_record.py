@@ -1,4 +1,4 @@
-"""SearchRecord: what a search has found, trial by trial; `study.json`, which is written while the search goes on."""
+"""SearchRecord: the results of a search, trial by trial; `study.json`, which is written during the search."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class TrialSummary(Part, frozen=True, kw_only=True):
     """One trial.
 
     Attributes:
-        number: from 0.
+        number: number, from 0.
         outcome: complete, pruned or failed; None if it is not over.
         values: options that were drawn.
-        scores: by epoch, from 1.
-        score: the last of them.
-        nodes: that worked on it, in that order, up to now.
-        seconds: that they spent on it, summed.
-        attempts: that ended with the death of a node.
-        reason: why it failed or was pruned, where its scores do not say so.
+        scores: scores by epoch, from 1.
+        score: last of them.
+        nodes: nodes that have worked on it so far, in that order.
+        seconds: seconds that they spent on it, summed.
+        attempts: attempts that ended with the death of a node.
+        reason: reason why it failed or was pruned, where its scores do not show it.
         is_running: whether nodes work on it now.
     """
 
@@ -42,16 +42,16 @@ class SearchRecord(Noun, frozen=True, kw_only=True):
     """A search.
 
     Attributes:
-        task: as the user named it.
-        metric: of the scores.
-        epochs: of a trial that is not pruned.
-        seed: of what was drawn, and of every trial.
-        trials: by number.
+        task: task, as the user named it.
+        metric: metric of the scores.
+        epochs: epochs of a trial that is not pruned.
+        seed: seed of the draws, and of every trial.
+        trials: trials by number.
         best: number of the best one; None if none is complete.
-        importances: how much of the scores' spread each varied option explains, summing to 1.
-        seconds: that the search took, since it was last begun.
-        wanted: trials; 0: as many as there are.
-        is_over: whether no trial will begin or go on.
+        importances: share of the scores' spread that each varied option explains, summing to 1.
+        seconds: seconds of the search since it was last begun.
+        wanted: requested trials; 0: as many as there are.
+        is_over: whether no trial will begin or continue.
         usual: options that came from `evener.toml`, and that file; empty if none did.
     """
 

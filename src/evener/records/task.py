@@ -1,4 +1,4 @@
-"""What a user writes: a Task or BatchTask in PyTorch, a ThinTask for machines without it. Importing this needs none."""
+"""Tasks that users write: a Task or BatchTask in PyTorch, a ThinTask without it. This module imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _require_sizes(kind: str, task: Task | BatchTask | ThinTask) -> None:
-    """Raise InvalidValue unless the fields that every kind of task has are of their types and positive."""
+    """Raise InvalidValue unless the fields that all kinds of tasks have are of their types and positive."""
     for name in ("batch_size", "epochs"):
         value = getattr(task, name)
         is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
@@ -37,22 +37,22 @@ class Task:
     Everything is a function without arguments (or with those named), because every rank calls it for itself.
 
     Attributes:
-        name: in tables and files.
+        name: name in tables and files.
         model: makes the model, on the CPU; weights follow `--seed`.
         loss: (outputs, targets) -> mean loss over the samples of the batch, a scalar.
-        train_data: makes a map-style data set of (inputs, target) pairs. Inputs may be a tensor, or a tuple or a
-            dict of tensors, which the model then takes as positional or named arguments. It may have a `collate_fn`,
-            which makes (inputs, targets) of a list of samples, and `set_epoch`, which is called before samples of
-            another epoch are asked for.
-        validation_data: likewise; None for no validation.
-        optimizer: parameters -> optimiser; SGD with lr 0.1, momentum 0.9 by default.
-        scheduler: (optimiser, number of steps of the run) -> learning-rate schedule, stepped after every step.
-        batch_size: samples of one optimiser step over all nodes together; the result does not depend on their number.
+        train_data: makes a map-style data set of (inputs, target) pairs. Inputs may be a tensor, or a tuple or a dict
+            of tensors, which the model then takes as positional or named arguments. It may have a `collate_fn`, which
+            makes (inputs, targets) of a list of samples, and `set_epoch`, which is called before samples of another
+            epoch are read.
+        validation_data: makes the validation data, in the same form; None for no validation.
+        optimizer: parameters -> optimizer; SGD with lr 0.1, momentum 0.9 by default.
+        scheduler: (optimizer, number of steps of the run) -> learning-rate schedule, stepped after every step.
+        batch_size: samples of one optimizer step over all nodes together; the result does not depend on their number.
         epochs: passes over the training data.
-        correct: (outputs, targets) -> number of samples that are right, a scalar; the arg-max by default.
-            `None` for tasks without accuracy.
-        labels: makes the class of every training sample, as integers, for class-balanced shares of data that stays
-            where it is; by default taken from the data set (`targets`, or the second tensor of a TensorDataset).
+        correct: (outputs, targets) -> number of correct samples, a scalar; the arg-max by default. `None` for tasks
+            without accuracy.
+        labels: makes the class of every training sample, as integers, for class-balanced fixed shares of the data; by
+            default taken from the data set (`targets`, or the second tensor of a TensorDataset).
         clip_norm: bound on the norm of the whole gradient; None for none.
     """
 
@@ -86,28 +86,29 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTask:
-    """A model, a loss of it and of a batch, and data of any kind: a training program without its loop.
+    """A model, a loss of model and batch, and data of any kind: a training program without its loop.
 
-    A Task says what its model's inputs are, so that layers and stages may be divided too; of a BatchTask nodes divide
-    the samples of every batch.
+    A Task describes its model's inputs, so that layers and stages may be divided, too; of a BatchTask nodes divide the
+    samples of every batch.
 
     Attributes:
-        name: in tables and files.
+        name: name in tables and files.
         model: makes the model, on the CPU; weights follow `--seed`.
-        loss: (model, batch) -> mean loss over the samples, or what `count` says; or (numerator, denominator): the loss
-            of a batch is then the sum of all numerators by that of all denominators.
+        loss: (model, batch) -> mean loss over the samples, or over `count`; or (numerator, denominator): the loss of a
+            batch is then the sum of all numerators by that of all denominators.
         train_data: makes a map-style data set, or a stream (an IterableDataset) that is the same on all nodes.
-        collate: a list of samples -> a batch, which may be anything; by default PyTorch's.
-        count: what the loss is a mean over: "samples", "sum" if it is no mean, or batch -> a number, such as of tokens.
-        validation_data: as train_data; None for none.
+        collate: list of samples -> batch, which may be anything; by default PyTorch's.
+        count: number over which the loss is a mean: "samples", "sum" if it is no mean, or batch -> a number, such as of
+            tokens.
+        validation_data: makes the validation data, as train_data; None for none.
         metrics: name -> (model, batch) -> mean over the samples, or (sum, number); over the validation data.
-        validate: (model, run) -> numbers by name, after every epoch on all nodes, which compare notes by `run.sum` and
-            `run.gather`; a `loss` among them is that of the validation.
-        optimizer: model -> optimiser, whose step may call its closure more than once; SGD with lr 0.1, momentum 0.9 by
+        validate: (model, run) -> numbers by name, after every epoch on all nodes, which exchange values by `run.sum`
+            and `run.gather`; a `loss` among them is that of the validation.
+        optimizer: model -> optimizer, whose step may call its closure more than once; SGD with lr 0.1, momentum 0.9 by
             default.
-        scheduler: (optimiser, number of steps of the run) -> learning-rate schedule, stepped after every step; or a
+        scheduler: (optimizer, number of steps of the run) -> learning-rate schedule, stepped after every step; or a
             ReduceLROnPlateau, stepped after every epoch with the loss of the validation, or of the training.
-        batch_size: samples of one optimiser step over all nodes together.
+        batch_size: samples of one optimizer step over all nodes together.
         epochs: passes over the training data.
         clip_norm: bound on the norm of the whole gradient; None for none.
     """
@@ -146,22 +147,22 @@ class BatchTask:
 
 @dataclass(frozen=True, kw_only=True)
 class ThinTask:
-    """The same for the thin engine: a model of `evener.autodiff`, and arrays.
+    """A task for the thin engine: a model of `evener.autodiff`, and arrays.
 
-    Where a Task of the same name exists, both train in one run: the states of their models then have the same names,
+    If a Task of the same name exists, both train in one run: the states of their models then have the same names,
     shapes and order, and the same samples have the same numbers.
 
     Attributes:
-        name: in tables and files.
+        name: name in tables and files.
         model: makes the model; weights follow `autodiff.manual_seed`.
         loss: (outputs, targets) -> mean loss over the samples of the batch, a scalar.
         train_data: makes the arrays (inputs, targets), one sample after the other in both.
-        validation_data: likewise; None for no validation.
-        optimizer: parameters -> optimiser, whose `lr` is that of the peak of `rate`.
-        rate: (step from 0, number of steps of the run) -> learning rate, as a share of the optimiser's; None for all.
-        batch_size: samples of one optimiser step over all nodes together.
+        validation_data: makes the validation arrays; None for no validation.
+        optimizer: parameters -> optimizer, whose `lr` is that of the peak of `rate`.
+        rate: (step from 0, number of steps of the run) -> learning rate, as a share of the optimizer's; None: constant.
+        batch_size: samples of one optimizer step over all nodes together.
         epochs: passes over the training data.
-        has_accuracy: whether targets are classes, and a sample is right if its largest output is that of its class.
+        has_accuracy: whether targets are classes, and a sample is correct if its largest output is that of its class.
     """
 
     name: str = "task"

@@ -1,6 +1,7 @@
-"""How replicas agree: the parameter server and its workers as values and state machines, without sockets or torch.
+"""Synchronization of replicas: the parameter server and its workers as values and state machines, without sockets or
+torch.
 
-protocol, layout          what is agreed on, and what a model's state is
+protocol, layout          the protocol of a run, and the layout of a model's state
 server, worker            messages in, answers and updates out; between them an engine that computes
-weights, update           the common weights and how they change
+weights, update           the common weights and their updates
 """

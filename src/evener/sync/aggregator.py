@@ -1,4 +1,4 @@
-"""What both ways of going on, synchronous and asynchronous, do alike: members, updates of the weights, answers."""
+"""The common part of synchronous and asynchronous servers: members, updates of the weights, answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from evener.sync.data_assigner import DataAssigner
 from evener.sync.layout import Flat
 from evener.sync.messages import Answer, Judgement, Lease, Update, WorkerReply
-from evener.sync.opposition import Opposition
+from evener.sync.outlier_detection import OutlierDetector
 from evener.sync.part_assigner import PartAssigner
 from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.receive_buffers import ReceiveBuffers
@@ -21,24 +21,24 @@ from evener.sync.weights import Broadcast, Buffer, CommonWeights
 from evener.sync.worker_record import SpeedEstimate, WorkerRecord
 
 WholeMerge = Callable[[Flat, Sequence[Flat], Sequence[float]], None]
-"""Writes what contributions that are all here agree upon, weighted, with their counters."""
+"""Merges contributions that have all arrived, with weights, and their counters."""
 
-NOT_FINITE = "the contribution is not finite: there is a NaN or an infinity in it, or its sum with others overflows"
-OPPOSED = "the contribution is far longer than is usual, or is long and points away from all others"
+NOT_FINITE = "the contribution is not finite: it contains NaN or infinity, or its sum with others overflows"
+OUTLIER = "the contribution is far longer than usual, or is long and points away from all others"
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A contribution that is here.
+    """A contribution that has arrived.
 
     Attributes:
-        worker: whose it is.
-        lease: that it answers.
-        num_samples: of the lease.
-        seconds: that the work took, as far as they can be believed.
+        worker: its worker.
+        lease: lease that it answers.
+        num_samples: samples of the lease.
+        seconds: believed seconds of the work.
         loss: mean over the samples, if it is known.
-        page: the contribution itself.
-        num_bytes: in which it came.
-        unused: places in the layout of parameters that it did not reach.
+        page: memory of the contribution.
+        num_bytes: number of bytes received.
+        unused: indices in the layout of parameters that it did not reach.
     """
 
     worker: WorkerRecord
@@ -55,21 +55,21 @@ class Aggregator:
     """The parts of a server.
 
     Args:
-        agreement: of all.
-        workload: of the run.
-        weights: to begin with.
-        cores: that compute.
-        first_number: of the leases.
-        quorum: workers that have to be here for work to begin or go on.
+        agreement: protocol of the run.
+        workload: workload of the run.
+        weights: initial weights.
+        cores: threads that compute.
+        first_number: number before the first lease.
+        quorum: workers that have to be present for work to begin or continue.
         merge: merges contributions; None: one pass over memory on `cores`, of means while they arrive if possible.
 
     Attributes:
-        common: weights.
-        assigner: of samples.
-        buffers: for contributions under way.
-        pulls: of weights.
-        workers: everybody who ever was here, by name.
-        members: who is here, in the order in which they came.
+        common: common weights.
+        assigner: assigns samples.
+        buffers: memory for arriving contributions.
+        broadcast: encodes weights for the workers.
+        workers: all workers that ever joined, by name.
+        members: present workers, in the order in which they joined.
     """
 
     def __init__(
@@ -88,44 +88,44 @@ class Aggregator:
         self.assigner: DataAssigner | PartAssigner = kind(agreement, workload, first_number)
         is_streamed = (
             agreement.robust == "mean" and merge is None
-        )  # else nothing can be merged before all of it is here
+        )  # otherwise merging has to wait for all contributions
         self.buffers = ReceiveBuffers(weights.layout, agreement.push, cores, agreement.thin, is_streamed=is_streamed)
-        self.pulls = Broadcast(agreement, self.common, cores)
+        self.broadcast = Broadcast(agreement, self.common, cores)
         self.workers: dict[str, WorkerRecord] = {}
         self.members: list[WorkerRecord] = []
         self._merged, self._cores, self._whole_merge = Flat(weights.layout), cores, merge
         self._clipper = NormClipper() if agreement.robust == "clip" else None
-        self._opposition = Opposition()
+        self._outliers = OutlierDetector()
         self._is_mean = agreement.robust in ("mean", "clip")
 
     def resume(self, snapshot: Snapshot) -> None:
-        """Go on from `snapshot`, of which the weights are here already.
+        """Continue from `snapshot`, whose weights are set already.
 
         Raises:
-            InvalidFile: arrays of the optimiser are missing, or of another shape.
+            InvalidFile: arrays of the optimizer are missing, or of another shape.
         """
         state = snapshot.state
         self.common.resume(state.num_updates, snapshot.optimiser)
-        self.assigner.resume(state.stock)
+        self.assigner.resume(state.cursor)
         for name, totals in state.totals.items():
             self.workers[name] = WorkerRecord(name, SpeedEstimate(state.unit_seconds.get(name)), totals)
 
     def is_over(self) -> bool:
-        """Whether enough updates were made, or all samples used and every lease answered."""
+        """Return whether enough updates were made, or all samples used and every lease answered."""
         if self.workload.num_updates is not None and self.common.version >= self.workload.num_updates:
             return True
         for member in self.members:
             if member.leases:
                 return False
-        return self.assigner.left == 0
+        return self.assigner.num_remaining == 0
 
     def may_update(self, num_underway: int) -> bool:
-        """Whether more updates are wanted than are under way."""
+        """Return whether more updates are needed than are in progress."""
         most = self.workload.num_updates
         return most is None or self.common.version + num_underway < most
 
     def merging(self, contributions: Sequence[Flat], num_samples: Sequence[int]) -> Merging:
-        """The mean of contributions, weighted by their samples, in the making."""
+        """Return a new weighted mean of contributions, by their samples."""
         return Merging(self._merged, contributions, num_samples, self._cores)
 
     def update(
@@ -134,24 +134,24 @@ class Aggregator:
         """Update the common weights by the mean of contributions, and judge each.
 
         Args:
-            contributions: of one or several workers; those that are not finite, or oppose all others, are left out.
-            merging: of all these, if it has begun.
+            contributions: contributions of one or several workers; outliers and those that are not finite are left out.
+            merging: mean of all of them, if it has begun.
 
         Returns:
-            What was done, None if nothing could be; and a judgement by worker.
+            The update, None if there is none; and a judgement by worker.
         """
-        kept, judged = list(contributions), dict[str, Judgement]()
-        if self._leave_out_opposed(kept, judged):
+        accepted, judged = list(contributions), dict[str, Judgement]()
+        if self._remove_outliers(accepted, judged):
             merging = None
         if self._clipper is not None:
-            self._clip(self._clipper, kept)
-        while kept and (bad := self._merge(kept, merging)):
+            self._clip(self._clipper, accepted)
+        while accepted and (bad := self._merge(accepted, merging)):
             for i in reversed(bad):
-                judged[kept[i].worker.name] = self.refuse(kept[i].worker, kept[i].lease, NOT_FINITE)
-                del kept[i]
+                judged[accepted[i].worker.name] = self.refuse(accepted[i].worker, accepted[i].lease, NOT_FINITE)
+                del accepted[i]
             merging = None
-        update = self._advance(kept) if kept else None
-        for one in kept:
+        update = self._advance(accepted) if accepted else None
+        for one in accepted:
             judged[one.worker.name] = Judgement(
                 one.worker.name, one.lease.number, "applied", "", one.lease, one.num_samples, one.seconds,
                 num_bytes=one.num_bytes,
@@ -161,14 +161,14 @@ class Aggregator:
         return update, judged
 
     def refuse(self, worker: WorkerRecord, lease: Lease, reason: str, *, expels: bool = False) -> Judgement:
-        """Count that a contribution is not taken: its samples are used up, or they might be refused for ever."""
+        """Count a refused contribution; its samples are used up, since they might be refused for ever."""
         num_samples = lease.num_samples
         worker.totals.refused += 1
         worker.totals.samples_refused += num_samples
         return Judgement(worker.name, lease.number, "refused", reason, lease, num_samples, expels=expels)
 
     def replies(self, judged: Mapping[str, Judgement], leases: Mapping[str, Sequence[Lease]]) -> list[WorkerReply]:
-        """Answers to all that were judged or get leases; to everybody, once, when the run is over."""
+        """Return answers to all workers that were judged or get leases; to every worker, once, when the run is over."""
         is_over, replies = self.is_over(), list[WorkerReply]()
         for member in self.members:
             judgement, more = judged.get(member.name), leases.get(member.name, ())
@@ -176,28 +176,30 @@ class Aggregator:
                 self._reply(replies, member, judgement, more, is_over)
         return replies
 
-    def restate(self, member: WorkerRecord, judgement: Judgement | None) -> list[WorkerReply]:
-        """Answers from which a worker that may have missed some knows all again."""
-        self.pulls.forget(member.name)
+    def resend(self, member: WorkerRecord, judgement: Judgement | None) -> list[WorkerReply]:
+        """Return answers from which a worker that may have missed some knows everything again."""
+        self.broadcast.forget(member.name)
         member.is_up_to_date = False
         replies: list[WorkerReply] = []
         self._reply(replies, member, judgement, tuple(member.leases.values()), self.is_over())
         return replies
 
-    def _merge(self, kept: Sequence[Received], merging: Merging | None) -> tuple[int, ...]:
-        """Merge; returns which contributions have to be left out."""
-        if len(kept) == 1:
-            return () if is_finite(kept[0].page.flat, self._cores) else (0,)
+    def _merge(self, contributions: Sequence[Received], merging: Merging | None) -> tuple[int, ...]:
+        """Merge; return which contributions have to be left out."""
+        if len(contributions) == 1:
+            return () if is_finite(contributions[0].page.flat, self._cores) else (0,)
         if not self._is_mean:
-            return self._merge_robustly([one.page.flat for one in kept])
+            return self._merge_robustly([one.page.flat for one in contributions])
         if self._whole_merge is not None:
-            return self._merge_at_once(self._whole_merge, kept)
-        merging = merging or self.merging([one.page.flat for one in kept], [one.num_samples for one in kept])
+            return self._merge_at_once(self._whole_merge, contributions)
+        merging = merging or self.merging(
+            [one.page.flat for one in contributions], [one.num_samples for one in contributions]
+        )
         return merging.finish()
 
-    def _merge_at_once(self, merge: WholeMerge, kept: Sequence[Received]) -> tuple[int, ...]:
-        flats = [one.page.flat for one in kept]
-        merge(self._merged, flats, [float(one.num_samples) for one in kept])
+    def _merge_at_once(self, merge: WholeMerge, contributions: Sequence[Received]) -> tuple[int, ...]:
+        flats = [one.page.flat for one in contributions]
+        merge(self._merged, flats, [float(one.num_samples) for one in contributions])
         if is_finite(self._merged, self._cores):
             return ()
         bad = tuple([i for i, flat in enumerate(flats) if not is_finite(flat, self._cores)])
@@ -213,28 +215,28 @@ class Aggregator:
             self._whole_merge(self._merged, flats, [1.0] * len(flats))
         return ()
 
-    def _leave_out_opposed(self, kept: list[Received], judged: dict[str, Judgement]) -> bool:
-        """Take out of `kept` what works against all others, and judge it; whether there was any."""
-        opposed = self._opposition.examine([(one.worker.name, one.page.flat, one.num_samples) for one in kept])
-        for i in reversed(opposed):
-            one = kept.pop(i)
-            expels = self._opposition.is_against_all(one.worker.name)
-            judged[one.worker.name] = self.refuse(one.worker, one.lease, OPPOSED, expels=expels)
-        return bool(opposed)
+    def _remove_outliers(self, contributions: list[Received], judged: dict[str, Judgement]) -> bool:
+        """Remove outliers from the contributions, and judge them; return whether there were any."""
+        outliers = self._outliers.examine([(one.worker.name, one.page.flat, one.num_samples) for one in contributions])
+        for i in reversed(outliers):
+            one = contributions.pop(i)
+            expels = self._outliers.is_faulty(one.worker.name)
+            judged[one.worker.name] = self.refuse(one.worker, one.lease, OUTLIER, expels=expels)
+        return bool(outliers)
 
-    def _clip(self, clipper: NormClipper, kept: Sequence[Received]) -> None:
-        """Shorten what is much longer than is usual; what is not finite is refused later on."""
-        for one in kept:
+    def _clip(self, clipper: NormClipper, contributions: Sequence[Received]) -> None:
+        """Shorten contributions that are much longer than usual; those that are not finite are refused later."""
+        for one in contributions:
             if clipper.clip(one.page.flat) < 1:
                 one.worker.totals.clipped += 1
 
-    def _advance(self, kept: Sequence[Received]) -> Update:
+    def _advance(self, contributions: Sequence[Received]) -> Update:
         version, staleness = self.common.version, dict[str, int]()
-        unused = frozenset.intersection(*(one.unused for one in kept))
-        self.common.update(kept[0].page.flat if len(kept) == 1 else self._merged, unused)
+        unused = frozenset.intersection(*(one.unused for one in contributions))
+        self.common.update(contributions[0].page.flat if len(contributions) == 1 else self._merged, unused)
         epoch = num_samples = known = 0
         loss = 0.0
-        for one in kept:
+        for one in contributions:
             totals, n = one.worker.totals, one.num_samples
             stale = staleness[one.worker.name] = version - one.lease.version
             totals.applied += 1
@@ -263,7 +265,7 @@ class Aggregator:
         """Append the answers to one worker."""
         member.knows_the_end |= is_over
         is_thin, version = member.thin_since is not None, self.common.version
-        contents = self.pulls.contents(member.name, is_thin=is_thin)
+        contents = self.broadcast.contents(member.name, is_thin=is_thin)
         compression = self.agreement.thin if is_thin else "none"
         answer = Answer(
             version=version,
@@ -273,7 +275,7 @@ class Aggregator:
             contents=contents.kind,
             base=contents.base,
             lease=leases[0] if leases else None,
-            is_anew=not member.is_up_to_date,
+            resets_leases=not member.is_up_to_date,
             is_last=is_over,
             compression=compression,
         )

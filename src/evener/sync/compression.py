@@ -1,15 +1,14 @@
-"""Contributions and changes of the weights in fewer bytes: bf16, or whole numbers of 8 bits with a scale for each 256.
+"""Compression of contributions and changes of the weights: bf16, or 8-bit integers with a scale for each 256 numbers.
 
-What cannot be written so (NaN, infinity, numbers beyond the code's range) is carried as NaN or infinity, never as a
-number: it arrives as what the server refuses. Reading is exact, the same bits on every machine, whatever computes it:
-the scales have 16 significant bits, so that scale times code needs no rounding, and what was read is written to the
-same bytes again.
+Numbers that cannot be encoded (NaN, infinity, numbers beyond the range) are sent as NaN or infinity, which the server
+refuses. Decoding is exact, with the same bits on every machine: the scales have 16 significant bits, so that scale
+times code needs no rounding, and decoded numbers are encoded to the same bytes again.
 
-What compressing loses of a contribution is not lost: it is added to the next one (error feedback), so that the sum of
-what was sent follows the sum of what was meant to within one quantum. Towards the workers the same is reached without
-a remainder: what is sent is the difference between the weights and what the worker has.
+The error of compressing a contribution is added to the next one (error feedback), so that the sum of the sent
+contributions follows the exact sum to within one quantum. Towards the workers no remainder is needed, since the server
+sends the difference between the weights and the worker's copy.
 
-Parameters are compressed; statistics and counters travel as they are:
+Parameters are compressed; statistics and counters are sent as they are:
 
     | counters | float64 statistics | float32 statistics | code of float64 parameters | code of float32 parameters |
 """
@@ -30,35 +29,35 @@ Bytes = NDArray[np.uint8]
 ROW = 256
 """Numbers that share a scale."""
 
-_LARGEST = 127
-_TINY = float(np.finfo(np.float32).tiny)
-_BF16_END = float(np.array([0x7F7F8000], np.uint32).view(np.float32)[0])
-"""The least number that bf16 would round to infinity."""
+_MAX_CODE = 127
+_MIN_SCALE = float(np.finfo(np.float32).tiny)
+_BF16_LIMIT = float(np.array([0x7F7F8000], np.uint32).view(np.float32)[0])
+"""Smallest number that bf16 rounds to infinity."""
 
 
 class Codec(Protocol):
-    """A way to write many numbers, some at a time, at places that are multiples of `ROW`."""
+    """Encodes many numbers, a block at a time, at offsets that are multiples of `ROW`."""
 
     def num_bytes(self, total: int) -> int:
-        """Bytes of the image of `total` numbers."""
+        """Return the bytes of the image of `total` numbers."""
         ...
 
     def write(self, numbers: Floats, image: Bytes, a: int, meaning: Floats) -> bool:
-        """Write `numbers` as those from `a` on.
+        """Encode `numbers` as those from `a` on.
 
         Args:
-            numbers: to be written; are left as they are.
-            image: of all numbers, as many bytes as `num_bytes` says.
-            a: place of the first of `numbers`.
-            meaning: becomes what reading the image will give.
+            numbers: numbers to encode; they are not changed.
+            image: image of all numbers, with `num_bytes` bytes.
+            a: index of the first of `numbers`.
+            meaning: set to the decoded numbers.
 
         Returns:
-            Whether all of them could be written.
+            Whether all of them could be encoded.
         """
         ...
 
     def read(self, image: Bytes, a: int, out: Floats) -> None:
-        """Read the numbers from `a` on into `out`."""
+        """Decode the numbers from `a` on into `out`."""
         ...
 
 
@@ -66,12 +65,12 @@ class Bf16:
     """The upper half of a float32, rounded to nearest, ties to even."""
 
     def num_bytes(self, total: int) -> int:
-        """Two a number."""
+        """Return two bytes per number."""
         return 2 * total
 
     def write(self, numbers: Floats, image: Bytes, a: int, meaning: Floats) -> bool:
-        """See `Code`."""
-        is_fine = bool(np.maximum.reduce(numbers) < _BF16_END and np.minimum.reduce(numbers) > -_BF16_END)
+        """See `Codec`."""
+        is_fine = bool(np.maximum.reduce(numbers) < _BF16_LIMIT and np.minimum.reduce(numbers) > -_BF16_LIMIT)
         singles = numbers if numbers.dtype == np.float32 else numbers.astype(np.float32)
         rounded = meaning if meaning.dtype == np.float32 else np.empty_like(singles)
         bits, out = singles.view(np.uint32), rounded.view(np.uint32)
@@ -80,7 +79,7 @@ class Bf16:
         np.add(out, bits, out=out)
         np.add(out, 0x7FFF, out=out)
         np.bitwise_and(out, 0xFFFF0000, out=out)
-        if not is_fine:  # the carry of a NaN's bits may have made a number of it
+        if not is_fine:  # the carry may have changed a NaN into a number
             out[np.isnan(singles)] = 0x7FC00000
         np.right_shift(out, 16, out=self._codes(image, a, len(out)), casting="unsafe")
         if rounded is not meaning:
@@ -88,7 +87,7 @@ class Bf16:
         return is_fine
 
     def read(self, image: Bytes, a: int, out: Floats) -> None:
-        """See `Code`."""
+        """See `Codec`."""
         singles = out if out.dtype == np.float32 else np.empty(len(out), np.float32)
         bits = singles.view(np.uint32)
         np.copyto(bits, self._codes(image, a, len(out)))
@@ -101,14 +100,14 @@ class Bf16:
 
 
 class Int8:
-    """Whole numbers from -127 to 127 times a scale: | float32 scale of every row | int8 code of every number |."""
+    """Integers from -127 to 127 times a scale: | float32 scale of every row | int8 code of every number |."""
 
     def num_bytes(self, total: int) -> int:
-        """One a number, four a row."""
+        """Return one byte per number, and four per row."""
         return 4 * -(-total // ROW) + total
 
     def write(self, numbers: Floats, image: Bytes, a: int, meaning: Floats) -> bool:
-        """See `Code`."""
+        """See `Codec`."""
         is_fine = True
         for rows, scales, codes, out in self._tables(numbers, image, a, meaning):
             np.absolute(rows, out=out)
@@ -121,13 +120,13 @@ class Int8:
         return is_fine
 
     def read(self, image: Bytes, a: int, out: Floats) -> None:
-        """See `Code`."""
+        """See `Codec`."""
         for _, scales, codes, rows in self._tables(out, image, a, out):
             np.copyto(rows, codes)
             np.multiply(rows, scales[:, None], out=rows)
 
     def _tables(self, numbers: Floats, image: Bytes, a: int, meaning: Floats) -> list[tuple[Any, ...]]:
-        """The whole rows as a table, then what is left as one shorter row: numbers, scales, codes, meaning."""
+        """Return the whole rows as a table, then the rest as one shorter row: numbers, scales, codes, meaning."""
         num_rows, whole = -(-len(image) // (ROW + 4)), len(numbers) // ROW * ROW
         scales = image[: 4 * num_rows].view(np.float32)[a // ROW :]
         codes = image[4 * num_rows :].view(np.int8)[a : a + len(numbers)]
@@ -148,21 +147,21 @@ CODECS: dict[Compression, Codec] = {"bf16": Bf16(), "int8": Int8()}
 
 
 def _scales(largest: Floats, out: NDArray[np.float32]) -> None:
-    """The least scale of 16 significant bits by which no code exceeds 127; 0 if nothing could be told from 0.
+    """Return the smallest scales of 16 significant bits with codes up to 127; 0 if all numbers are too small.
 
-    NaN if something is not finite, or would be read as such.
+    A scale is NaN if a number is not finite, or would not be after decoding.
     """
-    np.divide(largest, _LARGEST, out=out, casting="same_kind")
-    is_nothing, is_bad = out < _TINY, ~np.isfinite(out)
+    np.divide(largest, _MAX_CODE, out=out, casting="same_kind")
+    is_nothing, is_bad = out < _MIN_SCALE, ~np.isfinite(out)
     bits = out.view(np.uint32)
     np.add(bits, 0xFF, out=bits)
     np.bitwise_and(bits, 0xFFFFFF00, out=bits)
     out[is_nothing] = 0
-    out[is_bad | ~np.isfinite(_LARGEST * out)] = np.nan
+    out[is_bad | ~np.isfinite(_MAX_CODE * out)] = np.nan
 
 
 def _inverse(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """1 / scale, of a scale of 0 or NaN 0."""
+    """Return 1 / scale; 0 for scales of 0 or NaN."""
     return np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
 
 
@@ -170,12 +169,12 @@ _ALIGNMENT = 4
 
 
 class Compressor:
-    """The compressed image of a contribution, or of a change of the weights.
+    """Encodes contributions, or changes of the weights.
 
     Args:
-        layout: of the states.
+        layout: layout of the states.
         compression: bf16 or int8.
-        cores: that do it.
+        cores: threads that compute.
     """
 
     def __init__(self, layout: StateLayout, compression: Compression, cores: ThreadPool) -> None:
@@ -192,20 +191,20 @@ class Compressor:
         self.num_bytes = starts[-1]
 
     def pack(self, change: Flat, residual: Flat, image: Bytes) -> None:
-        """Write `change` and what is owed from before into `image`; what cannot be expressed stays in `residual`."""
+        """Encode `change` plus `residual` into `image`; the remaining error becomes the new `residual`."""
         self._copy_plain(change, image, is_writing=True)
         arrays = zip(change.parameters, residual.parameters, self._coded(image), strict=True)
         for values, owed, code in arrays:
-            self._write_owing(values, owed, code)
+            self._write_residual(values, owed, code)
 
     def unpack(self, image: Bytes, into: Flat) -> None:
-        """Read a contribution."""
+        """Decode a contribution."""
         self._copy_plain(into, image, is_writing=False)
         for values, code in zip(into.parameters, self._coded(image), strict=True):
             self._read(code, values)
 
     def pack_difference(self, weights: Flat, known: Flat, image: Bytes) -> None:
-        """Write how to come from `known` to `weights`; `known` becomes what whoever reads it will have."""
+        """Encode the difference from `known` to `weights`; `known` becomes the state that a reader will have."""
         self._copy_plain(weights, image, is_writing=True)
         self._copy_plain(known, image, is_writing=False)
         arrays = zip(weights.parameters, known.parameters, self._coded(image), strict=True)
@@ -213,7 +212,7 @@ class Compressor:
             self._write_towards(wanted, has, code)
 
     def unpack_difference(self, image: Bytes, known: Flat) -> None:
-        """Read a change of the weights into `known`."""
+        """Add a decoded change of the weights to `known`."""
         self._copy_plain(known, image, is_writing=False)
         for values, code in zip(known.parameters, self._coded(image), strict=True):
             self._read_towards(code, values)
@@ -224,16 +223,16 @@ class Compressor:
     def _copy_plain(self, flat: Flat, image: Bytes, is_writing: bool) -> None:
         sections = [s for s in flat.layout.sections if s.kind != "parameter"]
         for section, piece in zip(sections, self._pieces[: self._num_plain], strict=True):
-            own = flat.memory[section.offset : section.offset + piece.stop - piece.start]
-            np.copyto(image[piece], own) if is_writing else np.copyto(own, image[piece])
+            section_bytes = flat.memory[section.offset : section.offset + piece.stop - piece.start]
+            np.copyto(image[piece], section_bytes) if is_writing else np.copyto(section_bytes, image[piece])
 
-    def _write_owing(self, values: Floats, owed: Floats, code: Bytes) -> None:
+    def _write_residual(self, values: Floats, owed: Floats, code: Bytes) -> None:
         def block(thread: int, a: int, b: int) -> None:
             meant, meaning = self._scratch(thread, values[a:b])
             np.add(values[a:b], owed[a:b], out=meant)
             if self._code.write(meant, code, a, meaning):
                 np.subtract(meant, meaning, out=owed[a:b])
-            else:  # refused where it arrives; what was owed before still is
+            else:  # the server refuses it; the earlier residual stays
                 np.subtract(meant, meaning, out=owed[a:b], where=np.isfinite(meaning))
 
         self._cores.each(0, values.size, values.itemsize, block)
@@ -266,10 +265,10 @@ class Compressor:
 
 
 def compressor_for(layout: StateLayout, compression: Compression, cores: ThreadPool) -> Compressor | None:
-    """The packing, or None if states travel as they are."""
+    """Return the compressor, or None if states are sent as they are."""
     return None if compression == "none" else Compressor(layout, compression, cores)
 
 
 def as_bytes(image: Any) -> NDArray[np.uint8]:
-    """A buffer that arrived, as an array without a copy."""
+    """Return a received buffer as an array, without a copy."""
     return np.frombuffer(image, np.uint8)

@@ -1,8 +1,7 @@
-"""Gives out work: which samples go to whom, each once an epoch, whoever comes or goes.
+"""Assigns samples to workers, each once per epoch, while workers join and leave.
 
-A cursor walks the order of every epoch, which is a function of seed and epoch that every node computes alike; what
-travels are positions in it. A position is given out, and either counts as used or is given back and goes to somebody
-else before new ones.
+A cursor walks the order of every epoch, a function of seed and epoch that all nodes compute alike; only positions in it
+are sent. An assigned position is either used, or returned and assigned again before new ones.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ from evener.sync.messages import Lease, SampleRange
 from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.worker_record import WorkerRecord, seconds_of
 
-_WORTH = 0.05
-"""Part of a round's seconds that a new division has to save."""
+_MIN_SAVING = 0.05
+"""Share of a round's time that a new division has to save."""
 
-_LEAST_AGE = 8
-"""Rounds that a division is kept at least, while the workers stay."""
+_MIN_AGE = 8
+"""Rounds for which a division is kept at least, while the workers stay."""
 
 TRIAL_ROUNDS = 50
-"""Rounds after which a worker that gets nothing gets one sample: else nobody would notice that it is fast again."""
+"""Rounds after which a worker without samples gets one: otherwise the server would not notice that it is fast again."""
 
 _TRIAL_COST = 0.05
-"""Part of the time that such trials of one worker may cost at most: the slower it is, the rarer they are."""
+"""Largest share of the time for the trials of one worker, so a slower worker has fewer trials."""
 
 
 class CursorState(Part, frozen=True, kw_only=True):
-    """Where a cursor stands.
+    """State of a cursor.
 
     Attributes:
-        num_samples: in the data set.
-        epoch: of the cursor.
-        position: of the cursor, samples of its epoch that were given out.
-        returned: (epoch, first, count) of what came back.
+        num_samples: samples in the data set.
+        epoch: epoch of the cursor.
+        position: number of assigned samples in its epoch.
+        returned: (epoch, first, count) of returned samples.
     """
 
     num_samples: int
@@ -51,8 +50,8 @@ class SampleCursor:
     """The samples of one data set, epoch after epoch.
 
     Args:
-        num_samples: in the data set.
-        num_epochs: after which nothing is left; None: never.
+        num_samples: samples in the data set.
+        num_epochs: number of epochs; None: unlimited.
     """
 
     def __init__(self, num_samples: int, num_epochs: int | None) -> None:
@@ -63,8 +62,8 @@ class SampleCursor:
         self._epoch, self._position = 0, 0
 
     @property
-    def left(self) -> int:
-        """Samples of the oldest epoch of which some are left; 0 when all epochs are given out."""
+    def num_remaining(self) -> int:
+        """Remaining samples of the oldest unfinished epoch; 0 when all epochs are assigned."""
         if self._returned:
             epoch = self._returned[0][0]
             returned = sum([count for e, _, count in self._returned if e == epoch])
@@ -72,7 +71,7 @@ class SampleCursor:
         return self._fresh()
 
     def take(self, most: int) -> SampleRange | None:
-        """At most `most` samples, all of the oldest epoch of which some are left; None if there are none."""
+        """Return at most `most` samples of the oldest unfinished epoch; None if there are none."""
         ranges: list[tuple[int, int]] = []
         epoch = self._returned[0][0] if self._returned else self._epoch
         while most > 0 and self._returned and self._returned[0][0] == epoch:
@@ -91,25 +90,25 @@ class SampleCursor:
         return SampleRange(epoch=epoch, ranges=tuple(ranges)) if ranges else None
 
     def give_back(self, samples: SampleRange) -> None:
-        """Have `samples` given out again, before anything new."""
+        """Return `samples` to be assigned again, before new ones."""
         self._returned += [(samples.epoch, first, count) for first, count in samples.ranges]
         self._returned.sort()
 
     def state(self) -> CursorState:
-        """Where it stands."""
+        """Return the state of the cursor."""
         return CursorState(
             num_samples=self.num_samples, epoch=self._epoch, position=self._position, returned=tuple(self._returned)
         )
 
     @classmethod
     def resume(cls, state: CursorState, num_epochs: int | None) -> SampleCursor:
-        """The cursor that stands where `state` says."""
+        """Return a cursor with this state."""
         cursor = cls(state.num_samples, num_epochs)
         cursor._epoch, cursor._position, cursor._returned = state.epoch, state.position, list(state.returned)
         return cursor
 
     def _fresh(self) -> int:
-        """Samples of the cursor's epoch that were never given out."""
+        """Return the number of samples of the cursor's epoch that were never assigned."""
         is_over = self._num_epochs is not None and self._epoch >= self._num_epochs
         return 0 if is_over else self.num_samples - self._position
 
@@ -118,13 +117,13 @@ class DataAssigner:
     """The samples of a run, and the leases on them.
 
     Args:
-        agreement: how much goes into a lease.
-        workload: the samples.
-        first_number: of the leases.
+        agreement: protocol, which sets the size of a lease.
+        workload: workload of the run.
+        first_number: number before the first lease.
 
     Attributes:
-        cursor: in the samples.
-        number: of the last lease.
+        cursor: cursor in the samples.
+        number: number of the last lease.
     """
 
     def __init__(self, agreement: SyncProtocol, workload: Workload, first_number: int) -> None:
@@ -132,56 +131,56 @@ class DataAssigner:
         self.cursor = SampleCursor(workload.num_samples, workload.num_epochs)
         self.number = first_number
         self._is_one_batch = is_one_batch(agreement)
-        self._division = KeptDivision()
+        self._division = CachedDivision()
 
     @property
-    def left(self) -> int:
-        """Samples of the oldest epoch of which some are left; 0 when all epochs are given out."""
-        return self.cursor.left
+    def num_remaining(self) -> int:
+        """Remaining samples of the oldest unfinished epoch; 0 when all epochs are assigned."""
+        return self.cursor.num_remaining
 
     def give_back(self, samples: SampleRange) -> None:
-        """Have `samples` given out again, before anything new."""
+        """Return `samples` to be assigned again, before new ones."""
         self.cursor.give_back(samples)
 
     def divide(self, version: int, workers: Sequence[WorkerRecord]) -> dict[str, Lease]:
-        """A round's work: leases by worker, of those that get any, who have them from now on."""
-        seconds, left = self._seconds(workers), self.cursor.left
-        wanted = wanted_samples(self._agreement, seconds, left)
+        """Assign a round's work; return leases by worker, for workers that get any."""
+        seconds, remaining = self._seconds(workers), self.cursor.num_remaining
+        wanted = wanted_samples(self._agreement, seconds, remaining)
         if sum(wanted) == 0:
             return {}
         if self._is_one_batch:
             names = [worker.name for worker in workers]
-            shares = self._division.divide(min(self._agreement.batch, left), wanted, seconds, names)
+            shares = self._division.divide(min(self._agreement.batch, remaining), wanted, seconds, names)
         else:
-            shares = divide(left, wanted, seconds)
+            shares = divide(remaining, wanted, seconds)
         return {worker.name: self._lease(version, worker, n) for worker, n in zip(workers, shares, strict=True) if n}
 
     def lease_one(self, version: int, worker: WorkerRecord, workers: Sequence[WorkerRecord]) -> Lease | None:
-        """Work for `worker` alone, as much as its speed among `workers` calls for; None if nothing is left."""
-        wanted = wanted_samples(self._agreement, self._seconds(workers), self.cursor.left)
+        """Assign work to `worker` alone, according to its speed among `workers`; None if no samples remain."""
+        wanted = wanted_samples(self._agreement, self._seconds(workers), self.cursor.num_remaining)
         share = wanted[workers.index(worker)]
         return self._lease(version, worker, share) if share else None
 
-    def stock(self, outstanding: Sequence[Lease]) -> CursorState:
-        """What is left of the samples, as if the `outstanding` leases had been taken back."""
+    def cursor_state(self, outstanding: Sequence[Lease]) -> CursorState:
+        """Return the state of the cursor, as if the `outstanding` leases had been returned."""
         copy = SampleCursor.resume(self.cursor.state(), self._num_epochs)
         for lease in outstanding:
             copy.give_back(lease.samples)
         return copy.state()
 
-    def resume(self, stock: CursorState) -> None:
-        """Go on with what was left."""
-        self.cursor = SampleCursor.resume(stock, self._num_epochs)
+    def resume(self, state: CursorState) -> None:
+        """Continue from the state of a cursor."""
+        self.cursor = SampleCursor.resume(state, self._num_epochs)
 
     def _seconds(self, workers: Sequence[WorkerRecord]) -> list[float]:
-        """A sample takes each worker; all the same if the division is fixed."""
+        """Return the seconds per sample of each worker; equal ones if the division is fixed."""
         if self._agreement.division == "fixed":
             return [1.0] * len(workers)
         return seconds_of([worker.speed for worker in workers])
 
     def _lease(self, version: int, worker: WorkerRecord, num_samples: int) -> Lease:
         samples = self.cursor.take(num_samples)
-        assert samples is not None, "shares are cut to what is left"
+        assert samples is not None, "shares are limited to the remaining samples"
         self.number += 1
         steps = 1 if self._agreement.local_steps == 1 else ceil(num_samples / self._agreement.batch)
         lease = Lease(number=self.number, version=version, samples=samples, num_steps=steps)
@@ -190,34 +189,38 @@ class DataAssigner:
 
 
 def local_steps(most: int, seconds: Sequence[float]) -> tuple[int, ...]:
-    """Steps of each worker so that all finish together: the fastest `most`, who is half as fast half, at least one."""
+    """Return the steps of each worker so that all finish together: `most` for the fastest, proportionally fewer for
+    others.
+    """
     fastest = min(seconds)
     return tuple([max(1, round(most * fastest / each)) for each in seconds])
 
 
-def wanted_samples(agreement: SyncProtocol, seconds: Sequence[float], left: int) -> tuple[int, ...]:
-    """The samples that each worker may use in a round.
+def wanted_samples(agreement: SyncProtocol, seconds: Sequence[float], remaining: int) -> tuple[int, ...]:
+    """Return the samples that each worker may use in a round.
 
     Args:
-        agreement: says how many steps, and of what batch.
-        seconds: a sample of each worker; equal ones if the division is fixed.
-        left: samples that can be taken now.
+        agreement: protocol, which sets the number of steps and their batch.
+        seconds: seconds per sample of each worker; equal ones if the division is fixed.
+        remaining: samples that can be assigned now.
     """
     if agreement.local_steps == "epoch":
-        return (left,) * len(seconds)
+        return (remaining,) * len(seconds)
     if agreement.local_steps == 1:
-        return (min(agreement.batch, left),) * len(seconds)
+        return (min(agreement.batch, remaining),) * len(seconds)
     steps = local_steps(agreement.local_steps, seconds)
-    return tuple([min(n * agreement.batch, left) for n in steps])
+    return tuple([min(n * agreement.batch, remaining) for n in steps])
 
 
 def is_one_batch(agreement: SyncProtocol) -> bool:
-    """Whether all workers of a round share the samples of one batch."""
+    """Return whether all workers of a round share the samples of one batch."""
     return agreement.local_steps == 1 and agreement.staleness == 0 and agreement.division == "speed"
 
 
 def divide(total: int, wanted: Sequence[int], seconds: Sequence[float]) -> tuple[int, ...]:
-    """At most `total` samples, nobody more than it wanted, so that the last finishes as soon as possible."""
+    """Divide at most `total` samples, within each worker's `wanted`, so that the last worker finishes as soon as
+    possible.
+    """
     if sum(wanted) <= total:
         return tuple(wanted)
     return apportion(total, [Worker(unit_seconds=s, max_units=most) for s, most in zip(seconds, wanted, strict=True)])
@@ -226,27 +229,27 @@ def divide(total: int, wanted: Sequence[int], seconds: Sequence[float]) -> tuple
 def with_trials(
     shares: Sequence[int], wanted: Sequence[int], seconds: Sequence[float], idle: Sequence[int]
 ) -> tuple[int, ...]:
-    """`shares`, of which each worker that is due for a trial gets one sample, taken from whoever has most.
+    """Return `shares` in which each worker that is due for a trial gets one sample, taken from the largest share.
 
     Args:
         shares: samples of each worker.
         wanted: samples that each could use.
-        seconds: a sample of each worker.
-        idle: rounds in a row for which each has got nothing.
+        seconds: seconds per sample of each worker.
+        idle: rounds in a row without samples, of each worker.
     """
     finish, result = _finish_seconds(shares, seconds), list(shares)
-    givers = [i for i, n in enumerate(shares) if n]
+    donors = [i for i, n in enumerate(shares) if n]
     for i, (rounds, most, each) in enumerate(zip(idle, wanted, seconds, strict=True)):
         is_due = rounds >= max(TRIAL_ROUNDS, each / (_TRIAL_COST * finish))
-        giver = max(givers, key=result.__getitem__)
-        if is_due and most and not shares[i] and result[giver]:
-            result[giver], result[i] = result[giver] - 1, 1
+        donor = max(donors, key=result.__getitem__)
+        if is_due and most and not shares[i] and result[donor]:
+            result[donor], result[i] = result[donor] - 1, 1
     return tuple(result)
 
 
 @dataclass
-class KeptDivision:
-    """The last division of a batch, kept while no other would save much: dividing seconds more than a small round."""
+class CachedDivision:
+    """The last division of a batch, kept while no other would save much: dividing takes longer than a small round."""
 
     _key: tuple[object, ...] = ()
     _shares: tuple[int, ...] = ()
@@ -256,16 +259,18 @@ class KeptDivision:
     def divide(
         self, total: int, wanted: Sequence[int], seconds: Sequence[float], workers: Sequence[str]
     ) -> tuple[int, ...]:
-        """Like `divide` of this module, or the last division of as much to the same workers; both with trials."""
+        """Return `divide` of this module, or the last division of as many samples to the same workers; both with
+        trials.
+        """
         key, self._age = (total, *wanted, *workers), self._age + 1
-        if key != self._key or (self._age > _LEAST_AGE and not _is_near_best(self._shares, total, seconds)):
+        if key != self._key or (self._age > _MIN_AGE and not _is_near_best(self._shares, total, seconds)):
             self._key, self._shares, self._age = key, divide(total, wanted, seconds), 0
         if 0 in self._shares:
-            return self._tried(wanted, seconds, workers)
+            return self._add_trials(wanted, seconds, workers)
         self._idle.clear()
         return self._shares
 
-    def _tried(self, wanted: Sequence[int], seconds: Sequence[float], workers: Sequence[str]) -> tuple[int, ...]:
+    def _add_trials(self, wanted: Sequence[int], seconds: Sequence[float], workers: Sequence[str]) -> tuple[int, ...]:
         idle = [self._idle.get(worker, 0) for worker in workers]
         shares = with_trials(self._shares, wanted, seconds, idle)
         self._idle = {name: 0 if n else k + 1 for name, n, k in zip(workers, shares, idle, strict=True)}
@@ -273,11 +278,11 @@ class KeptDivision:
 
 
 def _finish_seconds(shares: Sequence[int], seconds: Sequence[float]) -> float:
-    """Until the last of those that have anything is done."""
+    """Return the seconds until the last worker is done."""
     return max([n * each for each, n in zip(seconds, shares, strict=True)])
 
 
 def _is_near_best(shares: Sequence[int], total: int, seconds: Sequence[float]) -> bool:
-    """Whether even a division into fractions would save less than is worth the trouble."""
+    """Return whether even a division into fractions would save too little."""
     ideal = total / sum([1 / each for each in seconds])
-    return _finish_seconds(shares, seconds) <= (1 + _WORTH) * ideal + max(seconds)
+    return _finish_seconds(shares, seconds) <= (1 + _MIN_SAVING) * ideal + max(seconds)

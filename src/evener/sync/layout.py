@@ -1,6 +1,6 @@
-"""What a model's state consists of and where each part lies in memory, so that agreeing never loops over its names.
+"""The layout of a model's state in memory, so that synchronization never loops over names.
 
-A state is one run of bytes. The large sections are one flat array per dtype, in which the parameters precede the
+A state is one block of bytes. The large sections are one flat array per dtype, with the parameters before the
 statistics:
 
     | int64 counters | float64 parameters | float64 statistics | float32 parameters | float32 statistics |
@@ -29,7 +29,7 @@ Floats = NDArray[np.floating[Any]]
 ArrayName = Annotated[str, Meta(min_length=1, max_length=1000)]
 MOST_DIMENSIONS = 32
 MOST_NUMBERS = 2**48
-"""In one array."""
+"""Limit of one array."""
 SECTIONS: tuple[tuple[DType, Kind], ...] = (
     ("int64", "counter"),
     ("float64", "parameter"),
@@ -37,16 +37,16 @@ SECTIONS: tuple[tuple[DType, Kind], ...] = (
     ("float32", "parameter"),
     ("float32", "statistic"),
 )
-"""In the order in which they lie in memory: the widest first, so that every one is aligned."""
+"""Sections in the order of memory: the widest dtype first, so that all are aligned."""
 
 
 class ArraySpec(Part, frozen=True, kw_only=True):
     """One named array of a model's state.
 
     Attributes:
-        name: of the array, unique in its layout.
-        shape: of the array.
-        dtype: float32, float64 or, of counters only, int64. Half precision is for computing and for the wire.
+        name: name of the array, unique in its layout.
+        shape: shape of the array.
+        dtype: float32, float64 or, of counters only, int64. Half precision is only for computing and for the wire.
         kind: a parameter is trained; a statistic (a running mean) is averaged; a counter's increments are summed.
     """
 
@@ -59,7 +59,7 @@ class ArraySpec(Part, frozen=True, kw_only=True):
         require(all(n >= 0 for n in self.shape), f"shape of {self.name}", self.shape, "sizes of zero or more")
         most = prod(max(1, n) for n in self.shape)
         require(most <= MOST_NUMBERS, f"shape of {self.name}", self.shape, f"of at most {MOST_NUMBERS} numbers")
-        allowed = "float32 or float64, or int64 of a counter; hold whatever else is trained as float32"
+        allowed = "float32 or float64, or int64 for a counter; store other trained arrays as float32"
         require((self.dtype == "int64") == (self.kind == "counter"), f"dtype of {self.name}", self.dtype, allowed)
 
     @property
@@ -78,7 +78,7 @@ class LayoutSection(Part, frozen=True, kw_only=True):
 
 
 class StateLayout(Part, frozen=True, kw_only=True, dict=True):
-    """The arrays of a model's state; two nodes that are to agree have equal layouts."""
+    """The arrays of a model's state; all nodes of a run have equal layouts."""
 
     entries: tuple[ArraySpec, ...]
 
@@ -89,17 +89,17 @@ class StateLayout(Part, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def sections(self) -> tuple[LayoutSection, ...]:
-        """The flat arrays, in order of memory, one for each of `SECTIONS`; some may be empty."""
-        found, offset = [], 0
+        """Flat arrays in order of memory, one for each of `SECTIONS`; some may be empty."""
+        sections, offset = [], 0
         for dtype, kind in SECTIONS:
             size = sum(entry.size for entry in self._of(dtype, kind))
-            found.append(LayoutSection(dtype=dtype, kind=kind, offset=offset, size=size))
+            sections.append(LayoutSection(dtype=dtype, kind=kind, offset=offset, size=size))
             offset += size * np.dtype(dtype).itemsize
-        return tuple(found)
+        return tuple(sections)
 
     @cached_property
     def num_bytes(self) -> int:
-        """Of a whole state."""
+        """Bytes of a whole state."""
         last = self.sections[-1]
         return last.offset + last.size * np.dtype(last.dtype).itemsize
 
@@ -113,20 +113,20 @@ class StateLayout(Part, frozen=True, kw_only=True, dict=True):
     @cached_property
     def offsets(self) -> dict[str, int]:
         """First byte of every array, by its name."""
-        found = {}
+        offsets = {}
         for section in self.sections:
             offset = section.offset
             for entry in self._of(section.dtype, section.kind):
-                found[entry.name] = offset
+                offsets[entry.name] = offset
                 offset += entry.size * np.dtype(entry.dtype).itemsize
-        return found
+        return offsets
 
     def _of(self, dtype: DType, kind: Kind) -> list[ArraySpec]:
         return [entry for entry in self.entries if (entry.dtype, entry.kind) == (dtype, kind)]
 
 
 def layout_of(arrays: Mapping[str, NDArray[Any]], statistics: Collection[str] = ()) -> StateLayout:
-    """The layout of named `arrays`: whole numbers are counters, those named in `statistics` statistics.
+    """Return the layout of named `arrays`: integers are counters, the arrays in `statistics` are statistics.
 
     Raises:
         InvalidValue: an array has a dtype that no layout holds.
@@ -141,29 +141,29 @@ def _entry(name: str, array: NDArray[Any], is_statistic: bool) -> ArraySpec:
 
 
 def known_dtype(name: str, dtype: str) -> DType:
-    """The `dtype` of the array called `name`. Raises InvalidValue: no layout holds it."""
+    """Return the `dtype` of the array called `name`. Raises InvalidValue: no layout holds it."""
     for known, _ in SECTIONS:
         if known == dtype:
             return known
-    raise InvalidValue(f"dtype of {name}", dtype, "float32, float64 or int64", "; hold what is trained as float32")
+    raise InvalidValue(f"dtype of {name}", dtype, "float32, float64 or int64", "; store trained arrays as float32")
 
 
 class Flat:
-    """Memory that is laid out as `layout` says.
+    """Memory with the layout `layout`.
 
     Attributes:
-        layout: of the memory.
+        layout: layout of the memory.
         memory: all of it, as bytes.
-        floats: the float64 and the float32 array, parameters before statistics; empty ones are left out.
-        parameters: the first parts of these.
-        statistics: the rest of these.
-        counters: whole numbers.
+        floats: float64 and float32 arrays, parameters before statistics, without empty ones.
+        parameters: first parts of these.
+        statistics: second parts of these.
+        counters: int64 array.
     """
 
     __slots__ = ("counters", "floats", "layout", "memory", "parameters", "statistics")
 
     def __init__(self, layout: StateLayout, memory: NDArray[np.uint8] | None = None) -> None:
-        """Views of `memory`, or of new memory filled with zeros.
+        """Make views of `memory`, or of new memory filled with zeros.
 
         Raises:
             InvalidValue: `memory` has another size than the layout.
@@ -187,30 +187,30 @@ class Flat:
         return self.memory[section.offset : section.offset + size * dtype.itemsize].view(dtype)
 
     def views(self) -> dict[str, NDArray[Any]]:
-        """The named arrays; what is written into them is written into this memory."""
-        found = {}
+        """Return the named arrays as views of this memory."""
+        views = {}
         for entry in self.layout.entries:
             offset, dtype = self.layout.offsets[entry.name], np.dtype(entry.dtype)
             piece = self.memory[offset : offset + entry.size * dtype.itemsize]
-            found[entry.name] = piece.view(dtype).reshape(entry.shape)
-        return found
+            views[entry.name] = piece.view(dtype).reshape(entry.shape)
+        return views
 
     def fill(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Copy the named `arrays` in; every name of the layout is needed."""
+        """Copy the named `arrays` into this memory; every name of the layout is needed."""
         for name, view in self.views().items():
             np.copyto(view, arrays[name])
 
     def copy_from(self, other: Flat) -> None:
-        """Take over all of `other`, of the same layout."""
+        """Copy all of `other`, which has the same layout."""
         np.copyto(self.memory, other.memory)
 
     def copy(self) -> Flat:
-        """The same in memory of its own."""
+        """Return a copy in memory of its own."""
         return Flat(self.layout, self.memory.copy())
 
 
 def flat_of(layout: StateLayout, arrays: Mapping[str, NDArray[Any]]) -> Flat:
-    """A state that holds a copy of the named `arrays`."""
+    """Return a state that holds a copy of the named `arrays`."""
     flat = Flat(layout)
     flat.fill(arrays)
     return flat

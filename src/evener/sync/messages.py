@@ -1,4 +1,4 @@
-"""What workers and the server tell each other, apart from the arrays, and what is told to whoever keeps records."""
+"""Messages between workers and the server, without the arrays, and results for records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evener.records.schema import Count, Loss, Part, Seconds, Text
 from evener.sync.protocol import Compression
 
 MAX_UNUSED = 8192
-"""Parameters that one contribution may name."""
+"""Limit of unused parameters in one contribution."""
 Verdict = Literal["applied", "refused", "duplicate", "late"]
 Range = tuple[Count, Count]
 """First position and number of positions."""
@@ -28,7 +28,7 @@ class SampleRange(Part, frozen=True, kw_only=True, array_like=True):
 
     @property
     def num_samples(self) -> int:
-        """In all ranges."""
+        """Samples in all ranges."""
         total = 0
         for _, count in self.ranges:
             total += count
@@ -36,18 +36,18 @@ class SampleRange(Part, frozen=True, kw_only=True, array_like=True):
 
 
 def positions(samples: SampleRange) -> NDArray[np.int64]:
-    """The positions of `samples` in the order of their epoch, in the order in which they are to be used."""
+    """Return the positions of `samples` in the order of their epoch, in the order of their use."""
     return np.concatenate([np.arange(first, first + count) for first, count in samples.ranges])
 
 
 class Lease(Part, frozen=True, kw_only=True, array_like=True):
-    """Work for one worker: until it is answered for or taken back, nobody else has these samples.
+    """Work for one worker: until it is answered or returned, no other worker has these samples.
 
     Attributes:
-        number: unique in the server's life, growing.
-        version: of the weights when it was given.
-        samples: to use up.
-        num_steps: local steps to use them up in, each with the agreement's batch, the last perhaps with fewer.
+        number: increasing number, unique in the server's life.
+        version: version of the weights when it was assigned.
+        samples: samples to use.
+        num_steps: local steps, each with the protocol's batch, the last perhaps with fewer samples.
     """
 
     number: Count
@@ -57,18 +57,18 @@ class Lease(Part, frozen=True, kw_only=True, array_like=True):
 
     @property
     def num_samples(self) -> int:
-        """Samples to be used."""
+        """Number of samples to use."""
         return self.samples.num_samples
 
 
 class Push(Part, frozen=True, kw_only=True, array_like=True):
-    """What goes with a worker's contribution.
+    """Header of a worker's contribution.
 
     Attributes:
-        number: of the lease that it answers.
-        seconds: that the work took, without waiting and sending.
+        number: number of the lease that it answers.
+        seconds: seconds of the work, without waiting and sending.
         loss: mean over the samples; None if it is not finite, or too large to be summed.
-        unused: places in the layout of parameters that the gradient did not reach.
+        unused: indices in the layout of parameters that the gradient did not reach.
     """
 
     number: Count
@@ -78,20 +78,20 @@ class Push(Part, frozen=True, kw_only=True, array_like=True):
 
 
 class Answer(Part, frozen=True, kw_only=True, array_like=True):
-    """What a worker hears of the server; whoever holds no lease waits for the next answer.
+    """The server's answer to a worker; a worker without a lease waits for the next answer.
 
     Attributes:
-        version: of the weights.
-        answers: number of the lease whose contribution this answers; None if it comes unasked.
-        verdict: on that contribution.
-        reason: of a refusal.
-        contents: of the bytes that come along: nothing, the weights, or their difference to the worker's last ones.
-        base: version of these, if it is a difference; None: it is one to nothing but zeros.
-        lease: the next work.
-        is_anew: whether all leases that were heard of before are void; those that hold are told again.
+        version: version of the weights.
+        answers: number of the lease whose contribution this answers; None for none.
+        verdict: verdict on that contribution.
+        reason: reason of a refusal.
+        contents: meaning of the attached bytes: nothing, the weights, or their difference to the worker's last ones.
+        base: version of these, if it is a difference; None: the difference to zeros.
+        lease: next work.
+        resets_leases: whether all earlier leases are void; valid ones are sent again.
         is_last: whether the run is over.
-        compression: how the worker's contributions and differences are written from now on, for its line is thin;
-            none: as agreed.
+        compression: encoding of the worker's contributions and differences from now on, for a slow link; none: that of
+            the protocol.
     """
 
     version: Count
@@ -101,7 +101,7 @@ class Answer(Part, frozen=True, kw_only=True, array_like=True):
     contents: Literal["nothing", "weights", "difference"] = "nothing"
     base: Count | None = None
     lease: Lease | None = None
-    is_anew: bool = False
+    resets_leases: bool = False
     is_last: bool = False
     compression: Compression = "none"
 
@@ -110,11 +110,11 @@ class Update(Part, frozen=True, kw_only=True):
     """One update of the common weights, for the record.
 
     Attributes:
-        version: of the weights after it.
-        epoch: of its samples, the latest.
-        num_samples: that it learned from.
-        loss: mean over them, of those contributions that told one; None if none did.
-        staleness: by worker: versions between the weights that it worked on and those that it changed.
+        version: version of the weights after it.
+        epoch: latest epoch of its samples.
+        num_samples: samples that it learned from.
+        loss: mean over them, of contributions with a loss; None if there are none.
+        staleness: updates between the weights that a worker computed with and those that it changed, by worker.
     """
 
     version: int
@@ -125,19 +125,19 @@ class Update(Part, frozen=True, kw_only=True):
 
 
 class WorkerTotals(msgspec.Struct, kw_only=True):
-    """What one worker did so far; the server goes on counting in it.
+    """Totals of one worker, which the server continues to count.
 
     Attributes:
         applied: contributions that went into the weights.
-        num_samples: in these.
-        duplicate: contributions that had come before.
-        late: contributions whose lease had been taken back.
-        refused: contributions that were not finite, opposed all others, or were of the wrong size.
-        samples_refused: in these; nobody learned from them.
-        dismissed: how often it was sent away or lost.
-        staleness: of all its contributions together.
-        most_stale: of one contribution.
-        clipped: contributions that were much longer than is usual, and shortened.
+        num_samples: samples of these.
+        duplicate: contributions that had arrived before.
+        late: contributions whose lease had been returned.
+        refused: contributions that were not finite, were outliers, or had the wrong size.
+        samples_refused: samples of these, which were not learned from.
+        dismissed: number of times that it was sent away or lost.
+        staleness: staleness of all its contributions together.
+        most_stale: largest staleness of one contribution.
+        clipped: contributions that were much longer than usual, and shortened.
     """
 
     applied: int = 0
@@ -153,18 +153,18 @@ class WorkerTotals(msgspec.Struct, kw_only=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What became of a contribution.
+    """The verdict on a contribution.
 
     Attributes:
-        worker: whose it was.
-        number: of the lease that it answered.
-        verdict: on it.
-        reason: of a refusal.
-        lease: that it answered; None if it was late, or a duplicate.
-        num_samples: of that lease.
-        seconds: that the work took, as far as they can be believed.
-        expels: whether the worker is to be sent away for it, and for good.
-        num_bytes: in which it came.
+        worker: name of the worker.
+        number: number of the lease that it answered.
+        verdict: verdict.
+        reason: reason of a refusal.
+        lease: lease that it answered; None if it was late, or a duplicate.
+        num_samples: samples of that lease.
+        seconds: believed seconds of the work.
+        expels: whether the worker has to be expelled.
+        num_bytes: number of bytes received.
     """
 
     worker: str
@@ -179,7 +179,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 class WorkerReply(msgspec.Struct, frozen=True):
-    """An answer to be sent: to whom, and the bytes that go along; they stay as they are while this is held."""
+    """An answer to send to a worker, with its bytes, which do not change while this is held."""
 
     worker: str
     answer: Answer
@@ -188,7 +188,7 @@ class WorkerReply(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class ServerOutput:
-    """What came of a message: what to send, and what to record of contributions that were judged for good."""
+    """The results of a message: answers to send, updates, and final judgements."""
 
     replies: list[WorkerReply] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)

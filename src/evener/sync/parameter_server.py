@@ -1,8 +1,8 @@
 """The parameter server, without sockets, clock or threads: messages go in, answers and updates come out.
 
-Whoever has the sockets keeps a few rules: answers go to each worker in the order in which they come out; the bytes of a
-contribution are received into `inbox` before `push` is called; a worker that is lost is dismissed; a worker that has
-connected again is admitted again, which tells it all that it may have missed, and sends again what was not answered.
+The caller, which owns the sockets, has to follow these rules. It sends answers to each worker in order. It receives the
+bytes of a contribution into `inbox` before it calls `push`. It dismisses lost workers. It admits a worker again that
+has reconnected; the answer repeats all that the worker may have missed, and the worker repeats its unanswered messages.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from evener.sync.worker_record import WorkerRecord
 
 
 class ParameterServer:
-    """Agrees on weights with workers that come and go; to be called by one thread at a time.
+    """Synchronizes weights with workers that join and leave; call it from one thread at a time.
 
     Args:
-        agreement: how.
-        workload: on what data, and when the run is over.
-        weights: to begin with; the server changes them.
-        cores: that compute; by default the calling thread.
-        quorum: workers that have to be here for work to begin or go on.
-        first_number: of the leases. A server that continues a run takes a higher one than any that was given out
-            before, such as the time in nanoseconds, so that what was begun for its predecessor is recognised as late.
-        merge: computes means of contributions; None: `cores` do, in one pass.
+        agreement: protocol of the run.
+        workload: data of the run, and when it is over.
+        weights: initial weights; the server changes them.
+        cores: threads that compute; by default the calling thread.
+        quorum: workers that have to be present for work to begin or continue.
+        first_number: number before the first lease. A server that continues a run takes a higher one than any lease
+            before, such as the time in nanoseconds, so that answers to its predecessor are recognised as late.
+        merge: merges contributions; None: `cores` do, in one pass.
 
     Attributes:
-        workers: the record of everybody who ever was here, by name; to be read only, speeds excepted.
-        members: the records of those who are here, in the order in which they came.
-        push_bytes: size of a contribution, but of workers that were told to send less.
+        workers: records of all workers that ever joined, by name; read-only, except for speeds.
+        members: records of present workers, in the order in which they joined.
+        push_bytes: size of a contribution, except from workers that send less.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class ParameterServer:
         quorum: int = 1,
         merge: WholeMerge | None = None,
     ) -> ParameterServer:
-        """The successor of the server that the snapshot was taken of; its workers have to be admitted again.
+        """Return a server that continues from `snapshot`; its workers have to be admitted again.
 
         Raises:
-            InvalidFile: the snapshot lacks arrays of the optimiser.
+            InvalidFile: the snapshot lacks arrays of the optimizer.
         """
         state = snapshot.state
         number = max(first_number, state.last_number)
@@ -88,17 +88,17 @@ class ParameterServer:
 
     @property
     def weights(self) -> Flat:
-        """The common weights; to be read only, and only until the next message."""
+        """The common weights; read-only, and only until the next message."""
         return self._aggregator.common.weights
 
     @property
     def version(self) -> int:
-        """Updates that the weights have had."""
+        """Number of updates of the weights."""
         return self._aggregator.common.version
 
     @property
     def quorum(self) -> int:
-        """Workers that have to be here for work to begin or go on."""
+        """Workers that have to be present for work to begin or continue."""
         return self._aggregator.quorum
 
     @quorum.setter
@@ -111,7 +111,7 @@ class ParameterServer:
         return self._aggregator.is_over()
 
     def worker(self, name: str) -> WorkerRecord:
-        """The record of a worker that is, was or will be here.
+        """Return the record of a present, past or future worker.
 
         Raises:
             InvalidValue: the name is empty.
@@ -123,20 +123,20 @@ class ParameterServer:
         return record
 
     def admit(self, name: str) -> ServerOutput:
-        """Take a worker in; or, if it is here already, tell it again all that it may have missed.
+        """Admit a worker; if it is present already, repeat all that it may have missed.
 
         Raises:
             InvalidValue: the name is empty.
         """
         worker = self.worker(name)
         if worker.is_here:
-            return ServerOutput(replies=self._aggregator.restate(worker, None))
+            return ServerOutput(replies=self._aggregator.resend(worker, None))
         worker.enter()
         self.members.append(worker)
         return self._schedule.join(worker)
 
     def dismiss(self, name: str) -> ServerOutput:
-        """Let a worker go: what it has begun is done by others, what it has contributed counts."""
+        """Remove a worker: others do its unfinished work, and its contributions count."""
         worker = self.workers.get(name)
         if worker is None or not worker.is_here:
             return ServerOutput()
@@ -145,29 +145,29 @@ class ParameterServer:
             self._aggregator.assigner.give_back(lease.samples)
         worker.is_here = False
         worker.leases.clear()
-        self._aggregator.pulls.forget(name)
+        self._aggregator.broadcast.forget(name)
         self._buffers.forget(name)
         worker.totals.dismissed += 1
         return self._schedule.leave(worker)
 
     def send_less(self, name: str, now: float) -> bool:
-        """Have a worker told, with its next answer, to send less and be sent less; whether there is less to be sent."""
+        """Reduce what a worker sends and receives, from its next answer on; return whether that is possible."""
         worker = self.worker(name)
         if worker.thin_since is not None or self._buffers.thin_bytes >= self.push_bytes:
             return False
         worker.thin_since = now
-        self._aggregator.pulls.forget(name)
+        self._aggregator.broadcast.forget(name)
         return True
 
     def inbox(self, name: str, number: int, num_bytes: int | None = None) -> memoryview | None:
-        """Where the contribution to lease `number` belongs; None if it is not expected (any more), or not so long.
+        """Return memory for the contribution to lease `number`; None if it is not expected, or has another size.
 
-        One that is not expected is read and thrown away, then `push` is called all the same.
+        The caller receives and discards an unexpected one, and then calls `push` all the same.
 
         Args:
-            name: of the worker.
-            number: of the lease.
-            num_bytes: that come; None: `push_bytes`.
+            name: name of the worker.
+            number: number of the lease.
+            num_bytes: bytes of the contribution; None: `push_bytes`.
         """
         worker = self.workers.get(name)
         if worker is None or number not in worker.leases or not self._fits(worker, num_bytes or self.push_bytes):
@@ -178,7 +178,7 @@ class ParameterServer:
         return self._buffers.open(name, num_bytes)
 
     def arrived(self, name: str, number: int, num_bytes: int) -> None:
-        """Tell that the first `num_bytes` of a contribution lie in its inbox, so that merging can begin."""
+        """Note that the first `num_bytes` of a contribution are in its inbox, so that merging can begin."""
         if self._buffers.comes_in_parts and not self._buffers.is_packed(name):
             worker = self.workers.get(name)
             if worker is not None and (lease := worker.leases.get(number)) is not None:
@@ -188,10 +188,10 @@ class ParameterServer:
         """Take a contribution.
 
         Args:
-            name: of the worker that sent it.
-            push: what it says.
-            num_bytes: that came with it; they lie in the inbox if they were expected and as many as expected.
-            seen: seconds since the worker could begin it, by the clock of whoever has the sockets; None: nobody looked.
+            name: name of the worker.
+            push: header of the contribution.
+            num_bytes: bytes received; they are in the inbox if the contribution was expected.
+            seen: seconds since the worker could begin, by the caller's clock; None: unknown.
         """
         worker = self.workers.get(name)
         lease = None if worker is None else worker.leases.pop(push.number, None)
@@ -203,7 +203,7 @@ class ParameterServer:
             self._buffers.forget(name)
             reason = f"the contribution must have {self.push_bytes} bytes, got {num_bytes}"
             if fits:
-                reason = "the contribution began to come before its work was given, and lies nowhere"
+                reason = "the contribution began to arrive before its lease was assigned, and was not stored"
             return self._schedule.refuse(worker, lease, reason)
         num_samples = lease.samples.num_samples
         seconds = worker.speed.observe(num_samples, push.seconds, seen)
@@ -216,7 +216,7 @@ class ParameterServer:
         return self._buffers.fits(num_bytes, is_thin=worker.thin_since is not None)
 
     def snapshot(self) -> Snapshot:
-        """A copy of all that a successor needs to go on."""
+        """Return a copy of the state from which another server can continue."""
         parts = self._aggregator
         outstanding = [lease for member in self.members for lease in member.leases.values()]
         state = ServerState(
@@ -225,7 +225,7 @@ class ParameterServer:
             layout=self.weights.layout,
             num_updates=self.version,
             last_number=parts.assigner.number,
-            stock=parts.assigner.stock(outstanding + self._schedule.unmerged()),
+            cursor=parts.assigner.cursor_state(outstanding + self._schedule.unmerged()),
             unit_seconds={
                 name: one.speed.seconds for name, one in self.workers.items() if one.speed.seconds is not None
             },
@@ -235,15 +235,15 @@ class ParameterServer:
         return Snapshot(state, self.weights.copy(), arrays)
 
     def _answer_unexpected(self, name: str, worker: WorkerRecord | None, push: Push) -> list[WorkerReply]:
-        """Count what came twice or too late; say how things stand, unless the end of the round will."""
+        """Count a duplicate or late contribution; repeat the state, unless the end of the round will."""
         is_pending = self._schedule.is_pending(push.number)
         is_duplicate = is_pending or (worker is not None and worker.is_here and push.number in worker.answered)
         if worker is not None:
             worker.totals.duplicate += is_duplicate
             worker.totals.late += not is_duplicate
         if worker is None or not worker.is_here:
-            reason = "not a member of the run; ask to be admitted"
+            reason = "not a member of the run; join first"
             answer = Answer(version=self.version, answers=push.number, verdict="late", reason=reason)
             return [WorkerReply(name, answer)]
         verdict = Judgement(name, push.number, "duplicate" if is_duplicate else "late")
-        return [] if is_pending else self._aggregator.restate(worker, verdict)
+        return [] if is_pending else self._aggregator.resend(worker, verdict)

@@ -1,12 +1,13 @@
-"""Gives out work on data that stay: every worker has a part of its own, and uses all of it in each of its rounds.
+"""Assigns work on fixed parts of the data: every worker has a part of its own, and uses all of it in each of its
+rounds.
 
-Federated averaging (McMahan et al., 2017): of K parts with n_k samples each, a round draws max(1, round(C K)) workers,
-each goes from the common weights over its own part, and the weights are the mean of theirs, weighted by samples:
+Federated averaging (McMahan et al., 2017): of K parts with n_k samples each, a round draws max(1, round(C K)) workers.
+Each trains from the common weights on its own part, and the new weights are the mean of theirs, weighted by samples:
 
     w <- sum over the drawn of n_k w_k / sum over the drawn of n_k
 
-A part goes to nobody else: who is gone is missing in his rounds, and has his part when he comes back. A round is an
-epoch of those that are drawn. The order of an epoch is that of the parts, one behind the other, each shuffled.
+No other worker gets the part of an absent one, which is missing in its rounds until it returns. A round is an epoch of
+the drawn workers. The order of an epoch is that of the parts, one behind the other, each shuffled.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from evener.sync.worker_record import WorkerRecord
 
 
 class PartAssigner:
-    """The parts of a run, and the leases on them; to the server it is what `DataAssigner` is.
+    """The parts of a run, and the leases on them, with the interface of `DataAssigner`.
 
     Args:
-        agreement: says which fraction of the parts a round draws.
-        workload: the parts, by worker.
-        first_number: of the leases.
+        agreement: protocol, which sets the fraction of the parts in a round.
+        workload: parts by worker.
+        first_number: number before the first lease.
 
     Attributes:
-        number: of the last lease.
+        number: number of the last lease.
     """
 
     def __init__(self, agreement: SyncProtocol, workload: Workload, first_number: int) -> None:
@@ -42,17 +43,17 @@ class PartAssigner:
         self.number, self._round = first_number, 0
 
     @property
-    def left(self) -> int:
-        """Samples that the next round may use; 0 when all rounds were given out."""
+    def num_remaining(self) -> int:
+        """Samples that the next round may use; 0 when all rounds were assigned."""
         is_over = self._workload.num_epochs is not None and self._round >= self._workload.num_epochs
         return 0 if is_over else self._workload.num_samples
 
     def give_back(self, samples: SampleRange) -> None:
-        """Nobody else has these samples: the round goes on without them."""
+        """Do nothing: no other worker has these samples, and the round continues without them."""
 
     def divide(self, version: int, workers: Sequence[WorkerRecord]) -> dict[str, Lease]:
-        """A round's work: leases by worker, of those that are drawn, who have them from now on."""
-        if not self.left:
+        """Assign a round's work; return leases by worker, for workers that are drawn."""
+        if not self.num_remaining:
             return {}
         drawn = self._drawn([worker.name for worker in workers if worker.name in self._parts])
         leases = {one.name: self._lease(version, one) for one in workers if one.name in drawn}
@@ -60,20 +61,20 @@ class PartAssigner:
         return leases
 
     def lease_one(self, _version: int, _worker: WorkerRecord, _workers: Sequence[WorkerRecord]) -> Lease | None:
-        """Parts are given out in rounds alone: there is none (`Job` refuses what has no rounds)."""
+        """Return None: parts are assigned only in rounds (`Job` refuses protocols without rounds)."""
         return None
 
-    def stock(self, outstanding: Sequence[Lease]) -> CursorState:
-        """Where the rounds stand, as if those of the `outstanding` leases had not been begun."""
+    def cursor_state(self, outstanding: Sequence[Lease]) -> CursorState:
+        """Return the state of the rounds, as if those of the `outstanding` leases had not begun."""
         begun = min((lease.samples.epoch for lease in outstanding), default=self._round)
         return CursorState(num_samples=self._workload.num_samples, epoch=begun, position=0)
 
-    def resume(self, stock: CursorState) -> None:
-        """Go on with the rounds that were left."""
-        self._round = stock.epoch
+    def resume(self, state: CursorState) -> None:
+        """Continue from the state of the rounds."""
+        self._round = state.epoch
 
     def _drawn(self, present: Sequence[str]) -> set[str]:
-        """Of the workers with a part that are here, in an order that the seed and the round decide."""
+        """Draw from the present workers with a part, in an order that depends on the seed and the round."""
         most = max(1, round(self._agreement.fraction * len(self._parts)))
         draw = Random(f"{self._workload.seed}/{self._round}")
         order = sorted(self._parts)

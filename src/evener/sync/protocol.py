@@ -1,15 +1,15 @@
-"""How replicas agree, as one value: every protocol of the family is a choice of these few knobs, set as published.
+"""Synchronization protocols as values: every protocol of the family is a choice of these few options, set as published.
 
-| name | local steps | staleness | contribution | outer optimiser |
+| name | local steps | staleness | contribution | outer optimizer |
 |---|---|---|---|---|
 | sync | 1 | 0 | gradient | any |
 | async | 1 | unbounded | gradient | any |
 | bounded | 1 | s | gradient | any |
 | average | k or an epoch | 0 | delta | SGD with learning rate 1: the weighted mean of the weights |
-| federated | an epoch of data that stay, of a fraction of the workers | 0 | delta | SGD with learning rate 1 |
+| federated | an epoch of fixed parts, of a fraction of the workers | 0 | delta | SGD with learning rate 1 |
 | diloco | k | 0 | delta | SGD with Nesterov momentum |
 
-docs/agreement.md holds the algorithm as pseudo-code and what every knob does.
+docs/agreement.md has the algorithm as pseudo-code and describes every option.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from evener.records.schema import Amount, Finite, Name, Part, Whole
 
 Compression = Literal["none", "bf16", "int8"]
 Robust = Literal["mean", "clip", "trimmed", "median", "krum"]
-"""How contributions are merged; see `robust`."""
+"""Rule by which contributions are merged; see `robust`."""
 Merge = Literal["cores", "threads", "device"]
-"""Who merges: all cores in one pass over memory, six threads array by array (means only), or the master's device."""
+"""Where contributions are merged: all cores in one pass over memory, six threads array by array (means only), or the
+master's device.
+"""
 Rate = Finite | tuple[Finite, ...]
-"""A learning rate, or one for every version of the weights, from 0; the last one holds for all later versions."""
+"""A learning rate, or one for every version of the weights, from 0; the last one applies to all later versions."""
 
 
 def rate_at(rate: Rate, version: int) -> float:
-    """The learning rate of the update that turns weights `version` into `version` + 1."""
+    """Return the learning rate of the update that turns weights `version` into `version` + 1."""
     return rate[min(version, len(rate) - 1)] if isinstance(rate, tuple) else rate
 
 
@@ -40,9 +42,9 @@ class Sgd(Part, frozen=True, kw_only=True, tag="sgd"):
 
     Attributes:
         learning_rate: see `Rate`.
-        momentum: part of the last step that is kept.
+        momentum: fraction of the last step that is kept.
         is_nesterov: whether to look ahead by the momentum.
-        weight_decay: times the weights, is added to the gradient.
+        weight_decay: factor of the weights that is added to the gradient.
     """
 
     learning_rate: Rate
@@ -63,7 +65,8 @@ class Adam(Part, frozen=True, kw_only=True, tag="adam"):
         learning_rate: see `Rate`.
         betas: decay of the running mean and of the running mean square.
         eps: added to the root of the latter.
-        weight_decay: times the weights, is added to the gradient; or, if decoupled, taken off the weights (AdamW).
+        weight_decay: factor of the weights that is added to the gradient or, if decoupled, subtracted from the weights
+            (AdamW).
         is_decoupled: see `weight_decay`.
     """
 
@@ -80,11 +83,11 @@ class Adam(Part, frozen=True, kw_only=True, tag="adam"):
 
 
 class Grouped(Part, frozen=True, kw_only=True, tag="grouped"):
-    """An optimiser whose groups of parameters have settings of their own, as PyTorch's `param_groups`.
+    """An optimizer whose groups of parameters have settings of their own, as PyTorch's `param_groups`.
 
     Attributes:
-        rules: one a group, all of one kind.
-        group_of: the group of every parameter, in the order of the layout.
+        rules: one rule per group, all of one kind.
+        group_of: group of every parameter, in the order of the layout.
     """
 
     rules: tuple[Sgd | Adam, ...]
@@ -101,24 +104,25 @@ Outer = Sgd | Adam | Grouped
 
 
 class SyncProtocol(Part, frozen=True, kw_only=True):
-    """How the workers' contributions become common weights.
+    """A protocol that turns the workers' contributions into common weights.
 
     Attributes:
-        batch: samples; of a round over all workers if it has one step and is divided by speed, else of every local step
+        batch: samples of a round over all workers, if it has one step and is divided by speed; else of every local step
             of every worker.
-        outer: the server's optimiser, which a contribution is a (pseudo-)gradient for.
+        outer: the server's optimizer, to which a contribution is a (pseudo-)gradient.
         contribution: `gradient`, the mean over the samples, or `delta`, how far local steps have gone down.
-        local_steps: between two exchanges, of the fastest worker; or `epoch`, each worker its share of all samples.
-        staleness: 0: the server waits for all workers of a round; s: takes each contribution at once, but nobody
-            begins more than s contributions ahead of the slowest; None: without bound.
-        division: `speed`: who is half as fast gets half the samples or steps; `fixed`: all get the same.
-        push: how contributions are written on the way to the server.
-        pull: how changes of the weights are written on the way to the workers.
-        thin: how both are written for a worker whose line makes all others wait; none: it is not told to send less.
-        is_overlapped: whether a worker goes on with its next steps while its contribution travels.
-        robust: how contributions are merged; the mean, weighted by samples, is what one process does.
-        merge: who computes that; the result is the same but for rounding.
-        fraction: of the workers that is drawn for a round, where each has data that stay (`Workload.parts`).
+        local_steps: steps between two exchanges, of the fastest worker; or `epoch`, each worker its share of all
+            samples.
+        staleness: 0: the server waits for all workers of a round; s: it applies each contribution at once, but no
+            worker begins more than s contributions ahead of the slowest; None: without bound.
+        division: `speed`: a worker with half the speed gets half the samples or steps; `fixed`: all get the same.
+        push: compression of contributions to the server.
+        pull: compression of changes of the weights to the workers.
+        thin: compression of both for a worker whose slow link makes all others wait; none: no change.
+        is_overlapped: whether a worker continues with its next steps while its contribution is sent.
+        robust: merge rule; the mean, weighted by samples, is equal to a single process.
+        merge: where contributions are merged; the result is the same except for rounding.
+        fraction: fraction of the workers that is drawn for a round, if each has a fixed part (`Workload.parts`).
         clip_norm: bound on the norm of the merged gradient; None for none, and where workers make the steps.
     """
 
@@ -152,13 +156,13 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         waits = self.local_steps != "epoch" or self.staleness == 0
         needs_several = self.robust in ("trimmed", "median", "krum")
         require(not needs_several or self.staleness == 0, "robust", self.robust, "mean or clip unless staleness is 0")
-        has_way = self.merge != "threads" or not needs_several
-        require(has_way, "merge", self.merge, f"cores or device: {self.robust} is no mean")
+        is_mergeable = self.merge != "threads" or not needs_several
+        require(is_mergeable, "merge", self.merge, f"cores or device: {self.robust} is no mean")
         require(waits, "staleness", self.staleness, "0 if a worker's local steps are an epoch's")
 
     @property
     def depth(self) -> int:
-        """Contributions that a worker may have begun and not yet been answered."""
+        """Contributions that a worker may have in progress without an answer."""
         return 2 if self.is_overlapped else 1
 
 
@@ -169,34 +173,34 @@ def _require_rates(rate: Rate, weight_decay: float) -> None:
 
 
 def synchronous(*, batch: int, outer: Outer) -> SyncProtocol:
-    """Every update is made of all workers' gradients: one process with the whole batch."""
+    """Make every update from all workers' gradients, like one process with the whole batch."""
     return SyncProtocol(batch=batch, outer=outer)
 
 
 def asynchronous(*, batch: int, outer: Outer) -> SyncProtocol:
-    """Every gradient is an update of its own, as soon as it comes, however old the weights are that it was taken at."""
+    """Apply each gradient as soon as it arrives, whatever the age of its weights."""
     return SyncProtocol(batch=batch, outer=outer, staleness=None, robust="clip")
 
 
 def bounded(*, batch: int, outer: Outer, staleness: int = 4) -> SyncProtocol:
-    """Like `asynchronous`, but nobody begins more than `staleness` updates ahead of the slowest (Ho et al., 2013)."""
+    """Like `asynchronous`, but no worker begins over `staleness` updates ahead of the slowest (Ho et al., 2013)."""
     return SyncProtocol(batch=batch, outer=outer, staleness=staleness, robust="clip")
 
 
 def averaging(*, batch: int, local_steps: int | Literal["epoch"] = "epoch") -> SyncProtocol:
-    """Each worker trains by itself, then all go on from the mean of their weights, weighted by samples."""
+    """Train each worker by itself, then continue from the mean of their weights, weighted by samples."""
     outer = Sgd(learning_rate=1.0)
     return SyncProtocol(batch=batch, outer=outer, contribution="delta", local_steps=local_steps, robust="clip")
 
 
 def federated(*, batch: int, fraction: float = 1.0) -> SyncProtocol:
-    """Averaging after an epoch over data that stay, of a fraction of the workers a round (McMahan et al., 2017)."""
+    """Average after an epoch over fixed parts, of a fraction of the workers per round (McMahan et al., 2017)."""
     outer = Sgd(learning_rate=1.0)
     return SyncProtocol(batch=batch, outer=outer, contribution="delta", local_steps="epoch", fraction=fraction)
 
 
 def diloco(*, batch: int, local_steps: int = 500, learning_rate: float = 0.7, momentum: float = 0.9) -> SyncProtocol:
-    """Averaging with Nesterov momentum on the server; few exchanges (values of Douillard et al., 2023)."""
+    """Average with Nesterov momentum on the server; few exchanges (values of Douillard et al., 2023)."""
     outer = Sgd(learning_rate=learning_rate, momentum=momentum, is_nesterov=True)
     return SyncProtocol(batch=batch, outer=outer, contribution="delta", local_steps=local_steps, robust="clip")
 
@@ -209,18 +213,18 @@ PROTOCOLS: dict[str, Callable[..., SyncProtocol]] = {
     "federated": federated,
     "diloco": diloco,
 }
-"""Makes the agreement of a name."""
+"""Protocols by name."""
 
 
 class Workload(Part, frozen=True, kw_only=True):
-    """The data of a run, and when it ends: by epochs, by updates, or by whichever comes first.
+    """The data of a run, and its end: by epochs, by updates, or by whichever comes first.
 
     Attributes:
-        num_samples: in the data, which all workers can read.
+        num_samples: samples in the data, which all workers can read.
         num_epochs: passes over the data; None: as many as the updates take.
-        num_updates: of the common weights; None: as many as the epochs take.
-        seed: of the order of the samples.
-        parts: (worker, samples) of data that stay: each works on its own alone; empty: everybody on everything.
+        num_updates: updates of the common weights; None: as many as the epochs take.
+        seed: seed of the order of the samples.
+        parts: (worker, samples) of fixed parts, each for one worker; empty: all workers use all data.
     """
 
     num_samples: Amount
@@ -231,7 +235,7 @@ class Workload(Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         ends = (self.num_epochs, self.num_updates)
-        require(any(ends), "num_epochs", self.num_epochs, "positive, or else num_updates given")
+        require(any(ends), "num_epochs", self.num_epochs, "positive, or else num_updates set")
         require(self.num_samples > 0, "num_samples", self.num_samples, "positive")
         for field, value in (("num_epochs", ends[0]), ("num_updates", ends[1])):
             require(value is None or value > 0, field, value, "positive, or None")

@@ -1,4 +1,4 @@
-"""Memory for contributions that are on their way to a server: one a worker, lent for as long as they are merged."""
+"""Memory for contributions that are arriving at a server: one per worker, until it is merged."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from evener.sync.weights import Buffer, BufferPool
 
 
 class ReceiveBuffers:
-    """Memory for contributions under way, one a worker.
+    """Memory for arriving contributions, one per worker.
 
     Args:
-        layout: of the weights.
-        compression: of the contributions.
-        thin: of those of workers that are told to send less.
-        cores: that unpack them.
+        layout: layout of the weights.
+        compression: compression of the contributions.
+        cores: threads that unpack them.
+        thin: compression of contributions over slow links.
         is_streamed: whether they may be merged while they arrive.
 
     Attributes:
-        num_bytes: of a contribution, exactly.
-        thin_bytes: of one that is to be shorter.
-        comes_in_parts: whether what has arrived can be merged while the rest is still to come; less than a block never
-            is.
+        num_bytes: exact size of a contribution.
+        thin_bytes: exact size of one over a slow link.
+        comes_in_parts: whether parts can be merged before the rest has arrived; less than a block never is.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class ReceiveBuffers:
         is_streamed: bool = True,
     ) -> None:
         self._packing, self._thin = compressor_for(layout, compression, cores), compressor_for(layout, thin, cores)
-        self._shelf = BufferPool(layout)
+        self._pool = BufferPool(layout)
         self._pages: dict[str, Buffer] = {}
         self._images: dict[str, Bytes] = {}
         self.num_bytes = layout.num_bytes if self._packing is None else self._packing.num_bytes
@@ -46,12 +45,12 @@ class ReceiveBuffers:
         self.comes_in_parts = is_streamed and self._packing is None and self.num_bytes > BLOCK_BYTES
 
     def fits(self, num_bytes: int, *, is_thin: bool) -> bool:
-        """Whether a contribution has so many bytes; what was begun before a worker was told to send less is whole."""
+        """Return whether a contribution may have this size; one that was begun before a worker sends less is whole."""
         return num_bytes == self.num_bytes or (is_thin and num_bytes == self.thin_bytes)
 
     def open(self, worker: str, num_bytes: int | None = None) -> memoryview:
-        """Where the next bytes of `worker` belong: `num_bytes`, which fit; memory that nobody else writes to."""
-        if worker in self._pages or worker in self._images:  # of which somebody may still hold the memory
+        """Return memory for the next `num_bytes` of `worker`, which nothing else writes to."""
+        if worker in self._pages or worker in self._images:  # whose memory may still be in use
             self.forget(worker)
         if self._packing is None and num_bytes in (None, self.num_bytes):
             return self.page(worker).lend()
@@ -59,29 +58,29 @@ class ReceiveBuffers:
         return self._images[worker].data
 
     def is_packed(self, worker: str) -> bool:
-        """Whether what arrives from `worker` has to be unpacked when all of it is here."""
+        """Return whether the contribution of `worker` has to be unpacked when it is complete."""
         return worker in self._images
 
     def page(self, worker: str) -> Buffer:
-        """The memory that the contribution of `worker` arrives in, or will be unpacked into."""
+        """Return the memory into which the contribution of `worker` arrives, or is unpacked."""
         page = self._pages.get(worker)
         if page is None:
-            page = self._pages[worker] = self._shelf.take()
+            page = self._pages[worker] = self._pool.take()
         return page
 
     def take(self, worker: str) -> Buffer:
-        """The contribution that has arrived from `worker`; keep it until it is given to `reuse`."""
+        """Return the contribution that has arrived from `worker`; return it to `reuse` afterwards."""
         if (packing := self._packing or self._thin) is not None and worker in self._images:
             packing.unpack(self._images.pop(worker), self.page(worker).flat)
         return self._pages.pop(worker)
 
     def reuse(self, page: Buffer) -> None:
-        """Have the memory of a contribution that has been merged."""
-        self._shelf.put_back(page)
+        """Take back the memory of a merged contribution."""
+        self._pool.put_back(page)
 
     def forget(self, worker: str) -> None:
-        """Drop what has arrived from `worker` so far."""
+        """Drop the arriving contribution of `worker`."""
         self._images.pop(worker, None)
         page = self._pages.pop(worker, None)
         if page is not None:
-            self._shelf.put_back(page)
+            self._pool.put_back(page)

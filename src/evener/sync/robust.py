@@ -1,12 +1,12 @@
-"""Agreeing although somebody sends rubbish: what one contribution can do to the common weights is bounded.
+"""Robust merging, which bounds the effect of one contribution on the common weights.
 
-    clip      a contribution longer than 10 times the running median of lengths is made so long; else the weighted mean
+    clip      the weighted mean; contributions longer than 10 times the running median are shortened to that
     trimmed   in each coordinate the mean without the largest and the smallest fifth (Yin et al., 2018)
     median    in each coordinate the median (Yin et al., 2018)
     krum      the contribution that is nearest to most of the others (Blanchard et al., 2017)
 
-The last three take all contributions for equal, whatever the number of their samples, and need several at a time; of n
-contributions, fewer than n / 5, n / 2 and (n - 2) / 2 may be anything.
+The last three give all contributions the same weight, whatever the number of their samples, and need several at a time;
+of n contributions, fewer than n / 5, n / 2 and (n - 2) / 2 may be arbitrary.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from evener.sync.layout import Flat, Floats
 from evener.sync.protocol import Robust
 from evener.sync.threads import ThreadPool
 
-MOST_TIMES = 10.0
-"""The running median, that a contribution may be long."""
-_REMEMBERED = 64
-_LEAST_KNOWN = 8
+MAX_FACTOR = 10.0
+"""Limit of a contribution's length, as a factor of the running median."""
+_NUM_LENGTHS = 64
+_MIN_LENGTHS = 8
 """Lengths that have to be known before any is too large."""
 _TRIMMED = 0.2
-"""Part of the values of a coordinate that is left out at each end; one at least, of three or more."""
+"""Share of the values of a coordinate that is left out at each end; at least one, of three or more."""
 
 
 class NormClipper:
-    """Shortens what is much longer than is usual."""
+    """Shortens contributions that are much longer than usual."""
 
     def __init__(self) -> None:
-        self._norms: deque[float] = deque(maxlen=_REMEMBERED)
+        self._norms: deque[float] = deque(maxlen=_NUM_LENGTHS)
 
     def clip(self, contribution: Flat) -> float:
-        """Shorten a contribution where it lies; by which factor, 1 for not at all.
+        """Shorten a contribution in place; return the factor, 1 for no change.
 
-        What is not finite stays so: an infinity times zero is no number.
+        A contribution that is not finite stays so: infinity times zero is NaN.
         """
         norm = norm_of(contribution)
-        most = MOST_TIMES * median(self._norms) if len(self._norms) >= _LEAST_KNOWN else inf
+        most = MAX_FACTOR * median(self._norms) if len(self._norms) >= _MIN_LENGTHS else inf
         if norm <= most:
             if isfinite(norm):
                 self._norms.append(norm)
@@ -57,13 +57,13 @@ class NormClipper:
 
 
 def norm_of(flat: Flat) -> float:
-    """The Euclidean norm of all parameters and statistics; infinite where their squares overflow."""
+    """Return the Euclidean norm of all parameters and statistics; infinite where their squares overflow."""
     with np.errstate(over="ignore"):
         return sqrt(sum(float(np.dot(array, array)) for array in flat.floats))
 
 
 def merge_robustly(rule: Robust, out: Flat, sources: Sequence[Flat], cores: ThreadPool) -> None:
-    """Write what the finite `sources` agree upon into `out`, by the rule `trimmed`, `median` or `krum`."""
+    """Merge the finite `sources` into `out`, by the rule `trimmed`, `median` or `krum`."""
     if rule == "krum":
         out.copy_from(sources[nearest(sources, cores)])
         return
@@ -73,21 +73,21 @@ def merge_robustly(rule: Robust, out: Flat, sources: Sequence[Flat], cores: Thre
 
 
 def merge_counters(out: Flat, sources: Sequence[Flat]) -> None:
-    """Write the middling increment of each counter, times their number, into `out`."""
+    """Write the median increment of each counter, times the number of `sources`, into `out`."""
     if out.counters.size:
         stacked = np.stack([source.counters for source in sources])
         np.multiply(np.sort(stacked, axis=0)[len(sources) // 2], len(sources), out=out.counters)
 
 
 def num_left_out(rule: Robust, count: int) -> int:
-    """How many values of a coordinate `trimmed` or `median` leaves out at each end, of `count`."""
+    """Return how many of `count` values of a coordinate `trimmed` or `median` leaves out at each end."""
     if rule == "median":
         return (count - 1) // 2
     return max(1, int(_TRIMMED * count)) if count >= 3 else 0
 
 
 def nearest(sources: Sequence[Flat], cores: ThreadPool) -> int:
-    """Krum: which one is nearest to most of the others."""
+    """Return the index of the source that is nearest to most of the others (Krum)."""
     count = len(sources)
     squares = np.zeros((count, count))
     for i in range(count):
@@ -97,16 +97,17 @@ def nearest(sources: Sequence[Flat], cores: ThreadPool) -> int:
 
 
 def nearest_by(squares: Floats) -> int:
-    """Whose sum of squared distances to its n - f - 2 nearest is least, f = (n - 3) // 2 being bad; of two, the first.
+    """Return the first index with the least sum of squared distances to its n - f - 2 nearest, f = (n - 3) // 2 being
+    bad.
 
     Args:
-        squares: distances between each two, symmetric, shape (n, n).
+        squares: squared distances between each two, symmetric, shape (n, n).
     """
     count = len(squares)
     if count < 3:
         return 0
-    kept = count - (count - 3) // 2 - 2
-    scores = np.sort(squares, axis=1)[:, 1 : 1 + kept].sum(axis=1)
+    num_nearest = count - (count - 3) // 2 - 2
+    scores = np.sort(squares, axis=1)[:, 1 : 1 + num_nearest].sum(axis=1)
     return int(np.argmin(scores))
 
 
@@ -143,13 +144,13 @@ def _merge_array(rule: Robust, out: Floats, sources: Sequence[Floats], cores: Th
 
 @cache
 def exchanges(count: int, cut: int) -> tuple[tuple[int, int], ...]:
-    """What sorts `count` values by exchanges alone, so that whole arrays are sorted at once, coordinate by coordinate.
+    """Return the exchanges that sort `count` values, so that whole arrays are sorted coordinate by coordinate.
 
-    Batcher's merge exchange (Knuth, The Art of Computer Programming 5.2.2 M), without those exchanges on which nothing
-    but the `cut` least and the `cut` largest depend.
+    Batcher's merge exchange (Knuth, The Art of Computer Programming 5.2.2 M), without exchanges that only affect the
+    `cut` smallest and the `cut` largest values.
 
     Returns:
-        Places (i, j), i < j, one after the other: the lesser of both values goes to i, the larger to j.
+        Index pairs (i, j), i < j, in order: the smaller of both values goes to i, the larger to j.
     """
     pairs: list[tuple[int, int]] = []
     top = 1 << max(0, (count - 1).bit_length() - 1)
@@ -162,9 +163,9 @@ def exchanges(count: int, cut: int) -> tuple[tuple[int, int], ...]:
                 break
             d, q, r = q - p, q // 2, p
         p //= 2
-    wanted, kept = set(range(cut, count - cut)), list[tuple[int, int]]()
+    wanted, needed = set(range(cut, count - cut)), list[tuple[int, int]]()
     for pair in reversed(pairs):
         if wanted.intersection(pair):
             wanted.update(pair)
-            kept.append(pair)
-    return tuple(reversed(kept))
+            needed.append(pair)
+    return tuple(reversed(needed))

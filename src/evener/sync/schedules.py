@@ -1,12 +1,12 @@
-"""When the weights change and who may begin what: in rounds (staleness 0), or with each contribution by itself.
+"""Schedules: when the weights change and which worker may begin, in rounds (staleness 0) or with each contribution.
 
 Synchronous: the weights change when all workers of a round have contributed, or are gone. As many rounds are open at a
-time as a worker may have contributions under way: one, or two if communication overlaps with work. They close in order.
-Who comes in between works from the next round on.
+time as a worker may have contributions in progress: one, or two if communication overlaps with work. They close in
+order. A new worker takes part from the next round on.
 
-Asynchronous: each contribution changes the weights as soon as it comes, and its worker goes on. With a bound s nobody
-begins who has had, or has begun, more than s turns more than the slowest has finished. The slowest may always begin, so
-somebody always goes on.
+Asynchronous: each contribution changes the weights as soon as it arrives, and its worker continues. With a bound s no
+worker begins that has had, or has begun, more than s updates more than the slowest has finished. The slowest may always
+begin, so that some worker always continues.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Round:
     """One round.
 
     Attributes:
-        leases: of its workers, by name, in the order in which contributions are summed; not of those that are gone.
+        leases: leases by worker, in the order in which contributions are summed, without lost workers.
         missing: workers that are still awaited.
-        contributions: that came, by name.
-        judged: what was refused, by name.
-        arrived: bytes of each contribution that are here, by name.
-        merging: of all contributions, begun while they arrive.
+        contributions: contributions that have arrived, by worker.
+        judged: refused contributions, by worker.
+        arrived: received bytes of each contribution, by worker.
+        merging: mean of all contributions, begun while they arrive.
     """
 
     leases: dict[str, Lease]
@@ -42,7 +42,7 @@ class Round:
     merging: Merging | None = None
 
     def leave_out(self, worker: str) -> None:
-        """Do not wait for `worker` any longer, and merge anew without what has come of it."""
+        """Stop waiting for `worker`, and start merging again without its contribution."""
         self.missing.discard(worker)
         del self.leases[worker]
         self.merging = None
@@ -52,7 +52,7 @@ class Synchronous:
     """Opens rounds and closes them.
 
     Args:
-        aggregator: of the server.
+        aggregator: common part of the server.
     """
 
     def __init__(self, aggregator: Aggregator) -> None:
@@ -60,18 +60,18 @@ class Synchronous:
         self._rounds: deque[Round] = deque()
 
     def join(self, _: WorkerRecord) -> ServerOutput:
-        """Somebody came."""
+        """Open a round with a new worker, if none is open."""
         return self._settle()
 
     def leave(self, worker: WorkerRecord) -> ServerOutput:
-        """Somebody went; what it has contributed counts."""
+        """Continue without a worker; its contributions count."""
         for one in self._rounds:
             if worker.name in one.missing:
                 one.leave_out(worker.name)
         return self._settle()
 
     def contribute(self, contribution: Received) -> ServerOutput:
-        """A contribution came."""
+        """Add a contribution to its round."""
         name = contribution.worker.name
         one = self._round_of(name, contribution.lease)
         one.contributions[name] = contribution
@@ -79,18 +79,18 @@ class Synchronous:
         return ServerOutput() if one.missing else self._settle()
 
     def refuse(self, worker: WorkerRecord, lease: Lease, reason: str) -> ServerOutput:
-        """A contribution came that cannot be used."""
+        """Refuse a contribution that cannot be used."""
         one = self._round_of(worker.name, lease)
         one.judged[worker.name] = self._aggregator.refuse(worker, lease, reason)
         one.leave_out(worker.name)
         return self._settle()
 
     def arrived(self, worker: str, lease: Lease, num_bytes: int) -> None:
-        """So much of a contribution is here, 0 as it begins: merge what is here of all."""
+        """Note the received bytes of a contribution, 0 as it begins, and merge the bytes received of all."""
         one = self._rounds[0]
         if one.leases.get(worker) is not lease:
             return
-        if num_bytes < one.arrived.get(worker, 0):  # it comes again, perhaps other than before
+        if num_bytes < one.arrived.get(worker, 0):  # it is sent again, perhaps with other numbers
             one.merging = None
         one.arrived[worker] = num_bytes
         least = min([self._num_bytes(one, name) for name in one.leases])
@@ -98,13 +98,13 @@ class Synchronous:
             self._merging(one).advance(least)
 
     def is_pending(self, number: int) -> bool:
-        """Whether the contribution to lease `number` is kept for the end of its round."""
+        """Return whether the contribution to lease `number` waits for the end of its round."""
         return any(c.lease.number == number for one in self._rounds for c in one.contributions.values()) or any(
             judgement.number == number for one in self._rounds for judgement in one.judged.values()
         )
 
     def unmerged(self) -> list[Lease]:
-        """Leases whose contributions are kept for the end of their round."""
+        """Return the leases whose contributions wait for the end of their round."""
         return [c.lease for one in self._rounds for c in one.contributions.values()]
 
     def _round_of(self, worker: str, lease: Lease) -> Round:
@@ -114,7 +114,7 @@ class Synchronous:
         raise AssertionError(f"lease {lease.number} of {worker} is of no open round")
 
     def _num_bytes(self, one: Round, worker: str) -> int:
-        """That are here of the contribution of `worker`."""
+        """Return the received bytes of the contribution of `worker`."""
         return self._aggregator.buffers.num_bytes if worker in one.contributions else one.arrived.get(worker, 0)
 
     def _merging(self, one: Round) -> Merging:
@@ -124,12 +124,12 @@ class Synchronous:
         return one.merging
 
     def _flat(self, one: Round, worker: str) -> Flat:
-        """Where the contribution of `worker` is, or arrives."""
+        """Return the memory of the contribution of `worker`."""
         here = one.contributions.get(worker)
         return (here.page if here else self._aggregator.buffers.page(worker)).flat
 
     def _settle(self) -> ServerOutput:
-        """Close what is complete, open what can be opened, and say so."""
+        """Close complete rounds, open new ones, and return the answers."""
         output, rounds = ServerOutput(), self._rounds
         if not rounds or rounds[0].missing:
             output.replies += self._aggregator.replies({}, self._open_rounds())
@@ -145,8 +145,8 @@ class Synchronous:
         return output
 
     def _open_rounds(self) -> dict[str, list[Lease]]:
-        """Open as many rounds as may be open; returns the new leases by worker, the oldest first."""
-        found: dict[str, list[Lease]] = {}
+        """Open as many rounds as may be open; return the new leases by worker, the oldest first."""
+        new_leases: dict[str, list[Lease]] = {}
         server = self._aggregator
         while (
             len(self._rounds) < server.agreement.depth
@@ -158,66 +158,66 @@ class Synchronous:
                 break
             self._rounds.append(Round(leases, set(leases)))
             for name, lease in leases.items():
-                found.setdefault(name, []).append(lease)
-        return found
+                new_leases.setdefault(name, []).append(lease)
+        return new_leases
 
 
 class Asynchronous:
-    """Lets everybody go on, within the bound.
+    """Lets every worker continue, within the bound.
 
     Args:
-        aggregator: of the server.
+        aggregator: common part of the server.
     """
 
     def __init__(self, aggregator: Aggregator) -> None:
         self._aggregator = aggregator
 
     def join(self, worker: WorkerRecord) -> ServerOutput:
-        """Somebody came, and counts as having had as many turns as the slowest."""
-        others = [other.turns for other in self._aggregator.members if other is not worker]
-        worker.turns = min(others, default=0)
-        return self._go_on({})
+        """Let a new worker begin; it counts as having as many updates as the slowest."""
+        others = [other.num_updates for other in self._aggregator.members if other is not worker]
+        worker.num_updates = min(others, default=0)
+        return self._assign({})
 
     def leave(self, _: WorkerRecord) -> ServerOutput:
-        """Somebody went."""
-        return self._go_on({})
+        """Continue without a worker."""
+        return self._assign({})
 
     def contribute(self, contribution: Received) -> ServerOutput:
-        """A contribution came: apply it."""
+        """Apply a contribution."""
         update, judged = self._aggregator.update([contribution])
-        contribution.worker.turns += 1
-        output = self._go_on(judged)
+        contribution.worker.num_updates += 1
+        output = self._assign(judged)
         if update is not None:
             output.updates.append(update)
         return output
 
     def refuse(self, worker: WorkerRecord, lease: Lease, reason: str) -> ServerOutput:
-        """A contribution came that cannot be used; its worker has had its turn."""
+        """Refuse a contribution that cannot be used; it counts as an update of its worker."""
         judgement = self._aggregator.refuse(worker, lease, reason)
-        worker.turns += 1
-        return self._go_on({worker.name: judgement})
+        worker.num_updates += 1
+        return self._assign({worker.name: judgement})
 
     def arrived(self, worker: str, lease: Lease, num_bytes: int) -> None:
-        """Nothing can be done before all is here."""
+        """Do nothing until the contribution is complete."""
 
     def is_pending(self, _: int) -> bool:
-        """Nothing is kept."""
+        """Return False: no contribution waits."""
         return False
 
     def unmerged(self) -> list[Lease]:
-        """Nothing is kept."""
+        """Return nothing: no contribution waits."""
         return []
 
-    def _go_on(self, judged: dict[str, Judgement]) -> ServerOutput:
-        """Give out whatever work may be begun, to the slowest first, and say so."""
-        server, found = self._aggregator, dict[str, list[Lease]]()
-        for worker in sorted(server.members, key=lambda one: one.turns):
+    def _assign(self, judged: dict[str, Judgement]) -> ServerOutput:
+        """Assign all work that may begin, to the slowest first, and return the answers."""
+        server, leases = self._aggregator, dict[str, list[Lease]]()
+        for worker in sorted(server.members, key=lambda one: one.num_updates):
             while self._may_begin(worker):
                 lease = server.assigner.lease_one(server.common.version, worker, server.members)
                 if lease is None:
                     break
-                found.setdefault(worker.name, []).append(lease)
-        return ServerOutput(replies=server.replies(judged, found), judgements=list(judged.values()))
+                leases.setdefault(worker.name, []).append(lease)
+        return ServerOutput(replies=server.replies(judged, leases), judgements=list(judged.values()))
 
     def _may_begin(self, worker: WorkerRecord) -> bool:
         server, bound = self._aggregator, self._aggregator.agreement.staleness
@@ -225,10 +225,10 @@ class Asynchronous:
             return False
         if not server.may_update(sum([len(other.leases) for other in server.members])):
             return False
-        return bound is None or worker.turns + len(worker.leases) - self._slowest() <= bound
+        return bound is None or worker.num_updates + len(worker.leases) - self._slowest() <= bound
 
     def _slowest(self) -> int:
-        """Fewest turns of anybody who has, or could get, work."""
+        """Return the smallest number of updates of workers that have, or could get, work."""
         server = self._aggregator
-        is_left = server.assigner.left > 0
-        return min([one.turns for one in server.members if one.leases or is_left], default=0)
+        has_samples = server.assigner.num_remaining > 0
+        return min([one.num_updates for one in server.members if one.leases or has_samples], default=0)

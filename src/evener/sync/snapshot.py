@@ -1,8 +1,8 @@
-"""The server's whole state on disk, so that a killed master goes on: one file, written whole or not at all.
+"""The server's whole state on disk, from which a restarted master continues: one file, written atomically.
 
-The file is a safetensors file: the weights under their own names, the optimiser's arrays under `evener.outer/...`, all
-else as JSON in the metadata; weights of earlier moments, whole, under `evener.end/...`. Leases that are open count as
-not given: their samples are given out again.
+It is a safetensors file: the weights under their own names, the optimizer's arrays under `evener.outer/...`, and all
+else as JSON in the metadata; weights at the ends of epochs, whole, under `evener.end/...`. Open leases are not saved:
+their samples are assigned again.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from evener.sync.protocol import SyncProtocol, Workload
 
 _STATE, _OUTER, _END = "evener.server", "evener.outer/", "evener.end/"
 _METADATA = "__metadata__"
-"""What a safetensors file has no array of."""
+"""Name that a safetensors file does not allow for an array."""
 
 
 class ServerState(Noun, frozen=True, kw_only=True):
-    """The part of a snapshot that is not arrays.
+    """The part of a snapshot without arrays.
 
     Attributes:
-        agreement: of the run.
-        workload: of the run.
-        layout: of the weights.
-        num_updates: that the weights have had.
-        last_number: of the leases.
-        stock: what is left of the samples.
-        unit_seconds: seconds a sample by worker.
-        totals: what every worker did, by name.
+        agreement: protocol of the run.
+        workload: workload of the run.
+        layout: layout of the weights.
+        num_updates: number of updates of the weights.
+        last_number: number of the last lease.
+        cursor: state of the remaining samples.
+        unit_seconds: seconds per sample, by worker.
+        totals: totals by worker.
     """
 
     agreement: SyncProtocol
@@ -53,7 +53,7 @@ class ServerState(Noun, frozen=True, kw_only=True):
     layout: StateLayout
     num_updates: int
     last_number: int
-    stock: CursorState
+    cursor: CursorState
     unit_seconds: dict[str, float]
     totals: dict[str, WorkerTotals]
 
@@ -64,9 +64,9 @@ class Snapshot:
 
     Attributes:
         state: all but the arrays.
-        weights: the common ones.
-        optimiser: its arrays by name.
-        ends: the weights that epochs ended with, of those that somebody has yet to look at.
+        weights: common weights.
+        optimiser: arrays of the optimizer, by name.
+        ends: weights at the ends of epochs that are not validated yet.
     """
 
     state: ServerState
@@ -79,7 +79,7 @@ class Snapshot:
 
 
 def require_free(layout: StateLayout) -> None:
-    """Raise InvalidValue if an array has a name that is not free in a snapshot."""
+    """Raise InvalidValue if the name of an array is reserved in a snapshot."""
     for prefix in (_OUTER, _END):
         names = sorted(entry.name for entry in layout.entries if entry.name.startswith(prefix))
         require(not names, "names of the state", names, f"without the prefix {prefix}")
@@ -93,7 +93,7 @@ def save_snapshot(snapshot: Snapshot, path: Path) -> bytes:
         SHA-256 of the file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     arrays = snapshot.weights.views() | {_OUTER + name: array for name, array in snapshot.optimiser.items()}
     arrays |= {f"{_END}{epoch}": weights.memory for epoch, weights in snapshot.ends.items()}
@@ -101,26 +101,26 @@ def save_snapshot(snapshot: Snapshot, path: Path) -> bytes:
     with atomic_draft(path, private=True) as draft:
         try:
             save_file(arrays, draft, metadata)
-        except SafetensorError as error:  # of the disk: what is saved was checked before
+        except SafetensorError as error:  # from the disk: the contents were checked before
             raise _as_os_error(str(error)) from error
         return _digest(draft)
 
 
 def _as_os_error(text: str) -> OSError:
-    """The error of the system that safetensors tells in words, such as "No space left on device (os error 28)"."""
+    """Return the system error in a message of safetensors, such as "No space left on device (os error 28)"."""
     number = re.search(r"\(os error (\d+)\)", text)
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(text)
 
 
 def load_snapshot(path: Path, digest: bytes | None = None) -> Snapshot:
-    """The snapshot in the file `path`.
+    """Load the snapshot in the file `path`.
 
     Args:
-        path: of the file.
-        digest: SHA-256 that it has to have, if that is known.
+        path: path of the file.
+        digest: expected SHA-256, if it is known.
 
     Raises:
-        MissingFile: there is no such file.
+        MissingFile: the file does not exist.
         InvalidFile: it is not a server's snapshot, it has changed, or arrays are missing in it or do not fit.
     """
     if digest is not None and path.exists() and _digest(path) != digest:
@@ -130,19 +130,19 @@ def load_snapshot(path: Path, digest: bytes | None = None) -> Snapshot:
         raise InvalidFile(f"{path} is not a snapshot of a server: its metadata has no {_STATE}")
     state = parse_noun(metadata[_STATE].encode(), ServerState, source=str(path))
     for entry in state.layout.entries:
-        found = arrays.get(entry.name)
-        if found is None or found.shape != entry.shape or found.dtype != entry.dtype:
-            raise InvalidFile(f"{path}: the array {entry.name} is not there as {entry.dtype} of shape {entry.shape}")
+        saved = arrays.get(entry.name)
+        if saved is None or saved.shape != entry.shape or saved.dtype != entry.dtype:
+            raise InvalidFile(f"{path}: there is no array {entry.name} of {entry.dtype} and shape {entry.shape}")
     optimiser = {name.removeprefix(_OUTER): array for name, array in arrays.items() if name.startswith(_OUTER)}
     return Snapshot(state, flat_of(state.layout, arrays), optimiser, _ends_of(state.layout, arrays, path))
 
 
 def _ends_of(layout: StateLayout, arrays: Mapping[str, NDArray[Any]], path: Path) -> dict[int, Flat]:
-    found = {name.removeprefix(_END): array for name, array in arrays.items() if name.startswith(_END)}
-    for epoch, array in found.items():
+    ends = {name.removeprefix(_END): array for name, array in arrays.items() if name.startswith(_END)}
+    for epoch, array in ends.items():
         if not epoch.isdecimal() or array.dtype != np.uint8 or array.shape != (layout.num_bytes,):
             raise InvalidFile(f"{path}: the array {_END}{epoch} is not {layout.num_bytes} bytes of the end of an epoch")
-    return {int(epoch): Flat(layout, array) for epoch, array in found.items()}
+    return {int(epoch): Flat(layout, array) for epoch, array in ends.items()}
 
 
 def _digest(path: Path) -> bytes:

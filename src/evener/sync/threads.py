@@ -1,7 +1,7 @@
 """Passes over long arrays, block by block so that a block stays in the cache, on all cores at once.
 
-A NumPy call lets the other threads run while it computes, but must wait for its turn before and after. So blocks are as
-large as the second cache allows: with small ones the threads mostly wait for each other.
+NumPy releases the interpreter while it computes, but needs it before and after. So blocks are as large as the
+second-level cache allows: with small ones the threads mostly wait for each other.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from evener.sync.layout import Floats
 from evener.system.cores import usable_cores
 
 BLOCK_BYTES = 1 << 19
-"""Bytes of one array that are worked on at a time."""
+"""Bytes of one array in one block."""
 
 Task = Callable[[int, int, int], None]
-"""Gets the number of its thread, from 0, and the elements [start, stop) that it shall do."""
+"""Receives the number of its thread, from 0, and the elements [start, stop) to process."""
 
 
 class ThreadPool:
     """Threads for passes over arrays, one pass at a time; close it, or use it in a `with`.
 
     Args:
-        threads: how many work at once; by default as many as this process may use cores.
+        threads: number of threads; by default the number of usable cores.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -36,13 +36,13 @@ class ThreadPool:
         self._scratch: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
     def each(self, start: int, stop: int, itemsize: int, task: Task) -> None:
-        """Have every element of [start, stop) done once, by calls of `task` for at most a block; overflow is no event.
+        """Process every element of [start, stop) once, by calls of `task` for at most a block; overflow does not raise.
 
         Args:
             start: first element.
             stop: after the last element.
             itemsize: bytes of an element.
-            task: the work on a block; raises what it likes, which ends the pass and is raised here.
+            task: work on a block; its error ends the pass and is raised here.
         """
         block = BLOCK_BYTES // itemsize
         blocks = -(-(stop - start) // block)
@@ -61,7 +61,7 @@ class ThreadPool:
                 other.result()
 
     def scratch(self, thread: int, index: int, like: Floats) -> Floats:
-        """Memory of a thread's own for a block such as `like`; the same for the same index, so it costs nothing."""
+        """Return a thread's own memory for a block such as `like`; the same memory for the same index."""
         memory = self._scratch.get((thread, index))
         if memory is None:
             memory = self._scratch[thread, index] = np.empty(BLOCK_BYTES, np.uint8)
@@ -80,6 +80,6 @@ class ThreadPool:
 
 
 def _run(thread: int, start: int, stop: int, block: int, task: Task) -> None:
-    with np.errstate(all="ignore"):  # what is not finite is looked for, not warned about
+    with np.errstate(all="ignore"):  # finiteness is checked, not warned about
         for first in range(start, stop, block):
             task(thread, first, min(first + block, stop))

@@ -1,17 +1,17 @@
-"""From contributions to the next weights: their weighted mean, then the server's optimiser, each in one pass.
+"""From contributions to the next weights: their weighted mean, then the server's optimizer, each in one pass.
 
-The mean is taken on all cores, each part while the next still arrives. With weights n_0, n_1, ... (samples) and
-N = sum n_i, the mean of the sources c_i is computed block by block as
+The mean is computed on all cores, each part while the next one arrives. With weights n_0, n_1, ... (samples) and N =
+sum n_i, the mean of the sources c_i is computed block by block as
 
     out = n_0 / N * (c_0 + n_1 / n_0 * c_1 + n_2 / n_0 * c_2 + ...)
 
-which for equal weights needs one multiplication in all. A block of `out` stays in the cache until it is done, so every
-source is read from memory once and the result is written once. The sum is taken in the order of the sources whatever
-has arrived when, in whatever blocks and threads: the bits of the result depend on nothing else. The same pass looks
-whether the result is finite: it is, if and only if all sources are.
+which for equal weights needs a single multiplication. A block of `out` stays in the cache until it is done, so every
+source is read from memory once and the result is written once. The sum has the order of the sources, so the bits of the
+result do not depend on arrival, blocks or threads. The same pass checks whether the result is finite: it is, if and
+only if all sources are.
 
-The optimiser allocates nothing. The next weights are written where the caller says: in place, or elsewhere while
-somebody still reads the present ones.
+The optimizer allocates nothing. The next weights are written where the caller says: in place, or elsewhere while the
+present ones are still being read.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from evener.sync.threads import BLOCK_BYTES, ThreadPool
 
 
 class Merging:
-    """One weighted mean of states or changes in the making; counters are summed.
+    """One weighted mean of states or changes in progress; counters are summed.
 
     Args:
-        out: where the result lies in the end.
-        sources: what is merged, perhaps still arriving.
-        weights: of the sources, positive; only their ratios matter.
-        cores: that do it.
+        out: where the result is stored.
+        sources: contributions to merge, which may still be arriving.
+        weights: positive weights of the sources; only their ratios matter.
+        cores: threads that compute.
     """
 
     def __init__(self, out: Flat, sources: Sequence[Flat], weights: Sequence[float], cores: ThreadPool) -> None:
@@ -50,7 +50,7 @@ class Merging:
         self._is_finite = True
 
     def advance(self, num_bytes: int) -> None:
-        """Merge what can be merged by blocks, now that the first `num_bytes` of every source have come."""
+        """Merge whole blocks of the first `num_bytes` of every source, which have arrived."""
         for k, (out, sources, offset) in enumerate(self._arrays):
             start, stop = self._done[k], min((num_bytes - offset) // out.itemsize, out.size)
             if (stop - start) * out.itemsize >= BLOCK_BYTES or start < stop == out.size:
@@ -58,11 +58,11 @@ class Merging:
                 self._done[k] = stop
 
     def finish(self) -> tuple[int, ...]:
-        """Merge the rest, everything having arrived.
+        """Merge the rest, when everything has arrived.
 
         Returns:
-            Which sources have to be left out, because they are not finite; empty if the result is good. Should finite
-            sources have a sum beyond what the dtype holds, that is all of them.
+            Sources to leave out, because they are not finite; empty if the result is good. If the sum of finite sources
+            exceeds the range of the dtype, all of them.
         """
         self.advance(self._out.layout.num_bytes)
         self._sum_counters()
@@ -96,44 +96,44 @@ class Merging:
 
 
 def is_finite(flat: Flat, cores: ThreadPool) -> bool:
-    """Whether no number in `flat` is infinite or NaN."""
-    found = True
+    """Return whether no number in `flat` is infinite or NaN."""
+    result = True
 
     def block(_: int, a: int, b: int) -> None:
-        nonlocal found
+        nonlocal result
         if not _block_is_finite(array[a:b]):
-            found = False
+            result = False
 
     for array in flat.floats:
         cores.each(0, array.size, array.itemsize, block)
-    return found
+    return result
 
 
 def _block_is_finite(block: Floats) -> bool:
-    """Whether all of `block` is finite: then its largest and its smallest number are; a NaN would be either."""
+    """Return whether all of `block` is finite: its largest and its smallest number are, and a NaN would be either."""
     return isfinite(np.maximum.reduce(block)) and isfinite(np.minimum.reduce(block))
 
 
 State = tuple[Floats, ...]
-"""What an optimiser remembers of an array: momentum; or running mean and mean square; or nothing."""
+"""Optimizer state of an array: momentum; or running mean and mean square; or nothing."""
 
 Rule = Callable[[Floats, Floats, State, Floats, Floats, Floats], None]
-"""Updates a block: present weights, gradient, state, where the next weights go, two blocks of scratch."""
+"""Updates a block: present weights, gradient, state, output for the next weights, two blocks of scratch."""
 
 
 class Optimiser:
     """Turns weights and a merged contribution into the next weights.
 
     Args:
-        outer: which optimiser.
-        layout: of the weights.
-        cores: that do it.
+        outer: settings of the optimizer.
+        layout: layout of the weights.
+        cores: threads that compute.
         clip_norm: bound on the norm of a gradient; None for none.
     """
 
     def __init__(self, outer: Outer, layout: StateLayout, cores: ThreadPool, clip_norm: float | None = None) -> None:
         self._outer, self._cores, self._clip_norm = outer, cores, clip_norm
-        names = _remembered(outer)
+        names = _state_names(outer)
         self._states: list[State] = [tuple(np.zeros_like(p) for _ in names) for p in Flat(layout).parameters]
         self._pieces = _pieces_of(layout)
         self._rules = [
@@ -145,24 +145,25 @@ class Optimiser:
             for state in self._states
             for name, array in zip(names, state, strict=True)
         }
-        if "mean" in names:  # of Adam, which counts the steps of every parameter
+        if "mean" in names:  # Adam counts the steps of every parameter
             self.arrays = {**self.arrays, "skipped.float64": self._skipped}
-        """What it remembers, by name: to be saved, or overwritten from what was saved."""
+        """Optimizer state by name, to save or to overwrite."""
 
     def step(
         self, version: int, weights: Flat, change: Flat, into: Flat, unused: Collection[int] = frozenset()
     ) -> None:
         """Write the weights of `version` + 1.
 
-        Parameters go down the (pseudo-)gradient; statistics down their mean change; counters up by all increments.
+        Parameters follow the (pseudo-)gradient downwards; statistics their mean change; counters increase by all
+        increments.
 
         Args:
-            version: of `weights`; as many updates have been made before.
-            weights: the present ones.
-            change: the merged contribution; is left as it is, but for a gradient that is longer than the bound.
-            into: where the next ones are written, perhaps `weights` itself.
-            unused: places in the layout of parameters that have no gradient: they stay as they are, and so does what
-                is remembered of them, as PyTorch has it.
+            version: version of `weights`, the number of updates before.
+            weights: present weights.
+            change: merged contribution; unchanged, except for a gradient that is longer than the bound.
+            into: where the next weights are written, perhaps `weights` itself.
+            unused: indices in the layout of parameters without a gradient; they and their optimizer state stay
+                unchanged, as in PyTorch.
         """
         if self._clip_norm is not None:
             _clip(change.parameters, self._clip_norm)
@@ -178,7 +179,7 @@ class Optimiser:
         np.add(weights.counters, change.counters, out=into.counters)
 
     def _step_by_piece(self, version: int, weights: Flat, change: Flat, into: Flat, unused: Collection[int]) -> None:
-        """Make a step of every parameter by itself, or none."""
+        """Make a step of each parameter separately, or none."""
         for piece, outer in zip(self._pieces, self._rules, strict=True):
             source, gradient, target = (
                 one.parameters[piece.array][piece.start : piece.stop] for one in (weights, change, into)
@@ -200,9 +201,9 @@ class Optimiser:
         self._cores.each(0, source.size, source.itemsize, block)
 
 
-def _remembered(outer: Outer) -> tuple[str, ...]:
+def _state_names(outer: Outer) -> tuple[str, ...]:
     if isinstance(outer, Grouped):
-        return max((_remembered(rule) for rule in outer.rules), key=len)
+        return max((_state_names(rule) for rule in outer.rules), key=len)
     if isinstance(outer, Adam):
         return ("mean", "square")
     return ("momentum",) if outer.momentum else ()
@@ -218,7 +219,7 @@ def _clip(gradients: Sequence[Floats], bound: float) -> None:
 
 
 class _Piece(NamedTuple):
-    """A parameter: its place in the layout and among the parameters, and its part of one of the parameters' arrays."""
+    """A parameter: its index in the layout and among the parameters, and its part of one of the parameters' arrays."""
 
     place: int
     number: int
@@ -228,7 +229,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces_of(layout: StateLayout) -> list[_Piece]:
-    found: list[_Piece] = []
+    pieces: list[_Piece] = []
     places = [place for place, entry in enumerate(layout.entries) if entry.kind == "parameter"]
     parameters = [(number, place, layout.entries[place]) for number, place in enumerate(places)]
     dtypes = [dtype for dtype, kind in SECTIONS if kind == "parameter"]
@@ -237,13 +238,13 @@ def _pieces_of(layout: StateLayout) -> list[_Piece]:
         start = 0
         for number, place, entry in parameters:
             if entry.dtype == dtype:
-                found.append(_Piece(place, number, array, start, start + entry.size))
+                pieces.append(_Piece(place, number, array, start, start + entry.size))
                 start += entry.size
-    return found
+    return pieces
 
 
 def _rule(outer: Sgd | Adam, version: int, skipped: int) -> Rule:
-    """The rule of the update of `version`, of a parameter that had no gradient in so many updates."""
+    """Return the rule of the update of `version`, for a parameter without a gradient in `skipped` updates."""
     rate = rate_at(outer.learning_rate, version)
     return partial(_adam, outer, rate, version + 1 - skipped) if isinstance(outer, Adam) else partial(_sgd, outer, rate)
 
@@ -284,5 +285,5 @@ def _adam(
 
 
 def _decayed(g: Floats, w: Floats, decay: float, into: Floats) -> Floats:
-    """g + decay w, computed in `into`; g itself if there is no decay."""
+    """Return g + decay w, computed in `into`; g itself if there is no decay."""
     return np.add(g, np.multiply(w, decay, out=into), out=into) if decay else g

@@ -1,9 +1,9 @@
-"""The weights that all agree on, version after version, and which bytes bring a worker up to date.
+"""The common weights, version after version, and the bytes that bring a worker up to date.
 
-A version stays as it is while anybody still reads it. Where changes travel in few bytes, the server keeps a copy of
-what the workers have. What is sent is the difference of the true weights to that copy; the copy moves by what those
-bytes mean, and so do the workers: server and workers hold the same bits, and what a message could not express is in
-the next difference. In rounds all workers move together and share one copy; otherwise each has one of its own.
+A version does not change while it is being read. If changes are compressed, the server keeps a copy of the workers'
+weights. It sends the difference of the true weights to that copy, and the copy and the workers change by the decoded
+difference, so both hold the same bits; the compression error is part of the next difference. In rounds all workers
+change together and share one copy; otherwise each has one of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evener.sync.update import Optimiser
 
 
 class Buffer:
-    """Memory for one state, which knows whether somebody still reads or fills it."""
+    """Memory for one state, which knows whether it is still in use."""
 
     __slots__ = ("_view", "flat")
 
@@ -35,7 +35,7 @@ class Buffer:
         self._view: weakref.ref[Any] | None = None
 
     def lend(self) -> memoryview:
-        """The bytes; they are lent until the last reference to them, or to a part of them, is gone."""
+        """Return the bytes, which are in use until the last reference to them, or to a part of them, is gone."""
         view: NDArray[np.uint8] | None = None if self._view is None else self._view()
         if view is None:
             view = self.flat.memory[:]
@@ -44,36 +44,36 @@ class Buffer:
 
     @property
     def is_lent(self) -> bool:
-        """Whether somebody holds what `lend` gave."""
+        """Whether the result of `lend` is still referenced."""
         return self._view is not None and self._view() is not None
 
 
 class BufferPool:
-    """Buffers for states of one layout, used again when nobody holds them."""
+    """Buffers for states of one layout, reused when they are no longer in use."""
 
     def __init__(self, layout: StateLayout) -> None:
         self._layout = layout
         self._buffers: list[Buffer] = []
 
     def take(self) -> Buffer:
-        """A buffer that nobody reads, with anything in it."""
+        """Return a buffer that is not in use, with arbitrary contents."""
         for i, buffer in enumerate(self._buffers):
             if not buffer.is_lent:
                 return self._buffers.pop(i)
         return Buffer(Flat(self._layout))
 
     def put_back(self, buffer: Buffer) -> None:
-        """Take `buffer`, which perhaps is still lent, for another time."""
+        """Add `buffer`, which may still be in use, for later reuse."""
         self._buffers.append(buffer)
 
 
 class CommonWeights:
-    """The common weights and their optimiser.
+    """The common weights and their optimizer.
 
     Args:
-        weights: to begin with; are changed from now on.
-        outer: the optimiser.
-        cores: that work.
+        weights: initial weights, which are changed from now on.
+        outer: settings of the optimizer.
+        cores: threads that compute.
         clip_norm: bound on the norm of a gradient; None for none.
     """
 
@@ -84,15 +84,15 @@ class CommonWeights:
 
     @property
     def weights(self) -> Flat:
-        """Of the present version."""
+        """The present weights."""
         return self._present.flat
 
     def lend(self) -> memoryview:
-        """The present weights to read, which stay as they are while this is held."""
+        """Return the present weights to read, which do not change while the result is referenced."""
         return self._present.lend()
 
     def update(self, change: Flat, unused: frozenset[int] = frozenset()) -> None:
-        """Make the next version; parameters at the places `unused` stay as they are."""
+        """Make the next version; the parameters with indices `unused` do not change."""
         present = self._present
         if present.is_lent:
             self._present = self._pool.take()
@@ -101,7 +101,7 @@ class CommonWeights:
         self.version += 1
 
     def resume(self, version: int, optimiser: Mapping[str, Floats]) -> None:
-        """Take the weights for those of `version`, and the optimiser's arrays for what it remembered then.
+        """Set the version of the weights, and the optimizer's arrays.
 
         Raises:
             InvalidFile: arrays are missing, or of another shape.
@@ -109,7 +109,7 @@ class CommonWeights:
         for name, array in self.optimiser.arrays.items():
             saved = optimiser.get(name)
             if saved is None or saved.shape != array.shape or saved.dtype != array.dtype:
-                raise InvalidFile(f"the snapshot has no {name} of the optimiser with {array.size} numbers")
+                raise InvalidFile(f"the snapshot has no {name} of the optimizer with {array.size} numbers")
             np.copyto(array, saved)
         self.version = version
 
@@ -124,13 +124,13 @@ class Contents(msgspec.Struct, frozen=True):
 
 @dataclass
 class Copy:
-    """What a worker has.
+    """A copy of a worker's weights.
 
     Attributes:
-        flat: its weights.
-        version: that these stand for.
-        base: version of the weights that `image` is the difference to.
-        image: how to come from there to here; None at first.
+        flat: weights of the worker.
+        version: version that they represent.
+        base: version to which `image` is the difference.
+        image: encoded difference; None at first.
     """
 
     flat: Flat
@@ -139,17 +139,17 @@ class Copy:
     image: Bytes | None = None
 
 
-_NOTHING = -1
-"""The version of zeros."""
+_ZEROS = -1
+"""Version number of zeros."""
 
 
 class Broadcast:
-    """Brings workers up to date.
+    """Encodes weights for the workers.
 
     Args:
-        agreement: whether and how weights are compressed.
-        common: the true weights.
-        cores: that compress.
+        agreement: protocol, which sets the compression.
+        common: true weights.
+        cores: threads that compress.
     """
 
     def __init__(self, agreement: SyncProtocol, common: CommonWeights, cores: ThreadPool) -> None:
@@ -161,11 +161,11 @@ class Broadcast:
         self._versions: dict[str, int] = {}
 
     def contents(self, worker: str, *, is_thin: bool = False) -> Contents:
-        """What to send to `worker`, which has got all that was sent to it since it was last forgotten.
+        """Return the bytes for `worker`, which has received everything since it was last forgotten.
 
         Args:
-            worker: its name.
-            is_thin: whether it is to be sent less than was agreed.
+            worker: name of the worker.
+            is_thin: whether to use the compression for slow links.
         """
         if is_thin and self._thin is not None:
             return self._for_thin(self._thin, worker)
@@ -179,18 +179,18 @@ class Broadcast:
         return Contents("weights", copy.flat.memory.copy().data)
 
     def forget(self, worker: str) -> None:
-        """Send `worker` whole weights next time: it is gone, or nobody knows what it got."""
+        """Send `worker` whole weights next time, since it is gone, or its copy is unknown."""
         self._versions.pop(worker, None)
         self._copies.pop(worker, None)
 
     def _for_thin(self, compressor: Compressor, worker: str) -> Contents:
-        """How to come from what `worker` has to the weights; from zeros, if nobody knows what it has."""
+        """Return the difference from the copy of `worker` to the weights; from zeros if its copy is unknown."""
         if (copy := self._copies.get(worker)) is None:
-            copy = self._copies[worker] = Copy(Flat(self._common.weights.layout), _NOTHING)
+            copy = self._copies[worker] = Copy(Flat(self._common.weights.layout), _ZEROS)
         base, copy.version = copy.version, self._common.version
         image = np.empty(compressor.num_bytes, np.uint8)
         compressor.pack_difference(self._common.weights, copy.flat, image)
-        return Contents("difference", image.data, None if base == _NOTHING else base)
+        return Contents("difference", image.data, None if base == _ZEROS else base)
 
     def _up_to_date(self, compressor: Compressor, key: str) -> Copy:
         version = self._common.version

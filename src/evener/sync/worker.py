@@ -1,4 +1,4 @@
-"""The worker's side, without sockets: an engine that computes, and a copy of the weights that takes part."""
+"""The worker's side, without sockets: an engine that computes, and a copy of the weights."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from evener.sync.threads import ThreadPool
 
 
 class Engine(Protocol):
-    """What computes: a model with its data and, for local steps, its optimiser."""
+    """A model with its data and, for local steps, its optimizer."""
 
     @property
     def layout(self) -> StateLayout:
-        """Of the model's state."""
+        """Layout of the model's state."""
         ...
 
     @property
     def unused(self) -> tuple[int, ...]:
-        """Places in the layout of parameters that the last `gradient` did not reach: no optimiser is to move them."""
+        """Indices in the layout of parameters that the last `gradient` did not reach, which no optimizer may update."""
         ...
 
     def load(self, weights: Flat) -> None:
-        """Go on from `weights`, statistics and counters included."""
+        """Continue from `weights`, including statistics and counters."""
         ...
 
     def gradient(self, lease: Lease, into: Flat) -> float:
         """Use the samples of `lease` at once, without changing the parameters.
 
         Args:
-            lease: names the samples.
-            into: gets the gradient of the mean loss over these samples as its parameters, and the model's statistics
-                and counters as they are afterwards.
+            lease: samples to use.
+            into: receives the gradient of the mean loss over these samples as its parameters, and the model's
+                statistics and counters afterwards.
 
         Returns:
             The mean loss.
@@ -48,11 +48,11 @@ class Engine(Protocol):
         ...
 
     def local_steps(self, lease: Lease, into: Flat) -> float:
-        """Use the samples of `lease` in its number of steps, each with the agreement's batch.
+        """Use the samples of `lease` in its number of steps, each with the protocol's batch.
 
         Args:
-            lease: names the samples.
-            into: gets the model's state afterwards.
+            lease: samples to use.
+            into: receives the model's state afterwards.
 
         Returns:
             The mean loss over the samples, each as it was when its step began.
@@ -61,12 +61,12 @@ class Engine(Protocol):
 
 
 class WorkerReplica:
-    """A worker's copy of the weights, and what it has sent and not seen in the common weights yet.
+    """A worker's copy of the weights, and its contributions that are not in the common weights yet.
 
     Args:
-        engine: that computes.
-        agreement: of all.
-        cores: that pack and unpack.
+        engine: engine that computes.
+        agreement: protocol of the run.
+        cores: threads that pack and unpack.
         clock: seconds, to measure the engine.
     """
 
@@ -84,17 +84,17 @@ class WorkerReplica:
             compressor_for(layout, agreement.push, cores),
             compressor_for(layout, agreement.pull, cores),
         )
-        self._thin: Compressor | None = None  # how it is told to write, and to read, because its line is thin
+        self._thin: Compressor | None = None  # for a slow link
         self._common, self._local, self._after = Flat(layout), Flat(layout), Flat(layout)
         self._residual = Flat(layout)
         self._free = [Flat(layout) for _ in range(agreement.depth)]
         self.underway: dict[int, Flat] = {}
-        """Contributions that have not been answered, by the number of their lease."""
+        """Unanswered contributions, by the number of their lease."""
         self.version = -1
-        """Of the common weights that it saw last."""
+        """Version of the common weights that it last received."""
 
     def take(self, answer: Answer, image: memoryview | None) -> None:
-        """Go on from what an answer brings: the new common weights less what they do not contain of the own progress.
+        """Take an answer; continue from the new common weights, plus the own progress that they do not contain.
 
         Raises:
             InvalidValue: the answer is a difference to weights that this replica does not have.
@@ -114,7 +114,7 @@ class WorkerReplica:
         self._engine.load(self._local)
 
     def _learn(self, answer: Answer, image: Bytes) -> None:
-        """Make the common weights the local ones; keep them apart only if differences to them may come."""
+        """Make the common weights the local ones; store them separately only if differences to them may follow."""
         packing = self._thin or self._pull
         if packing is None:
             np.copyto(self._local.memory, image)
@@ -130,7 +130,7 @@ class WorkerReplica:
         self._local.copy_from(self._common)
 
     def work(self, lease: Lease) -> tuple[Push, memoryview]:
-        """Do what `lease` says; returns what to send."""
+        """Work on `lease`; return the contribution."""
         change = self._free.pop()
         begun = self._clock()
         if self._agreement.contribution == "gradient":
@@ -158,14 +158,14 @@ class WorkerReplica:
 
 
 def _difference(before: Flat, after: Flat, out: Flat) -> None:
-    """How far it went down, and how many more were counted."""
+    """Write the decrease of the floats and the increase of the counters into `out`."""
     for a, b, c in zip(before.floats, after.floats, out.floats, strict=True):
         np.subtract(a, b, out=c)
     np.subtract(after.counters, before.counters, out=out.counters)
 
 
 def _descend(weights: Flat, change: Flat) -> None:
-    """Go as far down."""
+    """Subtract a `_difference` from `weights`."""
     for a, c in zip(weights.floats, change.floats, strict=True):
         np.subtract(a, c, out=a)
     np.add(weights.counters, change.counters, out=weights.counters)

@@ -1,17 +1,17 @@
-"""All that a server knows of one worker: the one place for its leases, its speed and its counts.
+"""The server's record of a worker: its leases, its speed and its counts.
 
-A speed is known in seconds a sample: first as benchmarked, then as measured, smoothed. One bad measurement must not
-make a node slow for good: it counts for a part, and never for more than a few times of what was known. Who was late is
-taken to be slower than was known, so that the time for a much slower one is found soon.
+A speed is known in seconds per sample: first as benchmarked, then as measured, smoothed. One bad measurement must not
+make a node slow for good, so it counts only partly, and never more than a few times the known value. A late node counts
+as slower than known, so that the time for a much slower one is found soon.
 
-What is measured is the node's own word. The server sees how long a lease takes until its contribution is there, which
-holds what is fixed in it, too: lines, encoding, waiting. In a good division that is as long for one as for another,
-whatever part of it is fixed:
+The measurements are reported by the node. The server also sees how long a lease takes until its contribution arrives,
+which includes fixed costs: link, encoding, waiting. In a good division this time is equal for all nodes, whatever part
+of it is fixed:
 
-    seconds a sample, as seen:   usual / own   =   how often faster than is usual a node has been
-    seconds a sample, believed:  usual / own  <=   twice that, and no bound for who is not faster than is usual
+    seconds per sample, seen:       usual / own   =   factor by which a node has been faster than usual
+    seconds per sample, believed:   usual / own  <=   twice that, no bound for nodes that are not faster than usual
 
-So nobody's share shrinks below a middling one by what was seen; who says to be faster than it is soon finishes last.
+So no node's share falls below a median one by the seen time, and a node that overstates its speed soon finishes last.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from statistics import median
 
 from evener.sync.messages import Lease, WorkerTotals
 
-_REMEMBERED = 4
-"""Leases after whose answer a repeated contribution is known to be one."""
+_NUM_ANSWERED = 4
+"""Answered leases that are remembered to recognise repeated contributions."""
 NEWEST = 0.25
-"""Weight of the newest measurement: one slow report moves a share by a quarter of what a slow worker would lose."""
+"""Weight of the newest measurement: one slow report changes a share by a quarter of the loss of a slow worker."""
 MOST_SLOWING = 4.0
-"""By which one measurement may exceed what is known of a node's seconds a sample: it may have been stopped once."""
+"""Limit of one measurement as a factor of the known seconds per sample: the node may have been stopped once."""
 MOST_RISE = 2.0
-"""By which a lease can make a node faster that began as a middling one, against its own word."""
+"""Limit by which a lease can speed up a node that began as a median one, against its own report."""
 MOST_AHEAD = 2.0
-"""By which a node's word may exceed how often faster than is usual it was seen to be."""
+"""Limit by which a node's report may exceed the factor that was seen."""
 _MAX_SENT_TIMES = 8
 """Leases of a worker whose times are remembered: more than it has at once."""
 LATE_SLOWING = 2.0
-"""By which a node is taken to be slower that was late."""
+"""Factor by which a late node counts as slower."""
 
 
 class SpeedEstimate:
-    """What is known of one node's speed.
+    """The estimated speed of one node.
 
     Args:
-        seconds: a sample, if it was measured before.
+        seconds: seconds per sample, if it was measured before.
 
     Attributes:
-        seconds: a sample; None as long as nothing is known.
-        seen: seconds a sample between leases and their contributions; None as long as nobody looked.
+        seconds: seconds per sample; None while it is unknown.
+        seen: seconds per sample between leases and their contributions; None while it is unknown.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
@@ -57,22 +57,22 @@ class SpeedEstimate:
         self._is_measured, self._is_rising = seconds is not None, False
 
     def benchmark(self, seconds: float) -> None:
-        """Take the node's own benchmark for true, if it makes sense and nothing was measured yet."""
+        """Use the node's own benchmark, if it is plausible and nothing was measured yet."""
         if not self._is_measured and 0 < seconds < inf:
             self.seconds = seconds
 
     def bound_claim(self, usual: float) -> None:
-        """Take a node that has shown nothing yet for no faster than is usual; it rises to what it shows."""
+        """Bound the claim of a node without measurements by the usual speed; measurements can raise it."""
         if not self._is_measured and self.seconds is not None and self.seconds < usual:
             self.seconds, self._is_rising = usual, True
 
     def observe(self, num_samples: int, seconds: float, seen: float | None = None) -> float:
-        """Learn that `num_samples` took `seconds` by the node's word; returns the seconds that can be believed.
+        """Add a reported measurement; return the seconds that can be believed.
 
         Args:
-            num_samples: of a lease.
-            seconds: that it computed, as it says.
-            seen: seconds between the lease and its contribution; None if nobody looked.
+            num_samples: samples of a lease.
+            seconds: reported seconds of the computation.
+            seen: seconds between the lease and its contribution; None if unknown.
         """
         known = self.seconds
         if seen and num_samples > 0:
@@ -83,7 +83,7 @@ class SpeedEstimate:
         return seconds if known is None else min(seconds, num_samples * MOST_SLOWING * known)
 
     def _learned(self, measured: float) -> float:
-        """Seconds a sample after another measurement."""
+        """Return the seconds per sample after another measurement."""
         known = self.seconds
         if not self._is_rising or known is None or measured >= known:
             return _smoothed(known, measured)
@@ -92,29 +92,29 @@ class SpeedEstimate:
         return risen
 
     def was_late(self) -> None:
-        """The node has not done a step in the time in which it was expected to."""
+        """Slow down the estimate of a node whose step was late."""
         if self.seconds is not None:
             self.seconds *= LATE_SLOWING
 
 
 @dataclass(slots=True, eq=False)
 class WorkerRecord:
-    """A worker that is, or once was, here.
+    """A present or past worker.
 
     Attributes:
-        name: of the worker.
-        speed: of its work.
-        totals: of what it did.
+        name: name of the worker.
+        speed: speed of its work.
+        totals: totals of its work.
         is_here: whether it is a member of the run now.
-        leases: that it has not answered, by number, the oldest first: whoever has one is awaited.
-        given: when it was sent leases that it has not answered, by whoever has a clock.
-        begun: when it had answered the one before.
-        answered: numbers of the leases that it answered last.
-        arriving: number of the lease whose contribution was given memory to arrive in; None for none.
-        turns: that it has had, for the bound of staleness.
-        is_up_to_date: whether it knows all that it was sent; not so at first.
+        leases: unanswered leases by number, the oldest first; a worker with leases is awaited.
+        sent_at: times when unanswered leases were sent, by the caller's clock.
+        begun: time of its last answer.
+        answered: numbers of its last answered leases.
+        arriving: number of the lease whose contribution is arriving into memory; None for none.
+        num_updates: its updates, for the bound of staleness.
+        is_up_to_date: whether it has received everything; false at first.
         knows_the_end: whether it was sent that the run is over.
-        thin_since: when its line was found to be so thin that it is told to send less; None: it is not.
+        thin_since: time when its link was found to be slow, so that it sends less; None if it was not.
     """
 
     name: str
@@ -124,31 +124,31 @@ class WorkerRecord:
     leases: dict[int, Lease] = field(default_factory=dict)
     sent_at: dict[int, float] = field(default_factory=dict)
     begun: float = -inf
-    answered: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    answered: deque[int] = field(default_factory=lambda: deque(maxlen=_NUM_ANSWERED))
     arriving: int | None = None
-    turns: int = 0
+    num_updates: int = 0
     is_up_to_date: bool = False
     knows_the_end: bool = False
     thin_since: float | None = None
 
     def enter(self) -> None:
-        """It is here, and knows nothing."""
+        """Mark the worker as present, without any state."""
         self.is_here, self.is_up_to_date, self.knows_the_end = True, False, False
-        self.turns, self.arriving = 0, None
+        self.num_updates, self.arriving = 0, None
         self.begun = -inf
         self.leases.clear()
         self.sent_at.clear()
         self.answered.clear()
 
     def lease_sent(self, number: int, now: float) -> None:
-        """A lease is sent; that it is told again changes nothing."""
+        """Note the time when a lease was sent; a repetition changes nothing."""
         if number not in self.sent_at:
             self.sent_at[number] = now
             if len(self.sent_at) > _MAX_SENT_TIMES:
                 del self.sent_at[next(iter(self.sent_at))]
 
     def seen(self, number: int, now: float) -> float | None:
-        """Seconds that it had for a lease since that was sent, or since it answered the one before; None: unknown."""
+        """Return the seconds since a lease was sent, or since the answer before; None: unknown."""
         sent = self.sent_at.pop(number, None)
         if sent is None:
             return None
@@ -157,37 +157,37 @@ class WorkerRecord:
 
     @property
     def oldest_lease(self) -> Lease | None:
-        """What it works on; None if it waits."""
+        """The lease that it works on; None if it waits."""
         return next(iter(self.leases.values())) if self.leases else None
 
 
 def seconds_of(estimates: Sequence[SpeedEstimate]) -> list[float]:
-    """Seconds a sample of each, as far as they can be believed; who was never measured is taken for a middling one."""
-    said, seen = list[float](), list[float]()
+    """Return the believed seconds per sample of each node; unmeasured ones count as median."""
+    reported, seen = list[float](), list[float]()
     for one in estimates:
-        said.append(_middling(estimates) if one.seconds is None else one.seconds)
+        reported.append(_median_seconds(estimates) if one.seconds is None else one.seconds)
         if one.seen is not None:
             seen.append(one.seen)
     if len(seen) < 2:
-        return said
-    usual = _upper_median(said)
+        return reported
+    usual = _upper_median(reported)
     scale = usual / (MOST_AHEAD * _upper_median(seen))
     for i, one in enumerate(estimates):
-        if one.seen is not None and said[i] < usual:
-            said[i] = max(said[i], min(usual, scale * one.seen))
-    return said
+        if one.seen is not None and reported[i] < usual:
+            reported[i] = max(reported[i], min(usual, scale * one.seen))
+    return reported
 
 
-def _middling(estimates: Sequence[SpeedEstimate]) -> float:
+def _median_seconds(estimates: Sequence[SpeedEstimate]) -> float:
     known = [one.seconds for one in estimates if one.seconds is not None]
     return median(known) if known else 1.0
 
 
 def _upper_median(values: Sequence[float]) -> float:
-    """Of two in the middle the slower one: one of two nodes does not make itself the usual one."""
+    """Return the median, of two in the middle the slower one, so that one of two nodes cannot set it."""
     return sorted(values)[len(values) // 2]
 
 
 def _smoothed(known: float | None, measured: float) -> float:
-    """What is known after another measurement."""
+    """Return the estimate after another measurement."""
     return measured if known is None else known + NEWEST * (min(measured, MOST_SLOWING * known) - known)

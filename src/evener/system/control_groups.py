@@ -1,4 +1,4 @@
-"""The control groups of Linux, versions 1 and 2, in which this process is: what a container allows it."""
+"""The Linux control groups, versions 1 and 2, of this process, which hold the limits of a container."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 """Lines of `number:controllers:path`, one for every hierarchy of control groups."""
 _MOUNTS = Path("/proc/self/mountinfo")
-"""Lines whose fourth and fifth words are the root of a mount and its folder."""
+"""Lines whose fourth and fifth fields are the root of a mount and its folder."""
 
 
 class ControlGroup(NamedTuple):
-    """A group in which a process is.
+    """A control group of a process.
 
     Attributes:
-        folder: of its files.
-        version: of control groups, which says how those are named.
+        folder: folder of its files.
+        version: version of control groups, which determines the names of the files.
     """
 
     folder: Path
     version: Literal[1, 2]
 
     def read(self, file: str) -> str:
-        """What is in a file of it; empty if it is not there."""
+        """Return the contents of a file; empty if it does not exist."""
         return _read(self.folder / file)
 
 
 def groups_of(controller: str) -> Iterator[ControlGroup]:
-    """The process's own groups of `cpu` or `memory`, and all above them; a container may see only the top one."""
+    """Yield the process's own groups of `cpu` or `memory`, and their parents; a container may see only the top one."""
     for line in _read(_MEMBERSHIP).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         version: Literal[1, 2]
@@ -42,31 +42,31 @@ def groups_of(controller: str) -> Iterator[ControlGroup]:
         else:
             continue
         for mount in dict.fromkeys(mounts):
-            own = _namespace_folder(mount) / path.strip().lstrip("/")
-            for folder in (own, *own.parents):
+            group = _namespace_folder(mount) / path.strip().lstrip("/")
+            for folder in (group, *group.parents):
                 yield ControlGroup(folder, version)
                 if folder == mount:
                     break
 
 
 def _namespace_folder(mount: Path) -> Path:
-    """The folder that paths of groups are relative to.
+    """Return the folder that paths of groups are relative to.
 
     It is `mount`, unless this process is in a namespace of control groups and still sees a mount from outside: the root
     of that mount is then `/..`, or `/../..`, and the folder lies so many levels below it.
     """
-    words = (line.split() for line in _read(_MOUNTS).splitlines())
-    root = next((line[3] for line in words if len(line) > 4 and line[4] == str(mount)), "/")
+    fields = (line.split() for line in _read(_MOUNTS).splitlines())
+    root = next((line[3] for line in fields if len(line) > 4 and line[4] == str(mount)), "/")
     levels = root.split("/").count("..")
     if not levels:
         return mount
-    own = str(os.getpid())
+    process = str(os.getpid())
     folders = (folder for folder in mount.glob("*/" * levels) if folder.is_dir())
-    return next((folder for folder in folders if _holds(folder, own)), mount)
+    return next((folder for folder in folders if _holds(folder, process)), mount)
 
 
 def _holds(folder: Path, process: str) -> bool:
-    """Whether a process is in the group of a folder or in one below it."""
+    """Return whether a process is in the group of a folder or in one below it."""
     return any(process in _read(file).split() for file in folder.rglob("cgroup.procs"))
 
 

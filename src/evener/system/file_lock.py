@@ -1,4 +1,4 @@
-"""Locks on files, which the system releases when the process that holds one ends, however it ends."""
+"""Locks on files, which the system releases when the process that holds one ends, in any way."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def lock_file(path: Path) -> IO[str] | None:
 
 
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""What a file system without locks says: a run there goes on as if nobody else were there."""
+"""Errors of a file system without locks, where a run continues without one."""
 _held: WeakSet[IO[str]] = WeakSet()
 
 
-def _let_go() -> None:
-    """A forked process, such as one that loads data, must not hold the lock longer than the process that has it."""
+def _release_in_child() -> None:
+    """Release locks in a forked process, such as a data loader, which must not hold them longer than their owner."""
     for opened in list(_held):
         opened.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 @contextmanager
 def shared_folder(folder: Path, clean: Callable[[], None]) -> Iterator[None]:
-    """Inside, this process uses `folder` with others; the first of them has `clean` called before.
+    """Use `folder` together with other processes inside; the first of them calls `clean` before.
 
-    So what processes left there that were killed is removed when none of those that are left can be using it.
+    So files of killed processes are removed when no remaining process can be using them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("a+") as lock:
@@ -63,31 +63,31 @@ def shared_folder(folder: Path, clean: Callable[[], None]) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             clean()
         except BlockingIOError:
-            pass  # others are there
+            pass  # other processes use it
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield
 
 
 class FolderLock:
-    """Held by the one process that may write into a folder, from construction until `release`.
+    """Lock of the one process that may write into a folder, from construction until `release`.
 
     Args:
-        folder: to lock.
+        folder: folder to lock.
 
     Raises:
-        FolderInUse: another process holds it.
-        InvalidInput: the folder cannot be written into.
+        FolderInUse: another process holds the lock.
+        InvalidInput: the folder cannot be written to.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _LOCK
         self._file = self._locked(folder)
-        with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+        with contextlib.suppress(OSError):  # the lock holds on a full disk, too
             os.truncate(self._file.fileno(), 0)
             os.write(self._file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def release(self) -> None:
-        """Let others write; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if not self._file.closed:
             self._path.unlink(missing_ok=True)
             self._file.close()
@@ -108,4 +108,4 @@ class FolderLock:
                 raise FolderInUse(folder, self._path.read_text() if self._path.exists() else "")
             if self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(opened.fileno())):
                 return opened
-            opened.close()  # the one before removed the file between our opening and our locking it
+            opened.close()  # the previous owner removed the file between our opening and our locking it

@@ -1,8 +1,8 @@
-"""Memory that a training frees stays with its process, which takes it again in the next step.
+"""Settings of glibc's malloc, so that memory that a training frees stays with its process for the next step.
 
-By itself the C library hands large pieces back to the system as soon as they are freed. In a training they are wanted
-again at once, and the system fills them with zeros, page by page, before it gives them: on a processor that takes up to
-a third of a step. PyTorch keeps the memory of GPUs for the same reason.
+By default the C library returns large blocks to the system as soon as they are freed. A training needs them again at
+once, and the system fills them with zeros, page by page: on a CPU that takes up to a third of a step. PyTorch keeps the
+memory of GPUs for the same reason.
 
 Source: mallopt(3) and mallinfo2(3), of glibc; other C libraries have neither.
 """
@@ -15,20 +15,20 @@ import os
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _LARGE_BYTES = 2 * 2**20
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
-"""Variables by which a user tells glibc what to do."""
+"""Environment variables with which a user configures glibc."""
 
 
 class _Mallinfo2(ctypes.Structure):
-    """What glibc says of the memory that it manages; `fordblks` are the bytes that are free."""
+    """Statistics of the memory that glibc manages; `fordblks` is the number of free bytes."""
 
     _before = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks")
     _fields_ = tuple((name, ctypes.c_size_t) for name in (*_before, "fordblks", "keepcost"))
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep what it frees, until it ends; nothing happens where the user or the system has other ways.
+    """Let this process keep the memory that it frees; do nothing if the user has other settings, or without glibc.
 
-    It may hold a fifth more at its peak than it would: what is free lies in pieces.
+    The peak may grow by a fifth, since free memory is fragmented.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if any(name in os.environ for name in _SETTINGS) or "malloc.trim_" in tunables or "malloc.mmap_" in tunables:
@@ -40,10 +40,10 @@ def keep_freed_memory() -> None:
 
 
 def return_large_memory() -> None:
-    """Have this process give pieces of some megabytes back to the system as soon as they are freed.
+    """Let this process return blocks of some megabytes to the system as soon as they are freed.
 
-    By itself the C library raises the size from which on it does so up to 32 MB with every such piece that is freed, so
-    that a server keeps what its largest messages took. Nothing happens where the user has said something else.
+    By default the C library raises this limit with every such block, up to 32 MB, so that a server keeps the memory of
+    its largest messages. Do nothing if the user has other settings.
     """
     library = ctypes.CDLL(None)
     if not any(name in os.environ for name in _SETTINGS) and hasattr(library, "mallopt"):
@@ -51,16 +51,16 @@ def return_large_memory() -> None:
 
 
 def return_free_memory() -> None:
-    """Give the system back what this process has freed, after something large that does not come often."""
+    """Return free memory to the system, after something large and rare."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
 
 
 def kept_bytes() -> int:
-    """That this process has freed and still holds: the system does not count them as free, and it can take them again.
+    """Return the bytes that this process has freed but not returned to the system, and can use again.
 
-    0 where the C library cannot tell: that of glibc can from version 2.33 on.
+    Return 0 where the C library does not know it: glibc does from version 2.33 on.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):

@@ -1,6 +1,6 @@
-"""How much memory a device has and leaves to this process, and what a container or a scheduler allows of it.
+"""The memory of a device, the part that this process may use, and limits of a container or a scheduler.
 
-The main memory is bounded by Linux's control groups, of versions 1 and 2, in which the process is: the tightest counts.
+The main memory is limited by the Linux control groups, versions 1 and 2, of the process: the tightest limit counts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _UNLIMITED = 1 << 60
 
 
 class Memory(NamedTuple):
-    """What a device has, or a control group allows.
+    """Memory of a device, or the limit of a control group.
 
     Attributes:
-        total_bytes: all, or the limit.
-        free_bytes: what is left of it; of a file's pages, those that can be dropped count as free.
+        total_bytes: all memory, or the limit.
+        free_bytes: free part of it; cached pages of files that can be dropped count as free.
     """
 
     total_bytes: int
@@ -40,15 +40,15 @@ _VERSION_2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def usable_memory(device: str = "cpu", limit_bytes: int | None = None) -> tuple[int, int]:
-    """The bytes that `device` has, and the bytes that this process may take of them now.
+    """Return the bytes of `device`, and the bytes of them that this process may take now.
 
     Args:
         device: `cpu` or a GPU, as PyTorch names it; PyTorch is imported for a GPU only.
-        limit_bytes: the user's own bound for this node.
+        limit_bytes: the user's own limit for this node.
 
     Returns:
-        (total, usable), 1 <= usable <= total. What other processes hold is not usable; what this process holds neither,
-        except for what it keeps without using it: the C library of main memory, PyTorch of a GPU's.
+        (total, usable), 1 <= usable <= total. Memory of other processes is not usable, nor is memory that this process
+        uses; memory that it holds without using it is: in the C library, and in PyTorch on a GPU.
 
     Raises:
         InvalidValue: `limit_bytes` is not positive.
@@ -65,10 +65,10 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory",
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether PyTorch raised `error` because a device or the main memory is full.
 
-    Only PyTorch's own allocator raises `torch.OutOfMemoryError`. What drivers and libraries such as cuBLAS cannot
-    allocate comes as another RuntimeError that says so.
+    Only PyTorch's own allocator raises `torch.OutOfMemoryError`. Failed allocations of drivers and libraries such as
+    cuBLAS raise another RuntimeError with such a message.
     """
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _OUT_OF_MEMORY)
 
 
 def _cpu_memory() -> Memory:
@@ -86,7 +86,7 @@ def _gpu_memory(device: str) -> Memory:
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """The bytes that this process held at its peak until now: of a GPU's memory, or of main memory."""
+    """Return the peak memory of this process in bytes: of a GPU, or main memory."""
     if device.startswith("cuda"):
         import torch
 
@@ -95,7 +95,7 @@ def peak_memory(device: str = "cpu") -> int:
 
 
 def memory_limits() -> list[Memory]:
-    """The limits of every memory control group that this process is in; empty where there are none."""
+    """Return the limits of all memory control groups of this process; empty without limits."""
     limits = []
     for group in groups_of("memory"):
         files = _VERSION_1 if group.version == 1 else _VERSION_2
@@ -111,5 +111,5 @@ def _number(text: str) -> int | None:
 
 
 def _statistic(text: str, name: str) -> int:
-    """The value of `name` in lines of `name value`; 0 if it is not there."""
+    """Return the value of `name` in lines of `name value`; 0 if there is none."""
     return next((int(line.split()[1]) for line in text.splitlines() if line.split()[:1] == [name]), 0)

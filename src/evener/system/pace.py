@@ -1,11 +1,10 @@
-"""A node that is told to be slower than its machine: it idles in proportion to what it computed. No PyTorch.
+"""Throttling of a node: it idles in proportion to its computing time. Needs no PyTorch.
 
-A node of speed 0.25 idles three times as long as it computed. The thread's own processor time counts, not the wall
-clock, so that several slowed nodes honestly share a core: time lost to another process is taken out of the idling, and
-what the sharing itself costs, cold caches and switches, once the pace has a `reference`: the seconds of a step at full
-speed on a core of one's own. Every step of a slowed node then takes reference / speed, besides loading: it is held to
-that before its gradients leave it, where the others wait for it, and what a step takes longer is made up for by the
-next ones.
+A node of speed 0.25 idles three times as long as it computed. The thread's own CPU time counts, not the wall clock, so
+that several throttled nodes can share a core fairly: time lost to another process is subtracted from the idle time. So
+is the cost of sharing itself, cold caches and switches, if there is a `reference`: the seconds of a step at full speed
+on a core of its own. Every step of a throttled node then takes reference / speed, plus loading. The node idles before
+it sends its gradients, where the others wait for it, and the next steps make up for a step that took longer.
 """
 
 from __future__ import annotations
@@ -17,37 +16,37 @@ from contextlib import contextmanager
 from evener.records.errors import require
 from evener.records.schema import Finite, Part
 
-_SHORTEST_SLEEP = 0.0005
-_LARGEST_CREDIT = 0.002
-_LARGEST_DELAY = 0.5
-"""Seconds by which steps may have fallen behind their reference: what is more is not made up for."""
+_MIN_SLEEP_S = 0.0005
+_MAX_CREDIT_S = 0.002
+_MAX_DELAY_S = 0.5
+"""Limit of the delay of earlier steps that later ones make up for."""
 
 
 class StepSeconds(Part, frozen=True, kw_only=True):
-    """What a step of so many samples takes a node at full speed, undisturbed.
+    """Seconds of a step at full speed, undisturbed, as a function of its samples.
 
     Attributes:
-        fixed: seconds, however many they are.
-        each: seconds of a sample, besides.
+        fixed: seconds that do not depend on the samples.
+        each: further seconds per sample.
     """
 
     fixed: Finite
     each: Finite
 
     def __call__(self, samples: int) -> float:
-        """Seconds."""
+        """Return the seconds of a step."""
         return self.fixed + samples * self.each
 
 
 class Pace:
-    """Slows a thread down.
+    """Throttles a thread.
 
     Args:
         speed: 1 for the machine's own, 0.25 for a quarter of it.
-        synchronise: waits for the work that a GPU has been given; on a GPU the wall clock counts.
+        synchronise: waits for the queued work of a GPU; on a GPU the wall clock counts.
 
     Attributes:
-        reference: seconds of a step of so many samples at full speed; None to go by what each step itself computed.
+        reference: seconds of a step of so many samples at full speed; None to use each step's own computing time.
     """
 
     def __init__(self, speed: float = 1.0, synchronise: Callable[[], None] | None = None) -> None:
@@ -62,7 +61,7 @@ class Pace:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Inside, the thread computes; before it ends, the thread idles as long as its speed demands."""
+        """Measure the computing time of the block, then idle as long as the speed requires."""
         if self.speed == 1:
             yield
             return
@@ -82,22 +81,22 @@ class Pace:
         is_update: bool = False,
         before_update: bool = False,
     ) -> float:
-        """Idle for what was computed; the seconds of it.
+        """Idle for a computation; return the seconds of idling.
 
         Args:
-            busy: seconds of processor time that it took.
-            wall: seconds that it took.
-            is_loading: it was samples that were read: not part of the reference.
-            is_update: it was the optimiser's update.
-            before_update: all of the step is computed but its update, and the others wait for it from now on.
+            busy: CPU seconds of the computation.
+            wall: seconds of the computation.
+            is_loading: whether it was loading samples, which is not part of the reference.
+            is_update: whether it was the optimizer's update.
+            before_update: whether only the update of the step remains, and the others wait for the gradients.
         """
-        self._debt = max(self._debt + busy / self.speed - wall, -_LARGEST_CREDIT)
+        self._debt = max(self._debt + busy / self.speed - wall, -_MAX_CREDIT_S)
         self._spent += 0.0 if is_loading else wall
         if is_update:
             self._update = busy / self.speed
         if self._is_held() and not is_loading:
             self._hold(is_update, before_update)
-        if self._debt < _SHORTEST_SLEEP:
+        if self._debt < _MIN_SLEEP_S:
             return 0.0
         before = time.perf_counter()
         time.sleep(self._debt)
@@ -107,33 +106,33 @@ class Pace:
         return slept
 
     def expect(self, samples: int) -> None:
-        """So many samples more are computed in this step."""
+        """Add samples to the present step."""
         self._samples += samples
 
     def end_step(self) -> None:
-        """The step is over; if it took longer than its reference, the next ones make up for it."""
+        """End the step; the next ones make up for it if it took longer than its reference."""
         if self._is_held():
-            self._delay = min(max(self._spent - self._budget(), 0.0), _LARGEST_DELAY)
+            self._delay = min(max(self._spent - self._budget(), 0.0), _MAX_DELAY_S)
         self.discard()
 
     def discard(self) -> None:
-        """Forget what was computed since the last step: it is not part of any."""
+        """Discard computations since the last step, which belong to no step."""
         self._samples, self._spent = 0, 0.0
 
     def _is_held(self) -> bool:
         return self.reference is not None and self.speed < 1.0 and self._samples > 0
 
     def _budget(self) -> float:
-        """Seconds that this step is to take, less what the steps before it took too long."""
+        """Return the seconds for this step, less the delay of earlier steps."""
         assert self.reference is not None
         return self.reference(self._samples) / self.speed - self._delay
 
     def _hold(self, is_update: bool, before_update: bool) -> None:
-        """Idle until the step has taken what its reference allows, and never longer."""
-        left = self._budget() - self._spent
+        """Idle for the rest of the step's budget, but never longer."""
+        remaining = self._budget() - self._spent
         if is_update:
-            self._debt = left
+            self._debt = remaining
         elif before_update:
-            self._debt = left - self._update
+            self._debt = remaining - self._update
         else:
-            self._debt = min(self._debt, left - self._update)
+            self._debt = min(self._debt, remaining - self._update)

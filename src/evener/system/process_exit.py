@@ -1,4 +1,4 @@
-"""How a process ends: with its parent, or in spite of a thread of Gloo that may crash an ordinary exit."""
+"""Exits of a process: together with its parent, or despite a Gloo thread that may crash an ordinary exit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 from evener.records.errors import NodeLost
 
 _PR_SET_PDEATHSIG = 1
-"""Of prctl(2)."""
+"""Option of prctl(2)."""
 
 
 def exit_now(code: int) -> NoReturn:
-    """Do what a program, or a library of its, has registered for its exit (`atexit`), then end at once.
+    """Run the exit functions (`atexit`) of a program and its libraries, then end at once.
 
-    Without that, loggers would lose their last lines, and Python would warn of locks of `multiprocessing`, of which a
-    progress bar has one, as leaked.
+    Otherwise loggers would lose their last lines, and Python would report leaked locks of `multiprocessing`, of which a
+    progress bar has one.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -31,9 +31,9 @@ def exit_now(code: int) -> NoReturn:
 
 
 def exit_with_parent() -> None:
-    """From now on, end this process as soon as the process that started it is gone.
+    """End this process as soon as the process that started it has ended.
 
-    A thread waits for that, so a process that is stopped does not end; see `kill_with_starter`.
+    A thread waits for that, so a stopped process does not end; see `kill_with_starter`.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -46,14 +46,14 @@ def exit_with_parent() -> None:
 
 
 def kill_with_starter() -> None:
-    """Have the kernel kill this process, which a fork server has forked, when the process that asked for it is gone.
+    """Let the kernel kill this process, forked by a fork server, when the process that requested it has ended.
 
-    It is killed even while it is stopped. A fork server ends when nobody holds the other end of its pipe any more. This
-    process lets go of that end, so the server ends with the process that started the server, and the kernel then kills
-    what the server has forked.
+    It is killed even while it is stopped. A fork server ends when no process holds the other end of its pipe. This
+    process closes that end, so the server ends with the process that started the server, and the kernel then kills the
+    forks of the server.
     """
     server: Any = forkserver._forkserver  # whose pipe has no public name
-    if server._forkserver_alive_fd is not None and server._forkserver_pid is None:  # taken over, not made here
+    if server._forkserver_alive_fd is not None and server._forkserver_pid is None:  # inherited, not made here
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None  # a process that this one starts by a fork server has another server
     kill_with_parent()
@@ -61,9 +61,9 @@ def kill_with_starter() -> None:
 
 
 def kill_forks_with_parent() -> None:
-    """Have the kernel kill every process that the main thread forks from now on when this process is gone.
+    """Let the kernel kill every later fork of the main thread when this process has ended.
 
-    What another thread forks may outlive that thread, which the kernel takes for the parent: it is left alone.
+    Forks of other threads are not killed, since the kernel counts the thread as the parent, which they may outlive.
     """
     if not _forks:
         _forks.append(False)
@@ -71,13 +71,13 @@ def kill_forks_with_parent() -> None:
 
 
 def kill_with_parent() -> None:
-    """Have the kernel kill this process when the thread that forked it ends, on Linux; elsewhere nothing happens."""
+    """Let the kernel kill this process when the thread that forked it ends, on Linux; do nothing elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 _forks: list[bool] = []
-"""Whether the main thread forks just now; empty before `kill_forks_with_parent`."""
+"""Whether the main thread is forking now; empty before `kill_forks_with_parent`."""
 
 
 def _note_thread() -> None:

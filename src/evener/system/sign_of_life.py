@@ -1,4 +1,4 @@
-"""A line every few seconds while something takes its time, so that nobody wonders whether it stands still."""
+"""Progress messages: a line every few seconds during a long operation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SILENCE_SECONDS = 2.5
 
 @contextmanager
 def sign_of_life(say: Callable[[str], object], line: str) -> Iterator[None]:
-    """While what is inside takes its time, `say` every few seconds `line`, with the seconds that have passed."""
+    """Call `say` with `line` and the elapsed seconds every few seconds while the block runs."""
     over = threading.Event()
 
     def repeat() -> None:

@@ -1,6 +1,6 @@
-"""Signals that end a command: Ctrl-C, SIGTERM of a scheduler or a service manager, SIGHUP of a terminal that closes.
+"""Signals that end a command: Ctrl-C, SIGTERM of a scheduler or a service manager, SIGHUP of a closing terminal.
 
-A signal that this process was started to ignore (`&` in a script, nohup) stays ignored: no handler is ever put there.
+A signal that is ignored when this process starts (`&` in a script, nohup) stays ignored and gets no handler.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from types import FrameType
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""All of them ask a command to end."""
+"""Signals that ask a command to end."""
 _READER_SECONDS = 0.1
-"""Within which a program that reads our output ends by the same SIGHUP."""
+"""Time within which a program that reads our output ends by the same SIGHUP."""
 
 
 @contextmanager
 def interrupt_on_stop_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP end the process as Ctrl-C does, by KeyboardInterrupt."""
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, by KeyboardInterrupt."""
     with _handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):
         yield
 
 
 @contextmanager
 def requests_to_stop() -> Iterator[list[int]]:
-    """Inside, these signals interrupt nothing: their numbers are collected, for whoever looks at them now and then.
+    """Collect the numbers of these signals in a list inside, without an interruption.
 
-    An interruption amid receiving would lose a part of a message, and with it the beginning of the next.
+    An interruption while receiving would lose a part of a message, and the boundary of the next one.
     """
-    found: list[int] = []
+    numbers: list[int] = []
 
     def collect(number: int, _frame: FrameType | None) -> None:
-        found.append(number)
+        numbers.append(number)
 
     with _handled(collect, *STOP_SIGNALS):
-        yield found
+        yield numbers
 
 
 @contextmanager
 def first_request(answer: Callable[[], None]) -> Iterator[None]:
-    """Inside, the first of the signals calls `answer`; the next acts as it would without us."""
+    """Call `answer` at the first of the signals inside; the next one acts as usual."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -60,7 +60,7 @@ def first_request(answer: Callable[[], None]) -> Iterator[None]:
 
 
 def set_handler(number: signal.Signals, handler: Callable[[int, FrameType | None], Any]) -> None:
-    """From now on signal `number` calls `handler`, unless it is ignored."""
+    """Let signal `number` call `handler` from now on, unless it is ignored."""
     if signal.getsignal(number) is signal.SIG_IGN:
         return
 
@@ -73,9 +73,9 @@ def set_handler(number: signal.Signals, handler: Callable[[int, FrameType | None
 
 
 def leave_closed_terminal() -> None:
-    """Discard what is written to a terminal that has closed, or to a pipe whose reader has ended, from now on.
+    """Discard output to a terminal that has closed, or to a pipe whose reader has ended, from now on.
 
-    Otherwise the next line that a command prints would fail, and end it before it has written a checkpoint.
+    Otherwise the next printed line would fail, and end a command before it has written a checkpoint.
     """
     outputs = select.poll()
     for descriptor in (1, 2):
@@ -89,10 +89,10 @@ def leave_closed_terminal() -> None:
 
 
 class _Terminal(io.FileIO):
-    """An output of this process that is a terminal, as long as that is there; what is written afterwards is lost."""
+    """An output of this process to a terminal; output after the terminal has closed is lost."""
 
     def write(self, data: Any) -> int:
-        """Write some of `data`; the number of bytes."""
+        """Write some of `data`; return the number of bytes."""
         try:
             return super().write(data)
         except OSError as error:
@@ -103,9 +103,9 @@ class _Terminal(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """Have `sys.stdout` and `sys.stderr` outlive the terminal that they are.
+    """Let `sys.stdout` and `sys.stderr` survive the closing of their terminal.
 
-    A write that waits for a slow terminal fails when that closes, before any signal is handled.
+    A write that waits for a slow terminal fails when it closes, before any signal is handled.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -119,7 +119,7 @@ def outlive_terminal() -> None:
 
 @contextmanager
 def _handled(handler: Callable[[int, FrameType | None], Any], *numbers: signal.Signals) -> Iterator[None]:
-    """Inside, signals go to `handler`; only the main thread may say so, others change nothing."""
+    """Send signals to `handler` inside; in other threads than the main thread, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

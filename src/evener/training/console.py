@@ -308,7 +308,7 @@ class RunFolders:
 
     def _remove_drafts(self, *, but_of_living: bool = False) -> None:
         for folder in self._folders:
-            remove_drafts(folder, but_of_living=but_of_living)
+            remove_drafts(folder, keep_living=but_of_living)
 
 
 def run_folder(folder: Path) -> Path:

@@ -269,7 +269,7 @@ def entry_of(reports: Sequence[StepReport], columns: Sequence[str]) -> Entry:
         epoch=first.epoch,
         samples=first.total,
         loss=sum(report.loss for report in reports) * first.total,
-        untold=0 if first.told else first.total,
+        num_unknown=0 if first.told else first.total,
         seconds=max(report.wall for report in reports),
         steps=1,
         nodes={

@@ -48,7 +48,7 @@ def test_what_the_server_cannot_do_is_a_sentence() -> None:
     class Own(ad.optim.SGD):
         pass
 
-    with pytest.raises(InvalidInput, match="does not know Own; with --agreement average"):
+    with pytest.raises(InvalidInput, match="but not Own; with --agreement average"):
         thin(lambda p: Own(p, lr=0.1))
     assert thin(lambda p: ad.optim.SGD([{"params": [one]} for one in p], lr=0.1)) == Sgd(learning_rate=0.1)
 

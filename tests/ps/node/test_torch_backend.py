@@ -85,7 +85,7 @@ def groups(model: Any) -> list[dict[str, Any]]:
 def test_a_model_in_half_precision_is_refused_with_what_to_do(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     with pytest.raises(
-        InvalidValue, match=f"dtype of weight must be float32, .* got '{name}'; hold what is trained as"
+        InvalidValue, match=f"dtype of weight must be float32, .* got '{name}'; store trained arrays as"
     ):
         layout_of_model(torch.nn.Linear(2, 1, dtype=dtype))
 

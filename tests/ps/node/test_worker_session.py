@@ -124,7 +124,7 @@ def test_what_was_not_answered_is_said_again_with_the_same_bytes() -> None:
 def test_leases_from_before_a_break_are_void_when_the_server_begins_anew() -> None:
     own, sent = session()
     own.on_reply(*told(1, brings=True))
-    own.on_reply(*told(7, is_anew=True))
+    own.on_reply(*told(7, resets_leases=True))
     own.work()
     assert sent.numbers == [7]
     own.on_reply(*told(answers=7, verdict="applied"))

@@ -10,7 +10,7 @@ import pytest
 
 from evener.ps.protocol.directions import ToCommand, ToMaster, ToNode
 from evener.ps.protocol.job import Job
-from evener.records.schema import LONGEST_TEXT, PRINTABLE, shown
+from evener.records.schema import MAX_TEXT_LENGTH, PRINTABLE, shown
 
 
 def unbounded(kind: mi.Type, path: str) -> Iterator[str]:
@@ -54,7 +54,7 @@ def test_every_field_of_every_message_is_bounded_by_its_type(kind: Any) -> None:
         ("two\nlines\tand a tab", "two lines and a tab"),
         ("\x1b[2Jgone\u202etxt.exe\x00", "?[2Jgone?txt.exe?"),
         ("é 漢字 🙂", "é 漢字 🙂"),
-        ("x" * 5000, "x" * (LONGEST_TEXT - 4) + " ..."),
+        ("x" * 5000, "x" * (MAX_TEXT_LENGTH - 4) + " ..."),
     ],
 )
 def test_any_text_can_be_shown(text: str, wanted: str) -> None:

@@ -130,7 +130,7 @@ class WorkerSession:
         if answer.answers is not None:
             self._unanswered.pop(answer.answers, None)
         replica.take(answer, image)
-        if answer.is_anew:
+        if answer.resets_leases:
             self._leases.clear()
         if answer.lease is not None and not self._knows(replica, answer.lease.number):
             self._leases.append(answer.lease)

@@ -61,4 +61,4 @@ def add_untold(history: History, sampler: Sampler, first: int, last: int) -> Non
     """Count steps up to `last` whose reports were lost with a node; the run's first one here was `first`."""
     for step in range(max(history.last_step, first - 1) + 1, last + 1):
         part = sampler.step(step)[0]
-        history.add(Entry(step=step, epoch=part.epoch, samples=part.total, untold=part.total, steps=1))
+        history.add(Entry(step=step, epoch=part.epoch, samples=part.total, num_unknown=part.total, steps=1))

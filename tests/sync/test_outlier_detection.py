@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from evener.sync.aggregator import OPPOSED
+from evener.sync.aggregator import OUTLIER
 from evener.sync.layout import Flat, flat_of, layout_of
 from evener.sync.messages import Judgement, Push
-from evener.sync.opposition import STRIKES, Opposition
+from evener.sync.outlier_detection import STRIKES, OutlierDetector
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Sgd, SyncProtocol, Workload, asynchronous, diloco, synchronous
 
@@ -33,9 +33,9 @@ def gradient(draw: np.random.Generator, num_samples: int, noise: float = 3.0) ->
 Contribution = tuple[str, Flat, int]
 
 
-def rounds(opposition: Opposition, count: int, made: Any) -> list[list[int]]:
+def rounds(detector: OutlierDetector, count: int, made: Any) -> list[list[int]]:
     draw = np.random.default_rng(1)
-    return [opposition.examine(made(draw, number)) for number in range(count)]
+    return [detector.examine(made(draw, number)) for number in range(count)]
 
 
 def test_who_flips_its_gradients_is_found_from_the_first_round_on_and_nobody_else() -> None:
@@ -43,10 +43,10 @@ def test_who_flips_its_gradients_is_found_from_the_first_round_on_and_nobody_els
         scales = {"a": 1.0, "b": 1.0, "evil": -10.0, "c": 1.0}
         return [(name, flat(scale * gradient(draw, 16)), 16) for name, scale in scales.items()]
 
-    opposition = Opposition()
-    assert rounds(opposition, STRIKES, made) == [[2]] * STRIKES
-    assert opposition.is_against_all("evil")
-    assert not opposition.is_against_all("a")
+    detector = OutlierDetector()
+    assert rounds(detector, STRIKES, made) == [[2]] * STRIKES
+    assert detector.is_faulty("evil")
+    assert not detector.is_faulty("a")
 
 
 @pytest.mark.parametrize("sizes", [(1, 100, 100), (1, 10, 1000, 30), (2, 2, 2, 2)])
@@ -54,7 +54,7 @@ def test_small_shares_of_noisy_data_are_not_taken_for_malice(sizes: tuple[int, .
     def made(draw: np.random.Generator, _: int) -> list[Contribution]:
         return [(str(i), flat(gradient(draw, n, noise=300.0)), n) for i, n in enumerate(sizes)]
 
-    assert not any(rounds(Opposition(), 300, made))
+    assert not any(rounds(OutlierDetector(), 300, made))
 
 
 def test_local_steps_are_as_long_as_they_are_many() -> None:
@@ -62,7 +62,7 @@ def test_local_steps_are_as_long_as_they_are_many() -> None:
         sizes = {"a": 1, "b": 2, "fast": 40}
         return [(name, flat(n * gradient(draw, 1, noise=300.0)), n) for name, n in sizes.items()]
 
-    assert not any(rounds(Opposition(), 100, made))
+    assert not any(rounds(OutlierDetector(), 100, made))
 
 
 def test_training_that_jumps_for_all_is_nobodys_malice() -> None:
@@ -70,31 +70,31 @@ def test_training_that_jumps_for_all_is_nobodys_malice() -> None:
         scale = (1.0, -100.0)[number >= 20]
         return [(name, flat(scale * gradient(draw, 16)), 16) for name in "abcd"]
 
-    opposition = Opposition()
-    found = rounds(opposition, 40, made)
+    detector = OutlierDetector()
+    found = rounds(detector, 40, made)
     assert sum(map(len, found)) < STRIKES
-    assert not any(opposition.is_against_all(name) for name in "abcd")
+    assert not any(detector.is_faulty(name) for name in "abcd")
 
 
 def test_a_long_step_the_same_way_is_clipped_or_taken_but_not_refused() -> None:
     def made(draw: np.random.Generator, _: int) -> list[Contribution]:
         return [(name, flat(scale * gradient(draw, 16)), 16) for name, scale in (("a", 1), ("b", 1), ("c", 20))]
 
-    assert not any(rounds(Opposition(), 20, made))
+    assert not any(rounds(OutlierDetector(), 20, made))
 
 
 def test_of_two_nobody_can_say_who_is_wrong() -> None:
     def made(draw: np.random.Generator, _: int) -> list[Contribution]:
         return [(name, flat(scale * gradient(draw, 16)), 16) for name, scale in (("a", 1), ("evil", -10))]
 
-    assert not any(rounds(Opposition(), 20, made))
+    assert not any(rounds(OutlierDetector(), 20, made))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, 1e300])
 def test_what_has_no_length_says_nothing(value: float) -> None:
-    opposition = Opposition()
+    detector = OutlierDetector()
     for _ in range(5):
-        assert opposition.examine([(name, flat(np.full(SIZE, value)), 16) for name in "abc"]) == []
+        assert detector.examine([(name, flat(np.full(SIZE, value)), 16) for name in "abc"]) == []
 
 
 AGREEMENTS = {
@@ -114,7 +114,7 @@ def test_a_server_leaves_out_what_is_opposed_and_says_whom_to_send_away(agreemen
         for name in "abcd":
             found += push(server, name, (-10.0 if name == "d" else 1.0) * gradient(draw, 4))
     refused = [one for one in found if one.verdict == "refused"]
-    assert {(one.worker, one.reason) for one in refused} == {("d", OPPOSED)}
+    assert {(one.worker, one.reason) for one in refused} == {("d", OUTLIER)}
     assert [one.expels for one in refused] == [False] * (STRIKES - 1) + [True]
     assert server.version <= 10
     assert server.workers["d"].totals.refused == STRIKES
@@ -146,7 +146,7 @@ def test_what_is_far_too_long_is_left_out_though_half_of_it_is_right(times: floa
         honest = [(f"{i}", flat(gradient(draw, 16)), 16) for i in range(others)]
         return [*honest, ("evil", flat(half_right(draw, times)), 16)]
 
-    found = rounds(Opposition(), 45, made)
+    found = rounds(OutlierDetector(), 45, made)
     assert found[7:] == [[others]] * 38
     assert found[:7] == [[others] if times > 1e4 else []] * 7
 
@@ -159,7 +159,7 @@ def test_what_is_far_too_long_in_a_small_part_alone_is_left_out() -> None:
 
         return [("a", one(1.0), 16), ("b", one(1.0), 16), ("evil", one(1e6), 16)]
 
-    assert rounds(Opposition(), 45, made) == [[2]] * 45
+    assert rounds(OutlierDetector(), 45, made) == [[2]] * 45
 
 
 def test_two_of_five_do_not_shield_each_other() -> None:
@@ -167,16 +167,16 @@ def test_two_of_five_do_not_shield_each_other() -> None:
         honest = [(f"{i}", flat(gradient(draw, 16)), 16) for i in range(3)]
         return [*honest, *((name, flat(half_right(draw, 1e6)), 16) for name in ("evil", "vile"))]
 
-    assert rounds(Opposition(), 10, made) == [[3, 4]] * 10
+    assert rounds(OutlierDetector(), 10, made) == [[3, 4]] * 10
 
 
 def test_contributions_that_come_one_at_a_time_are_left_out_once_three_workers_are_known() -> None:
-    draw, opposition = np.random.default_rng(1), Opposition()
+    draw, detector = np.random.default_rng(1), OutlierDetector()
     found = []
     for _ in range(45):
         for name in ("a", "b", "evil"):
             values = half_right(draw, 1e6) if name == "evil" else gradient(draw, 16)
-            found.append((name, opposition.examine([(name, flat(values), 16)])))
+            found.append((name, detector.examine([(name, flat(values), 16)])))
     assert [one for name, one in found if name == "evil"] == [[0]] * 45
     assert not any(one for name, one in found if name != "evil")
 
@@ -189,4 +189,4 @@ def test_one_batch_in_eight_with_the_only_mistake_of_a_trained_model_is_no_malic
             for i, name in enumerate("abcd")
         ]
 
-    assert not any(rounds(Opposition(), 200, made))
+    assert not any(rounds(OutlierDetector(), 200, made))
