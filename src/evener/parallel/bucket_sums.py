@@ -1,4 +1,4 @@
-"""Sums of gradients in buckets, which travel while backward goes on."""
+"""Sums of gradients in buckets that are reduced during backward."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from evener.parallel.gradient_buckets import DividedBucket, GradientBucket
 
 
 class BucketSums:
-    """Sums gradients in buckets while backward goes on, one bucket after the other: all ranks have the same ones.
+    """Sum gradients during backward, one bucket after another. All ranks have the same buckets.
 
     Args:
-        world: the ranks.
-        buckets: of weights that every rank has.
-        divided: of weights of which ranks have parts; summed last.
+        world: The ranks.
+        buckets: Buckets of weights that every rank has.
+        divided: Buckets of weights of which ranks have parts; these are summed last.
     """
 
     def __init__(self, world: Group, buckets: Sequence[GradientBucket], divided: Sequence[DividedBucket] = ()) -> None:
@@ -37,13 +37,13 @@ class BucketSums:
             weight.register_post_accumulate_grad_hook(arrived)
 
     def _arrange(self, buckets: Sequence[GradientBucket]) -> None:
-        """From now on these are the buckets."""
+        """Use these buckets from now on."""
         self._buckets = buckets
         self._bucket_of = {id(weight): i for i, bucket in enumerate(buckets) for weight in bucket.weights}
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Inside, gradients stay on this rank: for all but the last micro-batch of a step."""
+        """Keep gradients on this rank: for all micro-batches of a step but the last."""
         self._sums = False
         try:
             yield
@@ -51,7 +51,7 @@ class BucketSums:
             self._sums = True
 
     def _arrived(self, weight: Tensor) -> None:
-        """A weight's gradient is complete on this rank."""
+        """Note that a weight's gradient is complete on this rank, and start the buckets that are full."""
         if not self._sums:
             return
         if not self._started:
@@ -64,11 +64,11 @@ class BucketSums:
 
     @property
     def has_started(self) -> bool:
-        """Whether a backward pass has begun whose gradients are not complete."""
+        """Whether a backward pass has started whose gradients are not complete."""
         return self._started
 
     def begin(self) -> None:
-        """A backward pass begins; of a rank that has no part of any weight, no gradient would tell."""
+        """Start a backward pass, on a rank without a part of any weight, where no gradient triggers it."""
         if self._sums and not self._started:
             self._start()
 
@@ -77,7 +77,7 @@ class BucketSums:
         self._missing = [len(bucket.weights) for bucket in self._buckets]
 
     def _finish_with_backward(self) -> None:
-        """Everything is complete before the `backward()` returns that goes on now."""
+        """Finish all sums before the current `backward()` returns."""
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(lambda: self.finish() if self._started else None)
 
@@ -93,13 +93,13 @@ class BucketSums:
             self._launch()
 
     def forget(self) -> None:
-        """The step was not finished: the next gradient that arrives is the first of another."""
+        """Drop the unfinished step: the next gradient that arrives starts another one."""
         self._started, self._sums = False, True
         for bucket in self._buckets:
             bucket.forget()
 
     def finish(self) -> None:
-        """Wait for all buckets, then sum what is divided."""
+        """Wait for all buckets, then sum the divided weights."""
         self._launch_all()
         self._started = False
         with self._world.waiting("gradients"):
@@ -110,12 +110,12 @@ class BucketSums:
 
 
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """`method`, without keeping its object: Python's collector cannot free a weight whose hook refers back to it."""
-    known = WeakMethod(method)
+    """Return `method` without a reference to its object: a weight whose hook refers back to it would not be freed."""
+    reference = WeakMethod(method)
 
     def call(weight: Tensor) -> None:
-        living = known()
-        assert living is not None, "weights are trained that outlived the model they are of"
+        living = reference()
+        assert living is not None, "a weight is trained after its model was freed"
         living(weight)
 
     return call

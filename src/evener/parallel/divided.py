@@ -1,8 +1,8 @@
 """Filter, channel and spatial parallelism, and their hybrids with data parallelism.
 
-A `ShardedModel` is one rank's part of a model: outputs, gradients and weights are those of one process.
-Every rank of a replica gives the whole batch of its replica, gets the whole outputs, and computes the loss of all of
-its samples; gradients of its own weights are complete when `backward()` returns.
+A `ShardedModel` is one rank's part of a model. Outputs, gradients and weights are those of a single process. Every rank
+of a replica passes in the replica's whole batch, gets the whole outputs, and computes the loss of all its samples.
+Gradients of its weights are complete when `backward()` returns.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from evener.tracer.meta_model import on_meta
 
 
 class ShardedModel(nn.Module):
-    """This rank's part of a model.
+    """Compute this rank's part of a model.
 
     Args:
-        model: whole, on this rank's device; it is copied as far as this rank needs it.
-        mesh: of this rank.
-        inputs: an example of what the model will be called with; its shape decides how layers are divided.
-        recompute: whether backward keeps little of the forward pass, and computes the rest again.
-        compiles: whether what lies between exchanges is compiled.
+        model: The whole model, on this rank's device; only the parts that this rank needs are copied.
+        mesh: The position of this rank.
+        inputs: Example inputs; their shape decides how layers are divided.
+        recompute: Whether backward recomputes activations instead of keeping them.
+        compiles: Whether operations between exchanges are compiled.
 
     Attributes:
-        part: this rank's part of the model, with the names of the model.
-        plans: what every replica does, for the example.
-        shards: by name, the weights that operations have.
-        share: of the last batch's samples that this replica had: what its mean loss counts in the whole batch.
-        sums: completes gradients during backward.
-        hooks: of the user's, on gradients of parameters.
+        part: This rank's part of the model, under the model's names.
+        plans: The plan of every replica, for the example.
+        shards: The weights of the operations, by name.
+        share: This replica's share of the last batch's samples: the factor of its mean loss in the whole batch's.
+        sums: Completes gradients during backward.
+        hooks: The user's hooks on gradients of parameters.
 
     Raises:
-        InvalidInput: the model cannot be followed, or has a weight that cannot be divided.
+        InvalidInput: The model cannot be traced, or has a weight that cannot be divided.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ShardedModel(nn.Module):
         self._random = any(call.is_random or isinstance(call.function, nn.Dropout) for call in graph.calls)
         self._random |= any(isinstance(module, nn.Dropout) for module in model.modules())
         self._programs = {_key(inputs, True): self._program(graph, self.plan)}
-        evaluating = self._op_graph(inputs, training=False)  # what cannot be followed is refused before the first step
+        evaluating = self._op_graph(inputs, training=False)  # untraceable models are refused before the first step
         self._add_program(inputs, evaluating, training=False)
         if len(self.plans) > 1:
             refuse_own_draws(graph, len(inputs[0]), training=True)
@@ -99,20 +99,20 @@ class ShardedModel(nn.Module):
 
     @property
     def plan(self) -> ReplicaPlan:
-        """What this replica does, for the example."""
+        """The plan of this replica, for the example."""
         return self.plans[self.mesh.index]
 
     def forward(self, *inputs: Tensor) -> Nest:
-        """The model's outputs for the samples of this replica, whole on every rank of it.
+        """Return the model's outputs for the samples of this replica, whole on every rank of it.
 
-        Raises InvalidInput if ranks of the replica were given different shapes, modes or random generators.
+        Raises InvalidInput if ranks of the replica have different shapes, modes or random generator states.
         """
         self._agree(inputs)
         return self._program_of(inputs, self.training)(inputs)
 
     @contextmanager
     def without_samples(self) -> Iterator[None]:
-        """Inside, this replica passes a stand-in sample that counts for nothing, so that it joins every collective."""
+        """Pass a stand-in sample that does not count, so that this replica joins every collective."""
         self._present = False
         try:
             with uncounted(self):
@@ -121,46 +121,57 @@ class ShardedModel(nn.Module):
             self._present = True
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """The whole model's state dict on the first rank of the replica, else an empty one; all ranks call this."""
+        """Return the state dict of the whole model on the replica's first rank, and an empty one elsewhere.
+
+        All ranks of the replica call this.
+        """
         return gather_tensors(self.mesh.group, self.part.state_dict(), self.state_shards())
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take this rank's part of every weight from a state dict of the whole model. Raises InvalidInput."""
-        own = self.part.state_dict()
-        if own.keys() != weights.keys():
-            missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
-            raise InvalidInput(f"the state dict lacks {missing or 'nothing'} and has {unknown or 'nothing'} besides")
+        """Load this rank's part of every weight from a state dict of the whole model.
+
+        Raises InvalidInput if the names or shapes differ.
+        """
+        state = self.part.state_dict()
+        if state.keys() != weights.keys():
+            missing, unknown = sorted(state.keys() - weights.keys()), sorted(weights.keys() - state.keys())
+            raise InvalidInput(
+                f"the state dict lacks {missing or 'nothing'} and has unknown names: {unknown or 'none'}"
+            )
         for name, shard in self.state_shards().items():
-            own[name].copy_(own_part(shard, weights[name], self.mesh.group.rank))
+            state[name].copy_(own_part(shard, weights[name], self.mesh.group.rank))
 
     def held(self) -> HeldModel:
-        """The parameters of `part`, as the ranks of the replica have them."""
+        """Describe the parameters of `part`, as the ranks of the replica have them."""
         group, shards = self.mesh.group, self.state_shards()
-        found = []
-        for name, own in self.part.named_parameters():
+        parameters = []
+        for name, parameter in self.part.named_parameters():
             layout, shape, route = shards[name].layout, shards[name].shape, None
             if layout.state == "split":
                 route = Route(regions(layout, shape, group.size), regions(WHOLE, shape, group.size))
-            found.append(HeldParameter(name, shape, own, route))
-        suffices: Scope = "element" if any(one.route for one in found) else "model"
-        return HeldModel(group, found, suffices, shards, is_first=self.mesh.index == 0)
+            parameters.append(HeldParameter(name, shape, parameter, route))
+        suffices: Scope = "element" if any(one.route for one in parameters) else "model"
+        return HeldModel(group, parameters, suffices, shards, is_first=self.mesh.index == 0)
 
     def state_shards(self) -> dict[str, Shard]:
-        """By name, how every tensor of the state dict is held; what no operation has is alike on all ranks."""
-        own = self.part.state_dict(keep_vars=True)
-        by_tensor = {id(own[name]): shard for name, shard in self.shards.items() if name in own}
+        """Return by name how every tensor of the state dict is held. Tensors of no operation are alike on all ranks."""
+        state = self.part.state_dict(keep_vars=True)
+        by_tensor = {id(state[name]): shard for name, shard in self.shards.items() if name in state}
         return {
             name: by_tensor.get(id(tensor), Shard(name, tuple(tensor.shape), ALIKE, tensor.requires_grad))
-            for name, tensor in own.items()
+            for name, tensor in state.items()
         }
 
     def _agree(self, inputs: Sequence[Tensor]) -> None:
-        """Compare what the ranks are about to do; in training, replicas also need each other's number of samples."""
+        """Check that the ranks are about to compute the same.
+
+        In training, also exchange the replicas' numbers of samples.
+        """
         group, index = (self.mesh.world if self.training else self.mesh.group), self.mesh.index
-        own = len(inputs[0]) if self._present else 0
-        counts = agree(group, Pass.of(index, own, inputs, self.training, self._random and self.training))
+        samples = len(inputs[0]) if self._present else 0
+        counts = agree(group, Pass.of(index, samples, inputs, self.training, self._random and self.training))
         if not self.training:
-            counts, index = [own], 0
+            counts, index = [samples], 0
         self._samples.now = sum(counts[:index]), counts[index], sum(counts)
         self.share = counts[index] / sum(counts)
 
@@ -180,7 +191,7 @@ class ShardedModel(nn.Module):
         return RankProgram(graph, plan, self.part, self.mesh, self._samples, self._recompute, self._compiles)
 
     def _normalise(self) -> None:
-        """Let BatchNorms whose samples or pixels are divided have the statistics of all."""
+        """Give BatchNorms whose samples or pixels are divided the statistics of the whole batch."""
         network = self.plan.network
         for i, operation in enumerate(network.operations):
             layer = self.part.get_submodule(operation.name) if operation.kind == "batch_norm" else None
@@ -191,7 +202,7 @@ class ShardedModel(nn.Module):
                     compute_by(layer, shared)
 
     def _shared(self, layouts: tuple[Layout, ...], channels: int) -> SharedNorms | None:
-        """What computes a norm whose values lie in these layouts; None: this rank has all that it needs."""
+        """Return the computation of a norm whose values have these layouts; None if this rank has all it needs."""
         mesh = self.mesh
         if layouts[mesh.index].along(2) is not None:
             return SharedNorms(lambda _: mesh.world, mesh.group) if mesh.world.size > 1 else None
@@ -202,10 +213,10 @@ class ShardedModel(nn.Module):
 
 
 class _Samples:
-    """Which samples of the batch are this replica's; programs refer to it, so that they do not refer to the model.
+    """Hold which samples of the batch are this replica's. Programs refer to this object instead of the model.
 
     Args:
-        now: first one of this replica, its number, that of all replicas.
+        now: First sample of this replica, its number of samples, number of all samples.
     """
 
     def __init__(self, now: tuple[int, int, int]) -> None:
@@ -220,9 +231,10 @@ def _key(inputs: Sequence[Tensor], training: bool) -> tuple[Any, ...]:
 
 
 def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
-    """A copy of `model` in which every layer has only the filters or channels of `rank`; nothing in it works in place.
+    """Return a copy of `model` whose layers have only the filters or channels of `rank`; it does nothing in place.
 
-    Names of parameters and buffers stay those of the model, only their shapes shrink.
+    Parameters and buffers keep the model's names; only their shapes shrink.
+
     """
     shards = plan.shards
     refuse_ties(model, shards)
@@ -230,8 +242,10 @@ def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
     for name, shard in shards.items():
         if shard.layout.state == "split":
             tensor: Tensor = operator.attrgetter(name)(model)
-            own = part_of(tensor.detach(), shard.layout.region(rank, shard.shape)).clone()
-            memo[id(tensor)] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
+            part_tensor = part_of(tensor.detach(), shard.layout.region(rank, shard.shape)).clone()
+            memo[id(tensor)] = (
+                nn.Parameter(part_tensor, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else part_tensor
+            )
     part = copied(model, memo)
     GradientHooks.taken_off(part)
     modules: list[Any] = list(part.modules())

@@ -1,4 +1,4 @@
-"""A divided model as the training loop sees it."""
+"""A model with sharded layers, as the training loop sees it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from evener.parallel.full_state import pieces_of
 from evener.parallel.optimizer import HeldModel
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.process_mesh import ProcessMesh
-from evener.parallel.refusals import (
-    tensors_in_order,
-)
+from evener.parallel.refusals import tensors_in_order
 
 
 class DividedModel:
-    """A model whose layers the ranks of a replica divide; the arguments are those of `ShardedModel`."""
+    """Train a model whose layers the ranks of a replica divide. The arguments are those of `ShardedModel`."""
 
     rng_stream = 0
-    """What is random is drawn for the samples of all replicas, as in one process."""
+    """Random numbers are drawn for the samples of all replicas, as in a single process."""
 
     def __init__(
         self,
@@ -40,15 +38,15 @@ class DividedModel:
         self.model = ShardedModel(model, mesh, tensors_in_order(example), recompute, compiles)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Of this rank's part."""
+        """Return the parameters of this rank's part."""
         return self.model.part.parameters()
 
     def train(self, mode: bool = True) -> nn.Module:
-        """From now on the model trains, or evaluates."""
+        """Set training or evaluation mode."""
         return self.model.train(mode)
 
     def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
-        """As `ParallelModel`; every rank computes the loss of all samples of its replica."""
+        """Run forward and backward; every rank computes the loss of all samples of its replica."""
         travelling = nullcontext() if is_last else self.model.sums.accumulating()
         present = nullcontext() if samples else self.model.without_samples()
         with travelling, present:
@@ -59,7 +57,7 @@ class DividedModel:
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Any:
-        """The outputs; all ranks of the replica have to call this, the first one gets them."""
+        """Return the outputs on the replica's first rank, else None. All ranks of the replica call this."""
         with self._criterion.autocast():
             outputs = self._outputs(inputs)
         return outputs if self.is_reporter else None
@@ -68,27 +66,27 @@ class DividedModel:
         return self.model(*tensors_in_order(inputs))
 
     def clip(self, largest: float) -> None:
-        """As `ParallelModel`."""
+        """Scale all gradients of the model to a norm of at most `largest`."""
         self.model.sums.clip(largest)
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """As `ParallelModel`."""
+        """Return the state dict of the whole model on the first rank, and an empty one elsewhere."""
         weights = self.model.gather_weights() if self.replica == 0 else {}
         return weights if self.group.is_leader else {}
 
     def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-        """As `ParallelModel`."""
+        """Return this rank's state dict, and by name the piece that each partial tensor is."""
         model = self.model
         return model.part.state_dict(), pieces_of(model.state_shards(), model.mesh.group.rank)
 
     def buffers(self) -> Iterator[Tensor]:
-        """As `ParallelModel`."""
+        """Return the buffers of this rank's part."""
         return self.model.part.buffers()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """As `ParallelModel`."""
+        """Load this rank's part from the state dict of a whole model."""
         self.model.load_weights(weights)
 
     def held(self) -> HeldModel:
-        """As `ParallelModel`."""
+        """Describe the parameters as the ranks of the replica have them."""
         return self.model.held()

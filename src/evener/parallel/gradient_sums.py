@@ -1,12 +1,12 @@
-"""Gradients are sums: that of a weight is the sum of what all ranks that hold it have computed.
+"""Sums of gradients over the ranks that hold a weight.
 
-    sum_bucket     of DistributedDataParallel's buckets: every rank has the whole model (`replicated.py`)
-    ReplicaSums    likewise, where ranks may use different weights
-    ReplicaMeans   likewise, in a program that calls `backward()` itself (`replica_means.py`)
-    GradientSums   of a model whose layers are divided (`divided.py`)
+    sum_bucket     sums a bucket of DistributedDataParallel; every rank has the whole model (`replicated.py`)
+    ReplicaSums    sums gradients where ranks may use different weights
+    ReplicaMeans   averages gradients in a program that calls `backward()` itself (`replica_means.py`)
+    GradientSums   sums gradients of a model with sharded layers (`divided.py`)
 
-The loss is a sum: a rank's loss is the sum over its samples divided by the number of samples of the *whole* batch.
-Gradients then add up to those of one process, whatever the shares; nothing is averaged over ranks afterwards.
+A rank's loss is the sum over its samples divided by the number of samples of the *whole* batch. The gradients then add
+up to those of a single process for any shares, and nothing is averaged over ranks afterwards.
 """
 
 import math
@@ -35,7 +35,7 @@ from evener.parallel.process_mesh import ProcessMesh
 
 
 def sum_bucket(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-    """A hook of DistributedDataParallel: sum one bucket over the ranks; after the last one this rank only waits."""
+    """Sum one bucket over the ranks, as a hook of DistributedDataParallel. After the last one this rank only waits."""
     if bucket.is_last():
         group.timer.pause(before_update=True)
     else:
@@ -44,16 +44,16 @@ def sum_bucket(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[Te
 
 
 class GradientSums(BucketSums):
-    """Completes the gradients of a model's weights before `backward()` returns.
+    """Complete the gradients of a model's weights before `backward()` returns.
 
-    Whole weights travel in buckets, from those used last in the forward pass to those used first, while backward goes
-    on. The order of buckets is fixed, and backward runs in one order on all ranks, so they meet the same collectives in
-    the same order. What is divided among the ranks of a replica is complete there, and summed over replicas at the end.
+    Whole weights are reduced in buckets during backward, from the last one of the forward pass to the first. The order
+    of buckets is fixed and backward runs in the same order on all ranks, so their collectives match. Gradients of
+    weights that the ranks of a replica divide are complete in the replica, and are summed over replicas at the end.
 
     Args:
-        part: of the model, that this rank has.
-        plans: what every replica does.
-        mesh: of this rank.
+        part: This rank's part of the model.
+        plans: The plan of every replica.
+        mesh: The position of this rank.
     """
 
     def __init__(self, part: nn.Module, plans: Sequence[ReplicaPlan], mesh: ProcessMesh) -> None:
@@ -63,20 +63,20 @@ class GradientSums(BucketSums):
         super().__init__(mesh.world, *(self._sorted() if mesh.world.size > 1 else ((), ())))
 
     def finish(self) -> None:
-        """Besides, sum gradients of weights that the plans do not know: every rank of a replica has all of them."""
+        """Finish the sums, then sum gradients of unplanned weights, which every rank of a replica has."""
         super().finish()
-        met = [weight for weight in self._unplanned if weight.grad is not None]
-        for weight in met:
+        unplanned = [weight for weight in self._unplanned if weight.grad is not None]
+        for weight in unplanned:
             assert weight.grad is not None
             weight.grad /= self._mesh.group.size
-        sum_over(self._world, met)
+        sum_over(self._world, unplanned)
 
     def _start(self) -> None:
         super()._start()
         self._finish_with_backward()
 
     def clip(self, largest: float) -> float:
-        """Shrink all gradients, if need be, so that those of the whole model have a norm of `largest`; the norm before.
+        """Scale all gradients so that the whole model's norm is at most `largest`; return the norm before.
 
         Every rank of the replica calls this after backward.
         """
@@ -85,7 +85,7 @@ class GradientSums(BucketSums):
         return clip_gradients(counted, list(self._grads()), largest, group.all_gather_bytes)
 
     def _grads(self, divided_only: bool = False) -> Iterator[Tensor]:
-        """Gradients of this rank's weights, or only of those of which other ranks have other parts."""
+        """Iterate over gradients of this rank's weights, or only of the divided ones."""
         for name, weight in self._part.named_parameters():
             shard = self._shards.get(name)
             divided = shard is not None and shard.layout.state == "split"
@@ -93,7 +93,7 @@ class GradientSums(BucketSums):
                 yield weight.grad
 
     def _sorted(self) -> tuple[list[GradientBucket], list[DividedBucket]]:
-        """The weights that ranks share in buckets, those that the forward pass uses last first."""
+        """Return buckets of the weights that ranks share; the last weights of the forward pass come first."""
         buckets: list[GradientBucket] = []
         divided: list[DividedBucket] = []
         several = len(self._plans) > 1
@@ -102,9 +102,7 @@ class GradientSums(BucketSums):
             weight: Any = operator.attrgetter(name)(self._part)
             if others.pop(id(weight), None) is None:  # a buffer, or tied to one before
                 continue
-            whole = (
-                math.prod(shard.shape) * weight.element_size()
-            )  # the own part's size would make other buckets elsewhere
+            whole = math.prod(shard.shape) * weight.element_size()  # the size of a part would differ between ranks
             if shard.layout.state == "split":
                 if several:
                     layouts = [plan.shards[name].layout for plan in self._plans]
@@ -118,33 +116,33 @@ class GradientSums(BucketSums):
 
 
 class ReplicaSums(BucketSums):
-    """Sums gradients of replicas that may use different weights in a step, or some of them never; call `finish`.
+    """Sum gradients of replicas that may use different weights in a step, or some weights never. Call `finish`.
 
     Args:
-        model: on every rank.
-        world: the ranks.
-        most: part of all gradients that travels together, at most: of a small model, too, some travel early.
+        model: The model, on every rank.
+        world: The ranks.
+        largest_share: Largest share of all gradients in one bucket, so that a small model also starts reducing early.
     """
 
-    def __init__(self, model: nn.Module, world: Group, most: float = 1.0) -> None:
+    def __init__(self, model: nn.Module, world: Group, largest_share: float = 1.0) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        largest = min(BUCKET_BYTES, most * sum(parameter.nbytes for parameter in trained))
+        largest = min(BUCKET_BYTES, largest_share * sum(parameter.nbytes for parameter in trained))
         super().__init__(world, flagged_buckets(trained, world, largest=largest))
 
 
 def clip_gradients(
     counted: Sequence[Tensor], grads: Sequence[Tensor], largest: float, gather: Callable[[bytes], list[bytes]]
 ) -> float:
-    """Shrink `grads`, if need be, as `clip_grad_norm_` would those of the whole model; returns their norm before.
+    """Scale `grads` as `clip_grad_norm_` would scale the whole model's gradients; return their norm before.
 
     Args:
-        counted: those of this rank's gradients that no other rank counts.
-        grads: all of this rank's.
-        largest: norm that all gradients together may have.
-        gather: the messages of all ranks that hold the model together.
+        counted: This rank's gradients that no other rank counts.
+        grads: All of this rank's gradients.
+        largest: Largest norm of all gradients together.
+        gather: Gathers the messages of all ranks that hold the model together.
     """
-    own = float(nn.utils.get_total_norm(counted)) ** 2 if counted else 0.0
-    norm = math.sqrt(sum(map(float, gather(repr(own).encode()))))
+    squared_norm = float(nn.utils.get_total_norm(counted)) ** 2 if counted else 0.0
+    norm = math.sqrt(sum(map(float, gather(repr(squared_norm).encode()))))
     if grads:
         torch._foreach_mul_(list(grads), min(1.0, largest / (norm + 1e-6)))
     return norm

@@ -1,4 +1,4 @@
-"""The operations of a model as instructions for one rank: what to move, to compute and to drop."""
+"""The operations of a model as instructions for one rank: what to move, compute and free."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.redistribute import Mover, mover
 from evener.parallel.shared_statistics import shared_by
 from evener.records.errors import note_place
-from evener.tracer.hooks import without_followed
+from evener.tracer.hooks import without_traced_hooks
 
 Held: TypeAlias = tuple[int, Layout]
-"""A value in one of its layouts."""
+"""A value of the model in one of its layouts."""
 _LOCAL = ("pointwise", "batch_norm", "concat", "part", "flatten", "average", "pool", "resize", "convolution", "linear")
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One operation of this rank.
+    """Perform one operation on this rank.
 
     Attributes:
-        moves: (from, to, how), in order.
-        inputs: of the local operation.
-        local_op: what is computed; None for an input of the model.
-        output: what it makes.
-        done: what nobody needs afterwards.
-        place: in the model, in words.
-        is_local: whether the local operation needs nothing of other ranks.
-        keeps_state: whether it may change tensors of the model, other than a BatchNorm's.
+        moves: (from, to, mover), in order.
+        inputs: Inputs of the local operation.
+        local_op: The local operation; None for an input of the model.
+        output: The value that the operation makes.
+        done: Values that are not needed afterwards.
+        place: The operation's place in the model, as text.
+        is_local: Whether the local operation needs nothing from other ranks.
+        keeps_state: Whether it may change tensors of the model, other than those of a BatchNorm.
     """
 
     moves: tuple[tuple[Held, Held, Mover], ...]
@@ -49,7 +49,7 @@ class Instruction:
     keeps_state: bool = False
 
     def perform(self, held: dict[Held, Tensor]) -> None:
-        """Add what this operation brings and makes to what is there."""
+        """Add the values that this instruction moves and makes to `held`."""
         try:
             for source, target, move in self.moves:
                 held[target] = move(held[source])
@@ -63,7 +63,7 @@ class Instruction:
 def instructions(
     graph: OpGraph, plan: ReplicaPlan, model: nn.Module, mesh: ProcessMesh, samples: Callable[[], tuple[int, int, int]]
 ) -> Iterator[Instruction]:
-    """What this rank does of a model's graph, operation by operation; arguments as of RankProgram."""
+    """Yield this rank's instruction for each operation of the graph; arguments as for `RankProgram`."""
     operations, last = graph.network.operations, _last_uses(plan)
     for index, (operation, step) in enumerate(zip(operations, plan.steps, strict=True)):
         ctx = OpContext(graph, index, step, model, mesh, samples)
@@ -81,10 +81,10 @@ def instructions(
 
 
 def _in_modes(compute: LocalOp, ctx: OpContext) -> LocalOp:
-    """`compute` in the modes that the model sets around it, and for the module that it calls."""
+    """Return `compute` in the modes that the model sets around it, and for the module that it calls."""
     modes, module = ctx.call.modes, _module(ctx)
     if module is not None:
-        without_followed(module)
+        without_traced_hooks(module)
         compute = _in_training_modes(compute, module, ctx.call.training) if ctx.call.training else compute
     if modes is None:
         return compute
@@ -97,7 +97,7 @@ def _in_modes(compute: LocalOp, ctx: OpContext) -> LocalOp:
 
 
 def _in_training_modes(compute: LocalOp, module: nn.Module, training: Sequence[bool]) -> LocalOp:
-    """`compute`, with `module` and those inside in the modes `training`, in order."""
+    """Return `compute` with `module` and its submodules in the modes `training`, in order."""
     modules = list(zip(module.modules(), training, strict=True))
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
@@ -109,25 +109,25 @@ def _in_training_modes(compute: LocalOp, module: nn.Module, training: Sequence[b
 
 
 def _module(ctx: OpContext) -> nn.Module | None:
-    """The module of the model that is called; None if it is something else."""
+    """Return the model's module that is called; None if it is something else."""
     function = ctx.call.function
     return ctx.model.get_submodule(function.path) if isinstance(function, At) else None
 
 
 def _has_buffers(ctx: OpContext) -> bool:
-    """Whether this is a module that may change tensors of its own; a BatchNorm is told when it is computed again."""
+    """Return whether this is a module that may change its tensors. BatchNorms handle recomputation themselves."""
     module = _module(ctx) if ctx.operation.kind != "batch_norm" else None
     return module is not None and next(module.buffers(), None) is not None
 
 
 def _is_local(ctx: OpContext) -> bool:
-    """Whether this rank computes the operation by itself, and draws no random numbers for it."""
+    """Return whether this rank computes the operation without other ranks and without random numbers."""
     waits = shared_by(ctx.layer) is not None or isinstance(ctx.layer, nn.Dropout) or ctx.call.is_random
     return not waits and ctx.step.choice.mode != "strip" and ctx.step.halo is None
 
 
 def _last_uses(plan: ReplicaPlan) -> dict[Held, int]:
-    """By value and layout, the operation that needs it last."""
+    """Return for each value and layout the operation that needs it last."""
     last: dict[Held, int] = {}
     for index, (operation, step) in enumerate(zip(plan.network.operations, plan.steps, strict=True)):
         last[index, step.choice.gives] = index

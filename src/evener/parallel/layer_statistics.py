@@ -1,4 +1,4 @@
-"""The ranks as one normalisation layer sees them: they notice when another rank is in another layer."""
+"""Exchange of statistics for one normalisation layer, so that ranks notice when another rank is in another layer."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from evener.comm.message_topics import statistics
 
 
 class LayerStatistics:
-    """Gathers and sums for one layer.
+    """Gather and sum statistics for one layer.
 
     Args:
-        group: the ranks.
-        layer: its name.
+        group: The ranks.
+        layer: The layer's name.
     """
 
     def __init__(self, group: Group, layer: str) -> None:
         self._group, self._topic = group, statistics(layer)
 
     def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
-        """As a Group."""
+        """Gather `tensor` from all ranks."""
         return self._group.all_gather(tensor, kind, self._topic)
 
     def begin_all_sum(self, tensor: Tensor, kind: str) -> Callable[[], Tensor]:
-        """As a Group."""
+        """Start to sum `tensor` over all ranks."""
         return self._group.begin_all_sum(tensor, kind, f"{self._topic} in backward")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LayerStatistics:
-        return self  # copies of a model are of the same ranks
+        return self  # a copy of a model is on the same ranks

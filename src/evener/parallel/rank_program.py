@@ -1,9 +1,9 @@
-"""A plan as instructions: which tensors to move, what to compute of them, and what is not needed any more.
+"""A plan as a program: which tensors to move, what to compute, and which values to free.
 
 RankProgram    all instructions (`instructions.py`), for one shape of the inputs, in segments
-_Segment       consecutive instructions; where little is kept, backward computes a whole one again
-_Compiled      instructions of a segment between two exchanges, as one graph: an exchange cannot be compiled, as it
-               waits for others; what lies between (normalisation, activation, the next convolution) can be fused
+_Segment       consecutive instructions; with recomputation, backward recomputes a whole segment
+_Compiled      the instructions of a segment between two exchanges, as one graph; an exchange waits for other ranks and
+               cannot be compiled, but the operations between two of them can be fused
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 
 class RankProgram:
-    """What this rank computes of a model, for one shape of its inputs.
+    """Run this rank's part of a model, for one shape of its inputs.
 
     Args:
-        graph: of the model.
-        plan: of this rank's replica.
-        model: this rank's part.
-        mesh: where this rank is.
-        samples: (first one of this replica, its number, that of all replicas) of the batch that is being computed.
-        recompute: whether backward keeps only the ends of about the root of the number of operations: those segments
-            that keep the least at once.
-        compiles: whether what lies between exchanges is compiled.
+        graph: The model's operations.
+        plan: The plan of this rank's replica.
+        model: This rank's part of the model.
+        mesh: The position of this rank.
+        samples: Returns, for the current batch: first sample of this replica, its number of samples, number of all
+            samples.
+        recompute: Whether backward keeps only the ends of segments. A segment has about the square root of the number
+            of operations, which needs the least memory at once.
+        compiles: Whether operations between exchanges are compiled.
     """
 
     def __init__(
@@ -56,16 +57,16 @@ class RankProgram:
     ) -> None:
         recompute = recompute and graph.is_repeatable
         self._outputs, self._model, self._recomputes = (graph.outputs, graph.states), model, recompute
-        all_of_it = list(instructions(graph, plan, model, mesh, samples))
+        program = list(instructions(graph, plan, model, mesh, samples))
         kinds = [operation.kind for operation in graph.network.operations]
-        self._given = [one.output for one, kind in zip(all_of_it, kinds, strict=True) if kind == "input"]
-        self._results = all_of_it[-1].inputs
-        length = -(-len(all_of_it) // (isqrt(len(all_of_it)) if recompute else 1))
-        self._segments = [_Segment(all_of_it[i : i + length], compiles) for i in range(0, len(all_of_it), length)]
+        self._placeholders = [one.output for one, kind in zip(program, kinds, strict=True) if kind == "input"]
+        self._results = program[-1].inputs
+        length = -(-len(program) // (isqrt(len(program)) if recompute else 1))
+        self._segments = [_Segment(program[i : i + length], compiles) for i in range(0, len(program), length)]
 
     def __call__(self, inputs: Sequence[Tensor]) -> Nest:
-        """The model's outputs for `inputs`, whole on every rank."""
-        held: dict[Held, Tensor] = dict(zip(self._given, inputs, strict=True))
+        """Return the model's outputs for `inputs`, whole on every rank."""
+        held: dict[Held, Tensor] = dict(zip(self._placeholders, inputs, strict=True))
         for segment in self._segments:
             again = self._recomputes and not segment.keeps_state and torch.is_grad_enabled()
             made = self._recomputed(segment, held) if again else segment.run(*(held[one] for one in segment.reads))
@@ -80,7 +81,7 @@ class RankProgram:
         return outputs
 
     def _recomputed(self, segment: _Segment, held: dict[Held, Tensor]) -> tuple[Tensor, ...]:
-        """What `segment` makes; backward computes it once more, instead of keeping what is in between."""
+        """Return the results of `segment`; backward recomputes what lies inside."""
         made: tuple[Tensor, ...] = checkpoint(
             segment.run,
             *(held[one] for one in segment.reads),
@@ -91,13 +92,13 @@ class RankProgram:
 
 
 class _Segment:
-    """Consecutive instructions.
+    """Run consecutive instructions.
 
     Attributes:
-        reads: what has to be there before.
-        makes: what is new afterwards.
-        drops: what nobody needs any more.
-        keeps_state: whether it may change tensors of the model, and is not to be computed again.
+        reads: Values that the segment needs.
+        makes: Values that it produces.
+        drops: Values that are not needed afterwards.
+        keeps_state: Whether it may change tensors of the model, and must not be recomputed.
     """
 
     def __init__(self, instructions: Sequence[Instruction], compiles: bool) -> None:
@@ -116,7 +117,7 @@ class _Segment:
         self.makes = tuple(held for held in made if held not in self.drops)
 
     def run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """What the segment makes of what it reads."""
+        """Return the values that the segment produces."""
         held = dict(zip(self.reads, tensors, strict=True))
         del tensors
         for one in self._parts:
@@ -127,24 +128,24 @@ class _Segment:
 
 
 def _with_compiled(instructions: Sequence[Instruction]) -> list[Instruction | _Compiled]:
-    """The same work, with what lies between exchanges compiled."""
+    """Return the same instructions, with those between exchanges compiled."""
     apart: list[Instruction] = []
     for one in instructions:
         if one.moves and one.is_local:
             apart.append(replace(one, inputs=(), local_op=None, done=(), is_local=False))
         apart.append(replace(one, moves=()) if one.is_local else one)
-    found: list[Instruction | _Compiled] = []
+    parts: list[Instruction | _Compiled] = []
     for local, group in groupby(apart, lambda one: one.is_local):
         members = list(group)
-        found += [_Compiled(members)] if local else members
-    return found
+        parts += [_Compiled(members)] if local else members
+    return parts
 
 
 class _Compiled:
-    """Consecutive instructions that move nothing, compiled.
+    """Run consecutive instructions that move nothing, as one compiled function.
 
     Attributes:
-        done: what nobody needs afterwards.
+        done: Values that are not needed afterwards.
     """
 
     def __init__(self, instructions: Sequence[Instruction]) -> None:
@@ -155,11 +156,11 @@ class _Compiled:
         self._run: Run = torch.compile(self._function([*reads, *made], instructions))
 
     def perform(self, held: dict[Held, Tensor]) -> None:
-        """Add what the instructions make to what is there."""
+        """Add the results of the instructions to `held`."""
         held.update(zip(self._makes, self._run(*(held[name] for name in self._reads)), strict=True))
 
     def _function(self, all_values: Sequence[Held], instructions: Sequence[Instruction]) -> Run:
-        """A function from the values that are read to those that are made, which are numbered for the compiler."""
+        """Return a function from the values read to the values made; the compiler sees them by number."""
         number = {held: i for i, held in enumerate(all_values)}
         steps = tuple(
             (one.local_op, tuple(number[held] for held in one.inputs), number[one.output])
@@ -175,10 +176,13 @@ class _Compiled:
                 values[makes] = compute([values[i] for i in reads])
             return tuple(values[i] for i in outputs)
 
-        return cast(Run, _with_code_of_its_own(segment))
+        return cast(Run, _with_own_code(segment))
 
 
-def _with_code_of_its_own(function: Any) -> Any:
-    """A copy of `function`: compilers count what they have compiled by code object, and give up after a few."""
+def _with_own_code(function: Any) -> Any:
+    """Return a copy of `function` with its own code object.
+
+    Compilers count compilations per code object and give up after a few.
+    """
     parts = (function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     return FunctionType(function.__code__.replace(), *parts)

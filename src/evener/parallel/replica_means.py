@@ -1,4 +1,4 @@
-"""Means of gradients over replicas, in a program of the user's that calls `backward()` itself, however often."""
+"""Means of gradients over replicas, for a user's program that calls `backward()` itself."""
 
 from __future__ import annotations
 
@@ -13,37 +13,35 @@ from torch.autograd.graph import get_gradient_edge
 from evener.comm.group import Group
 from evener.comm.message_topics import gradients
 from evener.parallel.bucket_sums import BucketSums
-from evener.parallel.gradient_buckets import (
-    flagged_buckets,
-)
+from evener.parallel.gradient_buckets import flagged_buckets
 
 
 def _is_added(parameter: Tensor) -> bool:
-    """Whether the backward pass that goes on adds a gradient to that of `parameter`."""
+    """Return whether the current backward pass accumulates into the gradient of `parameter`."""
     node: Any = get_gradient_edge(parameter).node
     try:
         return bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:  # PyTorch does not say so of leaves in `autograd.grad`, which adds to none
+    except RuntimeError:  # raised for leaves in `autograd.grad`, which accumulates nothing
         return False
 
 
 class ReplicaMeans(BucketSums):
-    """Averages gradients of replicas that a program of the user's trains: complete whenever `backward()` returns.
+    """Average gradients over the replicas that a user's program trains; they are complete when `backward()` returns.
 
-    Before it is added to what is there, a gradient is multiplied by the rank's `weight`: by p n / N for n of N samples
-    on p ranks, the means are those of the whole batch. What all ranks have alike stays as it is, so it does not matter
-    how often a step calls `backward()`, nor whether weights are penalised. Weights may be frozen and thawed.
+    Each gradient is multiplied by the rank's `weight` before it is accumulated. With weight p n / N for n of N samples
+    on p ranks, the means are those of the whole batch. Gradients that all ranks have alike stay unchanged. So a step
+    may call `backward()` any number of times, weights may be penalised, and weights may be frozen and unfrozen.
 
     Args:
-        model: on every rank.
-        world: the ranks.
-        weight: of this rank's part of the batch that is computed now.
-        completed: called when gradients are complete.
-        step: number of the step that goes on, by which ranks notice that one of them is in another.
+        model: The model, on every rank.
+        world: The ranks.
+        weight: Returns the weight of this rank's part of the current batch.
+        completed: Called when gradients are complete.
+        step: Returns the number of the current step. Ranks use it to notice that a rank is in another step.
 
     Attributes:
-        watch: if set, it is called when a rank's own gradients are complete (False), which are not sent before, and
-            when the means are (True).
+        watch: If set, called with False when a rank's local gradients are complete, and with True when the means are.
+            Local gradients are not sent before the first call.
     """
 
     def __init__(
@@ -60,24 +58,32 @@ class ReplicaMeans(BucketSums):
         super().__init__(world, ())
         for parameter in self._trainable:
             is_trained = parameter.requires_grad
-            parameter.requires_grad_(True)  # a frozen one takes no hook
+            parameter.requires_grad_(True)  # a frozen parameter accepts no hook
             parameter.register_hook(partial(self._weighed, parameter))
             parameter.register_post_accumulate_grad_hook(self._arrived)
             parameter.requires_grad_(is_trained)
 
     def _weighed(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """What is not there counts as zeros, also if it is no number; `autograd.grad` returns gradients as they are."""
+        """Multiply a gradient by the rank's weight.
+
+        A rank of weight zero contributes zeros, even for NaN. `autograd.grad` returns gradients unchanged.
+        """
         weight = self._weight()
         if weight == 1 or not _is_added(parameter):
             return gradient
         return gradient * weight if weight else torch.zeros_like(gradient)
 
     def own_gradients(self) -> Tensor:
-        """This rank's gradients, unweighted, in one piece of float64: complex ones as pairs, missing ones as zeros."""
+        """Return this rank's unweighted gradients as one float64 tensor.
+
+        Complex gradients are pairs of numbers, and missing ones are zeros.
+        """
         weight = self._weight()
-        found = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self._trainable]
-        real = [torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad for grad in found]
-        flat = torch.cat([grad.detach().double().cpu().flatten() for grad in real])
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self._trainable]
+        real = [
+            torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient for gradient in gradients
+        ]
+        flat = torch.cat([gradient.detach().double().cpu().flatten() for gradient in real])
         return flat / weight if weight else flat
 
     def _start(self) -> None:
@@ -90,16 +96,16 @@ class ReplicaMeans(BucketSums):
         self._finish_with_backward()
 
     def finish(self) -> None:
-        """Besides, the user's hooks on gradients are run."""
+        """Complete the gradients, then run the user's gradient hooks."""
         if self.watch is not None:
             self.watch(False)
         topic = gradients(self._step())
-        if self._world.process_group is None:  # gradients travel in the mesh, too, and have to arrive first
+        if self._world.process_group is None:  # the mesh also carries the gradients, which have to arrive first
             super().finish()
             self._world.meet(topic)
         else:
             self._launch_all()
-            self._world.meet(topic)  # before gradients are waited for, which those never send who are elsewhere
+            self._world.meet(topic)  # first, as ranks in another step never send gradients
             super().finish()
         if self.watch is not None:
             self.watch(True)

@@ -1,4 +1,4 @@
-"""Which dims a layer's work can be divided along: a table; and its window."""
+"""Dims along which a layer's work can be divided, as a table; and the window of a layer."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _HAS_WINDOW = (
 
 
 def splits_of(module: nn.Module, output_shape: tuple[int, ...]) -> tuple[Dim, ...]:
-    """Dims of the table, less rows and columns where there are none and less channels that groups tie together.
+    """Return the dims of the table, without rows and columns if there are none, and without channels if groups tie
+    them.
 
-    Rows and columns are the first two extent dims: of a volume, its depth and rows.
+    Rows and columns are the first two spatial dims: depth and rows for volumes.
     """
     dims = next((_SPLITS[kind] for kind in type(module).__mro__ if kind in _SPLITS), ("sample",))
     if len(output_shape) not in (3, 4):
@@ -40,7 +41,7 @@ def splits_of(module: nn.Module, output_shape: tuple[int, ...]) -> tuple[Dim, ..
 
 
 def window_of(module: nn.Module) -> Window | None:
-    """The window of a convolution or pooling; None for other modules and adaptive poolings."""
+    """Return the window of a convolution or pooling; None for other modules and adaptive poolings."""
     if not isinstance(module, _HAS_WINDOW):
         return None
     dims = range(_extent_dims(module))
@@ -54,7 +55,7 @@ def window_of(module: nn.Module) -> Window | None:
 
 
 def _extent_dims(module: nn.Module) -> int:
-    """1, 2 or 3: the digit in the class's name."""
+    """Return 1, 2 or 3: the digit in the class's name."""
     return next(int(name[-2]) for kind in type(module).__mro__ if (name := kind.__name__).endswith(("1d", "2d", "3d")))
 
 

@@ -68,8 +68,8 @@ class DividedPass:
         """Add the gradients of the parts, if there are any, to those of the model's weights; every rank calls this."""
         if self.sums.has_started:
             self.sums.finish()
-        rows = self._group.all_gather_bytes(bytes(held.own.grad is not None for held in self._divided.values()))
-        parts = [held.own for held in self._divided.values()]
+        rows = self._group.all_gather_bytes(bytes(held.part.grad is not None for held in self._divided.values()))
+        parts = [held.part for held in self._divided.values()]
         found = self._weights.of([torch.zeros_like(p) if p.grad is None else p.grad for p in parts])
         whole = dict(zip(self._divided, found, strict=True))
         has_any = dict(zip(self._divided, map(any, zip(*rows, strict=True)), strict=True))
