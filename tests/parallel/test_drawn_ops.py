@@ -17,10 +17,10 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.divided import ShardedModel
 from evener.parallel.drawn_ops import refuse_own_draws
 from evener.parallel.op_graph import op_graph
 from evener.parallel.process_mesh import form_process_mesh
+from evener.parallel.sharded import ShardedModule
 from evener.records.errors import EvenerError, InvalidInput
 
 
@@ -97,7 +97,7 @@ def _hold(group: Group, kind: type[nn.Module], arrangement: Arrangement, samples
     place = form_process_mesh(group, arrangement)
     start, number = sum(samples[: place.index]), samples[place.index]
     own = x[start : start + number] if number else x[:1]
-    part = ShardedModel(made(kind)[0], place, [own])
+    part = ShardedModule(made(kind)[0], place, [own])
     torch.manual_seed(7)
     with nullcontext() if number else part.without_samples():
         found = part(own)
@@ -124,7 +124,7 @@ def disagree(env: RankEnvironment, _order: None) -> None:
     group = joined(env)
     model, x = made()
     place = form_process_mesh(group, Arrangement(division="sharded", replicas=(Replica(shares=(1, 1)),)))
-    part = ShardedModel(model, place, [x])
+    part = ShardedModule(model, place, [x])
     torch.manual_seed(env.rank)
     part(x)
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from evener.comm.group import Group
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replica
-from evener.parallel.divided import ShardedModel, divided_copy
 from evener.parallel.op_graph import op_graph
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.refusals import (
@@ -23,6 +22,7 @@ from evener.parallel.refusals import (
     require_same,
     tensors_in_order,
 )
+from evener.parallel.sharded import ShardedModule, sharded_copy
 from evener.records.errors import InvalidInput, file_line, place_of
 from support.thread_ranks import together
 
@@ -53,7 +53,7 @@ def test_what_fails_in_a_step_names_its_place_in_the_model() -> None:
     def work(group: Group) -> None:
         mesh = form_process_mesh(group, Arrangement(division="filter", replicas=(Replica(shares=(1, 1)),)))
         with pytest.raises(RuntimeError) as raised:
-            ShardedModel(model, mesh, [IMAGES])(IMAGES)
+            ShardedModule(model, mesh, [IMAGES])(IMAGES)
         assert place_of(raised.value) == f" (in the model at {HERE}, line {line})"
 
     together(2, work)
@@ -75,7 +75,7 @@ def test_a_weight_of_which_two_layers_need_different_parts_is_refused() -> None:
     model = Tied()
     plan = plan_replica(op_graph(model, [IMAGES]).network, "filter", Replica(shares=(1, 1)))
     with pytest.raises(InvalidInput, match=r"^first\.weight and second\.weight are the same weight"):
-        divided_copy(model, plan, 0)
+        sharded_copy(model, plan, 0)
 
 
 def test_inputs_are_tensors_in_order() -> None:
@@ -104,7 +104,7 @@ def test_ranks_of_a_replica_that_are_given_other_shapes_are_named() -> None:
 
     def work(group: Group) -> None:
         mesh = form_process_mesh(group, Arrangement(division="sharded", replicas=(Replica(shares=(1, 1)),)))
-        part = ShardedModel(model, mesh, [torch.zeros(4, 3)])
+        part = ShardedModule(model, mesh, [torch.zeros(4, 3)])
         part(torch.zeros(4 + group.rank, 3))
 
     said = refused(2, work)

@@ -85,10 +85,7 @@ def margins(inner: Box, outer: Box) -> tuple[tuple[int, int], ...]:
 
 
 def surround(x: Tensor, held: Box, wanted: Box, value: float = 0.0) -> Tensor:
-    """Return the box `wanted` from `x`, which holds `held`, filled with `value` outside of `held`.
-
-    If both boxes are equal, this is `x` itself.
-    """
+    """Return the box `wanted` from `x`, which holds `held`, filled with `value`; `x` itself if both are equal."""
     around = [size for pair in reversed(margins(held, wanted)) for size in pair]
     return F.pad(x, around, value=value) if any(around) else x
 

@@ -1,6 +1,6 @@
 """State dicts of the whole model and its optimizer, gathered from ranks that hold parts, and loaded into them.
 
-    weights divided among ranks (`divided.py`)     every rank sends its part to the first rank
+    weights divided among ranks (`sharded.py`)     every rank sends its part to the first rank
     weights on some ranks only (`pipeline/`)       the first rank that holds a weight sends it to the first rank of all
 
 The gathered state dicts are those of a single process: any other division, on any number of ranks, can load them. At
@@ -74,10 +74,7 @@ def _sent_to_first(group: Group, local: Tensor | None, name: str, holder: int) -
 
 
 def own_part(shard: Shard, whole: Tensor, rank: int) -> Tensor:
-    """Return the part of a `whole` tensor that `rank` holds.
-
-    Raises InvalidInput if the tensor does not have the shape of `shard`.
-    """
+    """Return the part of a `whole` tensor that `rank` holds. Raises InvalidInput for another shape than `shard`'s."""
     if tuple(whole.shape) != shard.shape:
         raise InvalidInput(f"weight {shard.name} must be of shape {shard.shape}, got {tuple(whole.shape)}")
     return part_of(whole, shard.layout.region(rank, shard.shape)).clone()

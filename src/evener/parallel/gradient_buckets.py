@@ -1,7 +1,7 @@
 """Buckets of gradients that are reduced together.
 
     GradientBucket   whole weights of all ranks, in one all-reduce
-    DividedBucket    parts of weights that some rank of every replica has
+    ShardedBucket    parts of weights that some rank of every replica has
     last_bucket      the bucket for the next weight
     flagged_buckets  all buckets of weights that each rank may or may not use
 
@@ -74,7 +74,7 @@ class GradientBucket:
         self.forget()
 
 
-class DividedBucket:
+class ShardedBucket:
     """Reduce the gradients of weights of which some rank of every replica has parts.
 
     One of the ranks that have a part sums it and sends the sum to the others. This sends 2 (r-1)/r of its bytes for r
@@ -106,7 +106,7 @@ class DividedBucket:
                 weight.grad = total
 
 
-_B = TypeVar("_B", GradientBucket, DividedBucket)
+_B = TypeVar("_B", GradientBucket, ShardedBucket)
 
 
 def last_bucket(buckets: list[_B], new: _B, weight: nn.Parameter, nbytes: int, largest: float = BUCKET_BYTES) -> _B:

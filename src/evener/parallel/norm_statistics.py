@@ -7,12 +7,14 @@ loses fewer digits than sums of squares. The norms (`norms.py`) differ in the pa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from evener.comm.exchange import Exchange, Route
+from evener.comm.group import Group
+from evener.comm.message_topics import statistics
 from evener.oracle.division.layout import Intervals, Layout, divide
 from evener.parallel.process_mesh import ProcessMesh
 
@@ -46,10 +48,7 @@ def stat_dtype(x: Tensor) -> torch.dtype:
 
 
 def channel_statistics(x: Tensor, counted: bool = True) -> Tensor:
-    """Return means, biased variances and count of the C channels of (N, C, ...), as (2 C + 1,).
-
-    If not `counted`, the count is 0.
-    """
+    """Return means, biased variances and count (0 if not `counted`) of the channels of (N, C, ...), (2 C + 1,)."""
     x = x.detach().to(stat_dtype(x))
     channels = x.shape[1]
     if x.numel() == 0:
@@ -86,10 +85,7 @@ def _row_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _whole_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same for (N, C, ...) in any memory format.
-
-    Sums over whole samples vectorise, which var_mean does not.
-    """
+    """Return the same for (N, C, ...) in any memory format, by sums over whole samples, which vectorise."""
     values = x.numel() // x.shape[1]
     mean = _channel_sum(x) / values
     shape = (1, -1) + (1,) * (x.dim() - 2)
@@ -185,3 +181,26 @@ class Gathers(Protocol):
     def begin_all_sum(self, tensor: Tensor, kind: str, /) -> Callable[[], Tensor]:
         """Start to sum `tensor` over all parts; the returned function waits for it, before the next sum begins."""
         ...
+
+
+class LayerStatistics:
+    """Gather and sum statistics for one layer.
+
+    Args:
+        group: The ranks.
+        layer: The layer's name.
+    """
+
+    def __init__(self, group: Group, layer: str) -> None:
+        self._group, self._topic = group, statistics(layer)
+
+    def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
+        """Gather `tensor` from all ranks."""
+        return self._group.all_gather(tensor, kind, self._topic)
+
+    def begin_all_sum(self, tensor: Tensor, kind: str) -> Callable[[], Tensor]:
+        """Start to sum `tensor` over all ranks."""
+        return self._group.begin_all_sum(tensor, kind, f"{self._topic} in backward")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LayerStatistics:
+        return self  # a copy of a model is on the same ranks

@@ -16,7 +16,7 @@ from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Adaptive, Kind, Linear, Nearest, Role, Sliding, Spreading, Weight, WindowRule
 from evener.tracer.hooks import are_traced, has_backward_hooks
 
-_METHODS_OF_DEFAULTS = ("__init__", "extra_repr", "reset_parameters")
+_DEFAULT_METHODS = ("__init__", "extra_repr", "reset_parameters")
 
 
 class BatchNorm(nn.SyncBatchNorm):
@@ -73,7 +73,7 @@ def _defines_methods(cls: type) -> bool:
     if cls.__module__.startswith("torch."):
         return True
     methods = (FunctionType, property, classmethod, staticmethod)
-    return any(isinstance(value, methods) and name not in _METHODS_OF_DEFAULTS for name, value in vars(cls).items())
+    return any(isinstance(value, methods) and name not in _DEFAULT_METHODS for name, value in vars(cls).items())
 
 
 def is_plain(module: nn.Module) -> bool:

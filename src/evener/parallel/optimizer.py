@@ -90,7 +90,8 @@ class ModelOptimizer:
 
     def __init__(self, make: MakeOptimizer, model: HeldModel) -> None:
         self._model, self._whole = model, _WholeTensors(model)
-        self.is_gathered = not _includes(model.suffices, _agreed_scope(make, model))
+        scopes = get_args(Scope)
+        self.is_gathered = scopes.index(_agreed_scope(make, model)) > scopes.index(model.suffices)
         parameters = [held.part for held in model.parameters]
         shapes = [held.shape for held in model.parameters]
         with self._whole if self.is_gathered else looking_whole(parameters, shapes), _users("cannot be made"):
@@ -224,11 +225,6 @@ def _users(what: str) -> Iterator[None]:
             raise
         kind = InvalidInput if what == "cannot be made" else TrainingFailed
         raise kind(f"the task's optimizer {what}{place_of(error)}: {words_of(error)}") from error
-
-
-def _includes(suffices: Scope, scope: Scope) -> bool:
-    scopes = get_args(Scope)
-    return bool(scopes.index(scope) <= scopes.index(suffices))
 
 
 def _agreed_scope(make: MakeOptimizer, model: HeldModel) -> Scope:

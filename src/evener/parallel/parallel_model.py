@@ -1,7 +1,7 @@
 """The interface between a training loop and a model that several ranks train together.
 
     ReplicatedModel    samples are divided: every rank has the whole model
-    DividedModel       layers are sharded: by filters, channels or rows of images
+    ShardedModel       layers are sharded: by filters, channels or rows of images
     StagedModel        the model is divided: into stages of a pipeline
 
 Ranks that hold one model together are a *replica* of it: they get the same samples, and one of them reports.
@@ -38,10 +38,7 @@ class Criterion:
     scale: Callable[[Tensor], Tensor]
 
     def backward(self, model: Callable[[Any], Any], inputs: Any, targets: Any, share: float) -> Tensor:
-        """Run forward and backward on samples whose mean loss counts `share`.
-
-        Return that part of the step's loss, float64.
-        """
+        """Run forward and backward; return the loss times `share`, the samples' part of the step, float64."""
         with self.autocast():
             loss = require_scalar(self.loss(model(inputs), targets)) * share
         with noting("loss, in its backward pass"):
@@ -50,10 +47,7 @@ class Criterion:
 
 
 def require_scalar(loss: Any) -> Tensor:
-    """Return `loss`, the result of a task's loss function.
-
-    Raises InvalidInput if it is not a single number.
-    """
+    """Return `loss`, which a task's loss function returned. Raises InvalidInput if it is not a single number."""
     if isinstance(loss, Tensor) and loss.numel() == 1:
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise InvalidInput(
@@ -103,10 +97,7 @@ class ParallelModel(Protocol):
         """
 
     def predict(self, inputs: Any) -> Any:
-        """Return the model's outputs for inputs of this replica, without gradients.
-
-        Ranks that do not report return None.
-        """
+        """Return the outputs for inputs of this replica, without gradients; None on ranks that do not report."""
 
     def clip(self, largest: float) -> None:
         """Scale all gradients so that the norm of the whole model's gradients is at most `largest`."""
@@ -121,13 +112,7 @@ class ParallelModel(Protocol):
         """Iterate over this rank's tensors other than parameters that a step changes, such as running statistics."""
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Load this rank's part from the state dict of a whole model.
-
-        Raises InvalidInput if the state dict does not fit.
-        """
+        """Load this rank's part from the state dict of a whole model. Raises InvalidInput if it does not fit."""
 
     def held(self) -> HeldModel:
-        """Describe all parameters of the model, and this rank's part of them, for the optimizer.
-
-        All ranks call this.
-        """
+        """Describe all parameters, and this rank's part of them, for the optimizer. All ranks call this."""

@@ -5,7 +5,7 @@
     refuse_parts_of_batches  a module has to see all samples, but only gets those of a replica
     refuse_ties              two layers share a weight but need different parts of it
     refuse_parts             evaluation, or another shape, needs other parts of a weight than training
-    refuse_divided_hooks     the user has a hook on the gradient of a divided weight
+    refuse_sharded_hooks     the user has a hook on the gradient of a divided weight
     tensors_in_order         layers are divided but the inputs are not a sequence of tensors
     agree, require_same      ranks differ: they would hang, or silently train something else
 
@@ -66,10 +66,7 @@ def new_states(traced: TracedModel, model: nn.Module, changes: Callable[[fx.Node
 
 
 def refuse_lazy(model: nn.Module) -> nn.Module:
-    """Return `model`.
-
-    Raises InvalidInput if a module in it needs a first batch to know its shapes.
-    """
+    """Return `model`. Raises InvalidInput if a module in it needs a first batch to know its shapes."""
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(parameter):
             kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
@@ -81,10 +78,7 @@ def refuse_lazy(model: nn.Module) -> nn.Module:
 
 
 def refuse_parts_of_batches(model: nn.Module) -> None:
-    """Refuse modules whose result for some samples differs from that for all samples.
-
-    Raises InvalidInput if `model` has such a module.
-    """
+    """Raise InvalidInput if a module's result for some samples differs from that for all samples."""
     for name, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, _BatchNorm) and module.running_mean is None:
@@ -120,7 +114,7 @@ def refuse_parts(model: nn.Module, held: Mapping[str, Shard], needed: Mapping[st
             )
 
 
-def refuse_divided_hooks(names: Sequence[str], shards: Mapping[str, Shard]) -> None:
+def refuse_sharded_hooks(names: Sequence[str], shards: Mapping[str, Shard]) -> None:
     """Raise InvalidInput if the user has a gradient hook on a parameter of which ranks hold parts."""
     for name in names:
         if name in shards and shards[name].layout.state == "split":
@@ -130,10 +124,7 @@ def refuse_divided_hooks(names: Sequence[str], shards: Mapping[str, Shard]) -> N
 
 
 def tensors_in_order(inputs: Any) -> Sequence[Tensor]:
-    """Return `inputs` as a sequence of tensors.
-
-    Raises InvalidInput if they are something else.
-    """
+    """Return `inputs` as a sequence of tensors. Raises InvalidInput if they are something else."""
     if isinstance(inputs, Tensor):
         return [inputs]
     if isinstance(inputs, tuple | list) and all(isinstance(x, Tensor) for x in inputs):

@@ -135,10 +135,7 @@ class SharedNorms:
             self._evaluated.counting = counting
 
     def compute(self, norm: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Compute `norm`.
-
-        Raises InvalidInput if it trains but may not.
-        """
+        """Compute `norm`. Raises InvalidInput if it trains but may not."""
         if not self._is_divided():
             return forward(*args, **kwargs)
         self.passes += norm.training
@@ -209,10 +206,7 @@ def with_all_replicas(
 
 
 def statistics_exchanges(model: nn.Module) -> tuple[int, int]:
-    """Return number, and bytes to each peer, of a pass's exchanges of statistics.
-
-    A BatchNorm exchanges 2 C + 1 and 2 C numbers.
-    """
+    """Return (number, bytes to each peer) of a pass's exchanges: of 2 C + 1 and 2 C numbers per BatchNorm."""
     norms = _norms(model)
     numbers = sum(4 * norm.num_features + 1 for norm in norms)
     wide = any(p.dtype == torch.float64 for p in model.parameters())

@@ -17,8 +17,8 @@ from evener.tracer.ir import TracedModel, record
 from evener.tracer.meta_model import storage_of
 from evener.tracer.operation import NotAnOperation
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_KEPT_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+_PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, set, tuple)
 
 
@@ -40,10 +40,7 @@ class States:
         ]
 
     def replaced(self) -> list[tuple[str, Tensor, Tensor]]:
-        """Return (name, old tensor, new tensor) of buffers that were replaced.
-
-        Raises NotAnOperation if a buffer is not a tensor any more.
-        """
+        """Return (name, old, new tensor) of replaced buffers. Raises NotAnOperation if one is not a tensor any more."""
         replacements = []
         for name, tensor, _ in self._before:
             path, _, last = name.rpartition(".")
@@ -101,11 +98,11 @@ class PythonState:
 
 def _attributes_of(module: nn.Module) -> dict[str, Any]:
     """Return marks of a module's attributes, which differ if an attribute changes: values, sizes, identities."""
-    return {name: _mark(value) for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+    return {name: _mark(value) for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES}
 
 
 def _mark(value: Any) -> Any:
-    if isinstance(value, _KEPT_BY_VALUE):
+    if isinstance(value, _PLAIN_TYPES):
         return value
     return (id(value), len(value)) if isinstance(value, _CONTAINERS) else (id(value),)
 

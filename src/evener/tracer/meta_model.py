@@ -45,9 +45,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def attributes(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return names and tensors of all parameters, buffers and other tensors of modules; a tensor may have several
-    names.
-    """
+    """Return names and tensors of all parameters, buffers and other tensors of modules; names may share a tensor."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
@@ -84,9 +82,7 @@ class Twins:
 
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether `func` with these arguments draws random numbers; some functions do so only in training or
-    dropout.
-    """
+    """Return whether `func` with these arguments draws random numbers; some only do so in training or dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     arguments = {one.name: one.default_value for one in func._schema.arguments}
@@ -130,10 +126,7 @@ class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return outputs
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Record `tensor`, as a hook for tensors that autograd saves.
-
-        Its storage stays alive, so that its id is unique.
-        """
+        """Record `tensor`, as a hook for tensors that autograd saves; its storage stays alive, so its id is unique."""
         if storage_of(tensor) not in self._storages:
             self._storages[storage_of(tensor)] = tensor.untyped_storage()
             self._kept.append(tensor.untyped_storage().nbytes())

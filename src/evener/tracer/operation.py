@@ -149,10 +149,7 @@ def users_line(outermost: FrameType | None) -> str:
 
 
 def setting(value: Any) -> Any:
-    """Return `value` as an argument that is not a tensor.
-
-    Raises NotAnOperation if a graph cannot hold it.
-    """
+    """Return `value` as a non-tensor argument. Raises NotAnOperation if a graph cannot hold it."""
     if isinstance(value, np.generic):
         return value.item()
     if not isinstance(value, (*PLAIN, *SETTINGS)):

@@ -203,13 +203,13 @@ class Acceptor:
             return
         del self._pending[peer]
         self._poller.forget(peer.transport.sock)
-        self._welcome(peer.transport, peer.origin.words, reply.grant)
+        self._welcome(peer.transport, peer.origin.description, reply.grant)
 
     def _drop(self, peer: PendingPeer, reason: str) -> None:
         del self._pending[peer]
         self._poller.forget(peer.transport.sock)
         peer.transport.sock.close()
-        self._refuse(peer.origin.words, reason)
+        self._refuse(peer.origin.description, reason)
 
 
 def least_trusted(pending: Collection[PendingPeer]) -> PendingPeer:

@@ -29,7 +29,7 @@ from evener.wire.resolve import resolve
 from evener.wire.transport import NotTls, PlainTransport, Transport, explain, tune
 
 JOIN_SECONDS = 8.0
-LONGEST_PAUSE = 10.0
+MAX_PAUSE_SECONDS = 10.0
 _TLS_ALERT = b"\x15\x03"
 _PAUSE_SECONDS = 0.01
 T = TypeVar("T")
@@ -55,14 +55,14 @@ def open_connection(
     sock = _connect_to(address, deadline)
     try:
         tune(sock, limits.patience)
-        transport = _authenticate(sock, token, address.words, deadline)
+        transport = _authenticate(sock, token, address.description, deadline)
     except BaseException:
         sock.close()
         raise
-    return Connection(transport, headers, limits, address.words)
+    return Connection(transport, headers, limits, address.description)
 
 
-def backoff(random: Random, first: float = 0.1, longest: float = LONGEST_PAUSE) -> Iterator[float]:
+def backoff(random: Random, first: float = 0.1, longest: float = MAX_PAUSE_SECONDS) -> Iterator[float]:
     """Yield the seconds to wait before each retry: doubling up to `longest`, drawn from the upper half.
 
     Nodes therefore do not all call a returning master at the same moment.
@@ -84,11 +84,11 @@ def _connect_to(address: Address, deadline: float) -> socket.socket:
             return sock
         except OSError as error:
             sock.close()
-            failure: CannotJoin = NoAnswer(address.words, explain(error))
+            failure: CannotJoin = NoAnswer(address.description, explain(error))
             if isinstance(error, ConnectionRefusedError | FileNotFoundError):
-                failure = NothingListens(address.words)
+                failure = NothingListens(address.description)
             elif isinstance(error, TimeoutError):
-                failure = NoAnswer(address.words, f"{seconds:.0f} s of silence")
+                failure = NoAnswer(address.description, f"{seconds:.0f} s of silence")
     raise failure
 
 

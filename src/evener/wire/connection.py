@@ -58,7 +58,7 @@ class Connection(Generic[H]):
         self._reader: FrameReader[H] = FrameReader(headers, limits)
         self._sequence = 0
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        self._broken = self._said = ""
+        self._broken = self._peer_reason = ""
         self._unread: list[H] = []
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(transport.sock, select.POLLIN)
@@ -70,7 +70,7 @@ class Connection(Generic[H]):
 
         Raises:
             ConnectionLost: The connection broke, or nothing moved for the patience; it cannot be used any more.
-            InvalidValue: the frame exceeds a limit.
+            InvalidValue: The frame exceeds a limit.
         """
         with self._sending:
             if self._broken:
@@ -104,8 +104,8 @@ class Connection(Generic[H]):
                 self.close(str(error))
                 raise
         if isinstance(arrived, Close):
-            self._said = arrived.reason
-            raise self._lost(ConnectionAbortedError(arrived.words))
+            self._peer_reason = arrived.reason
+            raise self._lost(ConnectionAbortedError(arrived.clause))
         return arrived
 
     def wait(self, seconds: float) -> bool:
@@ -143,10 +143,7 @@ class Connection(Generic[H]):
                 self._await_room(patience)
 
     def _await_room(self, patience: float) -> None:
-        """Wait until the kernel takes more.
-
-        Raises TimeoutError if the peer has confirmed nothing for `patience` seconds.
-        """
+        """Wait until the kernel takes more. Raises TimeoutError if the peer confirms nothing for `patience` seconds."""
         before = self._transport.unacknowledged_bytes
         while not self._writable.poll(1000 * patience):
             now = self._transport.unacknowledged_bytes
@@ -166,7 +163,7 @@ class Connection(Generic[H]):
 
     def _unusable(self) -> ConnectionLost:
         return ConnectionLost(
-            f"the connection to {self._place} cannot be used: {self._broken}", self._said, self._unread
+            f"the connection to {self._place} cannot be used: {self._broken}", self._peer_reason, self._unread
         )
 
     def _lost(self, error: OSError, when: str = "", *, ask_why: bool = False) -> ConnectionLost:
@@ -178,7 +175,7 @@ class Connection(Generic[H]):
         self._broken = (self._last_word() if ask_why else "") or cause
         self._shut()
         sentence = f"lost the connection to {self._place}{when}: {self._broken}"
-        return ConnectionLost(sentence, self._said, self._unread)
+        return ConnectionLost(sentence, self._peer_reason, self._unread)
 
     def _last_word(self) -> str:
         """Return why the peer has closed, if it said so before it stopped listening."""
@@ -189,8 +186,8 @@ class Connection(Generic[H]):
             self._reader.place = lambda *_: None
             while not isinstance(arrived := self._pull(), Close):
                 self._unread.append(arrived.header)
-            self._said = arrived.reason
-            return arrived.words
+            self._peer_reason = arrived.reason
+            return arrived.clause
         except (OSError, BadFrame):
             return ""
         finally:
@@ -254,7 +251,7 @@ class Peer(Generic[H]):
         """Send or queue a frame; return whether anything is queued now, whose memory must not change until sent.
 
         Raises:
-            InvalidValue: the frame exceeds a limit.
+            InvalidValue: The frame exceeds a limit.
             BadFrame: Too many frames are queued.
         """
         queue = self._queue

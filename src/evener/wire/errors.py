@@ -42,16 +42,16 @@ class ConnectionLost(NodeLost):
 
     Args:
         sentence: What happened.
-        said: The peer's reason for closing the connection; empty if it gave none.
+        peer_reason: The peer's reason for closing the connection; empty if it gave none.
         unread: Headers of earlier frames, which `receive` cannot return any more.
     """
 
-    said: str = ""
+    peer_reason: str = ""
     unread: tuple[object, ...] = ()
 
-    def __init__(self, sentence: str, said: str = "", unread: Sequence[object] = ()) -> None:
+    def __init__(self, sentence: str, peer_reason: str = "", unread: Sequence[object] = ()) -> None:
         super().__init__(sentence)
-        self.said, self.unread = said, tuple(unread)
+        self.peer_reason, self.unread = peer_reason, tuple(unread)
 
 
 class CannotJoin(NodeLost):

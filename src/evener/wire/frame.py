@@ -38,7 +38,7 @@ PREFIX_BYTES = PREFIX.size
 LENGTH_BYTES = 8
 CHECKSUM = struct.Struct("<I")
 CHECKSUM_BYTES = CHECKSUM.size
-_LONGEST_REASON = 1000
+_MAX_REASON_LENGTH = 1000
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -60,7 +60,7 @@ class Close(msgspec.Struct, frozen=True):
     reason: str
 
     @property
-    def words(self) -> str:
+    def clause(self) -> str:
         """The reason as a clause."""
         return f"it said: {self.reason}" if self.reason else "it said goodbye"
 
@@ -98,7 +98,7 @@ def encode_frame(sequence: int, header: msgspec.Struct, buffers: Sequence[Buffer
 
 def encode_close(sequence: int, reason: str) -> list[memoryview]:
     """Return the last frame of a connection, which gives the reason for closing."""
-    return [memoryview(encode_head(sequence, _ENCODER.encode(reason[:_LONGEST_REASON]), flags=CLOSE))]
+    return [memoryview(encode_head(sequence, _ENCODER.encode(reason[:_MAX_REASON_LENGTH]), flags=CLOSE))]
 
 
 def drop_sent(views: list[memoryview], count: int) -> None:

@@ -103,10 +103,7 @@ class MasterHandshake:
         self._node_nonce: bytes | None = None
 
     def answer(self, received: bytes, is_full: Callable[[Grant], bool] = lambda _: False) -> HandshakeReply:
-        """Return the reply to a message of 40 bytes.
-
-        `is_full` returns whether no more connections with such a token are accepted.
-        """
+        """Return the reply to a message of 40 bytes; `is_full` says whether no more such tokens are accepted."""
         magic, version, kind, body = _MESSAGE.unpack(received)
         if magic != MAGIC:
             return refuse(HandshakeType.NO_HELLO)

@@ -65,7 +65,7 @@ class Address(msgspec.Struct, frozen=True):
         return cls(host=match["bracketed"] or match["plain"] or "", port=int(match["port"]))
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The address as text in a sentence: `gpu-box, port 7000`."""
         return f"unix socket {self.path}" if self.path else f"{self.host or 'all interfaces'}, port {self.port}"
 

@@ -36,7 +36,7 @@ def resolve(address: Address, deadline: float) -> list[tuple[socket.AddressFamil
     try:
         result = answer.get(timeout=max(0.0, deadline - time.monotonic()))
     except queue.Empty:
-        raise CannotResolve(address.words, "the name service does not answer") from None
+        raise CannotResolve(address.description, "the name service does not answer") from None
     if isinstance(result, Exception):
-        raise CannotResolve(address.words, getattr(result, "strerror", None) or str(result)) from result
+        raise CannotResolve(address.description, getattr(result, "strerror", None) or str(result)) from result
     return [(family, where) for family, _, _, _, where in result]

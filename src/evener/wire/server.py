@@ -155,7 +155,7 @@ class Server(Generic[H]):
         A peer that has disconnected, or None, is ignored: its `PeerDisconnected` event has come or will come.
 
         Raises:
-            InvalidValue: the frame exceeds a limit.
+            InvalidValue: The frame exceeds a limit.
         """
         if peer is None or (end := self._peers.get(peer)) is None:
             return
@@ -279,7 +279,7 @@ class Server(Generic[H]):
             if number not in self._peers:  # `place` or `on_part` has disconnected it
                 return 0
             if not isinstance(arrived, Frame):
-                self._end(end, arrived.words)
+                self._end(end, arrived.clause)
                 return 0
             if not reader.is_taken:
                 self._events.append(FrameReceived(number, arrived.header, arrived.buffers))

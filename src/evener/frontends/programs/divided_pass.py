@@ -17,9 +17,9 @@ from evener.comm.exchange import Exchange, Route, shape_of
 from evener.comm.group import Group
 from evener.oracle.division.layout import ALIKE, WHOLE, Layout, Move, Shape
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.divided import ShardedModel
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.redistribute import mover, part_of, regions
+from evener.parallel.sharded import ShardedModule
 
 
 class DividedPass:
@@ -40,7 +40,7 @@ class DividedPass:
 
     def __init__(self, model: nn.Module, group: Group, arrangement: Arrangement, inputs: Sequence[Tensor]) -> None:
         self._model, self._group = model, group
-        self._sharded = ShardedModel(model, ProcessMesh(group, group, arrangement, 0), inputs)
+        self._sharded = ShardedModule(model, ProcessMesh(group, group, arrangement, 0), inputs)
         self._shards = self._sharded.state_shards()
         self.sums = self._sharded.sums
         divided = [held for held in self._sharded.held().parameters if held.route is not None]

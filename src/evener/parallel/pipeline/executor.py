@@ -248,10 +248,7 @@ class _StageRun:
         self._compute(micro_batch, counting=self._loss is not None)
 
     def _backward(self, micro_batch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return gradients of the inputs that need one.
-
-        The gradients of the outputs come one per stage that uses an output.
-        """
+        """Return gradients of the inputs that need one, from one gradient for each stage that uses an output."""
         made, inputs = self._made.pop(micro_batch), self._inputs.pop(micro_batch)
         if made:
             torch.autograd.backward(made, list(gradients) if self._loss is None else None)

@@ -268,10 +268,7 @@ def _new_weights(node: fx.Node, traced: TracedModel, model: nn.Module, used: set
 
 
 def _gradient_bytes(traced: TracedModel) -> dict[fx.Node, int]:
-    """Return gradient bytes by operation.
-
-    The gradient of a value exists from the backward pass of its last user to that of its maker.
-    """
+    """Return bytes by operation; a gradient exists from its value's last user to its maker."""
     operations = traced.operations
     index = {node: i for i, node in enumerate(operations)}
     gradient_bytes = dict.fromkeys(operations, 0)

@@ -33,7 +33,6 @@ from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.full_state import own_part
 from evener.parallel.gradient_sums import clip_gradients
-from evener.parallel.pipeline.divided_stage import StageTeams, divide_stage, form_team
 from evener.parallel.pipeline.executor import Executor, Row
 from evener.parallel.pipeline.micro_batches import (
     BatchHeader,
@@ -49,6 +48,7 @@ from evener.parallel.pipeline.micro_batches import (
 from evener.parallel.pipeline.partition_plan import Costs, PipelineConfig, plan_partition
 from evener.parallel.pipeline.partition_problem import PartitionProblem, partition_problem
 from evener.parallel.pipeline.placement import StageHost, place_stages
+from evener.parallel.pipeline.sharded_stage import StageTeams, form_team, shard_stage
 from evener.parallel.pipeline.shared_tensors import SharedTensors
 from evener.parallel.pipeline.stage_modules import make_stage_modules
 from evener.parallel.pipeline.timeline import StageEvent, Timeline
@@ -155,7 +155,7 @@ class Pipeline:
         assert group is not None
         mesh = form_team(group, teams, self.plan.speeds[stage])
         (replica,) = mesh.arrangement.replicas
-        self._modules[stage], self.shards = divide_stage(problem, self.plan.layout, stage, whole, mesh)
+        self._modules[stage], self.shards = shard_stage(problem, self.plan.layout, stage, whole, mesh)
         if self.shards:
             self.share = replica.shares[mesh.group.rank] / sum(replica.shares)
 
@@ -233,10 +233,7 @@ class Pipeline:
         return self.train(False)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Iterate over parameters of this process's stages, by their first names in the model.
-
-        A tied parameter comes once per stage.
-        """
+        """Iterate over this process's parameters, by first name in the model; tied ones come once per stage."""
         for part in self._modules.values():
             yield from part.parameters.items()
 

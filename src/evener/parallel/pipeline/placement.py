@@ -45,7 +45,7 @@ class StagePlacement:
         group: The ranks, one per stage; None if all stages are in this process.
         devices: Devices of this process: that of its rank, or one per stage.
         replicas: Ranks of each replica, or the numbers of its devices.
-        are_lanes: Whether the replicas are lanes of one model, whose ranks divide layers (`divided_stage.py`).
+        are_lanes: Whether the replicas are lanes of one model, whose ranks divide layers (`sharded_stage.py`).
     """
 
     group: Group | None

@@ -169,10 +169,7 @@ def _memory_like(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def initialise(path: str, module: nn.Module) -> None:
-    """Initialise one module with its `reset_parameters`.
-
-    Raises InvalidInput if it has none.
-    """
+    """Initialise one module with its `reset_parameters`. Raises InvalidInput if it has none."""
     reset = getattr(module, "reset_parameters", None)
     if reset is None:
         raise InvalidInput(

@@ -72,8 +72,11 @@ def _returning(nest: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 def _function_of(node: fx.Node, root: nn.Module, traced: TracedModel, rng: StageRNG) -> Callable[..., Any] | None:
     """Return the function that computes `node`; None if its target is enough."""
     name = str(node.target)
+    if node.op == "get_attr" and name in traced.constants:
+        constant = traced.constants[name].to(rng.device)
+        return lambda: constant
     if node.op == "get_attr":
-        return _constant(traced.constants[name].to(rng.device)) if name in traced.constants else _reader(root, name)
+        return _reader(root, name)
     if not node.op.startswith("call"):
         return None
     if node.target is assign:
@@ -96,32 +99,17 @@ def _callable(node: fx.Node, root: nn.Module) -> Callable[..., Any]:
     return target
 
 
-def _constant(tensor: Tensor) -> Callable[[], Tensor]:
-    def constant() -> Tensor:
-        return tensor
-
-    return constant
-
-
 def _reader(root: nn.Module, name: str) -> Callable[[], Any]:
     path, _, last = name.rpartition(".")
     owner = root.get_submodule(path)
-
-    def held() -> Any:
-        return getattr(owner, last)
-
-    return held
+    return lambda: getattr(owner, last)
 
 
 def _assigner(root: nn.Module, name: str) -> Callable[..., None]:
     """Return a function that replaces a buffer with a tensor."""
     path, _, last = name.rpartition(".")
     owner = root.get_submodule(path)
-
-    def assigned(_held: Tensor, _name: str, value: Tensor) -> None:
-        owner._buffers[last] = value.detach()
-
-    return assigned
+    return lambda _old, _name, value: owner._buffers.__setitem__(last, value.detach())
 
 
 def _caller(module: nn.Module, training: Sequence[bool]) -> Callable[..., Any]:

@@ -21,18 +21,15 @@ from evener.parallel.gradient_hooks import GradientHooks
 from evener.parallel.norms import has_batch_norm
 from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.parallel_model import Criterion
-from evener.parallel.pipeline.divided_stage import nothing_of, over_world
 from evener.parallel.pipeline.pipeline import Pipeline
+from evener.parallel.pipeline.sharded_stage import nothing_of, over_world
 from evener.parallel.redistribute import regions
-from evener.parallel.refusals import refuse_divided_hooks
+from evener.parallel.refusals import refuse_sharded_hooks
 from evener.records.errors import InvalidInput, InvalidValue
 
 
 class StagedModel:
-    """Train a model of which every rank of a replica has a stage.
-
-    `options` are those of the Pipeline, which takes `model` over.
-    """
+    """Train a model in stages, one on each rank of a replica. `options` are those of the Pipeline."""
 
     def __init__(self, model: nn.Module, group: Group, replica: int, criterion: Criterion, **options: Any) -> None:
         self.group, self.replica, self.rng_stream = group, replica, replica
@@ -47,7 +44,7 @@ class StagedModel:
             _refuse_moved(self.pipeline.moved_buffers())
         self.is_reporter = self.pipeline.is_reporter
         self._shards = _shards_of_all(self.pipeline, group)
-        refuse_divided_hooks(self._hooks.names, self._shards)
+        refuse_sharded_hooks(self._hooks.names, self._shards)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters of this rank's stage."""

@@ -25,7 +25,6 @@ from evener.oracle.division.layout import Layout, Replica
 from evener.oracle.division.plan import Arrangement, ReplicaPlan, Shard, plan_among
 from evener.oracle.division.planner import divide_network
 from evener.oracle.division.rules import Division
-from evener.parallel.divided import divided_copy
 from evener.parallel.op_call import OpGraph
 from evener.parallel.op_graph import op_graph
 from evener.parallel.op_registry import of_module
@@ -34,6 +33,7 @@ from evener.parallel.pipeline.stage_layout import StageLayout
 from evener.parallel.pipeline.stage_modules import StageModules
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.rank_program import RankProgram
+from evener.parallel.sharded import sharded_copy
 from evener.records.errors import require
 from evener.tracer.ir import record
 from evener.tracer.meta_model import on_meta
@@ -89,7 +89,7 @@ def form_team(world: Group, teams: StageTeams, speeds: Sequence[float]) -> Proce
     return ProcessMesh(world=group, group=group, arrangement=arrangement, index=0)
 
 
-class DividedLayer(nn.Module):
+class ShardedLayer(nn.Module):
     """Compute a layer of which this rank has some filters or channels. Inputs and outputs are whole.
 
     Its weights have the names of the whole layer.
@@ -106,7 +106,7 @@ class DividedLayer(nn.Module):
         self._whole = (on_meta(nn.Sequential(layer)),)  # a tuple hides it from this module's children
         graph = self._graph(example)
         self.plan = self._plan(graph)
-        self._part = (divided_copy(nn.Sequential(layer), self.plan, mesh.group.rank),)
+        self._part = (sharded_copy(nn.Sequential(layer), self.plan, mesh.group.rank),)
         for name, parameter in self._part[0].get_submodule("0").named_parameters():
             self.register_parameter(name, parameter)
         self._programs = {tuple(example.shape): self._program(graph, self.plan)}
@@ -146,7 +146,7 @@ class DividedLayer(nn.Module):
         return RankProgram(graph, plan, self._part[0], self._mesh, lambda: (0, samples, samples))
 
 
-def divide_stage(
+def shard_stage(
     problem: PartitionProblem, layout: StageLayout, stage: int, modules: StageModules, mesh: ProcessMesh
 ) -> tuple[StageModules, dict[str, Shard]]:
     """Return this rank's part of its stage, whose layers `mesh` divides, and the shards of their weights by name.
@@ -168,7 +168,7 @@ def divide_stage(
             continue
         layer, x = modules.root.get_submodule(target), record(node.all_input_nodes[0]).value
         names = {f"{target}.{name}" for name, _ in layer.named_parameters()}
-        if isinstance(layer, DividedLayer) or not names or not isinstance(x, Tensor):
+        if isinstance(layer, ShardedLayer) or not names or not isinstance(x, Tensor):
             continue
         if names - modules.parameters.keys() or not shared.isdisjoint(names):
             continue
@@ -177,7 +177,7 @@ def divide_stage(
             "linear",
         ):
             continue
-        divided = DividedLayer(layer, mesh, x)
+        divided = ShardedLayer(layer, mesh, x)
         modules.root.set_submodule(target, divided)
         shards |= {f"{target}.{name}": replace(s, name=f"{target}.{name}") for name, s in divided.shards.items()}
     parameters = {

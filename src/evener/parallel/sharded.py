@@ -1,6 +1,6 @@
 """Filter, channel and spatial parallelism, and their hybrids with data parallelism.
 
-A `ShardedModel` is one rank's part of a model. Outputs, gradients and weights are those of a single process. Every rank
+A `ShardedModule` is one rank's part of a model. Outputs, gradients and weights equal those of one process. Every rank
 of a replica passes in the replica's whole batch, gets the whole outputs, and computes the loss of all its samples.
 Gradients of its weights are complete when `backward()` returns.
 """
@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.comm.exchange import Route
 from evener.oracle.division.layout import ALIKE, WHOLE, Layout, length
+from evener.oracle.division.pieces import Piece
 from evener.oracle.division.plan import ReplicaPlan, Shard, plan_replica, plan_replicas
 from evener.parallel.drawn_ops import refuse_own_draws
-from evener.parallel.full_state import gather_tensors, own_part
+from evener.parallel.full_state import gather_tensors, own_part, pieces_of
 from evener.parallel.gradient_hooks import GradientHooks, copied
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.norm_forward import compute_by
@@ -29,22 +31,24 @@ from evener.parallel.op_call import Nest, OpGraph
 from evener.parallel.op_graph import op_graph, unknown_undivided
 from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.optimizer_probe import Scope
+from evener.parallel.parallel_model import Criterion
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.rank_program import RankProgram
 from evener.parallel.redistribute import part_of, regions
 from evener.parallel.refusals import (
     Pass,
     agree,
-    refuse_divided_hooks,
     refuse_parts,
+    refuse_sharded_hooks,
     refuse_ties,
+    tensors_in_order,
 )
 from evener.parallel.shared_statistics import SharedNorms, uncounted
 from evener.records.errors import InvalidInput
 from evener.tracer.meta_model import on_meta
 
 
-class ShardedModel(nn.Module):
+class ShardedModule(nn.Module):
     """Compute this rank's part of a model.
 
     Args:
@@ -82,8 +86,8 @@ class ShardedModel(nn.Module):
         graph = self._op_graph(inputs, training=True)
         self.plans = plan_replicas(graph.network, mesh.arrangement)
         self.shards = self.plan.shards
-        refuse_divided_hooks(self.hooks.names, self.shards)
-        self.part = divided_copy(model, self.plan, mesh.group.rank)
+        refuse_sharded_hooks(self.hooks.names, self.shards)
+        self.part = sharded_copy(model, self.plan, mesh.group.rank)
         self._normalise()
         self._random = any(call.is_random or isinstance(call.function, nn.Dropout) for call in graph.calls)
         self._random |= any(isinstance(module, nn.Dropout) for module in model.modules())
@@ -230,7 +234,7 @@ def _key(inputs: Sequence[Tensor], training: bool) -> tuple[Any, ...]:
     return (training, *(tuple(x.shape) for x in inputs))
 
 
-def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
+def sharded_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
     """Return a copy of `model` whose layers have only the filters or channels of `rank`; it does nothing in place.
 
     Parameters and buffers keep the model's names; only their shapes shrink.
@@ -259,3 +263,77 @@ def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
             layer: Any = part.get_submodule(operation.name)
             layer.groups = max(1, length(reads[rank]) // width)
     return part
+
+
+class ShardedModel:
+    """Train a model whose layers the ranks of a replica divide. The arguments are those of `ShardedModule`."""
+
+    rng_stream = 0
+    """Random numbers are drawn for the samples of all replicas, as in a single process."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: ProcessMesh,
+        example: Any,
+        criterion: Criterion,
+        recompute: bool = False,
+        compiles: bool = False,
+    ) -> None:
+        self.group, self.replica, self.is_reporter = mesh.world, mesh.index, mesh.group.is_leader
+        self._criterion = criterion
+        self.model = ShardedModule(model, mesh, tensors_in_order(example), recompute, compiles)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parameters of this rank's part."""
+        return self.model.part.parameters()
+
+    def train(self, mode: bool = True) -> nn.Module:
+        """Set training or evaluation mode."""
+        return self.model.train(mode)
+
+    def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
+        """Run forward and backward; every rank computes the loss of all samples of its replica."""
+        travelling = nullcontext() if is_last else self.model.sums.accumulating()
+        present = nullcontext() if samples else self.model.without_samples()
+        with travelling, present:
+            loss = self._criterion.backward(self._outputs, inputs, targets, samples / total) * self.is_reporter
+        if is_last:
+            self.model.hooks.run(self.model.part.named_parameters())
+        return loss
+
+    @torch.no_grad()
+    def predict(self, inputs: Any) -> Any:
+        """Return the outputs on the replica's first rank, else None. All ranks of the replica call this."""
+        with self._criterion.autocast():
+            outputs = self._outputs(inputs)
+        return outputs if self.is_reporter else None
+
+    def _outputs(self, inputs: Any) -> Any:
+        return self.model(*tensors_in_order(inputs))
+
+    def clip(self, largest: float) -> None:
+        """Scale all gradients of the model to a norm of at most `largest`."""
+        self.model.sums.clip(largest)
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """Return the state dict of the whole model on the first rank, and an empty one elsewhere."""
+        weights = self.model.gather_weights() if self.replica == 0 else {}
+        return weights if self.group.is_leader else {}
+
+    def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
+        """Return this rank's state dict, and by name the piece that each partial tensor is."""
+        model = self.model
+        return model.part.state_dict(), pieces_of(model.state_shards(), model.mesh.group.rank)
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Return the buffers of this rank's part."""
+        return self.model.part.buffers()
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load this rank's part from the state dict of a whole model."""
+        self.model.load_weights(weights)
+
+    def held(self) -> HeldModel:
+        """Describe the parameters as the ranks of the replica have them."""
+        return self.model.held()
