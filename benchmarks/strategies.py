@@ -38,8 +38,8 @@ from evener.experiments.local_ranks import measure_on
 from evener.launch.nodes import LocalNode
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.divided import ShardedModel
 from evener.parallel.process_mesh import form_process_mesh
+from evener.parallel.sharded import ShardedModule
 from support.division_networks import UNet
 
 MIB = 2**20
@@ -72,7 +72,7 @@ def divided(group: Group, division: Any, order: dict[str, Any]) -> tuple[nn.Modu
     """This rank's part, and a training step of all ranks together."""
     model, x, y = network(order)
     arrangement = Arrangement(division=division, replicas=(Replica(shares=(1.0,) * group.size),))
-    part = ShardedModel(model, form_process_mesh(group, arrangement), [x])
+    part = ShardedModule(model, form_process_mesh(group, arrangement), [x])
     del model
     return part, stepper(part, x, y)
 

@@ -22,10 +22,10 @@ from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import Division
 from evener.oracle.replay import ExchangeTiming, TraceEvent, replay
-from evener.parallel.divided_model import DividedModel
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
+from evener.parallel.sharded import ShardedModel
 from evener.parallel.shared_statistics import synchronise_norms
 from support.thread_ranks import together
 
@@ -85,8 +85,8 @@ def test_a_rank_begins_the_exchanges_of_a_real_step(division: Division, replicas
 
     def rank(group: Group) -> tuple[dict[str, float], dict[str, float], tuple[TraceEvent, ...]]:
         place, trace = form_process_mesh(group, arrangement), EventTrace(CPU)
-        aloud = DividedModel(copy.deepcopy(MODEL), place, IMAGES, CRITERION)
-        alone = DividedModel(copy.deepcopy(MODEL), silent(place, trace), IMAGES, CRITERION)
+        aloud = ShardedModel(copy.deepcopy(MODEL), place, IMAGES, CRITERION)
+        alone = ShardedModel(copy.deepcopy(MODEL), silent(place, trace), IMAGES, CRITERION)
         step(aloud)
         step(alone)
         return aloud.group.traffic.sent, alone.group.traffic.sent, trace.finish()

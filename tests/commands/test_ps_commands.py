@@ -185,7 +185,7 @@ def test_who_cannot_join_is_told_why_within_ten_seconds(
             (ps.address, other): "the token is mistyped: its last characters do not fit",
             (f"{host}:{nobody}", ps.token): rf"{host}, port {nobody}: .*nothing listens at that port; start `evener",
             (f"{host}:{silent.getsockname()[1]}", ps.token): rf"port {silent.getsockname()[1]}: .*then silence",
-            ("no-such-machine.invalid:7117", ps.token): "no-such-machine.invalid, port 7117: no machine of that name",
+            ("no-such-machine.invalid:7117", ps.token): "no-such-machine.invalid, port 7117: the host name is unknown",
             (f"{host}:{port}x", ps.token): "address must be HOST:PORT",
         }
         for (address, token), sentence in cases.items():
@@ -204,7 +204,7 @@ def test_a_token_of_another_master_is_refused() -> None:
     with cluster() as ps, cluster() as other:
         result = ps.evener("join", ps.address, "--token", other.token, "--cache", str(ps.folder))
         assert result.returncode == 4
-        assert "its certificate is not the one of the token" in result.stderr
+        assert "its certificate does not match the token" in result.stderr
         assert "copy the token that this master printed" in result.stderr
         ps.down()
         other.down()

@@ -71,7 +71,7 @@ words = dict(model=net, loss=nn.functional.cross_entropy, train_data=data, batch
         ("words['optimizer'] = lambda p: None", 2, ["the task's optimizer must return an optimizer of torch.optim"]),
         ("words['scheduler'] = lambda o, n: None", 2, ["the task's scheduler must return a schedule"]),
         ("words['loss'] = lambda o: o.mean()", 3, ["takes 1 positional argument but 2", "in the task's loss, own.py"]),
-        ("words['loss'] = lambda o, t: o.mean().detach()", 2, ["depends on no weight that can be trained"]),
+        ("words['loss'] = lambda o, t: o.mean().detach()", 2, ["depends on no trainable weight"]),
         ("words['validation_data'] = lambda: data(0)", 2, ["validation samples must be at least one, got 0"]),
         ("words['validation_data'] = data; words['correct'] = lambda o, t: o", 2, ["not one number: add up what is"]),
         ("words['batch_size'] = '8'", 2, ["Task.batch_size must be a positive whole number, got '8'"]),

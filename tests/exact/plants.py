@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from evener.parallel import divided, gradient_buckets, gradient_sums, local_ops, op_graph, optimizer, rank_program
+from evener.parallel import gradient_buckets, gradient_sums, local_ops, op_graph, optimizer, rank_program, sharded
 from evener.parallel.pipeline import pipeline
 from evener.parallel.shared_statistics import SharedStatistics
 from evener.tracer.ir import TorchModes
@@ -207,7 +207,7 @@ PLANTS = {
     # what tracing bakes in
     "training branch in evaluation": Plant("baked/scales_in_training", "data 7,2,1", _each(_keeps_training)),
     "program of training in evaluation": Plant(
-        "baked/scales_in_training", "sharded 7,2,1", ((divided, "_key", lambda key: lambda x, _: key(x, True)),)
+        "baked/scales_in_training", "sharded 7,2,1", ((sharded, "_key", lambda key: lambda x, _: key(x, True)),)
     ),
     "dropout that is switched off": Plant(
         "baked/dropout_switched_off",
@@ -242,7 +242,7 @@ PLANTS = {
     ),
     "functional norms of one rank": Plant("norms/functional_batch_norm", "data 7,2,1", _NOT_SHARED),
     "statistics of one replica": Plant(
-        "norms/batch_norm", "data+sharded", _instead(divided.ShardedModel, "_normalise", lambda _: None)
+        "norms/batch_norm", "data+sharded", _instead(sharded.ShardedModule, "_normalise", lambda _: None)
     ),
     "statistics moved twice": Plant(
         "norms/batch_norm", "spatial again", _instead(rank_program, "untracked", lambda _: nullcontext())

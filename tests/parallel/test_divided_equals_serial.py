@@ -129,5 +129,5 @@ def test_real_networks(name: str, division: Division) -> None:
 )
 def test_the_comparison_notices_gradients_that_are_not_summed(division: Division, way: str) -> None:
     """The checker itself."""
-    with mock.patch("evener.parallel.divided.GradientSums"), pytest.raises(AssertionError, match=r"bytes|gradient of"):
+    with mock.patch("evener.parallel.sharded.GradientSums"), pytest.raises(AssertionError, match=r"bytes|gradient of"):
         hold(serial("residual"), division, WAYS[way])

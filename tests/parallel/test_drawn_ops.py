@@ -17,10 +17,10 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.divided import ShardedModel
 from evener.parallel.drawn_ops import refuse_own_draws
 from evener.parallel.op_graph import op_graph
 from evener.parallel.process_mesh import form_process_mesh
+from evener.parallel.sharded import ShardedModule
 from evener.records.errors import EvenerError, InvalidInput
 
 
@@ -97,7 +97,7 @@ def _hold(group: Group, kind: type[nn.Module], arrangement: Arrangement, samples
     place = form_process_mesh(group, arrangement)
     start, number = sum(samples[: place.index]), samples[place.index]
     own = x[start : start + number] if number else x[:1]
-    part = ShardedModel(made(kind)[0], place, [own])
+    part = ShardedModule(made(kind)[0], place, [own])
     torch.manual_seed(7)
     with nullcontext() if number else part.without_samples():
         found = part(own)
@@ -124,13 +124,13 @@ def disagree(env: RankEnvironment, _order: None) -> None:
     group = joined(env)
     model, x = made()
     place = form_process_mesh(group, Arrangement(division="sharded", replicas=(Replica(shares=(1, 1)),)))
-    part = ShardedModel(model, place, [x])
+    part = ShardedModule(model, place, [x])
     torch.manual_seed(env.rank)
     part(x)
 
 
 def test_ranks_with_other_random_numbers_are_told() -> None:
-    with pytest.raises(EvenerError, match=r"random generators in different states; call torch\.manual_seed alike"):
+    with pytest.raises(EvenerError, match="random generators in different states"):
         start(disagree, 2)
 
 
@@ -146,13 +146,13 @@ class Mixing(nn.Module):
 @pytest.mark.parametrize(
     ("draw", "training", "rule"),
     [
-        (lambda y: F.dropout(y, 0.5), False, "random numbers are drawn in evaluation, too"),
+        (lambda y: F.dropout(y, 0.5), False, "also draws random numbers in evaluation"),
         (
             lambda y: y + torch.rand(len(y), len(y)).mean(),
             True,
             "which random numbers of rand.* belong to which sample",
         ),
-        (lambda y: sum((torch.rand_like(one) for one in y), start=y), True, "depends on the number of samples"),
+        (lambda y: sum((torch.rand_like(one) for one in y), start=y), True, "depend on the number of samples"),
     ],
 )
 def test_draws_that_replicas_cannot_share_are_refused_by_name(draw: Any, training: bool, rule: str) -> None:

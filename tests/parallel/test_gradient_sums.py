@@ -9,8 +9,8 @@ from torch import nn
 from evener.comm.group import Group
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.divided import ShardedModel
 from evener.parallel.process_mesh import form_process_mesh
+from evener.parallel.sharded import ShardedModule
 from support.thread_ranks import together
 
 MODEL = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
@@ -21,7 +21,7 @@ def test_after_an_error_gradients_are_summed_and_samples_count_again() -> None:
 
     def work(group: Group) -> torch.Tensor:
         mesh = form_process_mesh(group, Arrangement(division="spatial", replicas=(Replica(shares=(1, 1)),)))
-        model = ShardedModel(MODEL, mesh, [x])
+        model = ShardedModule(MODEL, mesh, [x])
         for switched_off in (model.sums.accumulating(), model.without_samples()):
             with pytest.raises(OSError, match="interrupted"), switched_off:
                 raise OSError("interrupted")

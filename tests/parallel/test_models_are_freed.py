@@ -15,8 +15,8 @@ from evener.comm.group import Group
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import Division
-from evener.parallel.divided import ShardedModel
 from evener.parallel.process_mesh import form_process_mesh
+from evener.parallel.sharded import ShardedModule
 from support.compare_divided import forward_backward, serial
 from support.thread_ranks import together
 
@@ -31,7 +31,7 @@ def test_a_divided_model(division: Division, way: str) -> None:
 
     def weights_after_a_step(group: Group) -> list[weakref.ref[Any]]:
         place = form_process_mesh(group, arrangement)
-        model = ShardedModel(serial("residual").model, place, [inputs])
+        model = ShardedModule(serial("residual").model, place, [inputs])
         forward_backward(model, inputs.clone(), None)
         return [weakref.ref(weight) for weight in model.part.parameters()]
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from evener.comm.group import Group
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.divided import ShardedModel
 from evener.parallel.op_graph import op_graph
 from evener.parallel.process_mesh import form_process_mesh
+from evener.parallel.sharded import ShardedModule
 from support.compare_divided import hold_against, train
 from support.thread_ranks import together
 
@@ -135,7 +135,7 @@ def test_a_mode_is_followed_by_itself(division: Any) -> None:
         return found
 
     def check(group: Group) -> None:
-        model = ShardedModel(whole, form_process_mesh(group, arrangement), [images])
+        model = ShardedModule(whole, form_process_mesh(group, arrangement), [images])
         torch.testing.assert_close(outputs(model), expected)
         found = model.gather_weights()
         if group.is_leader:

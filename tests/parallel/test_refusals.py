@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from evener.comm.group import Group
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replica
-from evener.parallel.divided import ShardedModel, divided_copy
 from evener.parallel.op_graph import op_graph
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.refusals import (
@@ -23,6 +22,7 @@ from evener.parallel.refusals import (
     require_same,
     tensors_in_order,
 )
+from evener.parallel.sharded import ShardedModule, sharded_copy
 from evener.records.errors import InvalidInput, file_line, place_of
 from support.thread_ranks import together
 
@@ -53,7 +53,7 @@ def test_what_fails_in_a_step_names_its_place_in_the_model() -> None:
     def work(group: Group) -> None:
         mesh = form_process_mesh(group, Arrangement(division="filter", replicas=(Replica(shares=(1, 1)),)))
         with pytest.raises(RuntimeError) as raised:
-            ShardedModel(model, mesh, [IMAGES])(IMAGES)
+            ShardedModule(model, mesh, [IMAGES])(IMAGES)
         assert place_of(raised.value) == f" (in the model at {HERE}, line {line})"
 
     together(2, work)
@@ -74,8 +74,8 @@ class Tied(nn.Module):
 def test_a_weight_of_which_two_layers_need_different_parts_is_refused() -> None:
     model = Tied()
     plan = plan_replica(op_graph(model, [IMAGES]).network, "filter", Replica(shares=(1, 1)))
-    with pytest.raises(InvalidInput, match=r"^first\.weight and second\.weight are one weight, of which"):
-        divided_copy(model, plan, 0)
+    with pytest.raises(InvalidInput, match=r"^first\.weight and second\.weight are the same weight"):
+        sharded_copy(model, plan, 0)
 
 
 def test_inputs_are_tensors_in_order() -> None:
@@ -83,7 +83,7 @@ def test_inputs_are_tensors_in_order() -> None:
     assert tensors_in_order(x) == [x]
     assert tensors_in_order((x, x)) == (x, x)
     for inputs, name in (({"x": x}, "dict"), ([x, 3], "list")):
-        with pytest.raises(InvalidInput, match=f"of models that take tensors in order, not a {name}$"):
+        with pytest.raises(InvalidInput, match=f"takes tensors as inputs, not a {name}$"):
             tensors_in_order(inputs)
 
 
@@ -104,11 +104,11 @@ def test_ranks_of_a_replica_that_are_given_other_shapes_are_named() -> None:
 
     def work(group: Group) -> None:
         mesh = form_process_mesh(group, Arrangement(division="sharded", replicas=(Replica(shares=(1, 1)),)))
-        part = ShardedModel(model, mesh, [torch.zeros(4, 3)])
+        part = ShardedModule(model, mesh, [torch.zeros(4, 3)])
         part(torch.zeros(4 + group.rank, 3))
 
     said = refused(2, work)
-    assert said.startswith("nodes n0 and n1 of one replica have to compute the same, but have inputs (((4, 3)")
+    assert said.startswith("nodes n0 and n1 of one replica must compute the same, but have inputs (((4, 3)")
 
 
 def test_ranks_of_a_replica_in_other_modes_are_named_and_replicas_may_have_other_samples() -> None:
@@ -118,7 +118,7 @@ def test_ranks_of_a_replica_in_other_modes_are_named_and_replicas_may_have_other
         return agree(group, Pass.of(replica, 2, [x], group.rank < 2, False))
 
     said = refused(3, work)
-    assert said.endswith("nodes n1 and n2 of one replica have to compute the same, but have one model in training and "
+    assert said.endswith("nodes n1 and n2 of one replica must compute the same, but have one model in training and "
                          "one in evaluation mode")  # fmt: skip
 
 
@@ -137,9 +137,9 @@ def test_a_layer_that_waits_for_a_first_batch_is_refused() -> None:
 @pytest.mark.parametrize(
     ("module", "rule"),
     [
-        (nn.BatchNorm2d(3, track_running_stats=False), r"1 \(BatchNorm2d, without running statistics\) evaluates by"),
-        (nn.Embedding(3, 4, max_norm=1.0), r"1 \(Embedding, with max_norm\) shortens the rows"),
-        (nn.EmbeddingBag(3, 4, max_norm=1.0), r"1 \(EmbeddingBag, with max_norm\) shortens the rows"),
+        (nn.BatchNorm2d(3, track_running_stats=False), r"1 \(BatchNorm2d, without running statistics\) evaluates with"),
+        (nn.Embedding(3, 4, max_norm=1.0), r"1 \(Embedding, with max_norm\) rescales the rows"),
+        (nn.EmbeddingBag(3, 4, max_norm=1.0), r"1 \(EmbeddingBag, with max_norm\) rescales the rows"),
     ],
 )
 def test_what_has_to_see_all_samples_is_refused_by_name_where_they_are_divided(module: nn.Module, rule: str) -> None:

@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 
 from evener.comm.group import Group
 from evener.oracle.division.plan import Arrangement, plan_replica
-from evener.parallel.divided import ShardedModel
 from evener.parallel.op_graph import op_graph
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.redistribute import part_of
+from evener.parallel.sharded import ShardedModule
 from support.division_networks import CASES
 from support.step_traffic import step_traffic
 
@@ -92,7 +92,7 @@ def hold_against(
     place = form_process_mesh(group, arrangement)
     start, count = sum(samples[: place.index]), samples[place.index]
     own = [x[start : start + count].clone() for x in expected.inputs]
-    model = ShardedModel(expected.model, place, own[:1], recompute)
+    model = ShardedModule(expected.model, place, own[:1], recompute)
     optimizer = new_optimizer(model.part, expected.rate)
     before = dict(group.traffic.sent), dict(group.traffic.received)
     for step, x in enumerate(own):
@@ -111,7 +111,7 @@ def hold_against(
     return grad
 
 
-def compare_weights(model: ShardedModel, found: dict[str, Any], expected: dict[str, Tensor], what: str) -> None:
+def compare_weights(model: ShardedModule, found: dict[str, Any], expected: dict[str, Tensor], what: str) -> None:
     """This rank's parts of weights or gradients against the whole ones."""
     for name, whole in expected.items():
         shard = model.shards[name]
@@ -120,7 +120,7 @@ def compare_weights(model: ShardedModel, found: dict[str, Any], expected: dict[s
             close(found[name], own, f"{what} of {name}")
 
 
-def compare_traffic(model: ShardedModel, whole: nn.Module, group: Group, before: Any, shapes: list[Any]) -> None:
+def compare_traffic(model: ShardedModule, whole: nn.Module, group: Group, before: Any, shapes: list[Any]) -> None:
     """Bytes that were counted in the first step against those that the oracle predicts."""
     networks = [op_graph(whole, [torch.empty(shape, dtype=torch.float64)]).network for shape in shapes]
     plans = [

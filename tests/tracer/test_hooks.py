@@ -43,5 +43,5 @@ def test_weights_that_are_not_the_model_s_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + stray * 2
 
-    with pytest.raises(NotTraceable, match="learns is neither a parameter of the model"):
+    with pytest.raises(NotTraceable, match="neither a parameter of the model nor computed in it"):
         trace(Captures(), ROWS, CPU)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 import pytest
 
-from evener.wire.acceptor import PendingPeer, least_likely
+from evener.wire.acceptor import PendingPeer, least_trusted
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.frame import encode_head
@@ -66,7 +66,7 @@ def test_frames_inside_tls_without_the_secret_are_not_acted_upon() -> None:
         sock = w.meanwhile(lambda: context.wrap_socket(call(w)))
         with sock:
             sock.sendall(FRAME)
-            assert w.until(PeerRefused).reason == "it does not greet as an Evener node does"
+            assert w.until(PeerRefused).reason == "not an Evener client (bad handshake)"
             assert sock.recv(MESSAGE_BYTES) == encode_message(HandshakeType.NO_HELLO)
         assert not any(isinstance(event, PeerConnected | FrameReceived) for event in w.events)
 
@@ -124,7 +124,7 @@ def test_a_flood_of_strangers_is_bounded_and_a_node_still_gets_in(transport: str
             w.events += w.server.poll(0.05)
         assert len(w.server._acceptor._pending) == 10
         reasons = {event.reason for event in w.events if isinstance(event, PeerRefused)}
-        assert reasons == {"too many others came who did not prove the secret either"}
+        assert reasons == {"too many pending connections have not proved the secret"}
         node, peer = w.join()
         for member, number in ((healthy, good), (node, peer)):
             member.send(Hello("still here"))
@@ -152,7 +152,7 @@ def test_who_leaves_is_of_the_largest_crowd_silent_and_old(present: list[str], l
             stranger = PendingPeer(channel, MasterHandshake(w.identity.token, bytes(32)), Address(host, 1))
             stranger.age = age
             strangers.insert(0, stranger)
-        assert strangers.index(least_likely(strangers)) == leaves
+        assert strangers.index(least_trusted(strangers)) == leaves
         for stranger in strangers:
             stranger.transport.sock.close()
 

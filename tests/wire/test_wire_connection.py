@@ -90,7 +90,7 @@ def test_a_master_that_says_nothing_is_given_up_after_the_patience() -> None:
         began = time.monotonic()
         with pytest.raises(
             ConnectionLost,
-            match=r"lost the connection to 127.0.0.1, port \d+ while a frame was awaited: nothing moved for 0.4 s",
+            match=r"lost the connection to 127.0.0.1, port \d+ while waiting for a frame: nothing moved for 0.4 s",
         ):
             node.receive()
         assert 0.3 < time.monotonic() - began < 10  # joining has a patience of its own
@@ -101,7 +101,7 @@ def test_a_master_that_says_nothing_is_given_up_after_the_patience() -> None:
 def test_a_master_that_takes_nothing_is_given_up_after_the_patience(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, _ = w.join(QUICK)  # and nobody polls the hub from here on
-        with pytest.raises(ConnectionLost, match=r"while Push was sent: nothing moved for 0.4 s"):
+        with pytest.raises(ConnectionLost, match=r"while sending Push: nothing moved for 0.4 s"):
             node.send(Push(1), [bytes(BIG)])
 
 
@@ -157,9 +157,9 @@ def test_a_connection_that_is_cut_is_told_apart_from_one_that_says_goodbye(trans
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         w.server._peers[peer].transport.sock.shutdown(2)
-        with pytest.raises(ConnectionLost, match="while a frame was awaited: closed without a word"):
+        with pytest.raises(ConnectionLost, match="while waiting for a frame: closed without a reason"):
             node.receive()
-        assert w.until(PeerDisconnected).reason == "it left without a word"
+        assert w.until(PeerDisconnected).reason == "it closed without a reason"
 
 
 def test_what_a_node_does_not_understand_is_refused_and_the_master_told() -> None:
@@ -262,7 +262,7 @@ def test_a_peer_is_given_up_when_what_ought_to_move_has_not_for_the_patience(
         return reason
 
     assert stalled(idle + 0.1) == ""
-    words = {"sent": "it took nothing for", "received": "it stopped amid a frame for"}
+    words = {"sent": "it received nothing for", "received": "it stopped within a frame for"}
     assert idle == 0 or stalled(idle - 0.1).startswith(words[direction])
 
 

@@ -65,7 +65,7 @@ def test_another_secret_or_another_certificate_is_refused(node: Token, master: T
 
 
 def test_only_who_knows_the_secret_is_told_that_the_master_is_full() -> None:
-    with pytest.raises(MasterFull, match="as many connections as it may have"):
+    with pytest.raises(MasterFull, match="it has reached its limit of connections"):
         greet(PLAIN, PLAIN, full=True)
     with pytest.raises(WrongSecret):
         greet(Token(secret=bytes(16), fingerprint=None), PLAIN, full=True)
@@ -89,7 +89,7 @@ def test_a_node_is_not_content_with_its_own_proof_sent_back() -> None:
 
 def test_a_master_that_welcomes_without_proof_is_not_believed() -> None:
     node = NodeHandshake(PLAIN, A, "x")
-    with pytest.raises(NotAMaster, match="it does not keep to the greeting"):
+    with pytest.raises(NotAMaster, match="unexpected handshake message"):
         node.answer(encode_message(HandshakeType.WELCOME))
     node = NodeHandshake(PLAIN, A, "x")
     node.answer(encode_message(HandshakeType.CHALLENGE, B))
@@ -100,14 +100,14 @@ def test_a_master_that_welcomes_without_proof_is_not_believed() -> None:
 @pytest.mark.parametrize(
     ("notes", "refusal"),
     [
-        ([encode_message(HandshakeType.PROOF)], "it does not greet as an Evener node does"),
+        ([encode_message(HandshakeType.PROOF)], "not an Evener client (bad handshake)"),
         (
             [encode_message(HandshakeType.HELLO), encode_message(HandshakeType.HELLO)],
-            "it does not greet as an Evener node does",
+            "not an Evener client (bad handshake)",
         ),
-        ([encode_message(HandshakeType.WELCOME)], "it does not greet as an Evener node does"),
-        ([b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n"[:40]], "it does not greet as an Evener node does"),
-        ([b"EVENER\x02\x01" + bytes(32)], "it speaks another version of the wire"),
+        ([encode_message(HandshakeType.WELCOME)], "not an Evener client (bad handshake)"),
+        ([b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n"[:40]], "not an Evener client (bad handshake)"),
+        ([b"EVENER\x02\x01" + bytes(32)], "it uses another protocol version"),
         (
             [encode_message(HandshakeType.HELLO), encode_message(HandshakeType.PROOF, bytes(32))],
             "it does not know the secret",
@@ -126,12 +126,12 @@ def test_whatever_else_is_said_to_a_master_is_refused(notes: list[bytes], refusa
     [
         (encode_message(HandshakeType.WRONG_SECRET), WrongSecret, "it does not know this token's secret"),
         (encode_message(HandshakeType.FULL), MasterFull, "raise its limit"),
-        (encode_message(HandshakeType.TLS_HERE), TransportDiffers, "one side speaks TLS and the other does not"),
-        (encode_message(HandshakeType.NO_HELLO), NotAMaster, "what answers there is not an Evener master"),
+        (encode_message(HandshakeType.TLS_HERE), TransportDiffers, "one side uses TLS and the other does not"),
+        (encode_message(HandshakeType.NO_HELLO), NotAMaster, "the program at that port is not an Evener master"),
         (b"EVENER\x07\x11" + bytes(32), VersionDiffers, r"\(version 7 there, 1 here\); install the same version"),
         (b"EVENER\x07\x02" + bytes(32), VersionDiffers, "version 7 there, 1 here"),
-        (b"HTTP/1.1 400 Bad Request\r\nConnection: cl", NotAMaster, "answered in another language"),
-        (encode_message(HandshakeType.PROOF), NotAMaster, "does not keep to the greeting"),
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: cl", NotAMaster, "it uses another protocol"),
+        (encode_message(HandshakeType.PROOF), NotAMaster, "unexpected handshake message"),
     ],
 )
 def test_a_node_names_what_is_wrong_the_place_and_the_cure(

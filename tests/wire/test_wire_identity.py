@@ -128,9 +128,9 @@ def test_text_and_address_are_the_same_thing(host: str, port: int) -> None:
 
 
 def test_an_address_reads_well_in_a_sentence() -> None:
-    assert Address("gpu-box", 7000).words == "gpu-box, port 7000"
-    assert Address("", 7000).words == "all interfaces, port 7000"
-    assert Address(path="/run/e").words == "unix socket /run/e"
+    assert Address("gpu-box", 7000).description == "gpu-box, port 7000"
+    assert Address("", 7000).description == "all interfaces, port 7000"
+    assert Address(path="/run/e").description == "unix socket /run/e"
 
 
 def test_the_token_carries_the_certificates_fingerprint_and_the_secret() -> None:
@@ -197,4 +197,4 @@ def test_a_missing_cryptography_says_what_to_type(monkeypatch: pytest.MonkeyPatc
     [(Address("10.0.0.5", 7000), "10.0.0.5"), (Address("::1", 7000), "::1"), (Address(path="/run/evener.sock"), "")],
 )
 def test_the_host_is_read_from_an_address_in_a_sentence(address: Address, host: str) -> None:
-    assert host_in(address.words) == host
+    assert host_in(address.description) == host

@@ -112,7 +112,7 @@ def test_frames_out_of_order_repeated_or_missing_are_refused(order: list[int], l
     if chosen == list(range(length)):
         assert len(feed(reader, b"".join(parts[i] for i in chosen))) == length
     else:
-        with pytest.raises(BadFrame, match=r"frame \d was due and frame \d came: one was lost, repeated or moved"):
+        with pytest.raises(BadFrame, match=r"expected frame \d, got \d: a frame was lost, repeated or reordered"):
             feed(reader, b"".join(parts[i] for i in chosen))
 
 
@@ -126,14 +126,14 @@ def test_frames_out_of_order_repeated_or_missing_are_refused(order: list[int], l
         (encode_head(0, PUSH, [1] * 4), "a frame must have at most 3 buffers, got 4"),
         (encode_head(0, PUSH, [50, 51]), "a frame must have at most 100 bytes of payload, got 101"),
         (encode_head(0, PUSH, [2**64 - 1] * 3), "a frame must have at most 100 bytes of payload"),
-        (encode_head(0, b""), "a header must be one of those known here: Input data was truncated"),
-        (encode_head(0, b"\xc1"), "a header must be one of those known here"),
+        (encode_head(0, b""), "unknown or invalid header: Input data was truncated"),
+        (encode_head(0, b"\xc1"), "unknown or invalid header"),
         (encode_head(0, msgspec.msgpack.encode({"type": "Other"})), "Invalid value 'Other'"),
         (encode_head(0, msgspec.msgpack.encode({"type": "Push", "round": "x"})), r"Expected `int`, got `str`"),
-        (encode_head(0, b"\x82\xa4type\xa5Hello\xa4name\xa2\xff\xfe"), "a header must be one of those known here"),
-        (encode_head(0, PUSH + b"\0"), "a header must be one of those known here"),
-        (encode_head(1, PUSH), "frame 0 was due and frame 1 came"),
-        (encode_head(0, PUSH, flags=1), "a header must be one of those known here: Expected `str`"),
+        (encode_head(0, b"\x82\xa4type\xa5Hello\xa4name\xa2\xff\xfe"), "unknown or invalid header"),
+        (encode_head(0, PUSH + b"\0"), "unknown or invalid header"),
+        (encode_head(1, PUSH), "expected frame 0, got 1"),
+        (encode_head(0, PUSH, flags=1), "unknown or invalid header: Expected `str`"),
     ],
 )
 def test_every_refusal_has_its_sentence_and_is_final(data: bytes, rule: str) -> None:
@@ -156,14 +156,14 @@ def test_a_reader_that_refused_is_gone_when_nobody_refers_to_it(no_collection: N
 def test_a_wrong_checksum_is_told() -> None:
     head = encode_head(0, PUSH)
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
-    with pytest.raises(BadFrame, match="the head of a frame was damaged on its way"):
+    with pytest.raises(BadFrame, match="the head of a frame is damaged"):
         feed(reader, head[:-4] + (zlib.crc32(head[:-4]) ^ 1).to_bytes(4, "little"))
 
 
 def test_nesting_without_end_is_refused_instead_of_exhausting_the_stack() -> None:
     deep = b"\x83\xa4type\xa4Push\xa5round\x01\xa5other" + b"\x91" * 60_000 + b"\x01"
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
-    with pytest.raises(BadFrame, match="a header must be one of those known here"):
+    with pytest.raises(BadFrame, match="unknown or invalid header"):
         feed(reader, encode_head(0, deep))
 
 

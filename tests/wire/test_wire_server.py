@@ -116,7 +116,7 @@ def test_a_peer_that_reads_nothing_holds_nobody_up_and_is_closed_after_the_patie
         for number in range(20):
             echo(w, healthy, good, number)
         reason = w.until(PeerDisconnected).reason
-        assert reason == "it took nothing for 0.4 s, with 2 frames waiting for it"
+        assert reason == "it received nothing for 0.4 s, with 2 frames waiting for it"
         assert time.monotonic() - began > 0.3
         assert w.server.peers == [good]
         gc.collect()
@@ -133,7 +133,7 @@ def test_a_peer_that_stops_amid_a_frame_is_closed_after_the_patience(transport: 
         stuck._transport.flush()
         for number in range(20):
             echo(w, healthy, good, number)
-        assert w.until(PeerDisconnected) == PeerDisconnected(bad, "it stopped amid a frame for 0.4 s")
+        assert w.until(PeerDisconnected) == PeerDisconnected(bad, "it stopped within a frame for 0.4 s")
         echo(w, healthy, good, 99)
 
 
@@ -164,11 +164,11 @@ def test_a_node_that_vanishes_is_told_at_once(transport: str, tmp_path: Path) ->
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         node._shut()
-        assert w.until(PeerDisconnected) == PeerDisconnected(peer, "it left without a word")
+        assert w.until(PeerDisconnected) == PeerDisconnected(peer, "it closed without a reason")
         node, peer = w.join()
         node._transport.send([memoryview(b"EVNR")])
         node._shut()
-        assert w.until(PeerDisconnected, seconds=1) == PeerDisconnected(peer, "cut amid a frame")
+        assert w.until(PeerDisconnected, seconds=1) == PeerDisconnected(peer, "cut off within a frame")
 
 
 def test_bad_bytes_close_their_connection_with_a_reason_and_no_other(transport: str, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_frames_that_wait_for_a_peer_are_limited(transport: str, tmp_path: Path)
         assert w.server.peers == [peer]
         w.server.send(peer, Push(5))
         assert w.until(PeerDisconnected) == PeerDisconnected(
-            peer, "it took too little: 5 frames wait for it, which is the limit"
+            peer, "it receives too slowly: 5 frames wait for it, which is the limit"
         )
 
 

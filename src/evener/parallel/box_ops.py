@@ -1,4 +1,4 @@
-"""Boxes of images and volumes: where one lies in another; pooling, resizing, transposed convolution of one or none."""
+"""Boxes of images and volumes: their positions, and pooling, resizing and transposed convolution of a box."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ _MAX_POOL: dict[int, Callable[..., Tensor]] = {2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE_POOL: dict[int, Callable[..., Tensor]] = {2: F.avg_pool2d, 3: F.avg_pool3d}
 _ADAPTIVE_MAX_POOL: dict[int, Callable[..., Tensor]] = {2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {2: F.conv_transpose2d, 3: F.conv_transpose3d}
-"""By number of sides: of images, and of volumes."""
+"""Functions for images and for volumes, by number of sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Some rows and columns of an image, or planes, rows and columns of a volume.
+    """Describe some rows and columns of an image, or planes, rows and columns of a volume.
 
     Attributes:
-        sides: each from the first to behind the last, counted in the whole.
+        sides: The interval [first, end) along every side, counted in the whole.
     """
 
     sides: tuple[Interval, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its size along every side."""
+        """Size along every side."""
         return tuple(b - a for a, b in self.sides)
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no pixel."""
+        """Whether the box has no pixel."""
         return min(self.shape) <= 0
 
     def common(self, other: Box) -> Box:
-        """The pixels of both."""
+        """Return the pixels of both boxes."""
         return Box(tuple(_common(*pair) for pair in zip(self.sides, other.sides, strict=True)))
 
     def without(self, core: Box) -> list[Box]:
-        """The rest around `core`, which lies inside, as boxes: before and behind it, side by side."""
+        """Return the rest around `core`, which lies inside, as boxes: before and behind it along each side."""
         if core.is_empty:
             return [] if self.is_empty else [self]
         rest = []
@@ -55,37 +55,37 @@ class Box:
         return [one for one in rest if not one.is_empty]
 
     def place_in(self, held: Box) -> tuple[slice, ...]:
-        """Where these pixels are in a tensor (N, C, ...) of those of `held`."""
+        """Return the position of these pixels in a tensor (N, C, ...) of the pixels of `held`."""
         sides = zip(self.sides, held.sides, strict=True)
         return (slice(None), slice(None), *(slice(a - start, b - start) for (a, b), (start, _) in sides))
 
     def of(self, x: Tensor, held: Box) -> Tensor:
-        """These pixels of `x` (N, C, ...), which holds the box `held`: a view."""
+        """Return these pixels of `x` (N, C, ...), which holds the box `held`, as a view."""
         return x[self.place_in(held)]
 
 
 def held_by(layout: Layout, rank: int, shape: Sequence[int]) -> Box:
-    """The box of an image or volume of `shape` (N, C, ...) that `rank` holds."""
+    """Return the box of an image or volume of `shape` (N, C, ...) that `rank` holds."""
     return Box(tuple(side[0] if side else (0, 0) for side in layout.region(rank, tuple(shape))[2:]))
 
 
 def reached(windows: Sequence[WindowRule], outputs: Box) -> Box:
-    """What the windows of `outputs` reach, also beyond the image."""
+    """Return the box that the windows of `outputs` read, also beyond the image."""
     return Box(tuple(window.reach(*side) for window, side in zip(windows, outputs.sides, strict=True)))
 
 
 def touched(windows: Sequence[Sliding], pixels: Box) -> Box:
-    """The outputs whose windows lie over any of `pixels`."""
+    """Return the outputs whose windows read any of `pixels`."""
     return Box(tuple(window.touched(*side) for window, side in zip(windows, pixels.sides, strict=True)))
 
 
 def margins(inner: Box, outer: Box) -> tuple[tuple[int, int], ...]:
-    """Pixels of `outer` before and behind `inner` along every side, negative where `inner` sticks out."""
+    """Return pixels of `outer` before and behind `inner` along every side; negative where `inner` sticks out."""
     return tuple((a - c, d - b) for (a, b), (c, d) in zip(inner.sides, outer.sides, strict=True))
 
 
 def surround(x: Tensor, held: Box, wanted: Box, value: float = 0.0) -> Tensor:
-    """The box `wanted` made of `x`, which holds `held`, and of `value` around it; `x` itself if that is it."""
+    """Return the box `wanted` from `x`, which holds `held`, filled with `value`; `x` itself if both are equal."""
     around = [size for pair in reversed(margins(held, wanted)) for size in pair]
     return F.pad(x, around, value=value) if any(around) else x
 
@@ -96,9 +96,9 @@ def _common(one: Interval, other: Interval) -> Interval:
 
 
 def empty_output(shape: Sequence[int], *tensors: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Zeros of `shape` that depend (with gradients of zero) on all `tensors`, of which they would be computed.
+    """Return zeros of `shape` that depend, with zero gradients, on all `tensors`.
 
-    `dtype` is by default the type in which layers with weights compute.
+    `dtype` defaults to the one in which layers with weights compute.
     """
     dtype = dtype or compute_dtype(tensors[0])
     tie = torch.stack([tensor.flatten()[:0].sum().to(dtype) for tensor in tensors]).sum()
@@ -106,14 +106,14 @@ def empty_output(shape: Sequence[int], *tensors: Tensor, dtype: torch.dtype | No
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type in which convolutions and linear layers compute: that of autocast, which leaves double precision."""
+    """Return the dtype of convolutions and linear layers: that of autocast, which leaves double precision alone."""
     device = x.device.type
     is_cast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
     return torch.get_autocast_dtype(device) if is_cast else x.dtype
 
 
 def max_pool(x: Tensor, pool: Any, windows: Sequence[Sliding], held: Box, outputs: Box) -> Tensor:
-    """Maxima; what lies around the image is less than any number. `pool`: a MaxPool2d or MaxPool3d."""
+    """Return maxima, with minus infinity around the image. `pool` is a MaxPool2d or MaxPool3d."""
     x = surround(x, held, reached(windows, outputs), -torch.inf)
     return _MAX_POOL[len(windows)](x, pool.kernel_size, pool.stride, 0, pool.dilation)
 
@@ -121,9 +121,9 @@ def max_pool(x: Tensor, pool: Any, windows: Sequence[Sliding], held: Box, output
 def average_pool(
     x: Tensor, pool: Any, image: Sequence[int], windows: Sequence[Sliding], held: Box, outputs: Box
 ) -> Tensor:
-    """Means; how many pixels each one is of depends on where it lies in an `image` of these sizes.
+    """Return means over windows; the divisor depends on a window's position in an `image` of these sizes.
 
-    `pool`: an AvgPool2d or AvgPool3d.
+    `pool` is an AvgPool2d or AvgPool3d.
     """
     x = surround(x, held, reached(windows, outputs))
     sums = _AVERAGE_POOL[len(windows)](x, pool.kernel_size, pool.stride, 0, divisor_override=1)
@@ -135,16 +135,16 @@ def average_pool(
 
 
 def adaptive_average(x: Tensor, windows: Sequence[Adaptive], held: Box, outputs: Box) -> Tensor:
-    """Means over adaptive windows."""
+    """Return means over adaptive windows."""
     return _by_matrices(_means, x, windows, held, outputs)
 
 
 def adaptive_maximum(x: Tensor, windows: Sequence[Adaptive], held: Box, outputs: Box) -> Tensor:
-    """Maxima over adaptive windows."""
+    """Return maxima over adaptive windows."""
     pool, sides = _ADAPTIVE_MAX_POOL[len(windows)], outputs.sides
 
     def maxima(fixed: tuple[Interval, ...]) -> Tensor:
-        """Of the outputs at `fixed`, along the first sides."""
+        """Return the outputs at the positions `fixed` along the first sides."""
         if len(fixed) == len(sides):
             cell: Tensor = pool(reached(windows, Box(fixed)).of(x, held), 1)
             return cell
@@ -155,20 +155,20 @@ def adaptive_maximum(x: Tensor, windows: Sequence[Adaptive], held: Box, outputs:
 
 
 def nearest(x: Tensor, windows: Sequence[Nearest], held: Box, outputs: Box) -> Tensor:
-    """Copies of pixels."""
-    for dim, (window, side, own) in enumerate(zip(windows, outputs.sides, held.sides, strict=True), start=2):
-        places = [window.source(output) - own[0] for output in range(*side)]
+    """Return copies of the nearest pixels."""
+    for dim, (window, side, pixels) in enumerate(zip(windows, outputs.sides, held.sides, strict=True), start=2):
+        places = [window.source(output) - pixels[0] for output in range(*side)]
         x = x.index_select(dim, torch.tensor(places, device=x.device))
     return x
 
 
 def linear(x: Tensor, windows: Sequence[Linear], held: Box, outputs: Box) -> Tensor:
-    """Mixtures of neighbouring pixels."""
+    """Return linear interpolations of neighbouring pixels."""
     return _by_matrices(_mixture, x, windows, held, outputs)
 
 
 def transposed(x: Tensor, convolution: Any, windows: Sequence[Spreading], held: Box, outputs: Box) -> Tensor:
-    """What the pixels add to the outputs of a ConvTranspose2d or ConvTranspose3d, and the bias."""
+    """Return the outputs of a ConvTranspose2d or ConvTranspose3d from these pixels, with the bias."""
     settings: dict[str, Any] = {name: getattr(convolution, name) for name in ("stride", "groups", "dilation")}
     y = _TRANSPOSED[len(windows)](x, convolution.weight, **settings)
     firsts = [w.stride * side[0] - w.padding for w, side in zip(windows, held.sides, strict=True)]
@@ -184,14 +184,14 @@ def _by_matrices(
     held: Box,
     outputs: Box,
 ) -> Tensor:
-    """Side by side: a `matrix` (outputs, held) of each."""
-    for dim, (window, side, own) in enumerate(zip(windows, outputs.sides, held.sides, strict=True), start=2):
-        x = (x.movedim(dim, -1) @ matrix(window, side, own).to(x).t()).movedim(-1, dim)
+    """Multiply each side by its `matrix` (outputs, held)."""
+    for dim, (window, side, pixels) in enumerate(zip(windows, outputs.sides, held.sides, strict=True), start=2):
+        x = (x.movedim(dim, -1) @ matrix(window, side, pixels).to(x).t()).movedim(-1, dim)
     return x
 
 
 def _counts(window: Sliding, outputs: Interval, size: int, count_padding: bool) -> Tensor:
-    """Number of pixels along one side of each window; those of the padding too if they count."""
+    """Return the number of pixels of each window along one side, with padding if it counts."""
     around = window.before if count_padding else 0
     starts = torch.arange(*outputs) * window.stride - window.before
     ends = torch.clamp(starts + window.kernel, max=size + around)
@@ -199,7 +199,7 @@ def _counts(window: Sliding, outputs: Interval, size: int, count_padding: bool) 
 
 
 def _means(window: Adaptive, outputs: Interval, held: Interval) -> Tensor:
-    """The matrix (outputs, held) of the mean over each window, float64."""
+    """Return the matrix (outputs, held) of the mean over each window, float64."""
     matrix = torch.zeros(outputs[1] - outputs[0], held[1] - held[0], dtype=torch.float64)
     for i, output in enumerate(range(*outputs)):
         first, last = window.reach(output, output + 1)
@@ -208,7 +208,7 @@ def _means(window: Adaptive, outputs: Interval, held: Interval) -> Tensor:
 
 
 def _mixture(window: Linear, outputs: Interval, held: Interval) -> Tensor:
-    """The matrix (outputs, held) of linear interpolation, float64."""
+    """Return the matrix (outputs, held) of linear interpolation, float64."""
     matrix = torch.zeros(outputs[1] - outputs[0], held[1] - held[0], dtype=torch.float64)
     for i, output in enumerate(range(*outputs)):
         place = window.position(output)

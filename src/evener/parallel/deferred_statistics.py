@@ -1,6 +1,6 @@
-"""Norms of a stage that sees a batch in micro-batches: each is normalised by its own statistics (Huang et al., 2019).
+"""Norms in a pipeline stage: each micro-batch is normalised by its own statistics (Huang et al., 2019).
 
-The running statistics move once a step, by all that the norm saw in it.
+Running statistics move once per step, by all micro-batches of the step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from evener.records.errors import InvalidInput
 
 
 class DeferredStatistics(TorchFunctionMode):
-    """Collects what a norm sees in micro-batches, of each use by itself; the norm moves when it is asked to.
+    """Collect the statistics of a norm in micro-batches, separately for each use; `move` applies them.
 
     Args:
-        norm: a BatchNorm or InstanceNorm of any class, which is computed by this from now on.
+        norm: A BatchNorm or InstanceNorm of any class; this object computes it from now on.
     """
 
     def __init__(self, norm: Any) -> None:
@@ -42,15 +42,15 @@ class DeferredStatistics(TorchFunctionMode):
         return self._norm.running_mean is not None
 
     def begin(self, counting: bool) -> None:
-        """A micro-batch begins, which counts or does not."""
+        """Begin a micro-batch; `counting` says whether it counts."""
         self._counting, self._use = counting, 0
         self._micro_batches += 1
 
     def compute(self, norm: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """As `NormComputation`.
+        """Compute `norm`, without moving its running statistics.
 
         Raises:
-            InvalidInput: the norm moves its statistics by itself, once per micro-batch.
+            InvalidInput: The norm moves its statistics itself, in every micro-batch.
         """
         if not norm.training or norm.running_mean is None:
             return forward(*args, **kwargs)
@@ -68,7 +68,7 @@ class DeferredStatistics(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """`func`; a norm that would move running statistics is observed instead."""
+        """Call `func`, or record the statistics of a norm that would move running ones."""
         if func is F.batch_norm:
             return self._batch_norm(*args, **(kwargs or {}))
         if func is F.instance_norm:
@@ -76,22 +76,22 @@ class DeferredStatistics(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def collected(self) -> list[Statistics]:
-        """Of what every use has seen since the last call, each of shape (C,); forgets it."""
+        """Return the statistics of every use since the last call, each of shape (C,), and forget them."""
         running: Tensor = self._norm.running_mean
         empty = torch.zeros(3, self._norm.num_features, dtype=running.dtype, device=running.device)
-        found = [self._combined(torch.stack(parts or [empty]).unbind(1)) for parts in self._parts.values()]
+        statistics = [self._combined(torch.stack(parts or [empty]).unbind(1)) for parts in self._parts.values()]
         self.forget()
-        return found
+        return statistics
 
     def combined(self, rows: Tensor) -> Statistics:
-        """Those of several ranks, (ranks, 3, C), together."""
+        """Combine the statistics of several ranks, (ranks, 3, C)."""
         return self._combined(rows.unbind(1))
 
     @torch.no_grad()
     def move(self, seen: Statistics) -> None:
-        """Move the running statistics as one process that has `seen` this; if it is any."""
+        """Move the running statistics as a single process would after it has `seen` these, unless they are empty."""
         norm, factor = self._norm, self._norm.momentum
-        if not self._is_batch_norm:  # an InstanceNorm counts no batches, and what it saw are means over samples
+        if not self._is_batch_norm:  # an InstanceNorm counts no batches, and its statistics are means over samples
             factor = (factor or 0.0) * (seen.num_values > 0).to(norm.running_mean.dtype)
             norm.running_mean.lerp_(seen.mean, factor)
             norm.running_var.lerp_(seen.var, factor)
@@ -101,12 +101,12 @@ class DeferredStatistics(TorchFunctionMode):
         move(norm.running_mean, norm.running_var, seen, factor)
 
     def forget(self) -> None:
-        """Drop what was collected: the step was not finished, or is over."""
+        """Drop the collected statistics: the step is over, or was not finished."""
         self._parts = defaultdict(list, {use: [] for use in self._parts})
         self._micro_batches = self._moved_in = 0
 
     def _combined(self, parts: Any) -> Statistics:
-        """Of parts stacked in dim 0; those of an InstanceNorm are means over samples."""
+        """Combine parts stacked in dim 0; those of an InstanceNorm are means over samples."""
         seen = Statistics(*parts)
         if self._is_batch_norm:
             return combine(seen)
@@ -128,7 +128,7 @@ class DeferredStatistics(TorchFunctionMode):
         if not training or running_mean is None or running_var is None:
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
         mean, var = torch.zeros_like(running_mean), torch.zeros_like(running_var)
-        y = F.batch_norm(input, mean, var, weight, bias, True, 1.0, eps)  # sets both to those of the input
+        y = F.batch_norm(input, mean, var, weight, bias, True, 1.0, eps)  # sets both to the statistics of the input
         count = input.numel() // input.shape[1]
         self._observe(mean, var * ((count - 1) / count), count)
         return y
@@ -157,17 +157,17 @@ class DeferredStatistics(TorchFunctionMode):
             self._use += 1
 
     def _refuse_second_move(self, norm: Any) -> None:
-        """Raises InvalidInput: the norm moved its statistics itself in more than one micro-batch of a step."""
+        """Raise InvalidInput if the norm moved its statistics itself in two micro-batches of a step."""
         self._moved_in += 1
         if self._micro_batches > 1 and self._moved_in > 1:
             raise InvalidInput(
-                f"{type(norm).__name__} moves its running statistics itself, in every micro-batch of a pipeline: let "
-                "it call the forward of its base class, or take --micro-batches 1 or a strategy without pipelines"
+                f"{type(norm).__name__} moves its running statistics itself, in every micro-batch of a pipeline: call "
+                "the forward of its base class, or use --micro-batches 1 or a strategy without pipelines"
             )
 
 
 def defer_statistics(module: nn.Module) -> nn.Module:
-    """Let norms in `module` defer their statistics; returns the module."""
+    """Defer the running statistics of norms in `module`; return the module."""
     for norm in norms_with_statistics(module).values():
         if not isinstance(computation_of(norm), DeferredStatistics):
             DeferredStatistics(norm)
@@ -175,6 +175,6 @@ def defer_statistics(module: nn.Module) -> nn.Module:
 
 
 def deferred_in(root: nn.Module) -> dict[str, DeferredStatistics]:
-    """By name of the norm in `root`, what defers the running statistics that it keeps."""
-    found = {path: computation_of(module) for path, module in root.named_modules()}
-    return {path: one for path, one in found.items() if isinstance(one, DeferredStatistics) and one.tracks}
+    """Return by name of the norm in `root` the object that defers its running statistics."""
+    computations = {path: computation_of(module) for path, module in root.named_modules()}
+    return {path: one for path, one in computations.items() if isinstance(one, DeferredStatistics) and one.tracks}

@@ -1,10 +1,10 @@
-"""Weights and optimiser's state, of which ranks hold parts, as those of one process: gathered, and loaded.
+"""State dicts of the whole model and its optimizer, gathered from ranks that hold parts, and loaded into them.
 
-    weights divided among ranks (`divided.py`)     every part travels to the first rank
-    weights on some ranks only (`pipeline/`)       the first rank that holds one sends it to the first of all
+    weights divided among ranks (`sharded.py`)     every rank sends its part to the first rank
+    weights on some ranks only (`pipeline/`)       the first rank that holds a weight sends it to the first rank of all
 
-What is gathered is the model's ordinary state dict, and that of an optimiser of the whole model: any other division, on
-any number of ranks, loads it. No more than one whole tensor travels at a time.
+The gathered state dicts are those of a single process: any other division, on any number of ranks, can load them. At
+most one whole tensor is sent at a time.
 """
 
 from __future__ import annotations
@@ -27,44 +27,46 @@ from evener.parallel.redistribute import part_of, regions
 from evener.records.errors import InvalidInput
 
 
-def gather_tensors(group: Group, own: Mapping[str, Tensor], shards: Mapping[str, Shard]) -> dict[str, Tensor]:
-    """The tensors of all ranks, whole, on the first one; elsewhere none. Every rank of `group` calls this.
+def gather_tensors(group: Group, local: Mapping[str, Tensor], shards: Mapping[str, Shard]) -> dict[str, Tensor]:
+    """Return the whole tensors of all ranks on the first rank, and nothing elsewhere. Every rank of `group` calls this.
 
     Args:
-        group: the ranks.
-        own: this rank's tensors, or parts of tensors, by name.
-        shards: by name, how tensors are divided; the parts of one are on all ranks.
+        group: The ranks.
+        local: This rank's tensors, or parts of tensors, by name.
+        shards: How tensors are divided, by name; parts of a divided tensor are on all ranks.
     """
-    rows = [msgspec.json.decode(row, type=list[str]) for row in group.all_gather_bytes(msgspec.json.encode(list(own)))]
+    rows = [
+        msgspec.json.decode(row, type=list[str]) for row in group.all_gather_bytes(msgspec.json.encode(list(local)))
+    ]
     first_holder = {name: rank for rank, names in reversed(list(enumerate(rows))) for name in names}
     whole: dict[str, Tensor] = {}
     for name in dict.fromkeys(chain(*rows)):
         if name in shards and shards[name].layout.state == "split":
-            tensor: Tensor | None = _assembled(group, own[name], shards[name])
+            tensor: Tensor | None = _assembled(group, local[name], shards[name])
         else:
-            tensor = _sent_to_first(group, own.get(name), name, first_holder[name])
+            tensor = _sent_to_first(group, local.get(name), name, first_holder[name])
         if group.is_leader and tensor is not None:
             whole[name] = tensor
     return whole
 
 
-def _assembled(group: Group, own: Tensor, shard: Shard) -> Tensor:
-    """The whole tensor on the first rank, something smaller elsewhere."""
+def _assembled(group: Group, part: Tensor, shard: Shard) -> Tensor:
+    """Return the whole tensor on the first rank, and something smaller elsewhere."""
     nothing: Region = tuple(() for _ in shard.shape)
     whole = tuple(((0, size),) for size in shard.shape)
     need = (whole, *[nothing] * (group.size - 1))
     exchange = Exchange(group, [Route(regions(shard.layout, shard.shape, group.size), need)], "weights")
-    return exchange.all_gather([own.detach()])[0]
+    return exchange.all_gather([part.detach()])[0]
 
 
-def _sent_to_first(group: Group, own: Tensor | None, name: str, holder: int) -> Tensor | None:
-    """On the first rank the tensor that `holder` has; what comes from another one is on the CPU."""
+def _sent_to_first(group: Group, local: Tensor | None, name: str, holder: int) -> Tensor | None:
+    """Return on the first rank the tensor of `holder`; a tensor of another rank arrives on the CPU."""
     if group.rank == holder:
-        assert own is not None
+        assert local is not None
         if holder == 0:
-            return own.detach().clone()
+            return local.detach().clone()
         assert group.mesh is not None
-        group.mesh.send_to(0, safetensors.torch.save({name: own.detach().cpu().contiguous()}))
+        group.mesh.send_to(0, safetensors.torch.save({name: local.detach().cpu().contiguous()}))
     elif group.is_leader:
         assert group.mesh is not None
         return safetensors.torch.load(group.mesh.receive_from(holder))[name]
@@ -72,14 +74,14 @@ def _sent_to_first(group: Group, own: Tensor | None, name: str, holder: int) -> 
 
 
 def own_part(shard: Shard, whole: Tensor, rank: int) -> Tensor:
-    """What `rank` holds of a `whole` tensor. Raises InvalidInput if it has not the shape of `shard`."""
+    """Return the part of a `whole` tensor that `rank` holds. Raises InvalidInput for another shape than `shard`'s."""
     if tuple(whole.shape) != shard.shape:
         raise InvalidInput(f"weight {shard.name} must be of shape {shard.shape}, got {tuple(whole.shape)}")
     return part_of(whole, shard.layout.region(rank, shard.shape)).clone()
 
 
 def pieces_of(shards: Mapping[str, Shard], rank: int) -> dict[str, Piece]:
-    """Which part of every divided tensor `rank` holds, by name; what is not in it is whole."""
+    """Return by name the piece of every divided tensor that `rank` holds."""
     return {
         name: Piece(shape=shard.shape, region=shard.layout.region(rank, shard.shape))
         for name, shard in shards.items()
@@ -88,23 +90,23 @@ def pieces_of(shards: Mapping[str, Shard], rank: int) -> dict[str, Piece]:
 
 
 class _OptimizerParts(msgspec.Struct, frozen=True):
-    """What one rank's optimiser holds: by parameter, the tensors that are divided as it is, and what is no tensor."""
+    """List what one rank's optimizer holds by parameter: names of divided tensors, and values other than tensors."""
 
     divided: dict[str, list[str]]
     plain: dict[str, dict[str, Any]]
 
 
 class OptimizerState:
-    """The state of the optimisers of all ranks' parameters, as that of one optimiser of the whole model, and back.
+    """Convert between the optimizer states of all ranks and the state of an optimizer of the whole model.
 
-    An optimiser's state dict knows parameters by their place in it, group by group.
+    An optimizer's state dict identifies parameters by their index, counted over all groups.
 
     Args:
-        group: the ranks; all of them make the same calls.
-        parameters: this rank's, by name.
-        shards: by name, how parameters are divided; what is not in it is whole where it is.
-        grouped: by group of the whole model's optimiser, the names of its parameters in its order.
-        absent: by name, of divided parameters of which this rank has and uses nothing, parts without elements.
+        group: The ranks; all of them make the same calls.
+        parameters: This rank's parameters, by name.
+        shards: How parameters are divided, by name; all others are whole.
+        grouped: Names of the parameters in each group of the whole model's optimizer.
+        absent: Empty parts of the divided parameters that this rank does not use, by name.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class OptimizerState:
         return {name: parameter for name, parameter in parameters.items() if name in self._places}
 
     def gather(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The state dict of an optimiser of the whole model on the first rank, else an empty one."""
+        """Return the state dict of an optimizer of the whole model on the first rank, and an empty one elsewhere."""
         rows = self._all_parts(optimizer)
         tensors = gather_tensors(self._group, *self._tensors(optimizer, rows))
         if not self._group.is_leader:
@@ -141,9 +143,9 @@ class OptimizerState:
         return {"state": dict(sorted(state.items())), "param_groups": self._whole_groups(optimizer)}
 
     def own(self, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Piece]]:
-        """What this rank has of that state dict; and which part of their wholes those of its tensors are that are none.
+        """Return this rank's part of that state dict, and by `<parameter index>.<name>` which tensors are pieces.
 
-        By `<parameter index>.<name>`; nothing is sent.
+        This sends nothing.
         """
         state: dict[int, dict[str, Any]] = {}
         pieces: dict[str, Piece] = {}
@@ -156,20 +158,20 @@ class OptimizerState:
         return {"state": dict(sorted(state.items())), "param_groups": self._whole_groups(optimizer)}, pieces
 
     def _whole_groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
-        """Parameter groups of an optimiser of the whole model."""
+        """Return the parameter groups of an optimizer of the whole model."""
         return [
             {**settings, "params": [self._places[name] for name in names]}
             for settings, names in zip(optimizer.state_dict()["param_groups"], self._grouped, strict=True)
         ]
 
     def load(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
-        """Take what belongs to this rank's parameters from the state dict of an optimiser of the whole model."""
+        """Load the state of this rank's parameters from the state dict of an optimizer of the whole model."""
         state: dict[int, Any] = {}
         groups: list[dict[str, Any]] = []
         index = 0
-        for settings, own in zip(whole["param_groups"], optimizer.param_groups, strict=True):
-            groups.append({**settings, "params": list(range(index, index + len(own["params"])))})
-            for parameter in own["params"]:
+        for settings, group in zip(whole["param_groups"], optimizer.param_groups, strict=True):
+            groups.append({**settings, "params": list(range(index, index + len(group["params"])))})
+            for parameter in group["params"]:
                 name = self._names[id(parameter)]
                 if self._places[name] in whole["state"]:
                     state[index] = self._own_values(name, whole["state"][self._places[name]])
@@ -186,9 +188,9 @@ class OptimizerState:
         }
 
     def _all_parts(self, optimizer: Optimizer) -> list[_OptimizerParts]:
-        """What every rank's optimiser holds."""
+        """Return what every rank's optimizer holds."""
         held = {name: optimizer.state.get(weight, {}) for name, weight in self._parameters.items()}
-        own = _OptimizerParts(
+        parts = _OptimizerParts(
             divided={
                 name: [key for key, value in values.items() if self._is_divided(name, value)]
                 for name, values in held.items()
@@ -198,7 +200,7 @@ class OptimizerState:
                 for name, values in held.items()
             },
         )
-        rows = self._group.all_gather_bytes(msgspec.json.encode(own))
+        rows = self._group.all_gather_bytes(msgspec.json.encode(parts))
         return [msgspec.json.decode(row, type=_OptimizerParts) for row in rows]
 
     def _is_divided(self, name: str, value: Any) -> bool:
@@ -207,13 +209,13 @@ class OptimizerState:
         return is_split and isinstance(value, Tensor) and value.shape == self._parameters[name].shape
 
     def _tensors(self, optimizer: Optimizer, rows: list[_OptimizerParts]) -> tuple[dict[str, Tensor], dict[str, Shard]]:
-        """This rank's tensors, by parameter and key, and how those are divided that are."""
-        own: dict[str, Tensor] = {}
+        """Return this rank's tensors, by parameter and key, and how the divided ones are divided."""
+        local: dict[str, Tensor] = {}
         shards: dict[str, Shard] = {}
         for name, weight in (*self._parameters.items(), *self._absent.items()):
             values = optimizer.state.get(weight, {})
-            own |= {f"{name}/{key}": value for key, value in values.items() if isinstance(value, Tensor)}
+            local |= {f"{name}/{key}": value for key, value in values.items() if isinstance(value, Tensor)}
             for key in dict.fromkeys(key for row in rows for key in row.divided.get(name, ())):
                 shards[f"{name}/{key}"] = self._shards[name]
-                own.setdefault(f"{name}/{key}", weight)  # of which this rank has nothing, or there were a state
-        return own, shards
+                local.setdefault(f"{name}/{key}", weight)  # an empty part: otherwise there would be a state
+        return local, shards

@@ -1,12 +1,12 @@
-"""Gradients that travel together: weights, some of whose gradients are summed over some ranks.
+"""Buckets of gradients that are reduced together.
 
     GradientBucket   whole weights of all ranks, in one all-reduce
-    DividedBucket    parts of weights, that some rank of every replica has
-    last_bucket      the bucket that a further weight is put into
-    flagged_buckets  all buckets, of weights that each rank may use or not
+    ShardedBucket    parts of weights that some rank of every replica has
+    last_bucket      the bucket for the next weight
+    flagged_buckets  all buckets of weights that each rank may or may not use
 
-A weight that has no gradient counts as zeros; where no rank has any, it has none afterwards, too: weight decay and
-momentum would move it.
+A weight without a gradient counts as zeros. If no rank has a gradient, the weight has none afterwards: weight decay and
+momentum would change it otherwise.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
 
 BUCKET_BYTES = 25 * 2**20
-"""Of gradients that travel together, at most."""
+"""Largest size of a bucket."""
 
 
 class GradientBucket:
-    """Weights whose gradients travel together in one all-reduce over `group`.
+    """Reduce the gradients of some weights in one all-reduce over `group`.
 
-    If ranks may use different weights, they are `flagged`: whether a rank has a gradient travels along. Otherwise a
-    weight that has none here, and of which only zeros come, keeps none. With `averaged` the sum is divided by the
-    number of ranks: of what all have alike it makes the same again.
+    If ranks may use different weights, the bucket is `flagged`: it also sends whether a rank has each gradient.
+    Otherwise a weight without a gradient here keeps none if the sum is zero. With `averaged`, the sum is divided by the
+    number of ranks, so gradients that all ranks have alike stay unchanged.
     """
 
     def __init__(self, group: Group, flagged: bool = False, averaged: bool = False) -> None:
@@ -42,14 +42,14 @@ class GradientBucket:
         self._wait: Callable[[], object] | None = None
 
     def add(self, weight: nn.Parameter, nbytes: int, factor: float = 1.0) -> None:
-        """Let `weight` travel, too; its gradient of `nbytes` counts `factor` times in the sum."""
+        """Add `weight` to the bucket; its gradient of `nbytes` counts `factor` times in the sum."""
         self.weights.append(weight)
         self._factors.append(factor)
         self.nbytes += nbytes
 
     def start(self) -> None:
-        """Start to sum."""
-        grads = [_own(weight) for weight in self.weights]
+        """Start the all-reduce."""
+        grads = [_dense_gradient(weight) for weight in self.weights]
         parts = [g.flatten() if f == 1 else g.flatten() * f for g, f in zip(grads, self._factors, strict=True)]
         if self._flagged:
             parts.append(grads[0].new_tensor([weight.grad is not None for weight in self.weights]))
@@ -59,11 +59,11 @@ class GradientBucket:
         self._wait = self._group.begin_all_reduce(self._flat, "gradients")
 
     def forget(self) -> None:
-        """Let go what was started."""
+        """Drop the all-reduce that was started."""
         self._wait, self._flat = None, torch.empty(0)
 
     def finish(self) -> None:
-        """Wait for the sum, and let every weight's gradient be its part of it."""
+        """Wait for the sum, and set every weight's gradient to its part of it."""
         assert self._wait is not None
         self._wait()
         number = len(self.weights) if self._flagged else 0
@@ -74,11 +74,11 @@ class GradientBucket:
         self.forget()
 
 
-class DividedBucket:
-    """Parts of weights that some rank of every replica has; their gradients travel together.
+class ShardedBucket:
+    """Reduce the gradients of weights of which some rank of every replica has parts.
 
-    Each part is summed by one of the ranks that have it and sent back to the others: 2 (r-1)/r of its bytes for r
-    replicas, as in a ring.
+    One of the ranks that have a part sums it and sends the sum to the others. This sends 2 (r-1)/r of its bytes for r
+    replicas, as a ring does.
     """
 
     def __init__(self, group: Group) -> None:
@@ -89,26 +89,28 @@ class DividedBucket:
         self._exchange: Exchange | None = None
 
     def add(self, weight: nn.Parameter, nbytes: int, route: Route) -> None:
-        """Let `weight` travel, too, of which ranks have parts."""
+        """Add `weight`, of which ranks have parts."""
         self._routes.append(replace(route, source=len(self.weights)))
         self.weights.append(weight)
         self.nbytes += nbytes
 
     def sum(self) -> None:
-        """Sum the gradients at their owners, and send the sums to all who have the weights."""
+        """Sum the gradients at their owners, and send the sums to all ranks that have the weights."""
         if self._exchange is None:
             self._exchange = Exchange(self._group, self._routes, "gradients")
-        sums = self._exchange.all_gather(self._exchange.reduce_scatter([_own(weight) for weight in self.weights]))
+        sums = self._exchange.all_gather(
+            self._exchange.reduce_scatter([_dense_gradient(weight) for weight in self.weights])
+        )
         for weight, total in zip(self.weights, sums, strict=True):
             if weight.grad is not None or total.any():
                 weight.grad = total
 
 
-_B = TypeVar("_B", GradientBucket, DividedBucket)
+_B = TypeVar("_B", GradientBucket, ShardedBucket)
 
 
 def last_bucket(buckets: list[_B], new: _B, weight: nn.Parameter, nbytes: int, largest: float = BUCKET_BYTES) -> _B:
-    """The last bucket if so many bytes still fit, else the new one; a bucket is of one type of numbers."""
+    """Return the last bucket if `nbytes` more fit into it, else the new one. A bucket has a single dtype."""
     last = buckets[-1] if buckets else None
     if last is None or last.nbytes + nbytes > largest or last.weights[0].dtype != weight.dtype:
         last = new
@@ -119,7 +121,7 @@ def last_bucket(buckets: list[_B], new: _B, weight: nn.Parameter, nbytes: int, l
 def flagged_buckets(
     weights: Sequence[nn.Parameter], world: Group, averaged: bool = False, largest: float = BUCKET_BYTES
 ) -> list[GradientBucket]:
-    """Buckets of `weights`, those that the forward pass uses last first; each rank may use some of them only."""
+    """Return buckets of `weights`, which each rank may use in part; the last weights of the forward pass come first."""
     buckets: list[GradientBucket] = []
     for weight in reversed(weights):
         new = GradientBucket(world, True, averaged)
@@ -127,21 +129,21 @@ def flagged_buckets(
     return buckets
 
 
-def _own(weight: nn.Parameter) -> Tensor:
-    """The gradient on this rank, dense."""
+def _dense_gradient(weight: nn.Parameter) -> Tensor:
+    """Return this rank's gradient of `weight`, dense."""
     if weight.grad is None:
         return torch.zeros_like(weight)
     return weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
 
 
 def _complete(weight: nn.Parameter, total: Tensor) -> None:
-    """Let the gradient be `total`; one of rows of an embedding stays such."""
+    """Set the gradient of `weight` to `total`; a sparse gradient stays sparse."""
     is_sparse = weight.grad is not None and weight.grad.is_sparse
     weight.grad = total.to_sparse(1) if is_sparse else total
 
 
 def sum_over(group: Group, weights: Sequence[nn.Parameter]) -> None:
-    """Let every gradient be the sum over the ranks of `group`, which all call this with the same weights."""
+    """Sum every gradient over the ranks of `group`, which all call this with the same weights."""
     for dtype in sorted({weight.dtype for weight in weights}, key=str):
         bucket = GradientBucket(group)
         for weight in weights:

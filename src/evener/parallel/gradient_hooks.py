@@ -1,4 +1,4 @@
-"""Hooks that users put on gradients of parameters: as in one process they see whole, complete ones, once a step."""
+"""The user's hooks on gradients of parameters. They see complete gradients, once a step, as in a single process."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from evener.tracer.model_copy import copied_model, rebound
 
 
 class GradientHooks:
-    """Those of a model's parameters; they stay where they are unless they are taken off.
+    """Collect the gradient hooks of a model's parameters, which stay in place until `taken_off`.
 
     Attributes:
-        names: of the parameters that have any.
+        names: Names of the parameters that have hooks.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        found = {name: _hooks(parameter) for name, parameter in model.named_parameters()}
-        self._hooks = {name: both for name, both in found.items() if any(both)}
+        hooks = {name: _hooks(parameter) for name, parameter in model.named_parameters()}
+        self._hooks = {name: both for name, both in hooks.items() if any(both)}
         self.names = tuple(self._hooks)
 
     @classmethod
     def taken_off(cls, model: nn.Module) -> GradientHooks:
-        """Those of `model`, whose parameters have none from now on: they would see addends."""
+        """Remove the hooks of `model` and return them: they would otherwise see partial sums."""
         hooks = cls(model)
         for name in hooks.names:
             parameter: Any = model.get_parameter(name)
             parameter._backward_hooks = None
-            parameter._post_accumulate_grad_hooks = OrderedDict()  # None would leave those that are there
+            parameter._post_accumulate_grad_hooks = OrderedDict()  # None would leave the hooks in place
         return hooks
 
     def run(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """Let the hooks see, and change, the gradients of parameters that are complete."""
+        """Run the hooks on complete gradients, which they may change."""
         if not self._hooks:
             return
         for name, parameter in parameters:
@@ -50,36 +50,36 @@ class GradientHooks:
 
 @contextmanager
 def without_hooks(model: nn.Module) -> Iterator[None]:
-    """Inside, parameters have no hooks that see a gradient after it is added, so that a copy of `model` has none."""
+    """Remove hooks that run after accumulation, so that a copy of `model` made inside has none."""
     parameters: list[Any] = list(model.parameters())
-    kept = [parameter._post_accumulate_grad_hooks for parameter in parameters]
+    hooks_before = [parameter._post_accumulate_grad_hooks for parameter in parameters]
     for parameter in parameters:
         parameter._post_accumulate_grad_hooks = OrderedDict()
     try:
         yield
     finally:
-        for parameter, hooks in zip(parameters, kept, strict=True):
+        for parameter, hooks in zip(parameters, hooks_before, strict=True):
             parameter._post_accumulate_grad_hooks = OrderedDict() if hooks is None else hooks
 
 
 def _hooks(parameter: Any) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Those that see a gradient before, and after, it is added to what is there; the user's handles remove them."""
+    """Return the hooks that run before and after accumulation; the user's handles remove them."""
     none: dict[int, Any] = {}
     before, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
     return none if before is None else before, none if after is None else after
 
 
 def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """A copy of `model`, also with what `copy.deepcopy` loses or refuses: gradient hooks, and computed tensors."""
+    """Return a copy of `model` that keeps gradient hooks and computed tensors, unlike `copy.deepcopy`."""
     memo = {} if memo is None else memo
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     twin = copied_model(model, memo)
-    others: list[Any] = list(twin.parameters())
-    for own, other in zip(model.parameters(), others, strict=True):
-        before, after = _hooks(own)
+    twins: list[Any] = list(twin.parameters())
+    for parameter, other in zip(model.parameters(), twins, strict=True):
+        before, after = _hooks(parameter)
         for hook in before.values():
             other.register_hook(rebound(hook, memo))
         for hook in after.values():

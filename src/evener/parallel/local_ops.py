@@ -1,4 +1,4 @@
-"""What this rank computes of each operation: a table from the operation's kind to a function of tensors."""
+"""This rank's part of each operation: a table from the operation's kind to a function of tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evener.parallel.spatial_convolution import StripConvolution
 
 
 def local_op(ctx: OpContext) -> LocalOp:
-    """What this rank computes of the operation of `ctx`, in the modes that are set around it."""
+    """Return this rank's part of the operation of `ctx`, in the modes that are set around it."""
     return _LOCAL_OPS[ctx.operation.kind](ctx)
 
 
@@ -37,7 +37,7 @@ def _call(ctx: OpContext) -> LocalOp:
 
 
 def _whole(ctx: OpContext) -> LocalOp:
-    """As one process does it, which knows the statistics of all samples."""
+    """Compute the whole operation on every rank, with the statistics of all samples."""
     layout, model, compute = ctx.step.choice.gives, ctx.model, ctx.computing(ctx.call)
     return with_all_replicas(compute, ctx.mesh, layout, lambda: model.training, lambda: ctx.samples()[1] > 0)
 
@@ -51,16 +51,16 @@ def _constant(ctx: OpContext) -> LocalOp:
 
 
 def _part(ctx: OpContext) -> LocalOp:
-    """A stretch of the channels that this rank has."""
-    own = ctx.step.choice.needs[0].region(ctx.rank, ctx.inputs[0].shape)[1]
+    """Return an interval of the channels that this rank has."""
+    channels = ctx.step.choice.needs[0].region(ctx.rank, ctx.inputs[0].shape)[1]
     start = ctx.operation.bounds[0]
-    before = sum(max(0, min(b, start) - a) for a, b in own)
+    before = sum(max(0, min(b, start) - a) for a, b in channels)
     width = ctx.shape[1]
     return lambda inputs: inputs[0].narrow(1, before, width)
 
 
 def _average(ctx: OpContext) -> LocalOp:
-    """The mean over all pixels, or this rank's addend of it."""
+    """Return the mean over all pixels, or this rank's addend of it."""
     need, shape = ctx.step.choice.needs[0], ctx.inputs[0].shape
     sides = tuple(range(2, len(shape)))
     if need.along(2) is None:
@@ -82,7 +82,7 @@ def _layer(ctx: OpContext) -> LocalOp:
 
 
 def _filter(ctx: OpContext) -> LocalOp:
-    """y[own] = conv(x, w[own]), of all channels that the own filters read."""
+    """Compute y[own] = conv(x, w[own]), from all channels that these filters read."""
     layer, shape = ctx.layer, ctx.shape
     if 0 in shape:
         return lambda inputs: empty_output(shape, inputs[0], *layer.parameters())
@@ -90,15 +90,15 @@ def _filter(ctx: OpContext) -> LocalOp:
 
 
 def _channel(ctx: OpContext) -> LocalOp:
-    """This rank's addend of y = sum of conv(x[own], w[:, own]); one rank adds the bias of each filter."""
+    """Compute this rank's addend of y = sum of conv(x[own], w[:, own]); one rank adds the bias of each filter."""
     layer, shape, adds = ctx.layer, ctx.operation.shape, ctx.step.choice.adds
     assert adds is not None
-    own = torch.tensor([i for a, b in adds.region(ctx.rank, shape)[1] for i in range(a, b)], dtype=torch.long)
+    filters = torch.tensor([i for a, b in adds.region(ctx.rank, shape)[1] for i in range(a, b)], dtype=torch.long)
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
         x, bias = inputs[0], layer.bias
         if bias is not None:
-            bias = bias.new_zeros(shape[1]).index_copy(0, own.to(bias.device), bias)
+            bias = bias.new_zeros(shape[1]).index_copy(0, filters.to(bias.device), bias)
         if x.numel() == 0:
             return _with_bias(empty_output(shape, x, *layer.parameters()), bias)
         y: Tensor = layer(x) if bias is None else functional_call(layer, {"bias": bias}, (x,))
@@ -115,7 +115,7 @@ def _strip(ctx: OpContext) -> LocalOp:
 
 
 def _transposed(ctx: OpContext) -> LocalOp:
-    """A transposed convolution: gets what its windows reach before it computes."""
+    """Compute a transposed convolution, after gathering what its windows read."""
     halo, layer, shape = ctx.step.halo, ctx.layer, ctx.shape
     bring = mover(halo, ctx.mesh.group) if halo is not None else None
     held, outputs = ctx.boxes(ctx.step.choice.reach or ctx.step.choice.needs[0])
@@ -131,7 +131,7 @@ def _transposed(ctx: OpContext) -> LocalOp:
 
 
 def _pool(ctx: OpContext) -> LocalOp:
-    """Pooling or resizing of a box, or of all pixels of some channels."""
+    """Pool or resize a box, or all pixels of some channels."""
     if ctx.step.choice.gives.along(2) is None:
         return _layer(ctx)
     held, outputs = ctx.boxes(ctx.step.choice.needs[0])
@@ -174,8 +174,8 @@ def _group_norm(ctx: OpContext) -> LocalOp:
         return _layer(ctx)
     layer, operation = ctx.layer, ctx.operation
     width = operation.shape[1] // operation.groups
-    own = torch.tensor([c // width for a, b in ctx.region[1] for c in range(a, b)], dtype=torch.long)
-    belongs = F.one_hot(own, operation.groups)
+    group_of_channel = torch.tensor([c // width for a, b in ctx.region[1] for c in range(a, b)], dtype=torch.long)
+    belongs = F.one_hot(group_of_channel, operation.groups)
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
         x = inputs[0]

@@ -1,12 +1,12 @@
-"""Changes in place as new values: operations that are divided may only make values, and change none.
+"""Changes in place as new values: divided operations may make values, but not change them.
 
     part = y[:, :3]                     part = y[:, :3]
     part.relu_()                        part' = part.relu();  y' = with_part(y, part', where part is in y)
     y[:, 5] = 0                         y'' = assigned(y', (:, 5), 0)
     y + part                            y'' + part_of_whole(y'', where part is in y)
 
-What shares memory is known from the pass without memory: a storage has one newest whole value, and whatever was made
-before it is, from then on, read out of that. Where nothing older is read, nothing is added.
+The pass on the meta device shows which tensors share memory. Each storage has one newest whole value, and older tensors
+are read from that value after a change. If no older tensor is read, nothing is added.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from evener.tracer.nested import map_values
 
 
 def with_new_values(traced: TracedModel, name: str) -> TracedModel:
-    """`traced` of the model `name`, of which no operation reads what was changed under another name.
+    """Return `traced`, of the model `name`, without reads of tensors that were changed under another name.
 
     Raises:
-        InvalidInput: a change cannot be told as a new value: of memory that is laid out in an unusual way, or one that
-            gradients are not to see.
+        InvalidInput: A change cannot become a new value: the memory layout is unusual, or gradients must not see it.
     """
     changes = _Changes(traced.graph, name)
     for node in list(traced.graph.nodes):
@@ -44,13 +43,13 @@ def with_new_values(traced: TracedModel, name: str) -> TracedModel:
 
 @dataclass(frozen=True)
 class _Whole:
-    """The value of all of a storage since a change.
+    """Hold the value of a whole storage since a change.
 
     Attributes:
-        node: that makes it; of the change, where nobody knows how to make it.
-        number: of the change.
-        is_known: whether `node` makes all of it.
-        is_added: whether `node` is not the change itself.
+        node: The node that makes the value; the node of the change if it is unknown how to make the value.
+        number: Number of the change.
+        is_known: Whether `node` makes the whole value.
+        is_added: Whether `node` is another node than the change.
     """
 
     node: fx.Node
@@ -60,11 +59,11 @@ class _Whole:
 
 
 class _Changes:
-    """Follows a graph from its first node to its last.
+    """Follow the changes of a graph from its first node to its last.
 
     Attributes:
-        newest: the whole value of every storage that was changed so far.
-        instead: what is read at the end of the graph in place of older values.
+        newest: The whole value of every storage changed so far.
+        instead: The replacements of older values at the end of the graph.
     """
 
     def __init__(self, graph: fx.Graph, name: str) -> None:
@@ -74,7 +73,7 @@ class _Changes:
         self.instead: dict[fx.Node, fx.Node] = {}
 
     def follow(self, node: fx.Node) -> None:
-        """Let `node` read the newest values; then note what it changes."""
+        """Let `node` read the newest values, then note what it changes."""
         for value in node.all_input_nodes if node.target is not item else ():
             if self._is_stale(value):
                 new = self._read(value, node)
@@ -94,12 +93,12 @@ class _Changes:
         return last is not None and record(node).number < last.number
 
     def _read(self, old: fx.Node, reader: fx.Node) -> fx.Node:
-        """The newest value of what `old` was."""
+        """Return the newest value of `old`."""
         value, last = record(old).value, self.newest[storage_of(record(old).value)]
         if not last.is_known:
             line = record(last.node).line or f"{last.node} in {record(last.node).module or self._name}"
             raise InvalidInput(
-                f"{self._name} reads a tensor that was changed under another name ({line}): not divisible"
+                f"{self._name} reads a tensor that was changed under another name ({line}) and cannot be divided"
             )
         if _place(value) == _place(record(last.node).value):
             return last.node
@@ -109,12 +108,12 @@ class _Changes:
         return _noted(made, last.node, value, last.number, modes=modes)
 
     def _change(self, node: fx.Node, changed: fx.Node) -> None:
-        """From now on, what shares memory with `changed` has other values, as `node` changed it."""
+        """Note that tensors that share memory with `changed` have other values after `node`."""
         value = record(changed).value
         last = self.newest.get(storage_of(value))
         result = self._result(node, changed)
         if result is None and changed.op == "get_attr":
-            return  # statistics, which whoever computes the operation moves
+            return  # running statistics, which the operation itself moves
         whole = self._first.get(storage_of(value)) if last is None else last.node
         made = None
         if result is not None and whole is not None and (last is None or last.is_known):
@@ -122,7 +121,7 @@ class _Changes:
         self.newest[storage_of(value)] = _Whole(made or node, record(node).number, made is not None, made is not node)
 
     def _with_part(self, whole: fx.Node, part: fx.Node, value: Tensor) -> fx.Node | None:
-        """What makes a new value of `whole`, of which `part`, which lies like `value`, is new; None if nobody knows."""
+        """Return the node of `whole` with the new `part`, which lies like `value`; None if it cannot be made."""
         before = record(whole).value
         if _place(value) == _place(before):
             return part
@@ -133,7 +132,7 @@ class _Changes:
         return _noted(made, part, before, record(part).number, modes=record(part).modes)
 
     def _result(self, node: fx.Node, changed: fx.Node) -> fx.Node | None:
-        """What makes the new value of `changed`, which `node` changed; None if that is not what it returns."""
+        """Return the node of the new value of `changed` after `node`; None if `node` returns something else."""
         seen, value = record(node), record(changed).value
         if node.target == "__setitem__":
             with self._graph.inserting_after(node):
@@ -157,14 +156,14 @@ def _noted(made: fx.Node, like: fx.Node, value: Tensor, number: int, modes: Any)
 
 
 def _changed(node: fx.Node) -> list[fx.Node]:
-    """What `node` changed, once a storage: PyTorch counts changes of all views of a tensor together."""
-    found: dict[int, fx.Node] = {}
+    """Return what `node` changed, once per storage: PyTorch counts changes of all views of a tensor together."""
+    by_storage: dict[int, fx.Node] = {}
     for one in record(node).changes:
-        first = found.setdefault(storage_of(record(one).value), one)
+        first = by_storage.setdefault(storage_of(record(one).value), one)
         made = record(node).value
         if isinstance(made, Tensor) and _place(made) == _place(record(one).value) != _place(record(first).value):
-            found[storage_of(made)] = one
-    return list(found.values())
+            by_storage[storage_of(made)] = one
+    return list(by_storage.values())
 
 
 def _is_node(value: Any) -> bool:
@@ -172,38 +171,38 @@ def _is_node(value: Any) -> bool:
 
 
 def _place(value: Tensor) -> tuple[Shape, Shape, int]:
-    """Where a tensor is in its storage: sizes, strides, first element."""
+    """Return the position of a tensor in its storage: sizes, strides, first element."""
     return tuple(value.shape), tuple(value.stride()), int(value.storage_offset())
 
 
 def _is_whole(value: Tensor) -> bool:
-    """Whether a tensor is all of its storage, in order."""
+    """Return whether a tensor is all of its storage, in order."""
     is_all = value.numel() * value.element_size() == value.untyped_storage().nbytes()
     return value.is_contiguous() and value.storage_offset() == 0 and is_all
 
 
 def _hides_gradients(node: fx.Node, changed: Tensor, first: fx.Node) -> bool:
-    """Whether gradients pass a change as if there was none: made without them, or through what is detached."""
+    """Return whether gradients bypass a change: it happens without gradients, or through a detached tensor."""
     modes = record(node).modes
     is_quiet = (modes is not None and not modes.grad) or not changed.requires_grad
     return bool(is_quiet and record(first).value.requires_grad)
 
 
 def with_part(whole: Tensor, part: Tensor, size: Shape, stride: Shape, offset: int) -> Tensor:
-    """A copy of `whole` in which `part` is at a place."""
+    """Return a copy of `whole` with `part` at a position."""
     made = whole.clone(memory_format=torch.contiguous_format)
     made.as_strided(size, stride, offset).copy_(part)
     return made
 
 
 def part_of_whole(whole: Tensor, size: Shape, stride: Shape, offset: int) -> Tensor:
-    """What is at a place in `whole`."""
-    held = whole.contiguous()
-    return held.as_strided(size, stride, held.storage_offset() + offset)
+    """Return the part of `whole` at a position."""
+    contiguous = whole.contiguous()
+    return contiguous.as_strided(size, stride, contiguous.storage_offset() + offset)
 
 
 def assigned(whole: Tensor, index: Any, value: Any) -> Tensor:
-    """A copy of `whole` in which `value` is at `index`."""
+    """Return a copy of `whole` with `value` at `index`."""
     made = whole.clone()
     made[index] = value
     return made
@@ -211,7 +210,7 @@ def assigned(whole: Tensor, index: Any, value: Any) -> Tensor:
 
 @cache
 def on_copy(method: str) -> Callable[..., Any]:
-    """A function that does in a copy what `method` of a tensor does in place, always the same one."""
+    """Return a function that applies the in-place `method` of a tensor to a copy; always the same function object."""
 
     def changed(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         return getattr(tensor.clone(), method)(*args, **kwargs)

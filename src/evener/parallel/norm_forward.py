@@ -1,8 +1,8 @@
-"""Norms that are computed in another way stay the objects that they are: only their `forward` is set anew.
+"""Replacement of the computation of norms: the modules stay the same objects, and only their `forward` is replaced.
 
-Class, attributes, hooks, names in a state dict and `type(norm)` are those that PyTorch gave them. So a program that
-looks for norms by their class, freezes them, changes their momentum or resets their statistics does what it did before.
-A copy of a norm (such as a moving average) is computed in the same way; a norm that is loaded from a pickle is plain.
+Class, attributes, hooks and names in a state dict stay those of PyTorch. So a program can still find norms by class,
+freeze them, change their momentum or reset their statistics. A copy of a norm, such as a moving average, has the same
+computation; a norm loaded from a pickle is plain.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from evener.records.errors import InvalidInput
 
 
 class NormComputation(Protocol):
-    """How norms are computed."""
+    """Compute norms."""
 
     def compute(self, norm: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `norm` returns, whose own class computes it by `forward`."""
+        """Return the output of `norm`, whose class computes it with `forward`."""
         ...
 
 
 def norms_with_statistics(model: nn.Module) -> dict[str, Any]:
-    """By name, norms in `model` with statistics of a batch: every BatchNorm, and InstanceNorms with running ones."""
-    found = ((name, module) for name, module in model.named_modules() if isinstance(module, _NormBase))
-    return {name: norm for name, norm in found if isinstance(norm, _BatchNorm) or norm.running_mean is not None}
+    """Return by name the norms in `model` with statistics: BatchNorms, and InstanceNorms with running statistics."""
+    norms = ((name, module) for name, module in model.named_modules() if isinstance(module, _NormBase))
+    return {name: norm for name, norm in norms if isinstance(norm, _BatchNorm) or norm.running_mean is not None}
 
 
 def compute_by(norm: Any, computation: NormComputation) -> None:
-    """Let `norm` be computed by `computation` from now on, in the place of what computed it before.
+    """Compute `norm` with `computation` from now on, in place of any earlier computation.
 
     Raises:
-        InvalidInput: `norm` is of a class that exchanges statistics itself.
+        InvalidInput: The class of `norm` exchanges statistics itself.
     """
     if isinstance(norm, nn.SyncBatchNorm) and type(norm).forward not in (nn.SyncBatchNorm.forward, _BatchNorm.forward):
         raise InvalidInput(
-            f"{type(norm).__name__} is a SyncBatchNorm with a forward of its own, which would exchange statistics "
+            f"{type(norm).__name__} is a SyncBatchNorm that overrides forward, which would exchange statistics "
             "twice: make it a subclass of BatchNorm1d, BatchNorm2d or BatchNorm3d"
         )
     before = vars(norm).get("forward")
@@ -51,9 +51,9 @@ def compute_by(norm: Any, computation: NormComputation) -> None:
 
 
 class _NormForward:
-    """The `forward` of one norm, which it does not keep alive: a model is freed as soon as nobody refers to it.
+    """Replace the `forward` of one norm, without keeping the norm alive: a model is freed with its last reference.
 
-    A deep copy belongs to the copy of the norm. What is loaded from a pickle is the `forward` of the norm's class.
+    A deep copy belongs to the copy of the norm. A pickle stores the `forward` of the norm's class.
     """
 
     def __init__(self, norm: Any, computation: NormComputation, before: Any) -> None:
@@ -63,7 +63,7 @@ class _NormForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         norm = self._norm()
-        return self.compute(norm, _own_forward(norm, self.before), *args, **kwargs)
+        return self.compute(norm, _original_forward(norm, self.before), *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _NormForward:
         copy = _NormForward(memo.get(id(self._norm()), self._norm()), self.computation, self.before)
@@ -75,22 +75,22 @@ class _NormForward:
 
 
 def computation_of(module: Any) -> Any:
-    """What computes `module` since `compute_by`; None if it is computed as its class says."""
+    """Return the computation set by `compute_by`; None if the class of `module` computes it."""
     forward = getattr(module, "__dict__", {}).get("forward")
     return forward.computation if isinstance(forward, _NormForward) else None
 
 
-def _own_forward(norm: Any, before: Any) -> Callable[..., Any]:
-    """The `forward` that `norm` had, of the user's own or of its class."""
+def _original_forward(norm: Any, before: Any) -> Callable[..., Any]:
+    """Return the `forward` that `norm` had, the user's or that of its class."""
     if isinstance(before, MethodType):
-        return MethodType(before.__func__, norm)  # a copy of a norm computes with its own tensors
+        return MethodType(before.__func__, norm)  # bound to this norm, which may be a copy
     if before is not None:
         return before  # type: ignore[no-any-return]
-    known = type(norm).forward
-    return MethodType(_BatchNorm.forward if known is nn.SyncBatchNorm.forward else known, norm)
+    forward = type(norm).forward
+    return MethodType(_BatchNorm.forward if forward is nn.SyncBatchNorm.forward else forward, norm)
 
 
 def leave_uncompiled(norm: Any) -> None:
-    """Let compilers leave out `norm`, which `compute_by` has changed: it waits for other ranks."""
+    """Exclude `norm`, which `compute_by` changed, from compilation: it waits for other ranks."""
     forward = vars(norm)["forward"]
     forward.compute = torch.compiler.disable(forward.compute)  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""Normalisation of values that lie in parts, on CPU and GPU (PyTorch's SyncBatchNorm refuses the CPU).
+"""Normalisation of divided values, on CPU and GPU (PyTorch's SyncBatchNorm refuses the CPU).
 
-    normalise_channels   BatchNorm; the parts are on the ranks of a group; backward is that of the whole batch: two
-                         sums a channel
-    move                 moves running statistics by those of a whole batch
+    normalise_channels   BatchNorm over the ranks of a group; backward is that of the whole batch, with two sums per
+                         channel
+    move                 moves running statistics towards those of a whole batch
     group_norm           GroupNorm and InstanceNorm of images whose channels or pixels are divided
 
 N samples, C channels, p ranks, G groups of channels, S pixels.
@@ -32,7 +32,7 @@ from evener.parallel.norm_statistics import (
 
 @torch.no_grad()
 def move(running_mean: Tensor, running_var: Tensor, seen: Statistics, factor: float) -> None:
-    """Move running statistics by `factor` to what was seen (unbiased variance); if it is any."""
+    """Move running statistics by `factor` towards the statistics `seen` (unbiased variance), unless these are empty."""
     mean, var, count = seen
     moves = (count > 0).to(running_mean.dtype)
     unbiased = var * (count / (count - 1).clamp(min=1))
@@ -43,13 +43,13 @@ def move(running_mean: Tensor, running_var: Tensor, seen: Statistics, factor: fl
 def normalise_channels(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Gathers, counted: bool
 ) -> tuple[Tensor, Statistics]:
-    """BatchNorm of `x` (N, C, ...) by the statistics of all parts, of which this one is `counted` or not; and those."""
+    """Return BatchNorm of `x` (N, C, ...) over all parts, and its statistics; this part may not be `counted`."""
     y, *seen = _NormaliseChannels.apply(x, weight, bias, eps, group, counted)  # type: ignore[no-untyped-call]
     return y, Statistics(*seen)
 
 
 class _NormaliseChannels(torch.autograd.Function):
-    """(x, weight, bias) -> normalised x, and the statistics of the whole batch."""
+    """Map (x, weight, bias) to normalised x and the statistics of the whole batch."""
 
     @staticmethod
     def forward(
@@ -71,10 +71,10 @@ class _NormaliseChannels(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, invstd, count = ctx.saved_tensors
         dy = grads[0].contiguous() if grads[0].stride() != x.stride() else grads[0]
-        scaled, total = _own_sums(dy, x, weight, mean, invstd, ctx.eps)
-        own = torch.stack((total, scaled)).to(mean.dtype)
-        arrive = ctx.group.begin_all_sum(own if ctx.counted else torch.zeros_like(own), "statistics")
-        dx = _scaled(dy, weight, invstd)  # while the sums travel
+        scaled, total = _local_sums(dy, x, weight, mean, invstd, ctx.eps)
+        local = torch.stack((total, scaled)).to(mean.dtype)
+        arrive = ctx.group.begin_all_sum(local if ctx.counted else torch.zeros_like(local), "statistics")
+        dx = _scaled(dy, weight, invstd)  # while the sums are in flight
         sums = arrive()
         if ctx.counted:
             _correct(dx, x, weight, mean, invstd, sums / count)
@@ -83,25 +83,25 @@ class _NormaliseChannels(torch.autograd.Function):
         return dx, d_weight, d_bias, None, None, None
 
 
-def _own_sums(
+def _local_sums(
     dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """What this rank knows alone: sum of dy * xhat (C,) and sum of dy (C,)."""
+    """Return this rank's sums of dy * xhat (C,) and of dy (C,)."""
     if x.numel() == 0:
         return torch.zeros_like(mean), torch.zeros_like(mean)
-    given = (dy, x, weight if weight is not None else torch.ones_like(mean), mean, invstd.pow(-2) - eps, mean, invstd)
-    _, scaled, total = torch.ops.aten.native_batch_norm_backward(*given, False, eps, [False, True, True])
+    args = (dy, x, weight if weight is not None else torch.ones_like(mean), mean, invstd.pow(-2) - eps, mean, invstd)
+    _, scaled, total = torch.ops.aten.native_batch_norm_backward(*args, False, eps, [False, True, True])
     return scaled, total
 
 
 def _scaled(dy: Tensor, weight: Tensor | None, invstd: Tensor) -> Tensor:
-    """dx for fixed statistics: w/std dy."""
+    """Return dx for fixed statistics: w/std dy."""
     scale = invstd if weight is None else invstd * weight
     return (dy * scale.view((1, -1) + (1,) * (dy.dim() - 2))).to(dy.dtype)
 
 
 def _correct(dx: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, means: Tensor) -> None:
-    """Subtract from `dx` what the batch's own statistics take: w/std (mean(dy) + xhat mean(dy xhat)), in place."""
+    """Subtract the batch statistics' gradient from `dx`, in place: w/std (mean(dy) + xhat mean(dy xhat))."""
     scale = invstd if weight is None else invstd * weight
     slope = -scale * invstd * means[1]
     shift = -scale * means[0] - slope * mean
@@ -110,22 +110,22 @@ def _correct(dx: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a layer normalises what it sees by the mean and variance of the whole batch."""
+    """Return whether a layer normalises by the mean and variance of the whole batch."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, belongs: Tensor, eps: float, group: Group
 ) -> Tensor:
-    """GroupNorm (InstanceNorm) of `x` (N, c, ...) over each group's channels and pixels on all ranks of `group`.
+    """Return GroupNorm (InstanceNorm) of `x` (N, c, ...) over each group's channels and pixels on all ranks of `group`.
 
     Args:
-        x: own channels and pixels.
-        weight: of the own channels, (c,).
-        bias: likewise.
-        belongs: (c, G), of float32 or float64: 1 where a channel belongs to a group.
-        eps: added to the variance.
-        group: the ranks that have the rest.
+        x: This rank's channels and pixels.
+        weight: Weight of this rank's channels, (c,).
+        bias: Bias of this rank's channels, (c,).
+        belongs: (c, G), float32 or float64: 1 where a channel belongs to a group.
+        eps: Added to the variance.
+        group: The ranks that have the other channels and pixels.
     """
     normal = cast(Tensor, _NormaliseGroups.apply(x, belongs, eps, group))  # type: ignore[no-untyped-call]
     shape = (1, -1) + (1,) * (x.dim() - 2)
@@ -134,7 +134,7 @@ def group_norm(
 
 
 class _NormaliseGroups(torch.autograd.Function):
-    """x -> x less the mean of its group, over the standard deviation."""
+    """Subtract the mean of its group from every value, and divide by the standard deviation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, belongs: Tensor, eps: float, group: Group) -> Tensor:
@@ -152,8 +152,8 @@ class _NormaliseGroups(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         normal, belongs, invstd, count = ctx.saved_tensors
         rows = dy[..., None].flatten(2).to(normal.dtype)
-        own = torch.stack((rows.sum(2) @ belongs, (rows * normal).sum(2) @ belongs))
-        means = ctx.group.all_sum(own, "statistics") / count
+        local = torch.stack((rows.sum(2) @ belongs, (rows * normal).sum(2) @ belongs))
+        means = ctx.group.all_sum(local, "statistics") / count
         shift, slope = means @ belongs.t()
         dx = (rows - shift[:, :, None] - normal * slope[:, :, None]) * (invstd @ belongs.t())[:, :, None]
         return dx.view_as(dy).to(dy.dtype), None, None, None

@@ -1,4 +1,4 @@
-"""What computes the operations of a model in one process: functions, and arguments that stand for tensors."""
+"""The computation of a model's operations in a single process: functions, and arguments that stand for tensors."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from evener.tracer.ir import TorchModes
 from evener.tracer.nested import map_values
 
 Nest: TypeAlias = Any
-"""Values in tuples, lists and dicts."""
+"""Nested tuples, lists and dicts of values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands for the output of an operation."""
+    """Stand for the output of an operation."""
 
     operation: int
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Stands for a module of the model, which on every rank is another one."""
+    """Stand for a module of the model, which differs on every rank."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Takes one value out of the nest that an operation returns."""
+    """Take one value out of the nest that an operation returns."""
 
     keys: tuple[Any, ...]
 
     def __call__(self, values: Nest) -> Any:
-        """What lies under the keys, one after another."""
+        """Return the value under the keys, one after another."""
         return reduce(getitem, self.keys, values)
 
 
 @dataclass(frozen=True)
 class Call:
-    """What computes an operation.
+    """Describe the computation of an operation.
 
     Attributes:
-        function: to be called with the arguments: a function, a module without weights, At a module of the model, an
-            Item; None where the operation says it all.
-        args: with a Slot for every tensor; for an Item one for the whole nest.
-        kwargs: likewise.
-        modes: that the model sets around it.
-        is_random: whether it draws random numbers.
-        training: modes that the model sets for a module and those inside, in order; empty if they are the model's own.
-        line: file and line of the user's code that it comes from; empty if that is a library's.
-        shapes: of the tensors that it returns, in order, if it draws random numbers.
+        function: What to call with the arguments: a function, a module without weights, At a module of the model, or an
+            Item. None if the operation says it all.
+        args: Arguments with a Slot for every tensor; for an Item, one Slot for the whole nest.
+        kwargs: Keyword arguments with a Slot for every tensor.
+        modes: Modes that the model sets around it.
+        is_random: Whether it draws random numbers.
+        training: Modes that the model sets for a module and its submodules, in order; empty if these are the model's.
+        line: File and line of the user's code; empty if the call is in a library.
+        shapes: Shapes of the tensors that it returns, in order, if it draws random numbers.
     """
 
     function: Any = None
@@ -72,15 +72,15 @@ class Call:
 
 @dataclass(frozen=True)
 class OpGraph:
-    """A model's operations for one shape of its inputs and one mode.
+    """Hold a model's operations for one shape of its inputs and one mode.
 
     Attributes:
-        network: for the planner.
-        calls: one an operation.
-        outputs: what the model returns, with a Slot for every tensor.
-        of_samples: the same for another number of samples.
-        states: by name, what buffers that the pass changes hold afterwards; operations make new values.
-        is_repeatable: whether a second pass would begin with what the first one did.
+        network: The operations, for the planner.
+        calls: The computation of each operation.
+        outputs: The model's outputs, with a Slot for every tensor.
+        of_samples: Returns the graph for another number of samples.
+        states: Values of buffers after the pass, by name; operations make new values.
+        is_repeatable: Whether a second pass would start from the same state as the first one.
     """
 
     network: Network
@@ -92,5 +92,5 @@ class OpGraph:
 
 
 def filled(nest: Nest, tensors: Iterator[Tensor]) -> Nest:
-    """A nest with a tensor for every Slot, in order."""
+    """Return a nest with a tensor for every Slot, in order."""
     return map_values(nest, lambda leaf: next(tensors) if isinstance(leaf, Slot) else leaf)

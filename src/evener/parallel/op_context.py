@@ -1,4 +1,4 @@
-"""What a rank's part of one operation is made of: the operation, how the plan does it, and where this rank is."""
+"""The context of a rank's part of one operation: the operation, its plan, and the position of this rank."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from evener.parallel.op_call import At, Call, OpGraph, filled
 from evener.parallel.process_mesh import ProcessMesh
 
 LocalOp: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
-"""From this rank's inputs, in the layouts that the plan says, to its output."""
+"""Maps this rank's inputs, in the layouts of the plan, to its output."""
 
 
 @dataclass(frozen=True)
 class OpContext:
-    """What a local operation is made of.
+    """Hold the context of a local operation.
 
     Attributes:
-        graph: of the model.
-        index: of the operation to be done.
-        step: how the plan does it.
-        model: this rank's part of the model.
-        mesh: where this rank is.
-        samples: (first one of this replica, its number, that of all replicas) of the batch that is being computed.
+        graph: The model's operations.
+        index: Index of the operation.
+        step: The plan of the operation.
+        model: This rank's part of the model.
+        mesh: The position of this rank.
+        samples: Returns, for the current batch: first sample of this replica, its number of samples, number of all
+            samples.
     """
 
     graph: OpGraph
@@ -41,32 +42,32 @@ class OpContext:
 
     @property
     def operation(self) -> Operation:
-        """To be done."""
+        """The operation."""
         return self.graph.network.operations[self.index]
 
     @property
     def inputs(self) -> tuple[Operation, ...]:
-        """Operations whose outputs it reads."""
+        """The operations whose outputs it reads."""
         return tuple(self.graph.network.operations[i] for i in self.operation.inputs)
 
     @property
     def call(self) -> Call:
-        """What computes it in one process."""
+        """Its computation in a single process."""
         return self.graph.calls[self.index]
 
     @property
     def rank(self) -> int:
-        """Of this process in its replica."""
+        """Rank of this process in its replica."""
         return self.mesh.group.rank
 
     @property
     def region(self) -> Region:
-        """What this rank has of the output."""
+        """This rank's region of the output."""
         return self.step.choice.gives.region(self.rank, self.operation.shape)
 
     @property
     def shape(self) -> Shape:
-        """Of this rank's output."""
+        """Shape of this rank's output."""
         return tuple(length(intervals) for intervals in self.region)
 
     @property
@@ -75,11 +76,11 @@ class OpContext:
         return self.resolved(self.call.function)
 
     def resolved(self, function: Any) -> Any:
-        """The function itself, or the module of this rank's part of the model that it stands for."""
+        """Return the function itself, or the module of this rank's part of the model that it stands for."""
         return self.model.get_submodule(function.path) if isinstance(function, At) else function
 
     def computing(self, call: Call) -> LocalOp:
-        """What `call` computes, which gives this operation or the same of other samples."""
+        """Return the function of `call`, which computes this operation, perhaps for other samples."""
         function, arguments = self.resolved(call.function), (call.args, call.kwargs)
 
         def compute(inputs: Sequence[Tensor]) -> Tensor:
@@ -90,6 +91,6 @@ class OpContext:
         return compute
 
     def boxes(self, reach: Layout) -> tuple[Box, Box]:
-        """What this rank has of the input, when it comes in layout `reach`, and what of the output."""
-        own = held_by(self.step.choice.gives, self.rank, self.operation.shape)
-        return held_by(reach, self.rank, self.inputs[0].shape), own
+        """Return this rank's boxes of the input, in layout `reach`, and of the output."""
+        outputs = held_by(self.step.choice.gives, self.rank, self.operation.shape)
+        return held_by(reach, self.rank, self.inputs[0].shape), outputs

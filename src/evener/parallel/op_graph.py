@@ -1,7 +1,7 @@
-"""A model as operations that can be divided: the planner's network, and what computes each operation in one process.
+"""A model as operations that can be divided: the planner's network, and each operation's computation in one process.
 
-Derived from the model's trace. What a trace cannot hold (control flow that depends on data) cannot be divided layer by
-layer, and is refused. An operation may only make new values here, so changes in place become such.
+The operations come from the model's trace. A model that cannot be traced, as its control flow depends on data, is
+refused. Operations may only make new values, so changes in place are converted.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def op_graph(
     training: bool = True,
     whole: Collection[str] = (),
 ) -> OpGraph:
-    """The operations of `model` for `inputs`, of which only shape and type matter.
+    """Return the operations of `model` for `inputs`, of which only shape and dtype matter.
 
     Args:
-        model: is neither run nor changed.
-        inputs: of one batch.
-        device: where the operations will run.
-        training: whether the model trains or evaluates.
-        whole: names of parameters that no rank may have a part of.
+        model: The model; it is neither run nor changed.
+        inputs: Inputs of one batch.
+        device: Device on which the operations will run.
+        training: Whether the model trains or evaluates.
+        whole: Names of parameters that must stay whole on every rank.
 
     Raises:
-        InvalidInput: the model cannot be followed, or what it changes in place cannot be told as new values.
+        InvalidInput: The model cannot be traced, or a change in place cannot become a new value.
     """
 
     def of_samples(samples: int) -> OpGraph:
@@ -60,7 +60,7 @@ def op_graph(
 
 
 def unknown_undivided(graph: OpGraph, plan: ReplicaPlan) -> OpGraph:
-    """`graph`, with layers that `plan` does not know done whole by every rank, as their weights are whole."""
+    """Return `graph` with layers that `plan` does not know computed whole on every rank, as their weights are whole."""
     known = {operation.name for operation in plan.network.operations}
     operations = tuple(
         replace(one, kind="other", weights=tuple(replace(weight, role="free") for weight in one.weights))
@@ -72,7 +72,7 @@ def unknown_undivided(graph: OpGraph, plan: ReplicaPlan) -> OpGraph:
 
 
 class _Builder:
-    """Turns the nodes of a traced model into operations."""
+    """Turn the nodes of a traced model into operations."""
 
     def __init__(self, model: nn.Module, traced: TracedModel, training: bool, whole: Collection[str] = ()) -> None:
         self._model, self._traced = model, traced
@@ -85,7 +85,7 @@ class _Builder:
         self._whole = {id(attribute(model, name)) for name in whole} | self._of_several_kinds()
 
     def build(self, of_samples: Callable[[int], OpGraph]) -> OpGraph:
-        """The operations that lead to an output."""
+        """Return the graph of the operations that lead to an output."""
         states = new_states(self._traced, self._model, _changes_a_value)
         needed = _leading_to_output(self._traced.graph, set(states.values()))
         for node in self._traced.graph.nodes:
@@ -101,7 +101,7 @@ class _Builder:
         return OpGraph(network, calls, outputs, of_samples, moved, not self._traced.states)
 
     def _as_seen(self, call: Call, node: fx.Node) -> Call:
-        """`call` with what was seen of `node`, which it comes from."""
+        """Return `call` with what the trace recorded about its `node`."""
         seen = record(node)
         training = seen.training if node.target in self._own_modes else ()
         shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(seen.value)) if seen.is_random else ()
@@ -109,14 +109,14 @@ class _Builder:
         return replace(call, modes=modes, is_random=is_random, training=training, line=line, shapes=shapes)
 
     def _is_operation(self, node: fx.Node) -> bool:
-        """Whether `node` computes a tensor, or a nest of some at once."""
+        """Return whether `node` computes a tensor, or a nest of several at once."""
         value = record(node).value
         if isinstance(value, Tensor):
             return True
         return node.target is not item and not _cuts_channels(node) and next(tensors_in(value), None) is not None
 
     def _of_several_kinds(self) -> set[int]:
-        """Parameters that operations of several kinds have: layers and reads of the model, or different layers."""
+        """Return ids of parameters that several kinds of operations use: layers and reads, or different layers."""
         kinds: dict[int, set[str]] = {}
         for node in self._traced.graph.nodes:
             if node.op == "get_attr" and str(node.target) not in self._traced.constants:
@@ -125,10 +125,10 @@ class _Builder:
                 kind = self._description(node).get("kind", "other")
                 for parameter in self._model.get_submodule(str(node.target)).parameters():
                     kinds.setdefault(id(parameter), set()).add(kind)
-        return {key for key, found in kinds.items() if len(found) > 1}
+        return {key for key, users in kinds.items() if len(users) > 1}
 
     def _read(self, node: fx.Node) -> Slot:
-        """Add what computes the tensor of `node`, or the nest of its tensors."""
+        """Add the operations that compute the tensor of `node`, or the nest of its tensors."""
         if node.op == "placeholder":
             return self._add(node.name, "input", self._shape(node), Call())
         if node.op == "get_attr":
@@ -140,13 +140,13 @@ class _Builder:
         plain = op_registry.not_in_place(node.target)
         if plain in op_registry.AS_MODULES:
             return self._function_as_module(node, op_registry.AS_MODULES[plain])
-        if plain in op_registry.MEANS and op_registry.averages(self._given(node), node):
+        if plain in op_registry.MEANS and op_registry.averages(self._shapes_read(node), node):
             return self._average(node)
         if plain in op_registry.CONCATENATIONS:
             return self._concat(node)
         if op_registry.is_pointwise(plain) or self._keeps_shape(node, plain):
             return self._add_call(node, "pointwise", _function(plain))
-        if plain in op_registry.RESHAPES and op_registry.flattens(self._given(node), self._shape(node)):
+        if plain in op_registry.RESHAPES and op_registry.flattens(self._shapes_read(node), self._shape(node)):
             return self._add_call(node, "flatten", None)
         is_whole = plain in op_registry.NORMS or has_own_backward(plain)
         return self._add_call(node, "whole" if is_whole else "other", _function(plain))
@@ -164,25 +164,25 @@ class _Builder:
     def _module(self, node: fx.Node) -> Slot:
         path, shape = str(node.target), self._shape(node)
         module = self._model.get_submodule(path)
-        if isinstance(module, nn.Flatten) and op_registry.flattens(self._given(node), shape):
+        if isinstance(module, nn.Flatten) and op_registry.flattens(self._shapes_read(node), shape):
             return self._add_call(node, "flatten", None)
-        found = self._description(node)
+        description = self._description(node)
         is_shared = any(id(parameter) in self._whole for parameter in module.parameters())
-        if is_shared and found["kind"] not in ("batch_norm", "whole"):
-            weights = tuple(replace(weight, role="free") for weight in found["weights"])
+        if is_shared and description["kind"] not in ("batch_norm", "whole"):
+            weights = tuple(replace(weight, role="free") for weight in description["weights"])
             return self._add(path, "other", shape, self._call(node, At(path)), weights=weights, shares_weights=True)
-        return self._add(path, call=self._call(node, At(path)), shape=shape, **found)
+        return self._add(path, call=self._call(node, At(path)), shape=shape, **description)
 
     def _description(self, node: fx.Node) -> op_registry.Description:
         module, is_alone = self._model.get_submodule(str(node.target)), len(node.args) + len(node.kwargs) == 1
         if not is_alone:
             return op_registry.undivided(module)
-        return op_registry.of_module(module, self._given(node), self._shape(node))
+        return op_registry.of_module(module, self._shapes_read(node), self._shape(node))
 
     def _function_as_module(self, node: fx.Node, kind: type[nn.Module]) -> Slot:
-        """A function with settings, as the module that has them."""
-        found = node.normalized_arguments(self._model, normalize_to_only_use_kwargs=True)
-        settings = dict(found.kwargs) if found is not None else {}
+        """Add a function with settings as the module with the same settings."""
+        arguments = node.normalized_arguments(self._model, normalize_to_only_use_kwargs=True)
+        settings = dict(arguments.kwargs) if arguments is not None else {}
         x = settings.pop("input", None)
         known = inspect.signature(kind).parameters
         values = {
@@ -194,16 +194,16 @@ class _Builder:
         if not isinstance(x, fx.Node) or others:
             return self._add_call(node, "other", _function(node.target))
         module, shape = kind(**values) if settings.get("training", True) else nn.Identity(), self._shape(node)
-        found_out = op_registry.of_module(module, self._given(node), shape)
-        return self._add(f"{node.name}()", call=Call(module, (self._slots[x],)), shape=shape, **found_out)
+        description = op_registry.of_module(module, self._shapes_read(node), shape)
+        return self._add(f"{node.name}()", call=Call(module, (self._slots[x],)), shape=shape, **description)
 
     def _average(self, node: fx.Node) -> Slot:
-        """A mean over all pixels; without its dims of one pixel unless they are kept."""
+        """Add a mean over all pixels; it is flattened unless the dims are kept."""
         n, c = self._shape(node)[:2]
-        source, [given] = self._argument(node.args[0]), self._given(node)
-        ones = (1,) * (len(given) - 2)
+        source, [input_shape] = self._argument(node.args[0]), self._shapes_read(node)
+        ones = (1,) * (len(input_shape) - 2)
         whole = self._add(f"{node.name}()", "average", (n, c, *ones), Call(args=(source,)))
-        if len(self._shape(node)) == len(given):
+        if len(self._shape(node)) == len(input_shape):
             return whole
         return self._add(f"{node.name}()", "flatten", (n, c), Call(args=(whole,)))
 
@@ -215,7 +215,7 @@ class _Builder:
         return self._add(f"{node.name}()", "concat", shape, Call(args=tuple(tensors)), concat_dim=dim % len(shape))
 
     def _element(self, source: Any, keys: tuple[Any, ...]) -> Slot:
-        """What lies under `keys`, one after another, in the nest that `source` returns."""
+        """Add the value under `keys`, one after another, in the nest that `source` returns."""
         while source.target is item:
             source, keys = source.args[0], (source.args[1], *keys)
         if (source, keys) not in self._slots:
@@ -230,7 +230,7 @@ class _Builder:
         return self._add(f"{source.name}(){list(keys)}", "item", shape, Call(take, (self._slots[source],)))
 
     def _part(self, source: fx.Node, index: int) -> Slot:
-        """A stretch of channels."""
+        """Add an interval of channels."""
         widths = [part.shape[1] for part in record(source).value]
         start = sum(widths[:index])
         shape = tuple(record(source).value[index].shape)
@@ -252,7 +252,7 @@ class _Builder:
         return Call(function, tuple(args), {key: value for key, value in kwargs.items() if key != "inplace"})
 
     def _argument(self, node: Any) -> Any:
-        """A Slot for a tensor, Slots for a nest of tensors, the value itself for anything else."""
+        """Return a Slot for a tensor, Slots for a nest of tensors, and any other value itself."""
         value = record(node).value
         return self._slots[node] if isinstance(value, Tensor) else self._elements(node, value, ())
 
@@ -266,14 +266,14 @@ class _Builder:
         return value
 
     def _keeps_shape(self, node: fx.Node, plain: Any) -> bool:
-        return plain in op_registry.RESHAPES and self._given(node)[:1] == [self._shape(node)]
+        return plain in op_registry.RESHAPES and self._shapes_read(node)[:1] == [self._shape(node)]
 
     def _shape(self, node: fx.Node) -> Shape:
-        """Of the first of its tensors."""
+        """Return the shape of the first tensor of `node`."""
         return tuple(next(tensors_in(record(node).value)).shape)
 
-    def _given(self, node: fx.Node) -> list[Shape]:
-        """Shapes of the tensors that `node` reads."""
+    def _shapes_read(self, node: fx.Node) -> list[Shape]:
+        """Return the shapes of the tensors that `node` reads."""
         return [self._shape(one) for one in node.all_input_nodes if isinstance(record(one).value, Tensor)]
 
 
@@ -285,15 +285,15 @@ def _leading_to_output(graph: fx.Graph, needed: set[fx.Node]) -> set[fx.Node]:
 
 
 def _changes_a_value(node: fx.Node) -> bool:
-    """Whether what computes `node` here changes a value itself, as nothing makes a new one instead."""
+    """Return whether the operation of `node` changes a value in place, as no new value replaces it."""
     return node.target not in (assigned, with_part) and op_registry.not_in_place(node.target) == node.target
 
 
 def _cuts_channels(node: fx.Node) -> bool:
-    """Whether `node` makes stretches of channels."""
+    """Return whether `node` splits channels into intervals."""
     return node.target in op_registry.CUTS and bool(node.kwargs.get("dim", (*node.args, 0, 0)[2]) == 1)
 
 
 def _function(target: Any) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(Tensor, target) if isinstance(target, str) else target
-    return found
+    function: Callable[..., Any] = getattr(Tensor, target) if isinstance(target, str) else target
+    return function

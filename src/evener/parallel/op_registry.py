@@ -1,4 +1,4 @@
-"""What each module and function of PyTorch is to the planner: tables from its type to kind, windows and weights."""
+"""PyTorch's modules and functions for the planner: tables from their type to kind, windows and weights."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Adaptive, Kind, Linear, Nearest, Role, Sliding, Spreading, Weight, WindowRule
 from evener.records.errors import InvalidInput
-from evener.tracer.hooks import are_followed, has_backward_hooks
+from evener.tracer.hooks import are_traced, has_backward_hooks
 
-_OF_DEFAULTS = ("__init__", "extra_repr", "reset_parameters")
+_DEFAULT_METHODS = ("__init__", "extra_repr", "reset_parameters")
 
 
 class BatchNorm(_BatchNorm):
-    """Of any number of dims: what a SyncBatchNorm is without a group of its own.
+    """Normalise inputs with any number of dims, as a SyncBatchNorm does without a group.
+
 
     It is no SyncBatchNorm, which DistributedDataParallel refuses on processors.
     """
@@ -31,10 +32,10 @@ class BatchNorm(_BatchNorm):
 
 
 def without_synchronised(model: nn.Module) -> nn.Module:
-    """`model`, whose SyncBatchNorms are plain ones: whoever divides samples synchronises them all, on any device.
+    """Replace the SyncBatchNorms of `model` with plain ones, which division synchronises on any device.
 
     Raises:
-        InvalidInput: one is of a class of the user's own, so that nobody knows what it computes.
+        InvalidInput: one is of a class of the user's own, whose computation is unknown.
     """
     for name, module in model.named_modules():
         if type(module) is nn.SyncBatchNorm:
@@ -49,7 +50,7 @@ def without_synchronised(model: nn.Module) -> nn.Module:
 
 
 class Description(TypedDict, total=False):
-    """Fields of an Operation that depend on its type; `other` if `kind` is missing."""
+    """Hold the fields of an Operation that depend on its type. The kind is `other` if it is missing."""
 
     kind: Kind
     windows: tuple[WindowRule, ...]
@@ -59,28 +60,28 @@ class Description(TypedDict, total=False):
 
 
 def of_module(module: nn.Module, inputs: Sequence[Shape], output: Shape) -> Description:
-    """What `module` is for inputs and output of these shapes."""
-    known = base_of(module)
-    found = _MODULES[known](module, inputs[0], output) if len(inputs) == 1 and is_plain(module) else {}
-    if not found:
+    """Describe `module` for inputs and output of these shapes."""
+    base = base_of(module)
+    description = _MODULES[base](module, inputs[0], output) if len(inputs) == 1 and is_plain(module) else {}
+    if not description:
         return undivided(module)
-    return {"kind": "other", **found, "weights": _weights(module, _ROLES.get(known, {}))}
+    return {"kind": "other", **description, "weights": _weights(module, _ROLES.get(base, {}))}
 
 
 def is_one_operation(module: nn.Module) -> bool:
-    """Whether PyTorch says what `module` does, or it is a norm with statistics; containers are looked into."""
+    """Return whether `module` is a module of PyTorch or a norm with statistics, but not a container."""
     is_of_torch = base_of(module).__module__.startswith("torch.nn") and not isinstance(module, nn.Sequential)
     return is_of_torch or isinstance(module, _NormBase)
 
 
 def undivided(module: nn.Module) -> Description:
-    """That `module` is done as a whole, and its backward pass as well if that has hooks, or exchanges statistics."""
+    """Describe `module` as computed whole, with its backward pass if it has hooks or exchanges statistics."""
     is_whole = any(has_backward_hooks(one) or isinstance(one, _NormBase) for one in module.modules())
     return {"kind": "whole" if is_whole else "other", "weights": _weights(module, {})}
 
 
 def base_of(module: nn.Module) -> type[nn.Module]:
-    """The class that says what `module` does: its own, or the one of which its own differs in nothing but defaults."""
+    """Return the class that defines what `module` does; subclasses that only change defaults are skipped."""
     return next(base for base in type(module).__mro__ if _defines_methods(base))
 
 
@@ -88,15 +89,15 @@ def _defines_methods(cls: type) -> bool:
     if cls.__module__.startswith("torch."):
         return True
     methods = (FunctionType, property, classmethod, staticmethod)
-    return any(isinstance(value, methods) and name not in _OF_DEFAULTS for name, value in vars(cls).items())
+    return any(isinstance(value, methods) and name not in _DEFAULT_METHODS for name, value in vars(cls).items())
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether `module` is one of the table, with its weights, and nothing is added to its passes."""
-    known = base_of(module)
+    """Return whether `module` is in the table, with the table's weights and nothing added to its passes."""
+    base = base_of(module)
     names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
-    is_known = known in _MODULES and names <= {*_ROLES.get(known, {}), "num_batches_tracked"}
-    return is_known and are_followed(module) and "forward" not in vars(module) and not has_backward_hooks(module)
+    is_known = base in _MODULES and names <= {*_ROLES.get(base, {}), "num_batches_tracked"}
+    return is_known and are_traced(module) and "forward" not in vars(module) and not has_backward_hooks(module)
 
 
 def _weights(module: nn.Module, roles: dict[str, Role]) -> tuple[Weight, ...]:
@@ -113,18 +114,18 @@ def _weights(module: nn.Module, roles: dict[str, Role]) -> tuple[Weight, ...]:
 
 
 def _convolution(module: Any, _input: Shape, output: Shape) -> Description:
-    found: Description = {"kind": "convolution", "groups": module.groups}
+    description: Description = {"kind": "convolution", "groups": module.groups}
     if module.padding_mode == "zeros":
-        found["windows"] = tuple(
+        description["windows"] = tuple(
             Sliding(k, s, _before(module.padding, i, k, d), d)
             for i, (k, s, d) in enumerate(zip(module.kernel_size, module.stride, module.dilation, strict=True))
         )
-    return found if _is_batch(module, output) else {}
+    return description if _is_batch(module, output) else {}
 
 
 def _is_batch(module: nn.Module, shape: Shape) -> bool:
-    """Whether `shape` is that of several images, or volumes: (N, C, ...); `module` takes single ones, too."""
-    return len(shape) == (5 if isinstance(module, _OF_VOLUMES) else 4)
+    """Return whether `shape` is that of several images or volumes, (N, C, ...), rather than of a single one."""
+    return len(shape) == (5 if isinstance(module, _VOLUME_MODULES) else 4)
 
 
 def _before(padding: str | tuple[int, ...], i: int, kernel: int, dilation: int) -> int:
@@ -136,8 +137,8 @@ def _before(padding: str | tuple[int, ...], i: int, kernel: int, dilation: int) 
 def _transposed(module: Any, _input: Shape, output: Shape) -> Description:
     settings = zip(module.kernel_size, module.stride, module.padding, module.dilation, strict=True)
     windows = tuple(Spreading(*one) for one in settings)
-    found: Description = {"kind": "convolution", "groups": module.groups, "filter_dim": 1, "windows": windows}
-    return found if _is_batch(module, output) else {}
+    description: Description = {"kind": "convolution", "groups": module.groups, "filter_dim": 1, "windows": windows}
+    return description if _is_batch(module, output) else {}
 
 
 def _pool(module: Any, _input: Shape, output: Shape) -> Description:
@@ -149,19 +150,19 @@ def _pool(module: Any, _input: Shape, output: Shape) -> Description:
     return {"kind": "pool", "windows": tuple(Sliding(*side) for side in sides)}
 
 
-def _adaptive(module: Any, given: Shape, output: Shape) -> Description:
+def _adaptive(module: Any, input_shape: Shape, output: Shape) -> Description:
     if not _is_batch(module, output) or getattr(module, "return_indices", False):
         return {}
     if set(output[2:]) == {1} and isinstance(module, nn.AdaptiveAvgPool2d | nn.AdaptiveAvgPool3d):
         return {"kind": "average"}
-    return {"kind": "pool", "windows": tuple(Adaptive(*side) for side in zip(given[2:], output[2:], strict=True))}
+    return {"kind": "pool", "windows": tuple(Adaptive(*side) for side in zip(input_shape[2:], output[2:], strict=True))}
 
 
-def _resize(module: Any, given: Shape, output: Shape) -> Description:
+def _resize(module: Any, input_shape: Shape, output: Shape) -> Description:
     if len(output) not in (4, 5):
         return {}
     factors = _each(None if module.recompute_scale_factor else module.scale_factor, len(output) - 2)
-    sides = list(zip(given[2:], output[2:], factors, strict=True))
+    sides = list(zip(input_shape[2:], output[2:], factors, strict=True))
     windows: tuple[WindowRule, ...] = ()
     if module.mode == "nearest":
         windows = tuple(Nearest(n, 1 / f if f else n / m) for n, m, f in sides)
@@ -172,38 +173,38 @@ def _resize(module: Any, given: Shape, output: Shape) -> Description:
     return {"kind": "resize", "windows": windows}
 
 
-def _instance_norm(module: Any, given: Shape, _output: Shape) -> Description:
-    is_divided = not module.track_running_stats and _is_batch(module, given)
-    return {"kind": "group_norm", "groups": given[1]} if is_divided else {}
+def _instance_norm(module: Any, input_shape: Shape, _output: Shape) -> Description:
+    is_divided = not module.track_running_stats and _is_batch(module, input_shape)
+    return {"kind": "group_norm", "groups": input_shape[1]} if is_divided else {}
 
 
 def _each(value: Any, sides: int) -> tuple[Any, ...]:
-    """`value` along every side, where it is not given by side."""
+    """Return `value` for every side, unless it already has one value per side."""
     return tuple(value) if isinstance(value, Sequence) else (value,) * sides
 
 
-def _of_kind(kind: Kind) -> Callable[[Any, Shape, Shape], Description]:
-    return lambda _module, _given, _output: {"kind": kind}
+def _constant_kind(kind: Kind) -> Callable[[Any, Shape, Shape], Description]:
+    return lambda _module, _input, _output: {"kind": kind}
 
 
-_pointwise = _of_kind("pointwise")
+_pointwise = _constant_kind("pointwise")
 _LINEAR = ("bilinear", "trilinear")
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNorm)
 _INSTANCE_NORMS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
-_OF_VOLUMES = (
+_VOLUME_MODULES = (
     *(nn.Conv3d, nn.ConvTranspose3d, nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d),
     nn.InstanceNorm3d,
 )
 _MODULES: dict[type[nn.Module], Callable[[Any, Shape, Shape], Description]] = {
     **dict.fromkeys((nn.Conv2d, nn.Conv3d), _convolution),
     **dict.fromkeys((nn.ConvTranspose2d, nn.ConvTranspose3d), _transposed),
-    nn.Linear: lambda _module, _given, output: {"kind": "linear"} if len(output) == 2 else {},
+    nn.Linear: lambda _module, _input, output: {"kind": "linear"} if len(output) == 2 else {},
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.MaxPool3d, nn.AvgPool3d), _pool),
     **dict.fromkeys((nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _adaptive),
     **dict.fromkeys((nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d), _adaptive),
     nn.Upsample: _resize,
-    **dict.fromkeys(_BATCH_NORMS, _of_kind("batch_norm")),
-    nn.GroupNorm: lambda module, _given, _output: {"kind": "group_norm", "groups": module.num_groups},
+    **dict.fromkeys(_BATCH_NORMS, _constant_kind("batch_norm")),
+    nn.GroupNorm: lambda module, _input, _output: {"kind": "group_norm", "groups": module.num_groups},
     **dict.fromkeys(_INSTANCE_NORMS, _instance_norm),
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish), _pointwise),
     **dict.fromkeys((nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardtanh, nn.Hardswish), _pointwise),
@@ -228,7 +229,7 @@ AS_MODULES: dict[Callable[..., Any], type[nn.Module]] = {
     F.interpolate: nn.Upsample,
     F.dropout: nn.Dropout,
 }
-"""Functions that are done as the module of the same meaning."""
+"""Functions that are computed as the module with the same meaning."""
 
 _ALIKE = (
     *("add", "sub", "mul", "div", "maximum", "minimum", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "square"),
@@ -243,7 +244,7 @@ _POINTWISE: frozenset[Any] = frozenset(
         *("truediv", "clone", "contiguous", "float", "double", "half", "bfloat16"),
     )
 )
-"""Functions, and names of methods, that compute each number from the numbers at its place."""
+"""Functions, and names of methods, that compute element by element."""
 RESHAPES: frozenset[Any] = frozenset(
     ("flatten", "view", "reshape", "squeeze", torch.flatten, torch.reshape, torch.squeeze)
 )
@@ -254,7 +255,7 @@ CONCATENATIONS: frozenset[Any] = frozenset((torch.cat, torch.concat))
 
 
 def not_in_place(target: Any) -> Any:
-    """The function or name of a method that does the same and leaves its input alone; `target` if there is none."""
+    """Return the function or method name that does the same out of place; `target` if there is none."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if name.startswith("__i") and name.endswith("__"):
         return f"__{name[3:]}"
@@ -266,24 +267,24 @@ def not_in_place(target: Any) -> Any:
 
 
 def is_pointwise(target: Any) -> bool:
-    """Whether a function, or a method of this name, computes each number from the numbers at its place."""
+    """Return whether a function, or a method of this name, computes element by element."""
     if isinstance(target, str) and target.startswith("__"):
         name = target.strip("_")
         return name in _POINTWISE or name.removeprefix("r") in _POINTWISE
     return target in _POINTWISE
 
 
-def flattens(given: Sequence[Shape], output: Shape) -> bool:
-    """Whether an output (N, C H W) has the numbers of its only input (N, C, H, W), or of a volume, in their order."""
-    if len(given) != 1 or len(given[0]) not in (4, 5) or len(output) != 2:
+def flattens(inputs: Sequence[Shape], output: Shape) -> bool:
+    """Return whether an output (N, C H W) has the numbers of its only input, an image or volume, in their order."""
+    if len(inputs) != 1 or len(inputs[0]) not in (4, 5) or len(output) != 2:
         return False
-    return output == (given[0][0], prod(given[0][1:]))
+    return output == (inputs[0][0], prod(inputs[0][1:]))
 
 
-def averages(given: Sequence[Shape], node: fx.Node) -> bool:
-    """Whether a mean is that over all pixels of (N, C, H, W), or of volumes."""
-    if len(given) != 1 or len(given[0]) not in (4, 5) or "dtype" in node.kwargs:
+def averages(inputs: Sequence[Shape], node: fx.Node) -> bool:
+    """Return whether a mean is that over all pixels of images or volumes."""
+    if len(inputs) != 1 or len(inputs[0]) not in (4, 5) or "dtype" in node.kwargs:
         return False
     dims: Any = node.kwargs.get("dim", (*node.args, None, None)[1])
-    listed = [d % len(given[0]) for d in dims] if isinstance(dims, Sequence) else []
-    return sorted(listed) == list(range(2, len(given[0])))
+    listed = [d % len(inputs[0]) for d in dims] if isinstance(dims, Sequence) else []
+    return sorted(listed) == list(range(2, len(inputs[0])))

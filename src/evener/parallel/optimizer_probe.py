@@ -1,4 +1,4 @@
-"""What an optimiser looks at: it is made while parameters look whole, and steps small tensors, whole and in parts."""
+"""A probe of an optimizer: it is made while parameters look whole, and steps small tensors, whole and in parts."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from evener.parallel.redistribute import part_of
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 Scope: TypeAlias = Literal["element", "tensor", "model"]
-"""What decides how an element changes: it, its gradient and its state; those of its tensor; also those of others."""
+"""What decides how an element changes: its own values, those of its whole tensor, or those of other tensors."""
 
 _SMALL = (5, 4, 2, 2, 2)
-"""Largest sizes of the probe's tensors, by dim."""
+"""Largest size of the probe's tensors along each dim."""
 _PARTS = ((0, 3), (3, 5), (5, 5))
-"""Of a dim of them: uneven ones, and an empty one."""
+"""Parts of a dim of these tensors: two uneven ones and an empty one."""
 _SCALES = (1.0, 1e-6, 1e6)
-"""Of the gradients in the steps of the probe: bounds on norms are felt, and are not."""
+"""Scales of the gradients in the probe's steps: some reach an optimizer's bound on norms, and some do not."""
 
 
 def stand_ins(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters of the model's shapes that take no memory: of an optimiser that is not stepped."""
+    """Return parameters of the model's shapes that take no memory, for an optimizer that never steps."""
     return [nn.Parameter(p.detach().new_zeros(()).expand(p.shape), p.requires_grad) for p in model.parameters()]
 
 
 @contextmanager
 def looking_whole(parameters: Sequence[nn.Parameter], shapes: Sequence[Shape]) -> Iterator[None]:
-    """Inside, parameters have these shapes, and zeros that take no memory."""
-    own = [parameter.data for parameter in parameters]
+    """Give parameters these shapes inside the context, with zeros that take no memory."""
+    parts = [parameter.data for parameter in parameters]
     for parameter, shape in zip(parameters, shapes, strict=True):
         if parameter.shape != shape:
             parameter.data = parameter.data.new_zeros(()).expand(shape)
     try:
         yield
     finally:
-        for parameter, data in zip(parameters, own, strict=True):
+        for parameter, data in zip(parameters, parts, strict=True):
             parameter.data = data
 
 
@@ -50,7 +50,7 @@ def keep_parts(
     shapes: Sequence[Shape],
     regions: Sequence[Region | None],
 ) -> None:
-    """Leave of the state only these regions, and of the groups no parameter without one."""
+    """Keep only these regions of the state, and remove parameters without a region from the groups."""
     for parameter, shape, region in zip(parameters, shapes, regions, strict=True):
         if region is None:
             optimizer.state.pop(parameter, None)
@@ -65,22 +65,21 @@ def keep_parts(
 
 
 def whole_of(shape: Shape) -> Region:
-    """All of a tensor."""
+    """Return the region of a whole tensor."""
     return tuple(((0, size),) for size in shape)
 
 
 def scope_of(make: MakeOptimizer, shapes: Sequence[Shape], device: torch.device) -> Scope:
-    """What the optimiser looks at to change an element; `model` if it cannot step parts, or draws random numbers.
+    """Return what the optimizer reads to change an element; `model` if it cannot step parts or draws random numbers.
 
-    Small tensors, instead of those of the model's `shapes`, are stepped whole, cut in several ways, and some without
-    the others.
+    The probe steps small tensors instead of tensors of `shapes`: whole ones, cut ones, and some without the others.
     """
     probe = _Probe(make, shapes, device)
     halves = [[i < len(shapes) // 2 for i in range(len(shapes))], [i >= len(shapes) // 2 for i in range(len(shapes))]]
     with torch.random.fork_rng(), torch.enable_grad():
         try:
             expected = probe.steps(probe.whole)
-        except Exception:  # whatever the user's code raises: it will again, where the user sees it
+        except Exception:  # the user's code fails again outside of the probe
             return "model"
         if not all(probe.agrees(expected, probe.some(half)) for half in halves):
             return "model"
@@ -89,7 +88,7 @@ def scope_of(make: MakeOptimizer, shapes: Sequence[Shape], device: torch.device)
 
 
 class _Probe:
-    """Steps an optimiser of small tensors, of which it is given some regions."""
+    """Step an optimizer of some regions of small tensors."""
 
     def __init__(self, make: MakeOptimizer, shapes: Sequence[Shape], device: torch.device) -> None:
         self._make, self._shapes = make, [tuple(shape) for shape in shapes]
@@ -102,12 +101,12 @@ class _Probe:
         ]
 
     def some(self, chosen: Sequence[bool]) -> list[Region | None]:
-        """Whole tensors, but not all."""
+        """Return the regions of some whole tensors."""
         return [region if keep else None for region, keep in zip(self.whole, chosen, strict=True)]
 
     def cut(self, dim: int, interval: tuple[int, int]) -> list[Region | None]:
-        """A part of every tensor that has `dim`."""
-        found: list[Region | None] = []
+        """Return a part of every tensor that has `dim`."""
+        regions: list[Region | None] = []
         for region in self.whole:
             assert region is not None
             if dim < len(region):
@@ -115,33 +114,33 @@ class _Probe:
                 n = region[dim][0][1]
                 a, b = (-(-n * edge // size) if edge < size else n for edge in interval)
                 region = (*region[:dim], ((a, b),) if a < b else (), *region[dim + 1 :])
-            found.append(region)
-        return found
+            regions.append(region)
+        return regions
 
     def steps(self, regions: Sequence[Region | None]) -> list[list[Tensor]]:
-        """The regions of the weights after every step."""
+        """Return the regions of the weights after every step."""
         cut = [region or whole_of((0,) * len(shape)) for region, shape in zip(regions, self._shapes, strict=True)]
         parameters = [nn.Parameter(_part(w, region)) for w, region in zip(self._weights, cut, strict=True)]
         with looking_whole(parameters, self._shapes):
             optimizer = self._make(iter(parameters))
         keep_parts(optimizer, parameters, self._shapes, regions)
-        found = []
+        steps = []
         for number, grads in enumerate(self._grads):
             for parameter, grad, region in zip(parameters, grads, cut, strict=True):
                 parameter.grad = _part(grad, region)
             torch.manual_seed(number)
             optimizer.step()
-            found.append([parameter.detach().clone() for parameter in parameters])
-        return found
+            steps.append([parameter.detach().clone() for parameter in parameters])
+        return steps
 
     def agrees(self, expected: Sequence[Sequence[Tensor]], regions: Sequence[Region | None]) -> bool:
-        """Whether steps of the regions alone give what steps of all gave."""
+        """Return whether steps of the regions alone give the same as steps of all."""
         try:
-            found = self.steps(regions)
-        except Exception:  # of a part the user's code need not know anything
+            steps = self.steps(regions)
+        except Exception:  # the user's code may not support parts
             return False
         before: Sequence[Tensor] = self._weights
-        for made, wanted in zip(found, expected, strict=True):
+        for made, wanted in zip(steps, expected, strict=True):
             for part, whole, last, region in zip(made, wanted, before, regions, strict=True):
                 if region is not None and whole.numel():
                     bound = 1e-7 * float((whole - last).abs().max()) + 1e-13 * float(whole.abs().max())

@@ -1,10 +1,10 @@
-"""What a training loop asks of a model that ranks train together, whatever is divided among them.
+"""The interface between a training loop and a model that several ranks train together.
 
     ReplicatedModel    samples are divided: every rank has the whole model
-    DividedModel       layers are divided: by filters, channels or rows of images
+    ShardedModel       layers are sharded: by filters, channels or rows of images
     StagedModel        the model is divided: into stages of a pipeline
 
-Ranks that hold one model together are a *replica* of it: they are given the same samples, and one of them reports.
+Ranks that hold one model together are a *replica* of it: they get the same samples, and one of them reports.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from evener.records.errors import InvalidInput, noting
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """How a loss is computed.
+    """Describe how a loss is computed.
 
     Attributes:
-        loss: (outputs, targets) -> mean over the samples, a scalar.
-        autocast: makes a context in which outputs and loss are computed.
-        scale: of a loss, before its backward pass.
+        loss: Maps (outputs, targets) to the mean over the samples, a scalar.
+        autocast: Makes the context in which outputs and loss are computed.
+        scale: Scales a loss before its backward pass.
     """
 
     loss: Callable[[Any, Any], Tensor]
@@ -38,7 +38,7 @@ class Criterion:
     scale: Callable[[Tensor], Tensor]
 
     def backward(self, model: Callable[[Any], Any], inputs: Any, targets: Any, share: float) -> Tensor:
-        """Forward and backward of samples whose mean loss counts `share`; that part of the step's loss, float64."""
+        """Run forward and backward; return the loss times `share`, the samples' part of the step, float64."""
         with self.autocast():
             loss = require_scalar(self.loss(model(inputs), targets)) * share
         with noting("loss, in its backward pass"):
@@ -47,26 +47,26 @@ class Criterion:
 
 
 def require_scalar(loss: Any) -> Tensor:
-    """`loss`, which is what a task's loss returned. Raises InvalidInput: it is not one number."""
+    """Return `loss`, which a task's loss function returned. Raises InvalidInput if it is not a single number."""
     if isinstance(loss, Tensor) and loss.numel() == 1:
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise InvalidInput(
-                "the task's loss depends on no weight that can be trained: it is detached from the model's outputs, or "
+                "the task's loss depends on no trainable weight: it is detached from the model's outputs, or "
                 "all weights are frozen (requires_grad)"
             )
         return loss
-    given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-    raise InvalidInput(f"the task's loss returns {given}, not one number: have it return the mean over the samples")
+    kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    raise InvalidInput(f"the task's loss returns {kind}, not a single number: return the mean over the samples")
 
 
 class ParallelModel(Protocol):
-    """A model of several ranks. Every rank of the run makes the same calls in the same order.
+    """Describe a model that several ranks hold. Every rank of the run makes the same calls in the same order.
 
     Attributes:
-        group: all ranks of the run.
-        replica: that this rank belongs to, from 0.
-        rng_stream: ranks with the same number draw the same random numbers, others do not.
-        is_reporter: whether this rank's losses and outputs count: one rank's of each replica.
+        group: All ranks of the run.
+        replica: Index of the replica that this rank belongs to.
+        rng_stream: Ranks with the same number draw the same random numbers; ranks with different numbers do not.
+        is_reporter: Whether this rank's losses and outputs count; true on one rank of each replica.
     """
 
     group: Group
@@ -75,42 +75,44 @@ class ParallelModel(Protocol):
     is_reporter: bool
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """This rank's."""
+        """Iterate over this rank's parameters."""
 
     def train(self, mode: bool = True) -> object:
-        """From now on the model trains, or evaluates."""
+        """Set training or evaluation mode."""
 
     def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
-        """Forward and backward of a micro-batch of this replica; gradients are complete after the last one of a step.
+        """Run forward and backward on a micro-batch of this replica.
+
+        Gradients are complete after the last micro-batch of a step.
 
         Args:
-            inputs: of the micro-batch, or one stand-in sample that counts for nothing.
-            targets: likewise.
-            samples: of the micro-batch; zero for a stand-in.
-            total: samples of the whole step, over all replicas and micro-batches.
-            is_last: whether the step ends with it.
+            inputs: Inputs of the micro-batch, or one stand-in sample that does not count.
+            targets: Targets of the micro-batch or of the stand-in sample.
+            samples: Number of samples in the micro-batch; zero for a stand-in.
+            total: Samples of the whole step, over all replicas and micro-batches.
+            is_last: Whether this is the step's last micro-batch.
 
         Returns:
-            This rank's part of the mean loss of the step, float64; zero where it does not report.
+            This rank's part of the mean loss of the step, float64; zero if this rank does not report.
         """
 
     def predict(self, inputs: Any) -> Any:
-        """The model's outputs for inputs of this replica, without gradients, on the reporting rank; else None."""
+        """Return the outputs for inputs of this replica, without gradients; None on ranks that do not report."""
 
     def clip(self, largest: float) -> None:
-        """Shrink all gradients, if need be, so that those of the whole model have a norm of `largest`."""
+        """Scale all gradients so that the norm of the whole model's gradients is at most `largest`."""
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """The state dict of the whole model on the first rank of all, else an empty one."""
+        """Return the state dict of the whole model on the first rank, and an empty one elsewhere."""
 
     def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-        """What this rank has of that state dict; and, by name, which part of their wholes those are that are none."""
+        """Return this rank's part of that state dict, and by name the piece that each partial tensor is."""
 
     def buffers(self) -> Iterator[Tensor]:
-        """This rank's tensors that a step changes besides the parameters, such as running statistics."""
+        """Iterate over this rank's tensors other than parameters that a step changes, such as running statistics."""
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take what this rank holds from the state dict of a whole model. Raises InvalidInput if it does not fit."""
+        """Load this rank's part from the state dict of a whole model. Raises InvalidInput if it does not fit."""
 
     def held(self) -> HeldModel:
-        """All parameters of the model, and what of them this rank has, for their optimiser; all ranks call this."""
+        """Describe all parameters, and this rank's part of them, for the optimizer. All ranks call this."""

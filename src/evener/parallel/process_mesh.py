@@ -1,4 +1,4 @@
-"""A rank's place among the others: with whom it holds one model together, and with whom it shares the samples."""
+"""The position of a rank: the ranks that hold one model with it, and the replicas that share the samples."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from evener.records.errors import require
 
 @dataclass(frozen=True)
 class ProcessMesh:
-    """This rank in an arranged run.
+    """Locate this rank in an arranged run.
 
     Attributes:
-        world: all ranks.
-        group: the ranks of this one's replica, which together hold one model.
-        arrangement: of all ranks.
-        index: of this rank's replica.
+        world: All ranks.
+        group: The ranks of this rank's replica, which together hold one model.
+        arrangement: The arrangement of all ranks.
+        index: Index of this rank's replica.
     """
 
     world: Group
@@ -28,19 +28,19 @@ class ProcessMesh:
 
     @property
     def replica(self) -> Replica:
-        """The own replica."""
+        """This rank's replica."""
         return self.arrangement.replicas[self.index]
 
 
 def form_process_mesh(world: Group, arrangement: Arrangement) -> ProcessMesh:
     """Form the groups of all replicas; every rank of `world` calls this."""
     require(arrangement.size == world.size, "ranks of the arrangement", arrangement.size, f"{world.size}, as there are")
-    own: tuple[Group, int] | None = None
+    mine: tuple[Group, int] | None = None
     for index in range(len(arrangement.replicas)):
         ranks = arrangement.ranks_of(index)
         group = world.subgroup(ranks)
         if world.rank in ranks and group is not None:
             group.traffic = world.traffic
-            own = group, index
-    assert own is not None
-    return ProcessMesh(world=world, group=own[0], arrangement=arrangement, index=own[1])
+            mine = group, index
+    assert mine is not None
+    return ProcessMesh(world=world, group=mine[0], arrangement=arrangement, index=mine[1])

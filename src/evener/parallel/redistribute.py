@@ -1,14 +1,14 @@
-"""Performs the oracle's moves: brings a rank's tensor from one layout to another, differentiably.
+"""Differentiable redistribution of tensors: performs the oracle's moves from one layout to another.
 
-The loss is the sum of what all ranks compute. So the gradient of a value of which every rank holds a copy is
+The loss is the sum over all ranks. So the gradient of a value of which every rank holds a copy is
 
-    whole     the sum of the copies' gradients: each rank makes another use of its copy
+    whole     the sum of the copies' gradients: each rank uses its copy differently
     alike     each copy's gradient: every rank does the same with its copy
 
-All ranks run their backward collectives in one order, whatever else each one computes: autograd always runs the node
-that was made last among those that are ready, so that backward is forward reversed. A collective keeps an (empty)
-tensor for backward and unpacks it first: with activation checkpointing, a region is thus computed again on every rank
-before the last of its collectives runs backward, and not later on a rank that has nothing to compute there.
+All ranks run their backward collectives in the same order: among the nodes that are ready, autograd runs the one made
+last, so that backward is the reverse of forward. A collective saves an (empty) tensor for backward and unpacks it
+first. With activation checkpointing, every rank then recomputes a region before the last of its collectives runs
+backward, even if it has nothing to compute there.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from evener.comm.group import Group
 from evener.oracle.division.layout import Layout, Move, Region, Shape
 
 Mover: TypeAlias = Callable[[Tensor], Tensor]
-"""From this rank's tensor of a layout to that of another."""
+"""Turns this rank's tensor of one layout into its tensor of another."""
 
 
 def mover(move: Move, group: Group) -> Mover:
-    """What turns this rank's tensor of layout `move.have` into that of `move.need`."""
+    """Return the function from this rank's tensor of layout `move.have` to its tensor of `move.need`."""
     if group.size == 1:
         return lambda x: x
     have, need = move.have.state, move.need.state
@@ -49,56 +49,56 @@ def mover(move: Move, group: Group) -> Mover:
 
 
 def regions(layout: Layout, shape: Shape, size: int) -> tuple[Region, ...]:
-    """What each of `size` ranks has of a value of `shape`."""
+    """Return the region of a value of `shape` that each of `size` ranks has."""
     return tuple(layout.region(rank, shape) for rank in range(size))
 
 
 def part_of(x: Tensor, region: Region) -> Tensor:
-    """A region of a whole tensor: a view where it is one stretch along every dim."""
+    """Return a region of a whole tensor: a view if it is a single interval along every dim."""
     for dim, intervals in enumerate(region):
         if intervals != ((0, x.shape[dim]),):
-            stretches = [x.narrow(dim, a, b - a) for a, b in intervals] or [x.narrow(dim, 0, 0)]
-            x = stretches[0] if len(stretches) == 1 else torch.cat(stretches, dim)
+            parts = [x.narrow(dim, a, b - a) for a, b in intervals] or [x.narrow(dim, 0, 0)]
+            x = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
     return x
 
 
 @dataclass(frozen=True)
 class _Collectives:
-    """What ranks do together with one value.
+    """Run the collectives of one value.
 
     Attributes:
-        group: the ranks.
-        exchange: from the owned parts of the value to the needed ones, if it is divided.
+        group: The ranks.
+        exchange: Exchange from the owned parts of a divided value to the needed ones.
     """
 
     group: Group
     exchange: Exchange | None = None
 
     def own_to_needed(self, x: Tensor) -> Tensor:
-        """What this rank needs, of what all own."""
+        """Return the region that this rank needs, gathered from the owners."""
         assert self.exchange is not None
         return self.exchange.all_gather([x])[0]
 
     def sum_to_owners(self, x: Tensor) -> Tensor:
-        """What this rank owns, summed over all who need it."""
+        """Return the region that this rank owns, summed over all ranks that need it."""
         assert self.exchange is not None
         return self.exchange.reduce_scatter([x])[0]
 
     def own_part(self, x: Tensor) -> Tensor:
-        """What this rank owns of all of the value."""
+        """Return the region of the whole value that this rank owns."""
         assert self.exchange is not None
         return self.exchange.own_part(x)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over ranks."""
+        """Return the sum over ranks."""
         return self.group.all_reduce(x.clone(memory_format=torch.contiguous_format), "all-reduce")
 
     def unchanged(self, x: Tensor) -> Tensor:
-        """The value."""
+        """Return the value."""
         return x.view_as(x)
 
     def one_of_all(self, x: Tensor) -> Tensor:
-        """One rank's addend, where all have the same."""
+        """Divide the value by the number of ranks, all of which have the same."""
         return x * (1 / self.group.size)
 
 
@@ -114,11 +114,11 @@ _COLLECTIVES: dict[tuple[str, str], tuple[_Collective, _Collective]] = {
     ("alike", "whole"): (_Collectives.unchanged, _Collectives.all_reduce),
     ("whole", "alike"): (_Collectives.unchanged, _Collectives.one_of_all),
 }
-"""By layout of the value before and after: what is done forward, and with the gradient."""
+"""The collectives of forward and backward, by layout of the value before and after."""
 
 
 class _Differentiable(torch.autograd.Function):
-    """A collective of a tensor, whose gradient another one brings."""
+    """Apply one collective to a tensor, and another one to its gradient."""
 
     @staticmethod
     def forward(ctx: Any, collectives: _Collectives, forward: _Collective, backward: _Collective, x: Tensor) -> Tensor:
@@ -129,5 +129,5 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _ = ctx.saved_tensors  # with checkpointing, the region is computed again now
+        _ = ctx.saved_tensors  # with checkpointing, this recomputes the region now
         return None, None, None, ctx.run_backward(ctx.collectives, grad)

@@ -1,7 +1,7 @@
-"""Data parallelism with uneven shares: every rank is a replica by itself, computes its own samples, and sums gradients.
+"""Data parallelism with uneven shares: every rank is a replica, computes its own samples, and sums gradients.
 
-Buckets travel while backward goes on: DistributedDataParallel's where every parameter has a gradient in every step,
-else our own.
+Buckets of gradients are reduced during backward. DistributedDataParallel does it where every parameter has a gradient
+in every step; otherwise `ReplicaSums` does it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _BUFFERS_ARE_OURS: dict[str, Any] = (
 
 
 class ReplicatedModel:
-    """A model of which every rank has the whole; its BatchNorms are already synchronised.
+    """Train a model that every rank holds whole, and whose BatchNorms are already synchronised.
 
-    With `compiled`, all but its exchanges of statistics is; of a single rank the model runs as it is. `uses_all` is
-    whether every parameter has a dense gradient in every step.
+    With `compiled`, the model is compiled except for its exchanges of statistics. On a single rank the model runs as it
+    is. `uses_all` says whether every parameter has a dense gradient in every step.
     """
 
     is_reporter = True
@@ -70,14 +70,14 @@ class ReplicatedModel:
         summing.register_comm_hook(self.group, sum_bucket)
         return summing
 
-    def regroup(self, own: dist.ProcessGroup) -> None:
-        """The group has other ranks from now on, and the step under way is not finished; all ranks call this.
+    def regroup(self, single_rank: dist.ProcessGroup) -> None:
+        """Continue with other ranks in the group, and drop the unfinished step. All ranks call this.
 
-        DistributedDataParallel is made anew, so that all have the same buckets, as of this rank alone: it asks its
-        process group about buckets, and nobody may wait for ranks that can go.
+        DistributedDataParallel is rebuilt, so that all ranks have the same buckets. It is built on a process group of
+        this rank alone, because it queries its process group about buckets and must not wait for ranks that can leave.
 
         Args:
-            own: this rank's, of itself.
+            single_rank: The process group of this rank alone.
         """
         self.replica = self.rng_stream = self.group.rank
         for parameter in self._model.parameters():
@@ -87,18 +87,18 @@ class ReplicatedModel:
         if self._summing is not None:
             for name in ("reducer", "logger"):  # its hooks on the parameters go with it
                 delattr(self._summing, name)
-            self._summing = self._sum_in_buckets(own)
+            self._summing = self._sum_in_buckets(single_rank)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """All of the model."""
+        """Return all parameters of the model."""
         return self._model.parameters()
 
     def train(self, mode: bool = True) -> nn.Module:
-        """From now on the model trains, or evaluates."""
+        """Set training or evaluation mode."""
         return self._model.train(mode)
 
     def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
-        """As `ParallelModel`; gradients travel with the last micro-batch."""
+        """Run forward and backward on a micro-batch; gradients are reduced with the last one."""
         present = nullcontext() if samples else uncounted(self._model)
         model = self._forward if self._summing is None else self._summing
         with nullcontext() if is_last else self._accumulating(), present:
@@ -111,13 +111,13 @@ class ReplicatedModel:
         return loss
 
     def _accumulating(self) -> AbstractContextManager[Any]:
-        """Inside, gradients stay on this rank."""
+        """Return a context in which gradients stay on this rank."""
         if self._sums is not None:
             return self._sums.accumulating()
         return nullcontext() if self._summing is None else self._summing.no_sync()
 
     def _outputs(self, model: nn.Module, counting: bool, inputs: Any) -> Any:
-        """What `model` returns; the first pass finds out whether it has norms that are no modules."""
+        """Return the outputs of `model`. The first pass detects functional norms."""
         shared = self._shared
         if shared is None:
             return call(model, inputs)
@@ -129,45 +129,45 @@ class ReplicatedModel:
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Any:
-        """The outputs; ranks compute them independently of each other."""
+        """Return the outputs; every rank computes its own."""
         with self._criterion.autocast():
             return call(self._model, inputs)
 
     def clip(self, largest: float) -> None:
-        """As `ParallelModel`; all ranks have the same gradients."""
+        """Scale the gradients, which all ranks have alike, to a norm of at most `largest`."""
         nn.utils.clip_grad_norm_(self._model.parameters(), largest)
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """As `ParallelModel`."""
+        """Return the state dict on the first rank, and an empty one elsewhere."""
         return self.weights() if self.group.is_leader else {}
 
     def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-        """As `ParallelModel`; every rank has the whole."""
+        """Return the state dict, which every rank has whole."""
         return self.weights(), {}
 
     def weights(self) -> dict[str, Tensor]:
-        """The state dict of the whole model, which every rank has."""
+        """Return the state dict of the whole model."""
         return self._model.state_dict()
 
     def buffers(self) -> Iterator[Tensor]:
-        """As `ParallelModel`."""
+        """Return the model's buffers."""
         return self._model.buffers()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """As `ParallelModel`."""
+        """Load the state dict of a whole model."""
         try:
             self._model.load_state_dict(weights)
         except RuntimeError as error:
             raise InvalidInput(" ".join(str(error).split())) from error
 
     def held(self) -> HeldModel:
-        """As `ParallelModel`."""
-        found = [HeldParameter(name, tuple(own.shape), own) for name, own in self._model.named_parameters()]
-        return HeldModel(self.group, found)
+        """Describe all parameters; every rank has them whole."""
+        held = [HeldParameter(name, tuple(weight.shape), weight) for name, weight in self._model.named_parameters()]
+        return HeldModel(self.group, held)
 
 
 def _compiled(model: nn.Module) -> nn.Module:
-    """`model`, compiled; the compiler is loaded here and not with this file, as it takes longer than all the rest."""
+    """Return `model`, compiled. The compiler is imported here because importing it is slow."""
     for module in model.modules():
         if shared_by(module) is not None:
             leave_uncompiled(module)
@@ -175,27 +175,27 @@ def _compiled(model: nn.Module) -> nn.Module:
 
 
 def uses_all(model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> bool:
-    """Whether every parameter of `model` certainly has a dense gradient in every step.
+    """Return whether every parameter of `model` certainly has a dense gradient in every step.
 
-    A step without memory shows it, unless chance or values decide what the model does: those are not there.
+    A step on the meta device shows it, unless random numbers or values decide what the model does.
 
     Args:
-        model: is neither run nor changed.
-        loss: (outputs, targets) -> a scalar.
-        inputs: of some samples.
-        targets: likewise.
+        model: The model; it is neither run nor changed.
+        loss: Maps (outputs, targets) to a scalar.
+        inputs: Inputs of some samples.
+        targets: Targets of the same samples.
     """
-    chance = random.getstate(), torch.random.get_rng_state()
+    rng_states = random.getstate(), torch.random.get_rng_state()
     try:
         twin = on_meta(model).train()
         with META:
             outputs = call(twin, map_values(inputs, value_on_meta))
             torch.autograd.backward(loss(outputs, map_values(targets, value_on_meta)))
-    except Exception:  # a model of the user's may do anything where there are no values
+    except Exception:  # the user's model may fail in any way on the meta device
         return False
     finally:
-        was_drawn = random.getstate() != chance[0] or not torch.equal(torch.random.get_rng_state(), chance[1])
-        random.setstate(chance[0])
-        torch.random.set_rng_state(chance[1])
+        was_drawn = random.getstate() != rng_states[0] or not torch.equal(torch.random.get_rng_state(), rng_states[1])
+        random.setstate(rng_states[0])
+        torch.random.set_rng_state(rng_states[1])
     gradients = [parameter.grad for parameter in twin.parameters() if parameter.requires_grad]
     return not was_drawn and all(grad is not None and not grad.is_sparse for grad in gradients)

@@ -1,8 +1,8 @@
-"""Norms while samples are divided: what counts, what is exchanged.
+"""Norms with statistics that several ranks share.
 
-SharedStatistics        functional norms, and those in modules of the user's, have the statistics of all replicas
-SharedNorms             norms of any class that have them wherever they are called
-untracked, uncounted    a pass that is computed again, and one of a rank without samples
+SharedStatistics        gives functional norms, also in the user's modules, the statistics of all replicas
+SharedNorms             gives norm modules of any class these statistics, wherever they are called
+untracked, uncounted    contexts for a recomputed pass, and for a pass of a rank without samples
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 
 class SharedStatistics(TorchFunctionMode):
-    """Inside, `F.batch_norm` and `F.instance_norm` that train have, and keep, the statistics of all replicas.
+    """Give `F.batch_norm` and `F.instance_norm` in training the statistics of all replicas.
 
     Args:
-        group: by number of channels, who gathers.
+        group: Returns the gathering object for a number of channels.
 
     Attributes:
-        counting: whether this rank's samples count.
-        found: whether there was any such norm.
+        counting: Whether this rank's samples count.
+        found: Whether any such norm has run.
     """
 
     def __init__(self, group: Callable[[int], Gathers]) -> None:
@@ -46,7 +46,7 @@ class SharedStatistics(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """`func`, or what stands for it."""
+        """Call `func` or its replacement."""
         if func is F.batch_norm:
             return self._batch_norm(*args, **(kwargs or {}))
         if func is F.instance_norm:
@@ -90,9 +90,9 @@ class SharedStatistics(TorchFunctionMode):
         y = F.instance_norm(input, *moved, weight, bias, True, momentum, eps)
         self.found = True
         count = float(len(input) * self.counting)
-        with torch.no_grad():  # every sample moves them by its own statistics: they are means over the samples
-            own = torch.cat((*moved, running_mean.new_ones(1))) * count
-            sums = self._group(input.shape[1]).all_gather(own, "statistics").sum(0)
+        with torch.no_grad():  # each sample has its own statistics; running ones are means over samples
+            local = torch.cat((*moved, running_mean.new_ones(1))) * count
+            sums = self._group(input.shape[1]).all_gather(local, "statistics").sum(0)
             mean, var = (sums[:-1] / sums[-1]).chunk(2)
             running_mean.copy_(mean)
             running_var.copy_(var)
@@ -100,17 +100,17 @@ class SharedStatistics(TorchFunctionMode):
 
 
 class SharedNorms:
-    """Computes norms by the statistics of all parts, as a `NormComputation`.
+    """Compute norms with the statistics of all parts, as a `NormComputation`.
 
     Args:
-        group: by number of channels, who gathers.
-        members: those that have parts of the same samples, if samples are divided: without running statistics,
-            evaluation needs theirs.
-        is_divided: whether what norms see now is a part of a batch; otherwise they are computed as everywhere.
+        group: Returns the gathering object for a number of channels.
+        members: The ranks with parts of the same samples. Norms without running statistics evaluate with their
+            statistics.
+        is_divided: Returns whether norms now see a part of a batch; otherwise they are computed as usual.
 
     Attributes:
-        passes: how often norms have computed in training mode.
-        refusal: why none may train now; empty if they may.
+        passes: Number of training passes of norms.
+        refusal: Why norms may not train now; empty if they may.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class SharedNorms:
             self._evaluated.counting = counting
 
     def compute(self, norm: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """As `NormComputation`. Raises InvalidInput: it trains, and must not."""
+        """Compute `norm`. Raises InvalidInput if it trains but may not."""
         if not self._is_divided():
             return forward(*args, **kwargs)
         self.passes += norm.training
@@ -153,12 +153,12 @@ class SharedNorms:
 def synchronise_norms(
     model: nn.Module, group: T, of_layer: Callable[[T, str], Gathers] = lambda group, _: cast(Gathers, group)
 ) -> nn.Module:
-    """Let all norms in `model` have the statistics of all ranks; returns the model.
+    """Give all norms in `model` the statistics of all ranks; return the model.
 
     Args:
-        model: on every rank.
-        group: the ranks.
-        of_layer: the same for the norm of this name.
+        model: The model, on every rank.
+        group: The ranks.
+        of_layer: Returns the gathering object for the norm of a name.
     """
     for name, norm in norms_with_statistics(model).items():
         compute_by(norm, SharedNorms(for_all_channels(of_layer(group, name))))
@@ -166,12 +166,12 @@ def synchronise_norms(
 
 
 def for_all_channels(group: Gathers) -> Callable[[int], Gathers]:
-    """`group`, whatever the number of channels."""
+    """Return a function that gives `group` for any number of channels."""
     return lambda _: group
 
 
 def shared_by(module: Any) -> SharedNorms | None:
-    """What computes `module`, if it is a norm with the statistics of all parts."""
+    """Return the computation of `module` if it is a norm with the statistics of all parts."""
     computation = computation_of(module)
     return computation if isinstance(computation, SharedNorms) else None
 
@@ -183,14 +183,14 @@ def with_all_replicas(
     trains: Callable[[], bool],
     counts: Callable[[], bool],
 ) -> Callable[[T], Tensor]:
-    """`compute`, which all ranks of a replica do alike, with the statistics of all replicas if it has norms inside.
+    """Return `compute`, which all ranks of a replica do alike, with its norms using the statistics of all replicas.
 
     Args:
-        compute: a part of the model.
-        mesh: of this rank.
-        layout: of a value that all ranks of a replica have.
-        trains: whether it is in training now.
-        counts: whether the replica has samples.
+        compute: Computes a part of the model.
+        mesh: The position of this rank.
+        layout: Layout of a value that all ranks of a replica have.
+        trains: Returns whether the model is in training.
+        counts: Returns whether the replica has samples.
     """
     replicas = len(mesh.arrangement.replicas)
     if replicas == 1:
@@ -206,7 +206,7 @@ def with_all_replicas(
 
 
 def statistics_exchanges(model: nn.Module) -> tuple[int, int]:
-    """(number, bytes to each peer) of exchanges of statistics in a pass: of 2 C + 1 and 2 C numbers a BatchNorm."""
+    """Return (number, bytes to each peer) of a pass's exchanges: of 2 C + 1 and 2 C numbers per BatchNorm."""
     norms = _norms(model)
     numbers = sum(4 * norm.num_features + 1 for norm in norms)
     wide = any(p.dtype == torch.float64 for p in model.parameters())
@@ -219,10 +219,10 @@ def _norms(model: nn.Module) -> list[_BatchNorm]:
 
 @contextmanager
 def untracked(model: nn.Module) -> Iterator[None]:
-    """Inside, running statistics stay as they are: for a forward pass that is computed again.
+    """Keep running statistics constant, for a forward pass that is recomputed.
 
-    They are given a momentum of 0 rather than taken away: PyTorch keeps them for backward, and what is computed again
-    has to keep the same tensors as the first time.
+    The momentum is set to 0 and the statistics stay in place: PyTorch saves them for backward, and recomputation has to
+    save the same tensors as the first pass.
     """
     norms = _norms(model)
     before = [(n.momentum, None if n.num_batches_tracked is None else n.num_batches_tracked.clone()) for n in norms]
@@ -239,7 +239,7 @@ def untracked(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def uncounted(model: nn.Module) -> Iterator[None]:
-    """Inside, this rank's samples count in no statistics: it has none, but has to take part in the collectives."""
+    """Exclude this rank's samples from all statistics: it has none, but has to join the collectives."""
     shared = [one for module in model.modules() if (one := shared_by(module)) is not None]
     for one in shared:
         one.counting = False

@@ -1,8 +1,8 @@
-"""Convolutions of images and volumes that are divided: each rank has a box, and gets a halo while it computes.
+"""Convolutions of divided images and volumes: each rank has a box, and receives a halo while it computes.
 
-A convolution is linear in its input: what the halo adds to the outputs at the edges is computed when it has come, and
-added. So the own box is convolved as a whole, without a copy, while the halo travels; backward sends the halo's
-gradient first and computes the own one meanwhile.
+A convolution is linear in its input, so the halo's contribution to the outputs can be added when the halo arrives. A
+rank convolves its own box as a whole, without a copy, while the halo is in flight. Backward sends the halo's gradient
+first and computes the gradient of its own box meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from evener.parallel.box_ops import Box, compute_dtype, held_by, margins, reache
 
 @dataclass(frozen=True)
 class Convolution:
-    """Computes `outputs` (some) of a convolution from the pixels `held`, taking all others for zero."""
+    """Compute some `outputs` of a convolution from the pixels `held`, with zeros for all others."""
 
     windows: tuple[Sliding, ...]
     groups: int
@@ -33,14 +33,14 @@ class Convolution:
     outputs: Box
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The outputs, (N, F, *sizes), from `x` (N, C, *sizes)."""
+        """Return the outputs, (N, F, *sizes), from `x` (N, C, *sizes)."""
         padding, x = self._pad(x)
         return torch.ops.aten.convolution(x, weight, bias, *self._settings(padding))  # type: ignore[no-any-return]
 
     def backward(
         self, dy: Tensor, x: Tensor, weight: Tensor, wanted: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of x, weight and bias, as far as `wanted`."""
+        """Return those gradients of x, weight and bias that are `wanted`."""
         padding, padded = self._pad(x)
         sizes = [weight.shape[0]]
         dx, d_weight, d_bias = torch.ops.aten.convolution_backward(
@@ -51,7 +51,7 @@ class Convolution:
         return dx, d_weight, d_bias
 
     def _pad(self, x: Tensor) -> tuple[list[int], Tensor]:
-        """The padding that the kernel itself can add, and `x` with what it cannot."""
+        """Return the padding that the kernel can add itself, and `x` padded by the rest."""
         wanted = reached(self.windows, self.outputs)
         around = margins(self.held, wanted)
         if all(
@@ -66,27 +66,27 @@ class Convolution:
 
 
 def _adds_itself(window: Sliding, around: tuple[int, int], inputs: int, outputs: int) -> bool:
-    """Whether as much padding behind as there is before gives as many outputs as there should be."""
+    """Return whether equal padding before and behind gives the right number of outputs."""
     before, behind = around
     return before >= behind >= 0 and (inputs + 2 * before - window.extent) // window.stride + 1 == outputs
 
 
 @dataclass(frozen=True)
 class Seam:
-    """A box of the halo, by its convolution, and the place of its outputs among the rank's."""
+    """Pair the convolution of a box of the halo with the position of its outputs among the rank's outputs."""
 
     convolution: Convolution
     place: tuple[slice, ...]
 
 
 class StripConvolution:
-    """What one rank does of a convolution of images or volumes that are divided.
+    """Compute one rank's part of a convolution of divided images or volumes.
 
     Args:
-        group: the ranks of the replica.
-        operation: the convolution.
-        shape: of its input (N, C, ...), whole.
-        step: how the plan does it.
+        group: The ranks of the replica.
+        operation: The convolution.
+        shape: Shape of its whole input (N, C, ...).
+        step: The plan of the operation.
     """
 
     def __init__(self, group: Group, operation: Operation, shape: Shape, step: OperationPlan) -> None:
@@ -99,19 +99,19 @@ class StripConvolution:
         self.core = None if core.is_empty or self.outputs.is_empty else Convolution(windows, groups, core, self.outputs)
         self._held = held
         halos = [self._halos(held_by(have, r, shape), held_by(reach, r, shape)) for r in range(group.size)]
-        most = max(map(len, halos))
-        own = tuple(have.region(r, shape) for r in range(group.size))
-        routes = [Route(own, tuple(_region(one[i : i + 1], shape) for one in halos)) for i in range(most)]
+        num_routes = max(map(len, halos))
+        owned = tuple(have.region(r, shape) for r in range(group.size))
+        routes = [Route(owned, tuple(_region(one[i : i + 1], shape) for one in halos)) for i in range(num_routes)]
         self.exchange = Exchange(group, routes, step.halo.kind if step.halo is not None else "halo")
         self.seams = [self._seam(windows, groups, halo) for halo in halos[group.rank]]
 
     def core_of(self, x: Tensor) -> Tensor:
-        """The own pixels that the own outputs read: a view."""
+        """Return this rank's pixels that its own outputs read, as a view."""
         assert self.core is not None
         return self.core.held.of(x, self._held)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """This rank's outputs from its own pixels `x`."""
+        """Return this rank's outputs from its pixels `x`."""
         dtype = compute_dtype(x)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         return cast(Tensor, _Convolve.apply(self, x, weight, bias))  # type: ignore[no-untyped-call]
@@ -133,7 +133,7 @@ def _region(halo: Sequence[Box], shape: Shape) -> tuple[tuple[tuple[int, int], .
 
 
 class _Convolve(torch.autograd.Function):
-    """(x, weight, bias) -> this rank's outputs."""
+    """Map (x, weight, bias) to this rank's outputs."""
 
     @staticmethod
     def forward(ctx: Any, strip: StripConvolution, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -173,7 +173,7 @@ class _Convolve(torch.autograd.Function):
 def _seams_backward(
     strip: StripConvolution, dy: Tensor, weight: Tensor, halos: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradients of the boxes of the halo, and of the weight from each of them."""
+    """Return the gradients of the boxes of the halo, and of the weight from each box."""
     d_halos, d_weights = [], []
     for i, halo in enumerate(halos):
         seam = strip.seams[i] if i < len(strip.seams) else None
@@ -187,7 +187,7 @@ def _seams_backward(
 
 
 def _spread_out(d_core: Tensor | None, x: Tensor, strip: StripConvolution) -> Tensor:
-    """The gradient of all own pixels from that of those which the own outputs read."""
+    """Return the gradient of all pixels of this rank from that of the pixels that its outputs read."""
     if d_core is None:
         return torch.zeros_like(x)
     if d_core.shape == x.shape:

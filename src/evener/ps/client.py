@@ -147,7 +147,7 @@ class MasterClient:
             while True:
                 self._connection.receive()
         except ConnectionLost as error:
-            if error.said != MASTER_ENDED:
+            if error.peer_reason != MASTER_ENDED:
                 raise
 
     def submit(self, job: Job | RankJob, weights: Flat | None, blobs: Sequence[Blob]) -> str:

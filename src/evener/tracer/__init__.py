@@ -1,1 +1,1 @@
-"""nn.Module -> its operations with their costs, by one forward pass on the meta device; ModelGraph from these."""
+"""Tracing of an nn.Module: its operations with their costs, by one pass on the meta device, and its ModelGraph."""

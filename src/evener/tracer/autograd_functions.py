@@ -1,4 +1,4 @@
-"""Autograd functions of the user's own: who applies one is seen, and an application is one operation."""
+"""Interception of the user's autograd functions: each application becomes one operation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from torch.autograd import Function
 
 Apply: TypeAlias = Callable[..., Any]
-"""Applies an autograd function to its arguments."""
+"""A function that applies an autograd function to its arguments."""
 Seen: TypeAlias = Callable[[type[Function], Apply, tuple[Any, ...]], Any]
-"""Takes the place of an application: (autograd function, what applies it, arguments) -> outputs."""
+"""Replaces an application: maps (autograd function, its apply, arguments) to outputs."""
 
 _BASE: Any = torch.autograd.function._SingleLevelFunction
-"""`Function.apply` goes on to `apply` of this class (since PyTorch 2.0), also where a model took it long before."""
+"""`Function.apply` calls `apply` of this class (since PyTorch 2.0), even if a model took a reference to it before."""
 _LOCK = threading.Lock()
 _with_own_backward: WeakSet[Apply] = WeakSet()
 _here = threading.local()
@@ -27,7 +27,7 @@ _watching: list[Seen] = []
 
 @contextmanager
 def applications(seen: Seen) -> Iterator[None]:
-    """Inside, `seen` takes the place of every application of an autograd function in this thread."""
+    """Replace every application of an autograd function in this thread with a call of `seen`."""
     before = getattr(_here, "seen", None)
     with _LOCK:
         _watching.append(seen)
@@ -50,7 +50,7 @@ def _apply(kind: Any, *args: Any) -> Any:
 
 @cache
 def applying(kind: Any) -> Apply:
-    """A function that applies the autograd function `kind`, always the same one: the target of a node."""
+    """Return the function that applies the autograd function `kind`: the target of a node, always the same object."""
 
     def apply(*args: Any) -> Any:
         return kind.apply(*args)
@@ -61,7 +61,7 @@ def applying(kind: Any) -> Apply:
 
 
 def hooking(hook: Callable[[torch.Tensor], Any]) -> Apply:
-    """A function that returns a tensor whose gradient passes `hook`: the target of a node."""
+    """Return the function that returns a tensor whose gradient passes `hook`: the target of a node."""
 
     def hooked(tensor: torch.Tensor) -> Any:
         made: Any = tensor.view_as(tensor)
@@ -74,5 +74,5 @@ def hooking(hook: Callable[[torch.Tensor], Any]) -> Apply:
 
 
 def has_own_backward(target: Any) -> bool:
-    """Whether a node's target does with gradients what the user says, who has whole ones in mind."""
+    """Return whether a node's target has a backward pass of the user, which expects whole gradients."""
     return callable(target) and target in _with_own_backward

@@ -1,4 +1,6 @@
-"""What a pass leaves behind in a model: buffers with other values, attributes of Python, numbers drawn by Python."""
+"""Side effects of a pass on a model: changed buffers, changed Python attributes, and random numbers of Python and
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.meta_model import storage_of
-from evener.tracer.operation import NotFollowed
+from evener.tracer.operation import NotAnOperation
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_KEPT_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+_PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, set, tuple)
 
 
 class States:
-    """The buffers and parameters of a model, as they are now; but not the statistics of BatchNorms."""
+    """Record the buffers and parameters of a model, except the statistics of BatchNorms."""
 
     def __init__(self, model: nn.Module) -> None:
         norms = {id(buffer) for m in model.modules() if isinstance(m, _BatchNorm) for buffer in m.buffers()}
@@ -30,7 +32,7 @@ class States:
         self._before = [(name, tensor, tensor._version) for name, tensor in named if id(tensor) not in norms]
 
     def changed(self, storages: Mapping[int, Any]) -> list[str]:
-        """Names of those that were changed in place; `storages` are known to have been."""
+        """Return names of tensors that were changed in place, or whose storage is in `storages`."""
         return [
             name
             for name, tensor, version in self._before
@@ -38,23 +40,23 @@ class States:
         ]
 
     def replaced(self) -> list[tuple[str, Tensor, Tensor]]:
-        """(name, what it was, what it is) of buffers in whose place there is another tensor now. Raises NotFollowed."""
-        found = []
+        """Return (name, old, new tensor) of replaced buffers. Raises NotAnOperation if one is not a tensor any more."""
+        replacements = []
         for name, tensor, _ in self._before:
             path, _, last = name.rpartition(".")
             now = getattr(self._model.get_submodule(path), last)
             if not isinstance(now, Tensor):
-                raise NotFollowed(f"{name} is a {type(now).__name__} after the pass, and no tensor")
+                raise NotAnOperation(f"{name} is a {type(now).__name__} after the pass, not a tensor")
             if now is not tensor:
-                found.append((name, tensor, now))
-        return found
+                replacements.append((name, tensor, now))
+        return replacements
 
 
 class PythonState:
-    """Of a model, as it is now: plain attributes of its modules, and the random generators of Python and NumPy.
+    """Record a model's Python state: plain attributes of its modules, and the generators of Python and NumPy.
 
     Attributes:
-        of_operations: names of attributes that operations changed, which are modules.
+        of_operations: Names of attributes that modules which are operations changed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -64,14 +66,14 @@ class PythonState:
         self.of_operations: list[str] = []
 
     def refuse_changes(self, path: str, module: nn.Module) -> None:
-        """Raise NotFollowed if somebody else changed what `module`, which is one operation, holds."""
+        """Raise NotAnOperation if other code changed the attributes of `module`, which is one operation."""
         for name, one in module.named_modules(prefix=path):
             before, now = self._before[id(one)], _attributes_of(one)
             if any(now[key] != before.get(key) for key in now if not isinstance(vars(one)[key], Tensor)):
-                raise NotFollowed(f"attributes of {name} are changed from outside of it")
+                raise NotAnOperation(f"attributes of {name} are changed from outside of it")
 
     def note_changes(self, path: str, module: nn.Module) -> None:
-        """What `module`, which was one operation, changed in itself."""
+        """Record the attributes that `module`, which was one operation, changed itself."""
         for name, one in module.named_modules(prefix=path):
             before, now = self._before[id(one)], _attributes_of(one)
             changed = [key for key in now if now[key] != before.get(key)]
@@ -86,21 +88,21 @@ class PythonState:
     @property
     def changed(self) -> set[str]:
         """Names of attributes that the model changed itself."""
-        found = set()
+        names = set()
         for path, module in self._model.named_modules():
             before, now = self._before[id(module)], _attributes_of(module)
             prefix = f"{path}." if path else ""
-            found |= {prefix + name for name in {**before, **now} if before.get(name, self) != now.get(name, self)}
-        return found
+            names |= {prefix + name for name in {**before, **now} if before.get(name, self) != now.get(name, self)}
+        return names
 
 
 def _attributes_of(module: nn.Module) -> dict[str, Any]:
-    """In a form that differs as soon as they do: values, sizes, identities."""
-    return {name: _mark(value) for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+    """Return marks of a module's attributes, which differ if an attribute changes: values, sizes, identities."""
+    return {name: _mark(value) for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES}
 
 
 def _mark(value: Any) -> Any:
-    if isinstance(value, _KEPT_BY_VALUE):
+    if isinstance(value, _PLAIN_TYPES):
         return value
     return (id(value), len(value)) if isinstance(value, _CONTAINERS) else (id(value),)
 
@@ -111,13 +113,13 @@ def _generators() -> tuple[Any, ...]:
 
 
 def reads_of(traced: TracedModel, names: Set[str]) -> list[fx.Node]:
-    """Nodes that read one of the attributes `names` of the model, if that comes from its inputs."""
+    """Return nodes that read one of the attributes `names` of the model, if their values come from its inputs."""
     reads = [node for node in traced.graph.nodes if node.op == "get_attr" and str(node.target) in names]
     return [node for node in reads if record(node).value.is_meta]
 
 
 def difference(one: TracedModel, other: TracedModel) -> fx.Node | None:
-    """The first node of `one` that is not as in `other`; of which the last is given where `other` goes on."""
+    """Return the first node of `one` that differs from `other`; its last node if only the lengths differ."""
     nodes: list[fx.Node] = list(one.graph.nodes)
     others: list[fx.Node] = list(other.graph.nodes)
     for node, like in zip(nodes, others, strict=False):
@@ -127,9 +129,9 @@ def difference(one: TracedModel, other: TracedModel) -> fx.Node | None:
 
 
 def _described(node: fx.Node) -> Any:
-    given = fx.node.map_arg((node.args, node.kwargs), lambda value: value.name)
-    function = getattr(node.target, "__qualname__", node.target)  # a hook may be made anew in every pass
-    return node.op, node.name, function, given, _modes(node)
+    arguments = fx.node.map_arg((node.args, node.kwargs), lambda value: value.name)
+    function = getattr(node.target, "__qualname__", node.target)  # every pass may make a new hook
+    return node.op, node.name, function, arguments, _modes(node)
 
 
 def _modes(node: fx.Node) -> Any:

@@ -1,12 +1,12 @@
-"""What a model does, as a graph of operations: the one representation that everything about a model is derived from.
+"""The graph of a model's operations, from which everything about a model is derived.
 
     node.op               placeholder (an input), get_attr (a tensor that the model holds, or a constant), call_module,
                           call_function, call_method, output
-    node.target, .args    as torch.fx writes them, with a node in place of every tensor
-    record(node)          what was seen when it ran: a OpRecord
+    node.target, .args    as in torch.fx, with a node in place of every tensor
+    record(node)          the OpRecord of the node's run
 
-A module that is not looked into is one operation; a call of torch outside of such modules is another. The graph holds
-for one shape of the inputs and one mode, training or evaluation: both may decide what a model does.
+A leaf module is one operation, and so is a call of torch outside of leaf modules. The graph is valid for one shape of
+the inputs and one mode, training or evaluation, because both may change what a model does.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch import Tensor, fx
 
 @dataclass(frozen=True, kw_only=True)
 class TorchModes:
-    """What a model sets around some of its operations: state of this thread that decides how they run.
+    """Hold the modes that a model sets around some of its operations: state of this thread.
 
     Attributes:
-        device_type: that autocast is asked about.
-        grad: whether gradients are recorded.
-        autocast: its dtype; None if it is off.
+        device_type: Device type of autocast.
+        grad: Whether gradients are recorded.
+        autocast: Dtype of autocast; None if it is off.
     """
 
     device_type: str
@@ -36,7 +36,7 @@ class TorchModes:
 
     @classmethod
     def now(cls, device_type: str) -> TorchModes:
-        """As it is in this thread."""
+        """Return the current modes of this thread."""
         on = torch.is_autocast_enabled(device_type)
         return cls(
             device_type=device_type,
@@ -46,7 +46,7 @@ class TorchModes:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, this thread is in this state; gradients stay off where they are off already."""
+        """Set these modes in this thread; gradients stay off if they are off already."""
         cast = torch.autocast(self.device_type, dtype=self.autocast, enabled=self.autocast is not None)
         with cast, torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
             yield
@@ -54,19 +54,19 @@ class TorchModes:
 
 @dataclass(kw_only=True, slots=True)
 class OpRecord:
-    """What was seen when a node ran.
+    """Record the run of a node.
 
     Attributes:
-        value: what it returned, on the meta device.
-        number: its own, unique in the graph.
-        module: path of the module that it was in; empty for the model itself.
-        line: file and line of the user's code that it comes from; empty if that is a library's.
-        modes: set around it by the model; None if there are none.
-        is_random: whether it drew random numbers.
-        training: of a module that is one operation, the mode of it and of each module inside when it was called.
-        changes: nodes whose values it changed in place.
-        flops: of the forward pass, for all samples that were traced.
-        kept: bytes of every storage that autograd keeps for backward here and nowhere before.
+        value: Its result, on the meta device.
+        number: Its unique number in the graph.
+        module: Path of the module that ran it; empty for the model itself.
+        line: File and line of the user's code; empty if the call is in a library.
+        modes: Modes that the model set around it; None if there are none.
+        is_random: Whether it drew random numbers.
+        training: Modes of a module that is one operation, and of its submodules, at the call.
+        changes: Nodes whose values it changed in place.
+        flops: Floating-point operations of the forward pass, for all traced samples.
+        kept_sizes: Bytes of every storage that autograd keeps for backward here and nowhere before.
     """
 
     value: Any
@@ -78,38 +78,38 @@ class OpRecord:
     training: tuple[bool, ...] = ()
     changes: tuple[fx.Node, ...] = ()
     flops: int = 0
-    kept: tuple[int, ...] = ()
+    kept_sizes: tuple[int, ...] = ()
 
 
 def record(node: fx.Node) -> OpRecord:
-    """What was seen when `node` ran."""
-    found: OpRecord = node.meta["record"]
-    return found
+    """Return the record of `node`."""
+    op_record: OpRecord = node.meta["record"]
+    return op_record
 
 
 def item(values: Any, key: Any) -> Any:
-    """One of several values that an operation returned: the target of a node of its own."""
+    """Return one of several values of an operation, as the target of a separate node."""
     return values[key]
 
 
 def assign(_held: Tensor, _name: str, _value: Tensor) -> None:
-    """From now on the model holds another tensor under the name of a buffer: the target of a node of its own."""
-    raise NotImplementedError("whoever runs the graph knows where the buffer is")
+    """Replace a buffer of the model with another tensor, as the target of a separate node."""
+    raise NotImplementedError("the runner of the graph replaces this with an assignment to the buffer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedModel:
-    """A model's operations, in order.
+    """Hold a model's operations, in order.
 
     Attributes:
-        graph: of torch.fx, with a OpRecord for every node but the output.
-        device: that stands in the graph for the one that the model will run on.
-        constants: tensors with numbers that are no attributes of the model, by the name that the graph gives them.
-        changed: the last node that changed a storage in place, by storage.
-        outputs: what the model returns, with a node for every tensor.
-        states: names of what the pass changed: buffers and parameters, but not BatchNorm's running statistics, and
-            attributes that a module that is one operation changes itself.
-        whole: modules with children that could not be looked into, with the reason.
+        graph: Graph of torch.fx, with an OpRecord for every node but the output.
+        device: Device in the graph that stands for the one on which the model will run.
+        constants: Tensors with values that are not attributes of the model, by their names in the graph.
+        changed: The last node that changed a storage in place, by storage.
+        outputs: The model's outputs, with a node for every tensor.
+        states: Names of what the pass changed: buffers and parameters, except running statistics of BatchNorms, and
+            attributes that a leaf module changes itself.
+        whole: Modules with children that could not be traced inside, with the reason.
     """
 
     graph: fx.Graph
@@ -127,6 +127,6 @@ class TracedModel:
 
     @property
     def output(self) -> fx.Node:
-        """The node of what the model returns."""
+        """The output node."""
         node: fx.Node = next(iter(reversed(self.graph.nodes)))
         return node

@@ -1,4 +1,4 @@
-"""A model without memory: shapes and dtypes of its tensors on the meta device, and what operations on them cost."""
+"""Models on the meta device: shapes and dtypes of tensors without memory, and costs of operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ META = torch.device("meta")
 
 
 def on_meta(model: nn.Module) -> nn.Module:
-    """A copy of `model` whose tensors have no memory."""
+    """Return a copy of `model` on the meta device."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         for tensor in (*vars(module).values(), *module._parameters.values(), *module._buffers.values()):
@@ -28,79 +28,79 @@ def on_meta(model: nn.Module) -> nn.Module:
     copied = copied_model(model, memo)
     for module in copied.modules():
         if isinstance(module, _BatchNorm) and module.momentum is None:
-            module.momentum = 0.0  # None would read the number of batches, which has no value here
+            module.momentum = 0.0  # None would read the number of batches, which has no value on the meta device
     return copied
 
 
 def value_on_meta(value: Any) -> Any:
-    """A tensor without memory in place of `value`, if that is a tensor; the device without memory, if it is one."""
+    """Return a meta tensor in place of a tensor, and the meta device in place of a device."""
     if isinstance(value, Tensor):
         return value if value.is_meta else torch.empty_like(value, device=META)
     return META if isinstance(value, torch.device) else value
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What tensors that share memory have in common."""
+    """Return a number that tensors with the same memory share."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def attributes(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Names and tensors of all parameters, buffers and other tensors that modules hold; a tensor may have several."""
-    found = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    """Return names and tensors of all parameters, buffers and other tensors of modules; names may share a tensor."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
-        found += [(prefix + name, value) for name, value in vars(module).items() if isinstance(value, Tensor)]
-    return found
+        named += [(prefix + name, value) for name, value in vars(module).items() if isinstance(value, Tensor)]
+    return named
 
 
 def attribute(model: nn.Module, name: str) -> Any:
-    """What `model` holds under a dotted name."""
+    """Return the attribute of `model` with a dotted name."""
     path, _, last = name.rpartition(".")
     return getattr(model.get_submodule(path), last)
 
 
 class Twins:
-    """Tensors without memory that stand for others, always the same for each; and which others lost their numbers."""
+    """Map tensors to twins on the meta device, and record which tensors lost their values."""
 
     def __init__(self) -> None:
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         self._without_numbers: set[int] = set()
 
     def of(self, value: Any) -> Any:
-        """What stands for `value` where there are no numbers."""
+        """Return the twin of `value` on the meta device."""
         if not isinstance(value, Tensor) or value.is_meta:
             return value_on_meta(value)
         return self._twins.setdefault(id(value), (value, value_on_meta(value)))[1]
 
     def lose_numbers(self, tensor: Tensor) -> None:
-        """From now on `tensor`, and what shares its memory, has no numbers."""
+        """Record that `tensor`, and tensors that share its memory, have no values from now on."""
         self._without_numbers.add(storage_of(tensor))
 
     def has_no_numbers(self, tensor: Tensor) -> bool:
-        """Whether `tensor` has no memory, or none that still counts."""
+        """Return whether `tensor` has no memory, or no valid values."""
         return tensor.is_meta or storage_of(tensor) in self._without_numbers
 
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether `func` of these arguments draws random numbers; some only do in training, or where any are dropped."""
+    """Return whether `func` with these arguments draws random numbers; some only do so in training or dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
-    given = {one.name: one.default_value for one in func._schema.arguments}
-    given |= dict(zip(given, args, strict=False)) | dict(kwargs)
-    trains = given.get("training", given.get("train"))
-    return trains is not False and given.get("dropout_p") != 0.0
+    arguments = {one.name: one.default_value for one in func._schema.arguments}
+    arguments |= dict(zip(arguments, args, strict=False)) | dict(kwargs)
+    trains = arguments.get("training", arguments.get("train"))
+    return trains is not False and arguments.get("dropout_p") != 0.0
 
 
 class Spent(NamedTuple):
-    """What one operation took: FLOPs of its forward pass, bytes of every storage that autograd keeps anew, chance."""
+    """Hold the costs of one operation: forward FLOPs, bytes of each newly kept storage, and whether it is random."""
 
     flops: int
-    kept: tuple[int, ...]
+    kept_sizes: tuple[int, ...]
     is_random: bool
 
 
 class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what runs while it is entered; keeping the tensors `held`, which are there anyhow, costs nothing."""
+    """Measure what runs while it is entered. Keeping the tensors `held`, which exist already, costs nothing."""
 
     def __init__(self, held: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -109,7 +109,7 @@ class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kept: list[int] = []
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run `func` and count it."""
+        """Run `func` and add its costs."""
         outputs = func(*args, **(kwargs or {}))
         count = flop_registry.get(func.overloadpacket)
         if count is not None:
@@ -118,7 +118,7 @@ class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return outputs
 
     def run_quietly(self, compute: Callable[[], Any]) -> Any:
-        """What `compute` returns; if it draws random numbers, the generator is as it was before."""
+        """Return the result of `compute`, and restore the random generator if it draws numbers."""
         before = torch.random.get_rng_state()
         outputs = compute()
         if self._is_random:
@@ -126,14 +126,14 @@ class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return outputs
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """A hook for what autograd saves: note `tensor`; its storage is held, so that no other is taken for it."""
+        """Record `tensor`, as a hook for tensors that autograd saves; its storage stays alive, so its id is unique."""
         if storage_of(tensor) not in self._storages:
             self._storages[storage_of(tensor)] = tensor.untyped_storage()
             self._kept.append(tensor.untyped_storage().nbytes())
         return tensor
 
     def take(self) -> Spent:
-        """What was spent since the last call."""
+        """Return the costs since the last call."""
         spent = Spent(self._flops, tuple(self._kept), self._is_random)
         self._flops, self._kept, self._is_random = 0, [], False
         return spent

@@ -1,4 +1,4 @@
-"""Copies of models whose functions know the copies: `copy.deepcopy` copies neither hooks nor a replaced `forward`."""
+"""Copies of models whose functions refer to the copies; `copy.deepcopy` ignores hooks and a replaced `forward`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _HOOKS = (
 
 
 def copied_model(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A copy of `model`.
+    """Return a copy of `model`.
 
     Args:
-        model: stays as it is.
-        memo: by id, what takes the place of what; afterwards of all that was copied.
+        model: The model; it does not change.
+        memo: Replacements by id; afterwards it also maps everything that was copied.
     """
     twin = copy.deepcopy(model, memo)
     for module in twin.modules():
@@ -30,19 +30,21 @@ def copied_model(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def rebound(function: Any, memo: dict[int, Any]) -> Any:
-    """A function like `function` that knows copies of the modules and tensors in its closure; itself if there are none.
+    """Return a function like `function` that refers to copies of the modules and tensors in its closure.
 
-    Whatever else it knows (lists, counters) it shares with the original.
+    Without such references it is `function` itself. Other references, such as lists and counters, are shared.
     """
-    if not isinstance(function, FunctionType) or not _knows(function, memo, set()):
+    if not isinstance(function, FunctionType) or not _refers_to_copy(function, memo, set()):
         return function
     if id(function) in memo:
         return memo[id(function)]
     cells = function.__closure__ or ()
-    others = tuple(CellType() if any(_knows(value, memo, set()) for value in _held(cell)) else cell for cell in cells)
+    others = tuple(
+        CellType() if any(_refers_to_copy(value, memo, set()) for value in _held(cell)) else cell for cell in cells
+    )
     made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, others)
     made.__kwdefaults__, made.__dict__ = function.__kwdefaults__, dict(vars(function))
-    memo[id(function)] = made  # it may know itself
+    memo[id(function)] = made  # it may refer to itself
     for cell, other in zip(cells, others, strict=True):
         if other is not cell:
             other.cell_contents = _in_copy(cell.cell_contents, memo)
@@ -50,29 +52,29 @@ def rebound(function: Any, memo: dict[int, Any]) -> Any:
 
 
 def _held(cell: CellType) -> list[Any]:
-    """What is in a cell, if anything is."""
+    """Return the content of a cell, if it has any."""
     try:
         return [cell.cell_contents]
     except ValueError:
         return []
 
 
-def _knows(value: Any, memo: dict[int, Any], seen: set[int]) -> bool:
-    """Whether `value` is a module or tensor that was copied, or a function or method that knows one."""
+def _refers_to_copy(value: Any, memo: dict[int, Any], seen: set[int]) -> bool:
+    """Return whether `value` is a copied module or tensor, or a function or method that refers to one."""
     if id(value) in seen:
         return False
     seen.add(id(value))
     if isinstance(value, nn.Module | Tensor):
         return id(value) in memo
     if isinstance(value, MethodType):
-        return _knows(value.__self__, memo, seen)
+        return _refers_to_copy(value.__self__, memo, seen)
     if not isinstance(value, FunctionType):
         return False
-    return any(_knows(one, memo, seen) for cell in value.__closure__ or () for one in _held(cell))
+    return any(_refers_to_copy(one, memo, seen) for cell in value.__closure__ or () for one in _held(cell))
 
 
 def _in_copy(value: Any, memo: dict[int, Any]) -> Any:
-    """What `value`, which knows something that was copied, is in the copy."""
+    """Return the copy of `value`, which refers to something that was copied."""
     if isinstance(value, MethodType):
         return MethodType(value.__func__, _in_copy(value.__self__, memo))
     return rebound(value, memo) if isinstance(value, FunctionType) else memo[id(value)]

@@ -1,4 +1,4 @@
-"""Nested values: the tensors inside of tuples, lists and dicts, which is what models take and return."""
+"""Nested inputs and outputs of models: the tensors inside of tuples, lists and dicts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.fx.immutable_collections import immutable_dict
 
 
 def map_values(value: Any, function: Callable[[Any], Any]) -> Any:
-    """`value` with `function` of everything in it that is not a tuple, list or dict (slices are looked into)."""
+    """Apply `function` to everything in `value` that is not a tuple, list, dict or slice."""
     if isinstance(value, tuple):
         items = [map_values(item, function) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
         return [map_values(item, function) for item in value]
     if isinstance(value, dict):
-        made = dict(value) if isinstance(value, immutable_dict) else copy.copy(value)  # of its own type
+        made = dict(value) if isinstance(value, immutable_dict) else copy.copy(value)  # keeps the type
         for key, item in value.items():
             made[key] = map_values(item, function)
         return made
@@ -28,24 +28,24 @@ def map_values(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """`value` with `function` of every tensor in it."""
+    """Apply `function` to every tensor in `value`."""
     return map_values(value, lambda item: function(item) if isinstance(item, Tensor) else item)
 
 
 def values_in(value: Any) -> Iterator[Any]:
-    """Everything in `value` that is not a tuple, list or dict, in order."""
-    found: list[Any] = []
-    map_values(value, found.append)
-    yield from found
+    """Yield everything in `value` that is not a tuple, list or dict, in order."""
+    leaves: list[Any] = []
+    map_values(value, leaves.append)
+    yield from leaves
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in `value`, in order."""
+    """Yield every tensor in `value`, in order."""
     yield from (item for item in values_in(value) if isinstance(item, Tensor))
 
 
 def call(function: Callable[..., Any], inputs: Any) -> Any:
-    """`function` of `inputs`: a tensor, or a tuple or list of positional, or a dict of named arguments."""
+    """Call `function` with `inputs`: a tensor, a tuple or list of positional arguments, or a dict of named ones."""
     if isinstance(inputs, dict):
         return function(**inputs)
     if isinstance(inputs, tuple | list):

@@ -1,4 +1,4 @@
-"""One operation while it runs: what it was called with, what it changes, and what of it a graph cannot hold."""
+"""One running operation: its arguments, the tensors that it changes, and effects that a graph cannot hold."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ from evener.tracer.ir import record
 from evener.tracer.nested import tensors_in
 
 PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
-"""What may stand in arguments and results beside tensors."""
+"""Types other than tensors that arguments and results may have."""
 SETTINGS = (torch.layout, torch.memory_format, EllipsisType)
-"""What may stand in arguments, too."""
+"""Types that arguments may also have."""
 _UNKNOWN = "neither tensor, tuple, list nor dict"
 _READS = {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__", "__index__"}
-"""Operations that make a tensor's numbers known to Python."""
-_OF_AUTOGRAD: tuple[Any, ...] = (
+"""Operations that pass a tensor's values to Python."""
+_AUTOGRAD_FUNCTIONS: tuple[Any, ...] = (
     torch.autograd.grad,
     torch.autograd.backward,
     Tensor.backward,
     Tensor.register_post_accumulate_grad_hook,
 )
-"""Functions that ask, or change, how tensors were computed."""
+"""Functions that query, or change, how tensors were computed."""
 
 
-class NotFollowed(Exception):
-    """Something happened that is not an operation. (A TypeError would be taken by Python's operators for their own.)"""
+class NotAnOperation(Exception):
+    """Raised for code that is not an operation.
+
+    It is not a TypeError, because Python's operators would handle that themselves.
+    """
 
 
 @dataclass
 class RunningOperation:
-    """One that is under way, with what it was called with.
+    """Hold the operation that is running, with its arguments.
 
-    `versions` are the tensors given: as the model knows them and as the operation does, and how often that was changed;
-    `held` are those of the module that is called, with its modes; it `moves` if there is a
-    BatchNorm in it whose statistics do.
+    `versions` holds for each tensor argument: the model's tensor, the operation's tensor, and that one's version.
+    `held` holds the tensors of the called module and their versions. The operation `moves` if the module contains a
+    BatchNorm that moves its statistics.
     """
 
     args: Any
@@ -58,14 +61,14 @@ class RunningOperation:
     training: tuple[bool, ...] = ()
     moves: bool = False
 
-    def give(self, given: Any) -> Any:
-        """The operation runs with the tensors in `given`, which stand for its own."""
-        pairs = zip(tensors_in((self.args, self.kwargs)), tensors_in(given), strict=True)
+    def give(self, replacements: Any) -> Any:
+        """Record that the operation runs with the tensors in `replacements`, in place of its own; return these."""
+        pairs = zip(tensors_in((self.args, self.kwargs)), tensors_in(replacements), strict=True)
         self.versions = [(original, tensor, tensor._version) for original, tensor in pairs]
-        return given
+        return replacements
 
     def is_call_of(self, module: nn.Module) -> None:
-        """The operation is `module`."""
+        """Record that the operation is a call of `module`."""
         norms = [one for one in module.modules() if isinstance(one, _BatchNorm)]
         self.moves = any(norm.training and norm.track_running_stats for norm in norms)
         self.held = [(tensor, tensor._version) for tensor in (*module.buffers(), *module.parameters())]
@@ -73,17 +76,17 @@ class RunningOperation:
 
     @property
     def changed(self) -> list[tuple[Tensor, Tensor]]:
-        """Those that it changed in place: (as the model knows it, as it was given)."""
+        """Tensors that it changed in place: (the model's tensor, the operation's tensor)."""
         return [(original, tensor) for original, tensor, version in self.versions if tensor._version != version]
 
     @property
     def changes_module(self) -> bool:
-        """Whether it changed what its module holds."""
+        """Whether it changed tensors of its module."""
         return self.moves or any(tensor._version != version for tensor, version in self.held)
 
 
 def called(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, ...]]:
-    """(kind, target, arguments) of the call of `func`, as torch.fx writes them."""
+    """Return (kind, target, arguments) of the call of `func`, as in torch.fx."""
     if func.__name__ == "__get__":
         return "call_function", getattr, (args[0], func.__self__.__name__)  # type: ignore[attr-defined]
     if is_tensor_method_or_property(func):
@@ -92,32 +95,32 @@ def called(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, Any, t
 
 
 def moved_by(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Running statistics that a functional norm changes, which those on the meta device do not show."""
+    """Return running statistics that a functional norm changes, which its versions on the meta device do not show."""
     if func not in (F.batch_norm, F.instance_norm):
         return []
-    given = inspect.signature(func).bind(*args, **kwargs)
-    given.apply_defaults()
-    trains = given.arguments.get("training", given.arguments.get("use_input_stats"))
-    named = [given.arguments[name] for name in ("running_mean", "running_var")]
+    bound = inspect.signature(func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    trains = bound.arguments.get("training", bound.arguments.get("use_input_stats"))
+    named = [bound.arguments[name] for name in ("running_mean", "running_var")]
     return [tensor for tensor in named if trains and tensor is not None]
 
 
 def refuse_hidden(func: Callable[..., Any]) -> None:
-    """Raise NotFollowed for a function whose doing is no value that a graph could hold."""
-    if func in _OF_AUTOGRAD:
-        raise NotFollowed(f"{func.__qualname__}: how tensors are computed is asked or changed")
+    """Raise NotAnOperation for a function with an effect that a graph cannot hold."""
+    if func in _AUTOGRAD_FUNCTIONS:
+        raise NotAnOperation(f"{func.__qualname__} queries or changes how tensors are computed")
     if func.__name__ == "__set__":
         name = func.__self__.__name__  # type: ignore[attr-defined]
-        raise NotFollowed(f".{name} of a tensor is set")
+        raise NotAnOperation(f"the model sets .{name} of a tensor")
 
 
 def reads_numbers(func: Callable[..., Any]) -> bool:
-    """Whether Python knows numbers of a tensor after `func`."""
+    """Return whether `func` passes values of a tensor to Python."""
     return func.__name__ in _READS
 
 
 def is_drawn(node: fx.Node) -> bool:
-    """Whether the value of `node` depends on random numbers."""
+    """Return whether the value of `node` depends on random numbers."""
     waiting, seen = [node], {node}
     while waiting:
         one = waiting.pop()
@@ -130,13 +133,13 @@ def is_drawn(node: fx.Node) -> bool:
 
 
 def is_computed_twice() -> bool:
-    """Whether backward will compute again what is computed now (`torch.utils.checkpoint`)."""
+    """Return whether backward will recompute the current operation (`torch.utils.checkpoint`)."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # there since PyTorch 2.8
     return hooks is not None and str(hooks[0].__module__) == "torch.utils.checkpoint"
 
 
 def users_line(outermost: FrameType | None) -> str:
-    """File and line of the user's code that runs inside of `outermost`, or at all; empty if there is none."""
+    """Return file and line of the innermost user's code inside of `outermost`; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not outermost:
         if is_users(frame.f_code.co_filename):
@@ -146,15 +149,15 @@ def users_line(outermost: FrameType | None) -> str:
 
 
 def setting(value: Any) -> Any:
-    """`value` as an argument that is no tensor. Raises NotFollowed if a graph cannot hold it."""
+    """Return `value` as a non-tensor argument. Raises NotAnOperation if a graph cannot hold it."""
     if isinstance(value, np.generic):
         return value.item()
     if not isinstance(value, (*PLAIN, *SETTINGS)):
-        raise NotFollowed(f"an operation takes a {type(value).__name__}, which is {_UNKNOWN}")
+        raise NotAnOperation(f"an operation takes a {type(value).__name__}, which is {_UNKNOWN}")
     return value
 
 
 def refuse_unknown(value: Any) -> None:
-    """Raise NotFollowed for what an operation or the model returned, and that is neither tensor nor plain."""
+    """Raise NotAnOperation for a result that is neither a tensor nor plain."""
     if not isinstance(value, PLAIN):
-        raise NotFollowed(f"returns a {type(value).__name__}, which is {_UNKNOWN}")
+        raise NotAnOperation(f"returns a {type(value).__name__}, which is {_UNKNOWN}")

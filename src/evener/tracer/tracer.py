@@ -1,12 +1,12 @@
-"""Runs a model once on tensors without memory, and writes every operation down in a graph.
+"""The tracer: runs a model once on the meta device, and records every operation in a graph.
 
-    with TorchFunctionMode, hooks on all modules          what is called, with which tensors
-        with CostMeter, saved-tensor hooks                what it costs
+    with TorchFunctionMode, hooks on all modules          records calls and their tensors
+        with CostMeter, saved-tensor hooks                records costs
             outputs = model(inputs on the meta device)
-    a tensor is known by its identity: the node that it came from
+    the identity of a tensor gives the node that it came from
 
-Python runs as it always does (loops, branches on shapes, `isinstance`), so whatever runs on the meta device can be
-followed. Tensors that the model makes itself keep their numbers as long as no input is mixed into them.
+Python runs normally (loops, branches on shapes, `isinstance`), so every model that runs on the meta device can be
+traced. Tensors that the model makes itself keep their values until an input is mixed into them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from evener.tracer.autograd_functions import applications, applying, hooking
 from evener.tracer.effects import PythonState, States
-from evener.tracer.hooks import are_followed
+from evener.tracer.hooks import are_traced
 from evener.tracer.ir import OpRecord, TorchModes, TracedModel, assign, item, record
 from evener.tracer.meta_model import META, CostMeter, Twins, attributes, storage_of
 from evener.tracer.nested import call, map_tensors, map_values, tensors_in
 from evener.tracer.operation import (
     PLAIN,
-    NotFollowed,
+    NotAnOperation,
     RunningOperation,
     called,
     is_computed_twice,
@@ -45,12 +45,12 @@ from evener.tracer.operation import (
 
 
 class Tracer(TorchFunctionMode):
-    """Runs a model on the meta device once, and writes down what it does; the modules `leaves` are one operation each.
+    """Run a model on the meta device once, and record its operations. The modules `leaves` are one operation each.
 
-    The model is told `device` if it asks where a tensor is. The graph computes what the model does if `executable`.
+    Tensors report `device` as their device to the model. If `executable`, the graph computes what the model computes.
 
     Attributes:
-        python: of the model, which the pass may change.
+        python: The Python state of the model, which the pass may change.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, leaves: Set[str], executable: bool) -> None:
@@ -59,7 +59,7 @@ class Tracer(TorchFunctionMode):
         self._constants: dict[str, Tensor] = {}
         self._changed: dict[int, fx.Node] = {}
         self._model, self._device, self._leaves, self._executable = model, device, leaves, executable
-        self._known: dict[int, tuple[Tensor, fx.Node]] = {}  # the tensor is held: its id is not used again
+        self._known: dict[int, tuple[Tensor, fx.Node]] = {}  # holds the tensor, so that its id stays unique
         self._names = {id(tensor): name for name, tensor in reversed(attributes(model))}
         self._twins = Twins()
         self._modules: list[str] = []
@@ -68,33 +68,33 @@ class Tracer(TorchFunctionMode):
         self._operation: RunningOperation | None = None
         self._listening = True
         self._meter = CostMeter([*model.parameters(), *model.buffers()])
-        self._outermost: FrameType | None = None  # a frame refers to those that called it, and to all that they hold
+        self._outermost: FrameType | None = None  # only set during `run`: a frame keeps its callers alive
         self._outer: TorchModes | None = None
 
     @property
     def innermost(self) -> str:
-        """Path of the module that runs now; empty for the model itself."""
+        """Path of the innermost running module; empty for the model itself."""
         return self._modules[-1] if self._modules else ""
 
     @property
     def is_in_operation(self) -> bool:
-        """Whether an operation is under way."""
+        """Whether an operation is running."""
         return self._operation is not None
 
     def run(self, inputs: Any, whole: dict[str, str]) -> TracedModel:
-        """What the model does with tensors like `inputs`, once."""
+        """Trace the model once on tensors like `inputs`."""
         self._outermost = sys._getframe()
         inputs = map_tensors(inputs, lambda tensor: torch.empty_like(tensor, device=META))
         for i, tensor in enumerate(tensors_in(inputs)):
             self._know(tensor, self._note("placeholder", f"input_{i}", (), {}, tensor))
         hooks: list[Any] = []
         for path, module in [(path, module) for path, module in self._model.named_modules() if path]:
-            apart = are_followed(module)
+            apart = are_traced(module)
             hooks.append(module.register_forward_pre_hook(self._enter(path), prepend=not apart, with_kwargs=True))
             hooks.append(module.register_forward_hook(self._leave(path), prepend=apart))
         states = States(self._model)
         try:
-            with torch.enable_grad(), self._meter, saved_tensors_hooks(self._meter.keep, lambda kept: kept), self:
+            with torch.enable_grad(), self._meter, saved_tensors_hooks(self._meter.keep, lambda tensor: tensor), self:
                 self._outer = TorchModes.now(self._device.type)
                 with applications(self._apply):
                     outputs = call(self._model, inputs)
@@ -116,14 +116,14 @@ class Tracer(TorchFunctionMode):
         )
 
     def _assign(self, states: States) -> list[str]:
-        """Write down which buffers the model holds other tensors for, now that it has run; their names."""
+        """Record which buffers the model replaced during its run; return their names."""
         replaced = states.replaced()
         for name, held, now in replaced:
             self._note("call_function", assign, (self._node_of(held), name, self._node_of(now)), {}, None)
         return [name for name, _, _ in replaced]
 
     def _apply(self, kind: Any, apply: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """What stands for the application of an autograd function, which becomes one operation."""
+        """Record the application of an autograd function as one operation."""
         if not self._listening:
             return apply(*args)
         if kind is CheckpointFunction and any(tensor.requires_grad for tensor in tensors_in(args)):
@@ -139,7 +139,7 @@ class Tracer(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run `func`, and write it down if a tensor comes out of it or is changed by it."""
+        """Run `func`, and record it if it returns or changes a tensor."""
         kwargs = kwargs or {}
         if not self._listening:
             return func(*args, **kwargs)
@@ -151,33 +151,33 @@ class Tracer(TorchFunctionMode):
             refuse_hidden(func)
         operation = self._begin(args, kwargs)
         if any(map(self._twins.has_no_numbers, tensors_in((args, kwargs)))):
-            given = operation.give(map_values((args, kwargs), self._twins.of))
-            outputs = func(*given[0], **given[1])
-            for tensor in moved_by(func, *given):
+            arguments = operation.give(map_values((args, kwargs), self._twins.of))
+            outputs = func(*arguments[0], **arguments[1])
+            for tensor in moved_by(func, *arguments):
                 tensor.add_(0)
         else:
-            given = operation.give(map_values((args, kwargs), _on_host))
-            outputs = self._meter.run_quietly(lambda: func(*given[0], **given[1]))
+            arguments = operation.give(map_values((args, kwargs), _on_host))
+            outputs = self._meter.run_quietly(lambda: func(*arguments[0], **arguments[1]))
             self._refuse_drawn(func, operation)
         self._end(*called(func, args), outputs)
         return outputs
 
     def _hook(self, tensor: Any, hook: Any) -> Any:
-        """From now on `tensor` comes from an operation whose output has the hook."""
+        """Make `tensor` the output of an operation that has the hook."""
         node = self._node_of(tensor)
         if node.users:
-            raise NotFollowed("a tensor is given a hook after it was read")
+            raise NotAnOperation("the model adds a hook to a tensor after it was read")
         self._begin((tensor,), {})
         handle = tensor.register_hook(hook)
         self._end("call_function", hooking(hook), (tensor,), tensor)
         return handle
 
     def _refuse_drawn(self, func: Callable[..., Any], operation: RunningOperation) -> None:
-        """Raise NotFollowed if Python learns from `func` what was drawn."""
+        """Raise NotAnOperation if `func` passes random values to Python."""
         if self._executable and reads_numbers(func):
-            given = tensors_in((operation.args, operation.kwargs))
-            if any(is_drawn(self._known[id(tensor)][1]) for tensor in given if id(tensor) in self._known):
-                raise NotFollowed("a random number decides what the model does")
+            tensors = tensors_in((operation.args, operation.kwargs))
+            if any(is_drawn(self._known[id(tensor)][1]) for tensor in tensors if id(tensor) in self._known):
+                raise NotAnOperation("a random number decides what the model does")
 
     def _enter(self, path: str) -> Callable[..., Any]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -202,7 +202,7 @@ class Tracer(TorchFunctionMode):
                 self.python.note_changes(path, module)
                 self._end("call_module", path, self._operation.args, outputs)
             self._listening = False
-            map_tensors(outputs, self._node_of)  # that the module can be followed is known before it is left
+            map_tensors(outputs, self._node_of)  # check that the outputs are traced before leaving the module
             self._listening = True
             self._modules.pop()
 
@@ -214,34 +214,34 @@ class Tracer(TorchFunctionMode):
         return self._operation
 
     def _end(self, op: str, target: Any, args: Any, outputs: Any) -> None:
-        """Write the operation under way down, and where its outputs come from."""
+        """Record the running operation, and the nodes of its outputs."""
         operation = self._operation
         assert operation is not None
         changed = operation.changed
         if (changed or operation.changes_module) and self._executable and (self._twice or is_computed_twice()):
-            raise NotFollowed("what is computed twice (torch.utils.checkpoint) changes buffers, which would move twice")
+            raise NotAnOperation("recomputed code (torch.utils.checkpoint) changes buffers, which would change twice")
         if changed or next(tensors_in(outputs), None) is not None:
-            flops, kept, is_random = self._meter.take()
+            flops, kept_bytes, is_random = self._meter.take()
             args, kwargs = map_values((tuple(args), dict(operation.kwargs)), self._as_argument)
             node = self._note(op, target, args, kwargs, outputs)
             seen = record(node)
-            seen.line, seen.flops, seen.kept, seen.is_random = operation.line, flops, kept, is_random
+            seen.line, seen.flops, seen.kept_sizes, seen.is_random = operation.line, flops, kept_bytes, is_random
             seen.training = operation.training
             seen.changes = tuple(self._node_of(original) for original, _ in changed)
-            for original, given in changed:
+            for original, twin in changed:
                 self._changed[storage_of(original)] = node
-                if given is not original:
-                    self._lose_numbers(original, given, node)
+                if twin is not original:
+                    self._lose_numbers(original, twin, node)
             self._know(outputs, node)
         self._operation, self._listening = None, True
 
-    def _lose_numbers(self, original: Tensor, given: Tensor, node: fx.Node) -> None:
-        """From now on `original`, and what shares its memory, has no numbers, and a gradient if `given` has one."""
+    def _lose_numbers(self, original: Tensor, changed: Tensor, node: fx.Node) -> None:
+        """Record that tensors in the memory of `original` have no values, and a gradient if `changed` has one."""
         self._twins.lose_numbers(original)
         for tensor, origin in list(self._known.values()):
             if storage_of(tensor) == storage_of(original):
                 twin = self._twins.of(tensor)
-                if given.requires_grad and not twin.requires_grad:
+                if changed.requires_grad and not twin.requires_grad:
                     twin.requires_grad_()
                 self._changed[storage_of(twin)] = node
                 record(origin).value = twin
@@ -258,7 +258,7 @@ class Tracer(TorchFunctionMode):
         return node
 
     def _know(self, value: Any, node: fx.Node) -> None:
-        """Remember that every tensor in `value` comes from `node`, through a node of its own each if there are many."""
+        """Record that every tensor in `value` comes from `node`; several tensors get a node each."""
         if isinstance(value, Tensor):
             self._known[id(value)] = (value, node)
         elif isinstance(value, tuple | list | dict):
@@ -281,14 +281,16 @@ class Tracer(TorchFunctionMode):
         return value if isinstance(value, PLAIN) else None
 
     def _node_of(self, tensor: Tensor) -> fx.Node:
-        """The node that `tensor` comes from."""
+        """Return the node that `tensor` comes from."""
         if id(tensor) in self._known:
             return self._known[id(tensor)][1]
         name = self._names.get(id(tensor))
         if name is None and tensor.is_meta and self._executable:
-            raise NotFollowed("a tensor comes from something that is not an operation of torch")
+            raise NotAnOperation("a tensor comes from something that is not an operation of torch")
         if name is None and tensor.requires_grad and self._executable:
-            raise NotFollowed("a tensor that learns is neither a parameter of the model nor computed in it")
+            raise NotAnOperation(
+                "a tensor that requires a gradient is neither a parameter of the model nor computed in it"
+            )
         if name is None:
             name = f"constant_{len(self._constants)}"
             self._constants[name] = tensor
@@ -298,5 +300,5 @@ class Tracer(TorchFunctionMode):
 
 
 def _on_host(value: Any) -> Any:
-    """The device that has the numbers of tensors that come from no input."""
+    """Return the device of tensors with values, in place of any device."""
     return torch.device("cpu") if isinstance(value, torch.device) else value

@@ -1,4 +1,4 @@
-"""Follows a model: runs it on tensors without memory, and takes what cannot be looked into as one operation."""
+"""Tracing of a model on the meta device; modules that cannot be traced inside become one operation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from evener.tracer.effects import PythonState, difference, reads_of
 from evener.tracer.hooks import drop_backward, has_backward_hooks
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.meta_model import on_meta, storage_of
-from evener.tracer.operation import NotFollowed, is_computed_twice
+from evener.tracer.operation import NotAnOperation, is_computed_twice
 from evener.tracer.tracer import Tracer
 
 CPU = torch.device("cpu")
 
 
 class NotTraceable(Exception):
-    """A model cannot be followed; the cause is what happened.
+    """Raised if a model cannot be traced; the cause is the original error.
 
     Args:
-        reason: with the line of the user's code.
-        module: path of the module that ran; empty for the model itself.
+        reason: The reason, with the line of the user's code.
+        module: Path of the module that ran; empty for the model itself.
     """
 
     def __init__(self, reason: str, module: str) -> None:
@@ -34,7 +34,7 @@ class NotTraceable(Exception):
 
 
 def is_childless(module: nn.Module) -> bool:
-    """Whether `module` has no modules inside."""
+    """Return whether `module` has no submodules."""
     return next(module.children(), None) is None
 
 
@@ -47,32 +47,32 @@ def trace(
     executable: bool = True,
     is_part: bool = False,
 ) -> TracedModel:
-    """Follow `model` on tensors shaped like `inputs`: a tensor, or positional or named arguments.
+    """Trace `model` on tensors shaped like `inputs`: a tensor, or positional or named arguments.
 
     Args:
-        model: on any device; neither run nor changed, a copy without memory is.
-        inputs: only shapes and dtypes matter.
-        device: where the model will run, which its code may ask for.
-        training: mode of the model, which is set as the model sets it.
-        is_leaf: modules that are one operation each. A module with children that cannot be followed (as it applies an
-            autograd function of the user's, say) becomes another, and so does one with backward hooks; one that fails
-            as one operation is looked into.
-        executable: whether the graph has to compute what the model computes; if not, a tensor may come from something
-            that is not an operation of torch.
-        is_part: whether others have more of the batch, so that a BatchNorm trains on a single sample, too.
+        model: The model, on any device. It is neither run nor changed; a copy on the meta device runs.
+        inputs: Inputs, of which only shapes and dtypes matter.
+        device: Device on which the model will run, which its code may query.
+        training: Mode of the model; the trace sets it as `model.train` does.
+        is_leaf: Selects modules that are one operation each. A module with children that cannot be traced (because it
+            applies the user's autograd function, say) becomes one operation too, and so does a module with backward
+            hooks. A module that fails as one operation is traced inside.
+        executable: Whether the graph has to compute what the model computes. If not, a tensor may come from something
+            other than an operation of torch.
+        is_part: Whether other replicas have more of the batch, so that a BatchNorm also trains on a single sample.
 
     Raises:
-        NotTraceable: names the line of the model that cannot be followed.
+        NotTraceable: The model cannot be traced; the error names the line.
     """
-    following = _Following(model, inputs, device, training, is_leaf, executable, is_part)
-    found: TracedModel | None = None
-    while found is None:
-        found = following.attempt()
-    return _with_inputs_kept(found)
+    attempts = _Attempts(model, inputs, device, training, is_leaf, executable, is_part)
+    traced: TracedModel | None = None
+    while traced is None:
+        traced = attempts.attempt()
+    return _with_inputs_kept(traced)
 
 
-class _Following:
-    """Attempts to follow a model; after each that fails, another module is one operation, or one less."""
+class _Attempts:
+    """Attempt to trace a model; after each failure, another module becomes one operation, or is traced inside."""
 
     def __init__(
         self,
@@ -92,7 +92,10 @@ class _Following:
         self._opened: set[str] = set()
 
     def attempt(self) -> TracedModel | None:
-        """What the model does; None if the next attempt will be another. Raises NotTraceable if there is no other."""
+        """Return the traced model; None if another attempt is to follow.
+
+        Raises NotTraceable if there is no other attempt.
+        """
         copied = on_meta(self._model)
         copied.train(self._training)
         leaves = self._leaves(copied)
@@ -103,14 +106,14 @@ class _Following:
             return tracers[-1].run(self._inputs, self._whole), tracers[-1].python
 
         try:
-            found, python = run()
-            return _settled(found, python, run) if self._executable else found
+            traced, python = run()
+            return _settled(traced, python, run) if self._executable else traced
         except Exception as error:
             self._take_otherwise(error, tracers[-1], copied, leaves)
         return None
 
     def _leaves(self, copied: nn.Module) -> set[str]:
-        """The modules of `copied` that are one operation each; made ready for it."""
+        """Return the modules of `copied` that are one operation each, after preparing them."""
         inner = [(path, module) for path, module in copied.named_modules() if path]
         leaves = {path for path, module in inner if self._is_leaf(module)} - self._opened | self._whole.keys()
         leaves |= {path for path, module in inner if has_backward_hooks(module)}
@@ -121,12 +124,15 @@ class _Following:
         return leaves
 
     def _take_otherwise(self, error: Exception, tracer: Tracer, copied: nn.Module, leaves: Set[str]) -> None:
-        """Take another module as one operation, or one less, because of `error`. Raises NotTraceable."""
-        path = _called(copied, error.module) if isinstance(error, Remembers) else tracer.innermost
+        """Change, because of `error`, whether a module is one operation.
+
+        Raises NotTraceable if that is not possible.
+        """
+        path = _called(copied, error.module) if isinstance(error, DependsOnHistory) else tracer.innermost
         module = copied.get_submodule(path)
         reason = f"{_place(error, module)}: {first_line(error)}"
         is_over = not path or path in self._whole or path in self._opened
-        if not tracer.is_in_operation or isinstance(error, NotFollowed):
+        if not tracer.is_in_operation or isinstance(error, NotAnOperation):
             is_over |= not self._executable
             self._whole[path] = reason
         else:
@@ -136,8 +142,8 @@ class _Following:
             raise NotTraceable(reason, path) from error
 
 
-class Remembers(NotFollowed):
-    """What the model does depends on what it did before: on attributes of Python, or numbers that Python draws."""
+class DependsOnHistory(NotAnOperation):
+    """Raised if a model depends on earlier calls: on Python attributes, or numbers that Python draws."""
 
     def __init__(self, reason: str, module: str) -> None:
         super().__init__(reason)
@@ -145,65 +151,67 @@ class Remembers(NotFollowed):
 
 
 def _settled(
-    found: TracedModel, python: PythonState, run: Callable[[], tuple[TracedModel, PythonState]]
+    traced: TracedModel, python: PythonState, run: Callable[[], tuple[TracedModel, PythonState]]
 ) -> TracedModel:
-    """`found`, if what the pass left behind in Python changes nothing in later ones. Raises Remembers.
+    """Return `traced` if its effects on the Python state do not change later passes.
 
-    What is computed at the first pass and kept (a cache) makes the second pass another, but not the third.
+    A cache that the first pass fills changes the second pass, but not the third. Raises DependsOnHistory otherwise.
     """
-    last, node, drew = found, None, python.drew
+    last, node, drew = traced, None, python.drew
     for _ in range(2):
         changed = python.changed
         if not changed and not drew:
-            return found
+            return traced
         again, python = run()
-        for kept in reads_of(again, changed):
-            raise Remembers(f"{kept.target} is kept from call to call", record(kept).module)
+        for read in reads_of(again, changed):
+            raise DependsOnHistory(f"{read.target} is kept from call to call", record(read).module)
         node, drew, last = difference(last, again), drew and python.drew, again
         if node is None and not drew:
-            return found
+            return traced
     if node is None:
-        raise Remembers("Python or NumPy draws random numbers, which may decide what the model does", "")
-    raise Remembers("what the model does differs from call to call: attributes that change decide it", _module_of(node))
+        raise DependsOnHistory("Python or NumPy draws random numbers, which may decide what the model does", "")
+    raise DependsOnHistory("the model differs from call to call, because of attributes that change", _module_of(node))
 
 
 def _module_of(node: fx.Node) -> str:
-    """Path of the module whose doing `node` is."""
+    """Return the path of the module that runs `node`."""
     if node.op == "call_module":
         return str(node.target).rpartition(".")[0]
     return "" if node.op == "output" else record(node).module
 
 
 def _called(model: nn.Module, path: str) -> str:
-    """The innermost module around `path`, or this itself, that is called."""
+    """Return the innermost module at or around `path` that can be called."""
     while path and isinstance(model.get_submodule(path), nn.ModuleList | nn.ModuleDict):
         path = path.rpartition(".")[0]
     return path
 
 
 def _refuse_backward_hooks(model: nn.Module) -> None:
-    """Raises NotTraceable if the model itself has hooks, which see the gradients of all that it does."""
+    """Raise NotTraceable if the model itself has backward hooks, which see all its gradients."""
     if has_backward_hooks(model):
         code = type(model).forward.__code__
-        reason = "the model itself has backward hooks; give them to a module in it"
+        reason = "the model itself has backward hooks; register them on a submodule instead"
         raise NotTraceable(f"{file_line(code.co_filename, code.co_firstlineno)}: {reason}", "")
 
 
 def _take_a_single_sample(module: nn.Module) -> None:
-    """Let a BatchNorm that trains normalise without asking how many values there are."""
+    """Let a training BatchNorm accept a single value per channel."""
     if type(module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) and "forward" not in vars(module):
         norm: Any = module
 
         def normalise(x: Tensor) -> Tensor:
             if norm.training and norm.running_mean is not None and is_computed_twice():
-                raise NotFollowed("a BatchNorm is computed twice (torch.utils.checkpoint), and would move twice")
+                raise NotAnOperation(
+                    "a BatchNorm is recomputed (torch.utils.checkpoint), and would move its statistics twice"
+                )
             return torch.batch_norm(x, norm.weight, norm.bias, None, None, True, 0.0, norm.eps, False)
 
         norm.forward = normalise
 
 
 def _with_inputs_kept(traced: TracedModel) -> TracedModel:
-    """Copies inputs that the model changes in place: the user's stay as they are, and may be computed with again."""
+    """Copy inputs that the model changes in place, so that the user's inputs do not change."""
     for node in [node for node in traced.graph.nodes if node.op == "placeholder"]:
         if storage_of(record(node).value) in traced.changed:
             with traced.graph.inserting_after(node):
@@ -214,7 +222,7 @@ def _with_inputs_kept(traced: TracedModel) -> TracedModel:
 
 
 def _place(error: Exception, module: nn.Module) -> str:
-    """The user's own line that raised `error`, or else where the code of `module` begins."""
+    """Return the user's line that raised `error`, or the start of the code of `module`."""
     frame = user_frame(error)
     if frame is not None:
         return file_line(frame.filename, frame.lineno, frame.line or "")

@@ -13,15 +13,15 @@ from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import division_of
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
-from evener.parallel.divided_model import DividedModel
 from evener.parallel.gradient_hooks import copied
-from evener.parallel.layer_statistics import LayerStatistics
+from evener.parallel.norm_statistics import LayerStatistics
 from evener.parallel.parallel_model import Criterion, ParallelModel
-from evener.parallel.pipeline.divided_stage import StageTeams
+from evener.parallel.pipeline.sharded_stage import StageTeams
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.refusals import refuse_parts_of_batches
 from evener.parallel.replicated import ReplicatedModel, uses_all
+from evener.parallel.sharded import ShardedModel
 from evener.parallel.shared_statistics import synchronise_norms
 from evener.records.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.training.context import RankContext
@@ -77,9 +77,9 @@ def _join_parts(context: RankContext, plan: Plan, config: RunConfig, is_rehearse
     mesh = form_process_mesh(context.group, arrangement_of(plan))
     inputs, _ = context.samples(max(1, plan.replica_samples[mesh.index]))
 
-    def build(mesh: ProcessMesh) -> DividedModel:
+    def build(mesh: ProcessMesh) -> ShardedModel:
         recompute = config.rematerialise == "always"
-        return DividedModel(context.model, mesh, inputs, _criterion(context), recompute, config.compile)
+        return ShardedModel(context.model, mesh, inputs, _criterion(context), recompute, config.compile)
 
     if is_rehearsed:
         plan = predict(context, plan, lambda silent: build(silent_mesh(mesh, silent)), mesh.group)

@@ -1,4 +1,4 @@
-"""Who may come in: accepts connections, hears pending peers for a few seconds, and keeps floods of them bounded."""
+"""The acceptor of a server: accepts connections, authenticates pending peers within seconds, and bounds floods."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from evener.wire.transport import NotTls, PlainTransport, Poller, Transport, exp
 
 _MAPPED = "::ffff:"
 _BACKLOG = 256
-_MOST_BYTES = 4096
-"""Read at once, so that nothing unread makes the system throw our answer away when we close."""
+_READ_BYTES = 4096
+"""Bytes read at once. With unread bytes, the system would drop the answer when the socket closes."""
 
 
 class PendingPeer:
-    """A connection that has not proved the secret yet: handshake, short messages, nothing else.
+    """Run the handshake of a connection that has not proved the secret yet.
 
     Args:
-        transport: non-blocking.
-        handshake: the master's side of it.
-        origin: the address it came from.
+        transport: A non-blocking transport.
+        handshake: The master's side of the handshake.
+        origin: The address of the peer.
 
     Attributes:
-        age: seconds for which the server has listened to it.
+        age: Seconds for which the server has listened to it.
     """
 
     def __init__(self, transport: Transport, handshake: MasterHandshake, origin: Address) -> None:
@@ -51,14 +51,14 @@ class PendingPeer:
 
     @property
     def has_spoken(self) -> bool:
-        """Whether anything has come that was not refused at once."""
+        """Whether any bytes have been accepted."""
         return self.transport.wire_bytes_received > 0
 
     def advance(self, is_full: Callable[[Grant], bool]) -> HandshakeReply | None:
-        """Go on with what has come; the last reply, sent already, or None while it is open whether it is welcome.
+        """Process the received bytes. Return the last reply, which is sent already, or None while it is undecided.
 
         Args:
-            is_full: whether nobody more with such a token may be welcomed.
+            is_full: Returns whether no more connections with such a token are accepted.
         """
         try:
             if not self._has_keys:
@@ -66,7 +66,7 @@ class PendingPeer:
                 self._has_keys = True
             while True:
                 reply = self._receive(is_full)
-                if reply.message:  # forty bytes always fit the buffers of a connection over which nothing else was sent
+                if reply.message:  # forty bytes always fit the empty buffers of a new connection
                     self.transport.send([memoryview(reply.message)])
                 if reply.welcome or reply.refusal:
                     return reply
@@ -74,18 +74,18 @@ class PendingPeer:
             return None
         except NotTls:
             reply = refuse(HandshakeType.TLS_HERE)
-            with contextlib.suppress(OSError):  # it has left already
+            with contextlib.suppress(OSError):  # the peer has closed already
                 self.transport.sock.send(reply.message)
             return reply
         except OSError as error:
-            return HandshakeReply(b"", refusal=f"it broke off the greeting: {explain(error)}")
+            return HandshakeReply(b"", refusal=f"the handshake broke off: {explain(error)}")
 
     def _receive(self, is_full: Callable[[Grant], bool]) -> HandshakeReply:
-        """The reply to what has come, which has to be one message and nothing behind it."""
-        space = memoryview(bytearray(_MOST_BYTES))
+        """Return the reply to the received bytes, which must be exactly one message."""
+        space = memoryview(bytearray(_READ_BYTES))
         count = self.transport.receive_into(space)
         if count == 0:
-            return HandshakeReply(b"", refusal="it left without proving the secret")
+            return HandshakeReply(b"", refusal="it closed the connection without proving the secret")
         self._received += space[:count]
         if len(self._received) > MESSAGE_BYTES or not MAGIC.startswith(self._received[: len(MAGIC)]):
             return refuse(HandshakeType.NO_HELLO)
@@ -96,18 +96,18 @@ class PendingPeer:
 
 
 class Acceptor:
-    """The listening sockets of a server, and the connections that have not proved the secret yet.
+    """Own the listening sockets of a server, and the connections that have not proved the secret yet.
 
     Args:
-        identity: of this master.
-        limits: how many may be pending, and how long each of them.
-        poller: of the server.
-        is_full: whether nobody more with such a token may be welcomed.
-        welcome: gets the transport and origin of everybody who has proved a secret, and what its token allows.
-        refuse: gets origin and reason of everybody who has not.
+        identity: The identity of this master.
+        limits: Limits of the number of pending peers, and of their time.
+        poller: The poller of the server.
+        is_full: Returns whether no more connections with such a token are accepted.
+        welcome: Called with transport, origin and grant of every peer that has proved a secret.
+        refuse: Called with origin and reason of every refused peer.
 
     Attributes:
-        others: tokens besides the admin's, by what they allow; to be changed at any time.
+        others: Tokens other than the admin's, by what they allow; may change at any time.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class Acceptor:
         self._pending: dict[PendingPeer, None] = {}  # in order of arrival
 
     def listen(self, address: Address) -> Address:
-        """Listen at `address`; the address with the port that it really has.
+        """Listen at `address`; return the address with its real port.
 
         Raises:
-            CannotListen: it is taken, not of this machine, or not allowed.
+            CannotListen: The address is taken, not of this machine, or not allowed.
         """
         try:
             listener = _listen_unix(address.path) if address.path else _listen_tcp(address)
@@ -143,17 +143,17 @@ class Acceptor:
         return address if address.path else Address(address.host, listener.getsockname()[1])
 
     def tick(self, seconds: float) -> None:
-        """Let `seconds` of listening pass: pending peers grow older, listeners that had to rest are watched again."""
+        """Let `seconds` of listening pass: pending peers age, and resting listeners are watched again."""
         for listener in self._resting:
             self._watch(listener)
         self._resting.clear()
         for peer in list(self._pending):
             peer.age += seconds
             if peer.age > self._limits.handshake_seconds:
-                self._send_away(peer, f"it did not prove the secret within {self._limits.handshake_seconds:g} s")
+                self._drop(peer, f"it did not prove the secret within {self._limits.handshake_seconds:g} s")
 
     def close(self) -> None:
-        """Stop listening and send all pending peers away."""
+        """Stop listening, and refuse all pending peers."""
         for listener in self._listeners:
             if listener not in self._resting:
                 self._poller.forget(listener)
@@ -162,19 +162,19 @@ class Acceptor:
             if path and os.path.exists(path):
                 os.unlink(path)
         for peer in list(self._pending):
-            self._send_away(peer, "the master closes")
+            self._drop(peer, "the master closes")
 
     def _watch(self, listener: socket.socket) -> None:
         self._poller.watch(listener, partial(self._accept, listener), is_urgent=True)
 
     def _accept(self, listener: socket.socket, _: int) -> None:
-        """Let in who waits at a listener, a few at a time."""
-        for _ in range(1 + self._limits.pending // 8):  # so that each is heard before many others have come
+        """Accept a few connections of a listener."""
+        for _ in range(1 + self._limits.pending // 8):  # so that each is served before many others arrive
             try:
                 sock, where = listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # no file descriptors or memory left: it stays readable, so look away for a while
+            except OSError:  # no file descriptors or memory: it stays readable, so ignore it for a while
                 self._poller.forget(listener)
                 self._resting.append(listener)
                 return
@@ -182,11 +182,11 @@ class Acceptor:
 
     def _let_in(self, sock: socket.socket, origin: Address) -> None:
         if len(self._pending) >= self._limits.pending:
-            self._send_away(least_likely(self._pending), "too many others came who did not prove the secret either")
+            self._drop(least_trusted(self._pending), "too many pending connections have not proved the secret")
         sock.setblocking(False)
         try:
             tune(sock, self._limits.patience)
-        except OSError:  # it has left already
+        except OSError:  # the peer has closed already
             sock.close()
             return
         handshake = MasterHandshake(self._token, secrets.token_bytes(NONCE_BYTES), self.others)
@@ -199,27 +199,27 @@ class Acceptor:
         if reply is None:
             return
         if not reply.welcome:
-            self._send_away(peer, reply.refusal)
+            self._drop(peer, reply.refusal)
             return
         del self._pending[peer]
         self._poller.forget(peer.transport.sock)
-        self._welcome(peer.transport, peer.origin.words, reply.grant)
+        self._welcome(peer.transport, peer.origin.description, reply.grant)
 
-    def _send_away(self, peer: PendingPeer, reason: str) -> None:
+    def _drop(self, peer: PendingPeer, reason: str) -> None:
         del self._pending[peer]
         self._poller.forget(peer.transport.sock)
         peer.transport.sock.close()
-        self._refuse(peer.origin.words, reason)
+        self._refuse(peer.origin.description, reason)
 
 
-def least_likely(pending: Collection[PendingPeer]) -> PendingPeer:
-    """Who is the least likely to be one of ours: of the machine with most pending peers, silent, and here for long."""
+def least_trusted(pending: Collection[PendingPeer]) -> PendingPeer:
+    """Return the peer that is least likely a node: from the host with most pending peers, silent, and oldest."""
     crowd = Counter(peer.origin.host for peer in pending)
     return max(pending, key=lambda peer: (crowd[peer.origin.host], not peer.has_spoken, peer.age))
 
 
 def _wrapper(identity: Identity) -> Callable[[socket.socket], Transport]:
-    """What makes a transport of a socket."""
+    """Return the function that makes a transport of a socket."""
     if not identity.certificate:
         return PlainTransport
     from evener.wire.tls import TlsTransport, master_context
@@ -243,9 +243,10 @@ def _listen_tcp(address: Address) -> socket.socket:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    """A listening socket at `path`, for this user only.
+    """Return a listening socket at `path`, for this user only.
 
-    What a killed master has left there is removed; the socket of a living one stays, and so does any other file.
+    A socket that a killed master has left there is removed. The socket of a running master stays, and so does any other
+    file.
     """
     if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -256,7 +257,7 @@ def _listen_unix(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)
-        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # before listening: until then nobody can connect
+        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # before listening, while connections are impossible
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()

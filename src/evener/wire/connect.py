@@ -1,4 +1,4 @@
-"""From a token to a connection, within ten seconds; if there is none, the error says where, why and what to do."""
+"""Opening of a connection with a token, within ten seconds; errors say where and why it failed, and what to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from evener.wire.resolve import resolve
 from evener.wire.transport import NotTls, PlainTransport, Transport, explain, tune
 
 JOIN_SECONDS = 8.0
-LONGEST_PAUSE = 10.0
+MAX_PAUSE_SECONDS = 10.0
 _TLS_ALERT = b"\x15\x03"
 _PAUSE_SECONDS = 0.01
 T = TypeVar("T")
@@ -38,34 +38,34 @@ T = TypeVar("T")
 def open_connection(
     address: Address, token: Token, headers: Any, limits: Limits | None = None, *, seconds: float = JOIN_SECONDS
 ) -> Connection[H]:
-    """A connection to the master at `address`, on which both sides have proved the token's secret.
+    """Return a connection to the master at `address`, on which both sides have proved the token's secret.
 
     Args:
-        address: of the master.
-        token: says whom to expect, and whether TLS is spoken.
-        headers: type of the headers that the master sends.
-        limits: of frames, and the patience of every wait afterwards.
-        seconds: within which all this has to be done.
+        address: Address of the master.
+        token: Token that identifies the master, and says whether to use TLS.
+        headers: Type of the headers that the master sends.
+        limits: Limits of frames, and the patience of every later wait.
+        seconds: Timeout of all of this.
 
     Raises:
-        CannotJoin: of the type that says why not.
+        CannotJoin: The type of the error gives the reason.
     """
     limits = limits or Limits()
     deadline = time.monotonic() + seconds
     sock = _connect_to(address, deadline)
     try:
         tune(sock, limits.patience)
-        transport = _authenticate(sock, token, address.words, deadline)
+        transport = _authenticate(sock, token, address.description, deadline)
     except BaseException:
         sock.close()
         raise
-    return Connection(transport, headers, limits, address.words)
+    return Connection(transport, headers, limits, address.description)
 
 
-def backoff(random: Random, first: float = 0.1, longest: float = LONGEST_PAUSE) -> Iterator[float]:
-    """Seconds to wait before each further try: doubling up to `longest`, each drawn from its upper half.
+def backoff(random: Random, first: float = 0.1, longest: float = MAX_PAUSE_SECONDS) -> Iterator[float]:
+    """Yield the seconds to wait before each retry: doubling up to `longest`, drawn from the upper half.
 
-    So a master that comes back is not called by all nodes at the same moment.
+    Nodes therefore do not all call a returning master at the same moment.
     """
     pause = first
     while True:
@@ -74,21 +74,21 @@ def backoff(random: Random, first: float = 0.1, longest: float = LONGEST_PAUSE) 
 
 
 def _connect_to(address: Address, deadline: float) -> socket.socket:
-    """A socket connected to the first of the machine's addresses that answers."""
+    """Return a socket connected to the first of the machine's addresses that answers."""
     candidates = [(socket.AF_UNIX, address.path)] if address.path else resolve(address, deadline)
-    for left, (family, where) in zip(range(len(candidates), 0, -1), candidates, strict=True):
+    for num_candidates, (family, where) in zip(range(len(candidates), 0, -1), candidates, strict=True):
         sock = socket.socket(family, socket.SOCK_STREAM)
-        seconds = max(0.0, deadline - time.monotonic()) / left
+        seconds = max(0.0, deadline - time.monotonic()) / num_candidates
         try:
             _connect(sock, where, seconds)
             return sock
         except OSError as error:
             sock.close()
-            failure: CannotJoin = NoAnswer(address.words, explain(error))
+            failure: CannotJoin = NoAnswer(address.description, explain(error))
             if isinstance(error, ConnectionRefusedError | FileNotFoundError):
-                failure = NothingListens(address.words)
+                failure = NothingListens(address.description)
             elif isinstance(error, TimeoutError):
-                failure = NoAnswer(address.words, f"{seconds:.0f} s of silence")
+                failure = NoAnswer(address.description, f"{seconds:.0f} s of silence")
     raise failure
 
 
@@ -98,15 +98,15 @@ def _connect(sock: socket.socket, where: Any, seconds: float) -> None:
     while True:
         try:
             return sock.connect(where)
-        except BlockingIOError:  # a Unix socket whose master has many callers waiting
+        except BlockingIOError:  # a Unix socket with a full backlog
             if time.monotonic() > until:
                 raise TimeoutError from None
             time.sleep(_PAUSE_SECONDS)
 
 
 def _authenticate(sock: socket.socket, token: Token, place: str, deadline: float) -> Transport:
-    """Agree upon keys, then prove the secret to each other."""
-    sock.setblocking(False)  # here every wait ends at the same deadline, however slowly bytes drip
+    """Agree on keys, then prove the secret to each other."""
+    sock.setblocking(False)  # every wait ends at the same deadline, even if bytes come slowly
     try:
         transport = _encrypt(sock, token.fingerprint, place, deadline) if token.fingerprint else PlainTransport(sock)
         handshake = NodeHandshake(token, secrets.token_bytes(NONCE_BYTES), place)
@@ -115,15 +115,15 @@ def _authenticate(sock: socket.socket, token: Token, place: str, deadline: float
             transport.send([memoryview(message)])
             message = handshake.answer(_read_message(transport, place, deadline))
     except TimeoutError as error:
-        seen = "the connection was taken, then silence; a master that hangs looks the same"
+        seen = "it accepted the connection, then nothing came; a master that hangs looks the same"
         raise NotAMaster(place, seen) from error
     except OSError as error:
-        raise NotAMaster(place, f"it broke off the greeting: {explain(error)}") from error
+        raise NotAMaster(place, f"the handshake broke off: {explain(error)}") from error
     return transport
 
 
 def _encrypt(sock: socket.socket, fingerprint: bytes, place: str, deadline: float) -> Transport:
-    """A TLS transport to the master whose certificate has this fingerprint."""
+    """Return a TLS transport to the master whose certificate has this fingerprint."""
     from evener.wire.tls import TlsTransport, node_context
 
     transport = TlsTransport(sock, node_context(), is_master=False)
@@ -139,7 +139,7 @@ def _encrypt(sock: socket.socket, fingerprint: bytes, place: str, deadline: floa
 
 
 def _read_message(transport: Transport, place: str, deadline: float) -> bytes:
-    """Exactly one message; whatever does not begin like one is an error at once."""
+    """Read exactly one message; raise an error as soon as the bytes differ from one."""
     message = bytearray(MESSAGE_BYTES)
     rest = memoryview(message)
     while rest:
@@ -149,14 +149,14 @@ def _read_message(transport: Transport, place: str, deadline: float) -> bytes:
         rest = rest[count:]
         got = bytes(message[: MESSAGE_BYTES - len(rest)])
         if got.startswith(_TLS_ALERT):
-            raise TransportDiffers(place, "it speaks TLS, the token's master runs with --insecure")
+            raise TransportDiffers(place, "it uses TLS, the token's master runs with --insecure")
         if not MAGIC.startswith(got[: len(MAGIC)]):
             raise NotAMaster(place, f"it said {got!r}")
     return bytes(message)
 
 
 def _in_time(action: Callable[[], T], sock: socket.socket, deadline: float) -> T:
-    """The result of a non-blocking `action`, tried again whenever something has come."""
+    """Return the result of a non-blocking `action`, retried whenever the socket is readable."""
     while True:
         try:
             return action()

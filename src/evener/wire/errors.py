@@ -1,4 +1,4 @@
-"""Why a connection, a frame or a token is refused: one type and one sentence for each reason.
+"""Errors of connections, frames and tokens: one type and one sentence for each reason.
 
 EvenerError
 |- InvalidInput: BadToken, CannotListen
@@ -19,18 +19,18 @@ from evener.records.schema import shown
 
 
 class BadToken(InvalidInput):
-    """A token is mistyped, cut short or of another version."""
+    """Raised if a token is mistyped, incomplete or of another version."""
 
 
 class CannotListen(InvalidInput):
-    """The master cannot listen at an address; names it and says why."""
+    """Raised if the master cannot listen at an address; gives the address and the reason."""
 
 
 class BadFrame(EvenerError):
-    """What arrived is not the frame that was due, or exceeds a limit; the connection is closed.
+    """Raised if received bytes are not the expected frame, or exceed a limit; the connection is closed.
 
     Args:
-        sentence: what is wrong; what it repeats of the frame is made printable.
+        sentence: What is wrong; text from the frame is made printable.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -38,34 +38,34 @@ class BadFrame(EvenerError):
 
 
 class ConnectionLost(NodeLost):
-    """A connection ended, broke, or made no progress within the patience; names the peer.
+    """Raised if a connection ended, broke, or made no progress within the patience; names the peer.
 
     Args:
-        sentence: what happened.
-        said: why the peer closed the connection, in its own words; empty if it did not say.
-        unread: headers of the frames that came before that, and that `receive` cannot return any more.
+        sentence: What happened.
+        peer_reason: The peer's reason for closing the connection; empty if it gave none.
+        unread: Headers of earlier frames, which `receive` cannot return any more.
     """
 
-    said: str = ""
+    peer_reason: str = ""
     unread: tuple[object, ...] = ()
 
-    def __init__(self, sentence: str, said: str = "", unread: Sequence[object] = ()) -> None:
+    def __init__(self, sentence: str, peer_reason: str = "", unread: Sequence[object] = ()) -> None:
         super().__init__(sentence)
-        self.said, self.unread = said, tuple(unread)
+        self.peer_reason, self.unread = peer_reason, tuple(unread)
 
 
 class CannotJoin(NodeLost):
-    """No connection to the master.
+    """Raised if there is no connection to the master.
 
     Args:
-        place: the master's machine and port, in words.
-        detail: what was seen, in brackets behind the rule; may be empty.
+        place: Description of the master's host and port.
+        detail: Observation, in brackets after the rule; may be empty.
     """
 
     rule: ClassVar[str] = "the system refuses"
     cure: ClassVar[str] = "see the reason"
     lasting: ClassVar[bool] = False
-    """Whether trying again cannot help."""
+    """Whether retrying is useless."""
     place: str = ""
     detail: str = ""
 
@@ -76,59 +76,59 @@ class CannotJoin(NodeLost):
 
 
 class CannotResolve(CannotJoin):
-    """The master's name is not known here."""
+    """Raised if the master's host name is unknown."""
 
-    rule = "no machine of that name is known here"
+    rule = "the host name is unknown here"
     cure = "check the spelling, or give its IP address"
 
 
 class NothingListens(CannotJoin):
-    """The machine answers, but nobody listens at that port."""
+    """Raised if the machine answers, but no process listens at the port."""
 
     rule = "the machine is there, but nothing listens at that port"
     cure = "start `evener up` on it, or check the port"
 
 
 class NoAnswer(CannotJoin):
-    """Nothing comes back at all."""
+    """Raised if no answer comes back."""
 
     rule = "no answer"
     cure = "check the address, and let the master's firewall pass TCP connections to that port"
 
 
 class NotAMaster(CannotJoin):
-    """Somebody answers, but not as a master does."""
+    """Raised if another program than a master answers."""
 
-    rule = "what answers there is not an Evener master"
+    rule = "the program at that port is not an Evener master"
     cure = "check the port; `evener up` prints the right one"
 
 
 class TransportDiffers(CannotJoin):
-    """One side speaks TLS, the other does not."""
+    """Raised if one side uses TLS and the other does not."""
 
-    rule = "one side speaks TLS and the other does not"
+    rule = "one side uses TLS and the other does not"
     cure = "use the token that the running master printed; it says whether it runs with --insecure"
     lasting = True
 
 
 class VersionDiffers(CannotJoin):
-    """The master speaks another version of the wire."""
+    """Raised if the master uses another protocol version."""
 
-    rule = "it speaks another version of the wire"
+    rule = "it uses another protocol version"
     cure = "install the same version of Evener on both machines"
     lasting = True
 
 
 class OtherMaster(CannotJoin):
-    """The certificate shown is not the one whose fingerprint the token carries."""
+    """Raised if the certificate does not have the fingerprint of the token."""
 
-    rule = "its certificate is not the one of the token: a token of another master, or somebody in between"
+    rule = "its certificate does not match the token: the token is of another master, or the connection is intercepted"
     cure = "copy the token that this master printed"
     lasting = True
 
 
 class WrongSecret(CannotJoin):
-    """Master and token do not share a secret."""
+    """Raised if master and token do not share a secret."""
 
     rule = "it does not know this token's secret"
     cure = "copy the token that this master printed"
@@ -136,7 +136,7 @@ class WrongSecret(CannotJoin):
 
 
 class MasterFull(CannotJoin):
-    """The master has as many connections as it may have."""
+    """Raised if the master has reached its limit of connections."""
 
-    rule = "it has as many connections as it may have"
+    rule = "it has reached its limit of connections"
     cure = "raise its limit, or let another node leave first"

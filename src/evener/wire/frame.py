@@ -1,12 +1,12 @@
-"""What a frame looks like on the wire: a head that is checked, then the bytes of tensors as they lie in memory.
+"""The format of a frame on the wire: a head with a checksum, then the bytes of tensors as they are in memory.
 
     head     magic "EVNR" | version 1 B | flags 1 B | number of buffers 2 B | header bytes 4 B | sequence 8 B
              | length of each buffer 8 B | header (msgpack) | CRC-32 of all the head before it 4 B
     payload  buffer 0 | buffer 1 | ...
 
-All integers are little-endian. The sequence counts the frames of one direction of one connection from 0, so that a
-frame that was repeated, left out or moved is noticed. The checksum covers the head; that the payload is what was sent
-is TLS's promise. Without TLS the payload has TCP's own 16-bit checksum and nothing else.
+All integers are little-endian. The sequence counts the frames of one direction of one connection from 0, so that
+repeated, lost and reordered frames are detected. The checksum covers the head; TLS protects the payload. Without TLS
+the payload has only TCP's 16-bit checksum.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from evener.wire.limits import Limits
 
 H = TypeVar("H", bound=msgspec.Struct)
 Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
-"""Contiguous memory; its bytes travel, its type and shape belong into the header."""
+"""Contiguous memory. Only its bytes are sent; type and shape belong into the header."""
 
 MAGIC = b"EVNR"
 VERSION = 1
 DATA, CLOSE = 0, 1
-"""Flags: a header of the caller's types, or the reason why the sender closes the connection, as a string."""
+"""Flags: the header has one of the caller's types, or is the reason for closing, as a string."""
 
 PREFIX = struct.Struct("<4sBBHIQ")
 PREFIX_BYTES = PREFIX.size
 LENGTH_BYTES = 8
 CHECKSUM = struct.Struct("<I")
 CHECKSUM_BYTES = CHECKSUM.size
-_LONGEST_REASON = 1000
+_MAX_REASON_LENGTH = 1000
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Frame(msgspec.Struct, Generic[H], frozen=True):
-    """A message that has arrived whole.
+    """Hold a message that has arrived completely.
 
     Attributes:
-        header: as the sender gave it.
-        buffers: the memory into which its payload was received; empty if it was dropped.
+        header: The header, as it was sent.
+        buffers: The memory of the received payload; empty if it was dropped.
     """
 
     header: H
@@ -55,34 +55,34 @@ class Frame(msgspec.Struct, Generic[H], frozen=True):
 
 
 class Close(msgspec.Struct, frozen=True):
-    """The peer closes the connection, for `reason`."""
+    """Tell that the peer closes the connection, for `reason`."""
 
     reason: str
 
     @property
-    def words(self) -> str:
-        """The reason in a clause."""
+    def clause(self) -> str:
+        """The reason as a clause."""
         return f"it said: {self.reason}" if self.reason else "it said goodbye"
 
 
 @lru_cache(maxsize=256)
 def front(num_buffers: int) -> struct.Struct:
-    """Layout of a frame's prefix and the lengths of its buffers."""
+    """Return the layout of a frame's prefix and the lengths of its buffers."""
     return struct.Struct(f"{PREFIX.format}{num_buffers}Q")
 
 
 def encode_head(sequence: int, header: bytes, lengths: Sequence[int] = (), flags: int = DATA) -> bytes:
-    """The head of a frame whose payload has buffers of `lengths` bytes."""
+    """Return the head of a frame whose payload has buffers of `lengths` bytes."""
     count = len(lengths)
     head = front(count).pack(MAGIC, VERSION, flags, count, len(header), sequence, *lengths) + header
     return head + CHECKSUM.pack(zlib.crc32(head))
 
 
 def encode_frame(sequence: int, header: msgspec.Struct, buffers: Sequence[Buffer], limits: Limits) -> list[memoryview]:
-    """Frame number `sequence` of a connection: its head and `buffers`, to whose memory it refers.
+    """Return frame number `sequence` of a connection: its head, and views of `buffers`.
 
     Raises:
-        InvalidValue: it exceeds a limit, which the receiver would refuse, or a buffer is not contiguous.
+        InvalidValue: The frame exceeds a limit of the receiver, or a buffer is not contiguous.
     """
     encoded = _ENCODER.encode(header)
     views = [*map(as_bytes, buffers)]
@@ -97,12 +97,12 @@ def encode_frame(sequence: int, header: msgspec.Struct, buffers: Sequence[Buffer
 
 
 def encode_close(sequence: int, reason: str) -> list[memoryview]:
-    """The last frame of a connection, which says why it is closed."""
-    return [memoryview(encode_head(sequence, _ENCODER.encode(reason[:_LONGEST_REASON]), flags=CLOSE))]
+    """Return the last frame of a connection, which gives the reason for closing."""
+    return [memoryview(encode_head(sequence, _ENCODER.encode(reason[:_MAX_REASON_LENGTH]), flags=CLOSE))]
 
 
 def drop_sent(views: list[memoryview], count: int) -> None:
-    """Let go of the first `count` bytes of a frame; empty views in front go with them."""
+    """Remove the first `count` bytes of a frame from `views`, and the empty views in front."""
     for whole, view in enumerate(views):
         if count < len(view):
             views[0 : whole + 1] = [view[count:]]
@@ -112,10 +112,10 @@ def drop_sent(views: list[memoryview], count: int) -> None:
 
 
 def as_bytes(buffer: Buffer) -> memoryview:
-    """The memory of `buffer` as a flat view of bytes, without copying it.
+    """Return the memory of `buffer` as a flat view of bytes, without a copy.
 
     Raises:
-        InvalidValue: its memory is not contiguous.
+        InvalidValue: The memory is not contiguous.
     """
     view = buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
     if not view.c_contiguous:
@@ -124,5 +124,5 @@ def as_bytes(buffer: Buffer) -> memoryview:
 
 
 def allocate(_: object, lengths: Sequence[int]) -> list[memoryview]:
-    """New memory for every buffer: where payload goes if the receiver does not say otherwise."""
-    return [np.empty(length, np.uint8).data for length in lengths]  # not filled with zeros, unlike a bytearray
+    """Return new memory for every buffer: the default place of payload."""
+    return [np.empty(length, np.uint8).data for length in lengths]  # not zeroed, unlike a bytearray

@@ -1,4 +1,4 @@
-"""How two sides prove to each other that they share the token's secret, without either ever sending it.
+"""The handshake: both sides prove that they share the token's secret, without sending it.
 
     node                                            master
       HELLO      nonce a                     ->
@@ -6,10 +6,10 @@
       PROOF      HMAC(secret, "node", t)     ->
                                              <-     WELCOME    HMAC(secret, "master", t)
 
-with t = version, fingerprint of the certificate that the node saw (zeros without TLS), a, b. Both nonces are fresh, so
-nothing can be replayed; the two labels differ, so nothing can be sent back; the fingerprint is in it, so a proof given
-over one certificate is worth nothing over another. Every message has the same 40 bytes, and a master parses nothing
-else of somebody who has not proved the secret. No sockets here: messages go in, messages come out.
+with t = version, fingerprint of the certificate that the node saw (zeros without TLS), a, b. Fresh nonces prevent
+replay, different labels prevent reflection, and the fingerprint binds a proof to one certificate. Every message has 40
+bytes, and a master parses nothing else from an unauthenticated peer. This module uses no sockets: messages go in,
+messages come out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MESSAGE_BYTES = _MESSAGE.size
 
 
 class HandshakeType(IntEnum):
-    """What a message says."""
+    """Enumerate the kinds of messages."""
 
     HELLO = 1
     CHALLENGE = 2
@@ -54,27 +54,27 @@ class HandshakeType(IntEnum):
 
 _REFUSALS: dict[int, tuple[type[CannotJoin], str]] = {
     HandshakeType.WRONG_SECRET: (WrongSecret, "it does not know the secret"),
-    HandshakeType.WRONG_VERSION: (VersionDiffers, "it speaks another version of the wire"),
-    HandshakeType.FULL: (MasterFull, "there are as many connections as there may be"),
-    HandshakeType.NO_HELLO: (NotAMaster, "it does not greet as an Evener node does"),
-    HandshakeType.TLS_HERE: (TransportDiffers, "it does not speak TLS"),
+    HandshakeType.WRONG_VERSION: (VersionDiffers, "it uses another protocol version"),
+    HandshakeType.FULL: (MasterFull, "the limit of connections is reached"),
+    HandshakeType.NO_HELLO: (NotAMaster, "not an Evener client (bad handshake)"),
+    HandshakeType.TLS_HERE: (TransportDiffers, "it does not use TLS"),
 }
-"""What a node raises, and what the master says of it."""
+"""The error that a node raises, and the master's reason, by kind of refusal."""
 
 
 def encode_message(kind: HandshakeType, body: bytes = bytes(NONCE_BYTES)) -> bytes:
-    """The 40 bytes that say `kind`, with a nonce or a proof."""
+    """Return the 40 bytes of a message of this `kind`, with a nonce or a proof."""
     return _MESSAGE.pack(MAGIC, VERSION, kind, body)
 
 
 class HandshakeReply(NamedTuple):
-    """What a master answers to a message.
+    """Hold a master's answer to a message.
 
     Attributes:
-        message: to be sent.
-        welcome: whether the peer has proved the secret.
-        refusal: why the connection is to be closed, or empty.
-        grant: of the token whose secret it proved.
+        message: The bytes to send.
+        welcome: Whether the peer has proved the secret.
+        refusal: The reason to close the connection, or empty.
+        grant: What the proved token allows.
     """
 
     message: bytes
@@ -84,17 +84,17 @@ class HandshakeReply(NamedTuple):
 
 
 def refuse(kind: HandshakeType) -> HandshakeReply:
-    """The reply that closes a connection."""
+    """Return the reply that closes a connection."""
     return HandshakeReply(encode_message(kind), refusal=_REFUSALS[kind][1])
 
 
 class MasterHandshake:
-    """The master's side of one handshake.
+    """Run the master's side of one handshake.
 
     Args:
-        token: of this master.
+        token: The token of this master.
         nonce: 32 fresh random bytes.
-        others: tokens that allow less, by what they allow.
+        others: Tokens that allow less, by what they allow.
     """
 
     def __init__(self, token: Token, nonce: bytes, others: Mapping[Grant, Token] = MappingProxyType({})) -> None:
@@ -103,7 +103,7 @@ class MasterHandshake:
         self._node_nonce: bytes | None = None
 
     def answer(self, received: bytes, is_full: Callable[[Grant], bool] = lambda _: False) -> HandshakeReply:
-        """The reply to a message of 40 bytes; `is_full` says whether nobody more with such a token may be welcomed."""
+        """Return the reply to a message of 40 bytes; `is_full` says whether no more such tokens are accepted."""
         magic, version, kind, body = _MESSAGE.unpack(received)
         if magic != MAGIC:
             return refuse(HandshakeType.NO_HELLO)
@@ -125,18 +125,18 @@ class MasterHandshake:
         return HandshakeReply(encode_message(HandshakeType.WELCOME, proof), welcome=True, grant=proved[0])
 
     def session_key(self) -> bytes:
-        """What both sides of a connection over which an admin was welcomed know, and nobody else; 32 bytes."""
+        """Return the shared key, of 32 bytes, of a connection on which an admin was accepted."""
         assert self._node_nonce is not None
         return _proof(self._tokens[Grant()], b"session", self._node_nonce, self._nonce)
 
 
 class NodeHandshake:
-    """The node's side of one handshake.
+    """Run the node's side of one handshake.
 
     Args:
-        token: with which it joins.
+        token: The token with which it joins.
         nonce: 32 fresh random bytes.
-        place: of the master in words, for errors.
+        place: Description of the master, for errors.
     """
 
     def __init__(self, token: Token, nonce: bytes, place: str) -> None:
@@ -144,18 +144,18 @@ class NodeHandshake:
         self._master_nonce: bytes | None = None
 
     def hello(self) -> bytes:
-        """The first message."""
+        """Return the first message."""
         return encode_message(HandshakeType.HELLO, self._nonce)
 
     def answer(self, received: bytes) -> bytes | None:
-        """The message that answers one of the master's; None when both have proved the secret.
+        """Return the answer to one of the master's messages; None when both sides have proved the secret.
 
         Raises:
-            CannotJoin: of the type that says why.
+            CannotJoin: The type of the error gives the reason.
         """
         magic, version, kind, body = _MESSAGE.unpack(received)
         if magic != MAGIC:
-            raise NotAMaster(self._place, "it answered in another language")
+            raise NotAMaster(self._place, "it uses another protocol")
         if kind in _REFUSALS:
             raise _REFUSALS[kind][0](self._place, f"version {version} there, {VERSION} here" * (version != VERSION))
         if version != VERSION:
@@ -164,13 +164,13 @@ class NodeHandshake:
             self._master_nonce = body
             return encode_message(HandshakeType.PROOF, _proof(self._token, b"node", self._nonce, body))
         if self._master_nonce is None or kind != HandshakeType.WELCOME:
-            raise NotAMaster(self._place, "it does not keep to the greeting")
+            raise NotAMaster(self._place, "unexpected handshake message")
         if not hmac.compare_digest(body, _proof(self._token, b"master", self._nonce, self._master_nonce)):
             raise WrongSecret(self._place)
         return None
 
     def session_key(self) -> bytes:
-        """What both sides of a connection know once both have proved the secret, and nobody else; 32 bytes."""
+        """Return the shared key, of 32 bytes, once both sides have proved the secret."""
         assert self._master_nonce is not None
         return _proof(self._token, b"session", self._nonce, self._master_nonce)
 

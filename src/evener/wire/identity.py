@@ -1,4 +1,4 @@
-"""Who a master is and where: its address, its certificate and secret, and the token that a node joins with."""
+"""The identity of a master: its address, certificate and secret, and the token with which nodes join."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from evener.wire.errors import BadToken
 FINGERPRINT_BYTES = 32
 SECRET_BYTES = 16
 _HOST_AND_PORT = re.compile(r"^(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^\[\]:/\s]*)):(?P<port>[0-9]{1,5})$")
-_LONGEST_PATH = 103
-"""Bytes of a Unix socket's path that every system takes (Linux 107, macOS 103)."""
+_MAX_PATH_BYTES = 103
+"""Longest path of a Unix socket on every system (Linux 107, macOS 103)."""
 _PREFIX = "evener1-"
 _CHECK_BYTES = 4
 _ADVICE = "copy the whole token that `evener up` printed"
@@ -32,12 +32,12 @@ _CLOCK_SKEW = timedelta(days=1)
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A TCP port or a Unix socket; `str()` of it is what `parse` reads.
+    """Hold a TCP port or a Unix socket; `parse` reads its `str()`.
 
     Attributes:
-        host: name or IP address; empty for all interfaces (listening) and for Unix sockets.
-        port: 0 asks the system for a free one when listening.
-        path: of a Unix socket, or empty.
+        host: Name or IP address; empty for all interfaces (listening) and for Unix sockets.
+        port: Port; 0 lets the system choose a free one when listening.
+        path: Path of a Unix socket, or empty.
     """
 
     host: str = ""
@@ -47,14 +47,14 @@ class Address(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         require(0 <= self.port <= 65535, "port", self.port, "between 0 and 65535")
         length = len(self.path.encode(errors="surrogateescape"))
-        require(length <= _LONGEST_PATH, "address", str(self), f"unix: and a path of at most {_LONGEST_PATH} bytes")
+        require(length <= _MAX_PATH_BYTES, "address", str(self), f"unix: and a path of at most {_MAX_PATH_BYTES} bytes")
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """The address in `text`: `10.0.0.5:7000`, `gpu-box:7000`, `[::1]:7000`, `:0` or `unix:/run/evener.sock`.
+        """Parse an address: `10.0.0.5:7000`, `gpu-box:7000`, `[::1]:7000`, `:0` or `unix:/run/evener.sock`.
 
         Raises:
-            InvalidValue: it is none of these.
+            InvalidValue: The text is none of these.
         """
         text = text.strip()
         if text.startswith("unix:") and len(text) > len("unix:"):
@@ -65,8 +65,8 @@ class Address(msgspec.Struct, frozen=True):
         return cls(host=match["bracketed"] or match["plain"] or "", port=int(match["port"]))
 
     @property
-    def words(self) -> str:
-        """The address in a sentence: `gpu-box, port 7000`."""
+    def description(self) -> str:
+        """The address as text in a sentence: `gpu-box, port 7000`."""
         return f"unix socket {self.path}" if self.path else f"{self.host or 'all interfaces'}, port {self.port}"
 
     def __str__(self) -> str:
@@ -75,25 +75,25 @@ class Address(msgspec.Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def host_in(words: str) -> str:
-    """The host in the `words` of an address; empty for a socket of this machine."""
-    return words.rpartition(", port ")[0]
+def host_in(description: str) -> str:
+    """Return the host in the text of an address; empty for a socket of this machine."""
+    return description.rpartition(", port ")[0]
 
 
 Role = Literal["node", "submitter", "admin"]
-"""What a token allows: to be a node; to have runs done and to watch them; everything."""
+"""What a token allows: to be a node; to submit and watch runs; everything."""
 ROLES: tuple[Role, ...] = ("node", "submitter", "admin")
 
 
 class Grant(NamedTuple):
-    """What a token allows, and the invitation that it belongs to; empty for one that belongs to none."""
+    """Tell what a token allows, and the invitation that it belongs to; empty if there is none."""
 
     role: Role = "admin"
     invitation: str = ""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node needs to join a master, safe against mistyping; its `repr` keeps the secret.
+    """Hold the secret and fingerprint with which a node joins a master; its `repr` hides the secret.
 
     Attributes:
         secret: 16 random bytes that master and nodes share.
@@ -115,15 +115,15 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The token as it is printed: 78 characters, or 35 without TLS."""
+        """The token as text: 78 characters, or 35 without TLS."""
         return _text(self.secret + (self.fingerprint or b""))
 
     @classmethod
     def parse(cls, text: str) -> Token:
-        """The token in `text`, in which line breaks and spaces do not matter.
+        """Parse a token, ignoring line breaks and spaces.
 
         Raises:
-            BadToken: it is not a token, or mistyped, or cut short.
+            BadToken: The text is not a token, or is mistyped or incomplete.
         """
         text = "".join(text.split())
         if not text.startswith(_PREFIX):
@@ -141,14 +141,14 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A master's certificate with its key, and the secret of its nodes, kept so that nodes know it after a restart.
+    """Hold a master's certificate with its key, and the secret of its nodes, so that nodes know it after a restart.
 
     Its `repr` shows neither.
 
     Attributes:
         secret: 16 random bytes.
-        certificate: self-signed, PEM; empty without TLS.
-        key: of the certificate, PEM; empty without TLS.
+        certificate: Self-signed certificate, PEM; empty without TLS.
+        key: Key of the certificate, PEM; empty without TLS.
     """
 
     secret: bytes
@@ -160,7 +160,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def token(self) -> Token:
-        """What an admin proves; it allows everything."""
+        """The token of an admin, which allows everything."""
         if not self.certificate:
             return Token(secret=self.secret, fingerprint=None)
         import ssl
@@ -169,11 +169,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Token(secret=self.secret, fingerprint=hashlib.sha256(der).digest())
 
     def token_of(self, role: Role) -> Token:
-        """What somebody proves who may do what `role` says; it is made of the master's secret and does not tell it."""
+        """Return the token of a `role`; it is derived from the master's secret and does not reveal it."""
         return self.token if role == "admin" else self._derived(f"role {role}")
 
     def token_of_invitation(self, invitation: str) -> Token:
-        """What somebody proves who was invited; likewise."""
+        """Return the token of an invitation, derived in the same way."""
         return self._derived(f"invitation {invitation}")
 
     def _derived(self, label: str) -> Token:
@@ -181,20 +181,20 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Token(secret=secret, fingerprint=self.token.fingerprint)
 
     def rotated(self) -> Identity:
-        """The same master with another secret: all tokens that were given out are worth nothing."""
+        """Return the same master with another secret, which makes all earlier tokens invalid."""
         return Identity(secret=secrets.token_bytes(SECRET_BYTES), certificate=self.certificate, key=self.key)
 
     def save(self, path: Path) -> None:
-        """Write the identity to `path`, readable for this user only, whole or not at all."""
+        """Write the identity to `path` atomically, readable for this user only."""
         atomic_write(path, msgspec.json.encode(self), private=True)
 
     @classmethod
     def load(cls, path: Path) -> Identity:
-        """The identity in `path`.
+        """Return the identity in `path`.
 
         Raises:
-            MissingFile: there is none.
-            InvalidFile: it is damaged.
+            MissingFile: There is no such file.
+            InvalidFile: The file is damaged.
         """
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
@@ -208,7 +208,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def make_identity(*, insecure: bool = False) -> Identity:
-    """A new identity with a random secret and, unless `insecure`, an ECDSA P-256 certificate.
+    """Return a new identity with a random secret and, unless `insecure`, an ECDSA P-256 certificate.
 
     Raises:
         MissingExtra: `cryptography`, which makes certificates, is not installed.
@@ -218,14 +218,14 @@ def make_identity(*, insecure: bool = False) -> Identity:
 
 
 def _make_certificate() -> tuple[str, str]:
-    """A self-signed certificate and its key, PEM."""
+    """Return a self-signed certificate and its key, PEM."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
         raise MissingExtra(
-            "a certificate is made with cryptography: pip install cryptography, or use --insecure"
+            "making a certificate needs cryptography: pip install cryptography, or use --insecure"
         ) from error
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "evener master")])

@@ -1,4 +1,4 @@
-"""How much a peer may ask for; without NumPy, as the command line takes its patience from here and must begin soon."""
+"""Limits of peers. This module does not import NumPy, because the command line imports it and must start fast."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from evener.records.errors import require
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a peer may ask for before it is refused.
+    """Limit what a peer may use before it is refused.
 
     Attributes:
-        header_bytes: of an encoded header.
-        buffers: in one frame.
-        frame_bytes: of all buffers of one frame together.
-        connections: that have proved the secret, at a server.
-        pending: connections that have not proved it yet; beyond this number, one goes for each that comes.
-        handshake_seconds: within which a pending peer has to prove the secret.
-        patience: seconds without a byte of progress after which a frame that has begun is given up.
-        queued_frames: that may wait for one peer at a server.
-        queued_bytes: of these; of a frame a megabyte at most is counted, since large ones are weights that peers share.
-        queued_bytes_in_all: of all peers together, besides a megabyte of each.
+        header_bytes: Size of an encoded header.
+        buffers: Number of buffers in one frame.
+        frame_bytes: Size of all buffers of one frame together.
+        connections: Authenticated connections of a server.
+        pending: Connections that have not proved the secret; beyond this number, each new one replaces another.
+        handshake_seconds: Time within which a pending peer has to prove the secret.
+        patience: Seconds without a byte of progress after which a started frame is abandoned.
+        queued_frames: Frames that may wait for one peer of a server.
+        queued_bytes: Bytes of these; a frame counts at most a megabyte, because large frames are weights that peers
+            share.
+        queued_bytes_in_all: Bytes that may wait for all peers together, in addition to a megabyte for each.
     """
 
     header_bytes: int = 64 * 1024
@@ -47,9 +48,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             require(isfinite(value) and value > 0, field, value, "positive and finite")
 
     def connections_of(self, role: str) -> int:
-        """Connections beyond which no other one with a token of `role` is accepted.
+        """Return the number of connections at which no more tokens of `role` are accepted.
 
-        An eighth is kept for submitters and admins, and half of that for admins alone.
+        An eighth is reserved for submitters and admins, and half of that for admins alone.
         """
-        kept = ceil(self.connections / 16)
-        return max(1, self.connections - {"node": 2 * kept, "submitter": kept}.get(role, 0))
+        reserved = ceil(self.connections / 16)
+        return max(1, self.connections - {"node": 2 * reserved, "submitter": reserved}.get(role, 0))

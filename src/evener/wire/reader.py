@@ -1,12 +1,12 @@
-"""Bytes become frames: an incremental state machine that knows no sockets, so that it can be fuzzed and used anywhere.
+"""The reader of frames: an incremental state machine without sockets, so that it can be fuzzed and used anywhere.
 
     frame = reader.feed(0)
     while frame is None:                            # None: more bytes are needed
-        count = receive_into(reader.space)          # payload lands where it will stay
+        count = receive_into(reader.space)          # payload is received in its final place
         frame = reader.feed(count)
 
-Heads are read ahead into a small buffer of the reader's own, payload goes straight to where `place` says. Only the few
-bytes of payload that came along with a head are copied.
+Heads are read ahead into a small buffer of the reader; payload goes directly into the memory of `place`. Only payload
+bytes that arrive together with a head are copied.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from evener.wire.frame import (
 from evener.wire.limits import Limits
 
 Place: TypeAlias = Callable[[H, tuple[int, ...]], Sequence[Buffer] | None]
-"""Where the buffers of a frame with this header go, given their lengths; None drops them; BadFrame refuses them."""
+"""Returns the memory for the buffers of a frame, given header and lengths; None drops them, BadFrame refuses."""
 OnPart: TypeAlias = Callable[[H, int, bool], bool]
-"""Gets the header, how many bytes of the payload have arrived, and whether these are all: then, and whenever 4 KB more.
+"""Called every 4 KB of payload and at its end, with header, received bytes, and whether these are all.
 
-What it answers when all are here says whether the frame has been dealt with by that.
+Its last result says whether it has handled the frame.
 """
 
 READ_AHEAD = 4096
@@ -57,20 +57,20 @@ T = TypeVar("T")
 
 
 class FrameReader(Generic[H]):
-    """Reads the frames of one direction of one connection.
+    """Read the frames of one direction of one connection.
 
     Args:
-        headers: type of the headers, usually a union of tagged structs.
-        limits: what a frame may hold.
-        place: where payload goes; may be replaced between two frames.
-        on_part: gets progress; may be replaced between two frames.
+        headers: Type of the headers, usually a union of tagged structs.
+        limits: Limits of a frame.
+        place: Returns the memory of payload; may be replaced between two frames.
+        on_part: Called with progress; may be replaced between two frames.
 
     Attributes:
-        space: where the next bytes have to be put; never empty.
-        midway: whether bytes have come that were not handed out as a frame.
-        is_taken: whether `on_part` has dealt with the frame that was handed out last.
-        refused: why nothing can follow any more: what `feed` raised, of the bytes or out of `place` or `on_part`. Words
-            alone, since a kept exception keeps the frames it passed through, and with them this reader and its memory.
+        space: Memory for the next bytes; never empty.
+        midway: Whether bytes have come that were not returned as a frame.
+        is_taken: Whether `on_part` has handled the frame that was returned last.
+        refused: The message of the error that `feed` raised, after which nothing can follow. Only the message is kept,
+            because an exception would keep this reader and its memory alive.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class FrameReader(Generic[H]):
         self._limits = limits
         self._near = self.space = memoryview(bytearray(READ_AHEAD))
         self.midway = self.is_taken = False
-        self._start = self._end = 0  # of what was read ahead and not looked at
-        self._needed = PREFIX_BYTES  # bytes from start on before the head can be looked at again
+        self._start = self._end = 0  # of the bytes that were read ahead and not parsed
+        self._needed = PREFIX_BYTES  # bytes from start on before the head can be parsed again
         self._sequence = 0
-        self._header: H | None = None  # of the frame whose payload is on its way, as what follows
+        self._header: H | None = None  # of the frame whose payload is arriving, like the fields below
         self._views: tuple[memoryview, ...] = ()
         self._rest = _NOTHING
         self._missing = self._received = self._reported = 0
         self.refused: str | None = None
 
     def feed(self, count: int) -> Frame[H] | Close | None:
-        """The next frame, if it is whole now that the first `count` bytes of `space` have arrived.
+        """Process the first `count` bytes of `space`; return the next frame if it is complete.
 
         Raises:
-            BadFrame: the bytes are not the frame that was due, or exceed a limit; from then on always.
+            BadFrame: The bytes are not the expected frame, or exceed a limit; every later call raises it again.
         """
         if self.refused is not None:
             raise BadFrame(self.refused)
@@ -114,23 +114,25 @@ class FrameReader(Generic[H]):
             raise
 
     def _progress(self, header: H) -> Frame[H] | None:
-        """Report what is here of a payload; the frame, if that is all."""
+        """Report the progress of a payload; return the frame if it is complete."""
         received, missing = self._received, self._missing
         if received > self._reported and self.on_part is not None:
-            if missing and received - self._reported < READ_AHEAD:  # what came along with the head is not worth a call
+            if (
+                missing and received - self._reported < READ_AHEAD
+            ):  # the bytes that came with the head are not worth a call
                 return None
             self._reported = received
             self.is_taken = self.on_part(header, received, not missing)
         if missing:
             return None
         frame = Frame(header, self._views)
-        self._header, self._views, self._rest = None, (), _NOTHING  # whose memory may be used again now
+        self._header, self._views, self._rest = None, (), _NOTHING  # their memory may be used again now
         self._look_ahead()
         self.midway = self._start != self._end
         return frame
 
     def _begin(self) -> Close | None:
-        """Look at the prefix, then at the whole head once it is there, then have its payload come."""
+        """Parse the prefix, then the whole head when it is complete, then prepare for its payload."""
         near, start, limits = self._near, self._start, self._limits
         magic, version, flags, num_buffers, header_bytes, sequence = PREFIX.unpack_from(near, start)
         if magic != MAGIC or version != VERSION or flags > CLOSE:
@@ -146,9 +148,9 @@ class FrameReader(Generic[H]):
             return None
         head = near[start : start + checked]
         if zlib.crc32(head) != CHECKSUM.unpack_from(near, start + checked)[0]:
-            raise BadFrame("the head of a frame was damaged on its way: its checksum is wrong")
+            raise BadFrame("the head of a frame is damaged: its checksum is wrong")
         if sequence != self._sequence:
-            raise BadFrame(f"frame {self._sequence} was due and frame {sequence} came: one was lost, repeated or moved")
+            raise BadFrame(f"expected frame {self._sequence}, got {sequence}: a frame was lost, repeated or reordered")
         self._start, self._needed, self._sequence = start + self._needed, PREFIX_BYTES, sequence + 1
         if flags == CLOSE:
             return Close(shown(_decoded(_REASON, head[layout.size :])))
@@ -159,7 +161,7 @@ class FrameReader(Generic[H]):
         return None
 
     def _look_ahead(self) -> None:
-        """Have the next bytes come behind those that were read ahead, with room for the whole head."""
+        """Receive the next bytes after those that were read ahead, with room for the whole head."""
         if self._start == self._end:
             self._start = self._end = 0
             if len(self._near) > READ_AHEAD and self._needed == PREFIX_BYTES:  # a large head was read
@@ -175,7 +177,7 @@ class FrameReader(Generic[H]):
         self.space = self._near[self._end :]
 
     def _expect(self, header: H, lengths: tuple[int, ...], total: int) -> None:
-        """Have the payload come into the places that the receiver gives; take what came along with the head."""
+        """Receive the payload into the memory of `place`; copy the bytes that came with the head."""
         places = self.place(header, lengths)
         self.midway = True
         self._header, self._missing, self._received, self._reported = header, total, 0, 0
@@ -193,7 +195,7 @@ class FrameReader(Generic[H]):
             self._advance(count)
 
     def _advance(self, count: int) -> None:
-        """Count so many bytes of payload as received, and have the next ones come behind them."""
+        """Count `count` bytes of payload as received, and receive the next ones after them."""
         self._received += count
         self._missing -= count
         if self._missing:
@@ -211,7 +213,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], header: memoryview) -> T:
     try:
         return decoder.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"a header must be one of those known here: {error}") from error
+        raise BadFrame(f"unknown or invalid header: {error}") from error
 
 
 def _checked(places: Sequence[Buffer], lengths: tuple[int, ...]) -> tuple[memoryview, ...]:

@@ -1,4 +1,4 @@
-"""From a machine's name to its addresses, within a time that the name service itself does not promise."""
+"""Resolution of a host name, with a timeout, which the name service itself does not have."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from evener.wire.identity import Address
 
 
 def resolve(address: Address, deadline: float) -> list[tuple[socket.AddressFamily, Any]]:
-    """Family and socket address of every address that the machine's name stands for.
+    """Return family and socket address of every address of a host name.
 
-    The name service is asked in a thread of its own: it may take minutes and cannot be interrupted.
+    The name service is queried in a separate thread: it may take minutes and cannot be interrupted.
 
     Args:
-        address: a name or an IP address, with a port.
-        deadline: as `time.monotonic` counts, until which an answer is waited for.
+        address: A name or an IP address, with a port.
+        deadline: Deadline on the clock of `time.monotonic`.
 
     Raises:
-        CannotResolve: nobody knows the name, or the name service does not answer.
+        CannotResolve: The name is unknown, or the name service does not answer.
     """
     answer: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
 
@@ -34,9 +34,9 @@ def resolve(address: Address, deadline: float) -> list[tuple[socket.AddressFamil
 
     threading.Thread(target=ask, daemon=True, name="resolve").start()
     try:
-        found = answer.get(timeout=max(0.0, deadline - time.monotonic()))
+        result = answer.get(timeout=max(0.0, deadline - time.monotonic()))
     except queue.Empty:
-        raise CannotResolve(address.words, "the name service does not answer") from None
-    if isinstance(found, Exception):
-        raise CannotResolve(address.words, getattr(found, "strerror", None) or str(found)) from found
-    return [(family, where) for family, _, _, _, where in found]
+        raise CannotResolve(address.description, "the name service does not answer") from None
+    if isinstance(result, Exception):
+        raise CannotResolve(address.description, getattr(result, "strerror", None) or str(result)) from result
+    return [(family, where) for family, _, _, _, where in result]

@@ -1,4 +1,4 @@
-"""A master's side of all its connections: one thread, no waiting on anybody, events out.
+"""The server: a master's side of all connections, in one thread that never blocks and returns events.
 
     server = Server(Push | Pull, identity, place=place)
     address = server.listen(Address.parse(":7000"))
@@ -10,9 +10,9 @@
                 case PeerFailed(peer, error): ...
                 case PeerDisconnected(peer, reason): ...
 
-A peer that is slow, stopped or hostile costs the others nothing. Nothing here blocks, and a turn of a peer is bounded:
-about a megabyte, and `MAX_TURN_FRAMES` frames. A poll serves admins first, and ends after `TURN_SECONDS`, or when its
-frames cost `MAX_POLL_BYTES`. A peer that does not move for the patience is closed.
+A slow, stopped or hostile peer does not slow down the others. No call blocks, and a peer's turn is limited to about a
+megabyte and `MAX_TURN_FRAMES` frames. A poll serves admins first, and ends after `TURN_SECONDS`, or when its frames
+cost `MAX_POLL_BYTES`. The connection of a peer without progress for the patience is closed.
 """
 
 from __future__ import annotations
@@ -44,42 +44,42 @@ from evener.wire.server_events import (
 from evener.wire.transport import CHUNK, TURN_SECONDS, Poller, Transport, explain
 
 PeerPlace: TypeAlias = Callable[[int, H, tuple[int, ...]], Sequence[Buffer] | None]
-"""Where the buffers of a peer's frame go, given peer, header and lengths; None drops them; BadFrame refuses them.
+"""Returns the memory for a peer's frame, given peer, header and lengths; None drops the buffers, BadFrame refuses them.
 
-Memory that was given must not be given again before its `FrameReceived` was seen: the next frame may be close behind.
+The same memory must not be returned again before its `FrameReceived` event: the next frame may follow immediately.
 """
 PeerOnPart: TypeAlias = Callable[[int, H, int, bool], bool]
-"""Gets peer, header, how many bytes of the payload have arrived so far, and whether these are all; see `reader.OnPart`.
+"""Called with peer, header, received bytes of the payload, and whether these are all; see `reader.OnPart`.
 
-A frame that it has taken is no event: the poll goes on, and its memory may be given again at once.
+A frame that it has handled causes no event: the poll continues, and its memory may be reused immediately.
 """
 
-FAILED = "what it sent could not be dealt with"
-"""Why a connection is closed after an error that is not the peer's, which it is not told."""
+FAILED = "its data could not be handled"
+"""Reason for closing a connection after an error of the master, whose details the peer does not get."""
 DISK_FULL = "the master's disk is full, or cannot be written to"
-"""Why, if the error is of the disk: somebody has to make room there."""
+"""Reason for closing a connection after an error of the master's disk."""
 MAX_TURN_FRAMES = 32
-"""Frames of one peer that are handed out before others have their turn."""
+"""Frames of one peer that are returned before other peers' turns."""
 MAX_POLL_BYTES = 2 * CHUNK
-"""Of the frames that a poll hands out before admins have their turn again; one frame more may come."""
+"""Cost of the frames that a poll returns before the next turn of admins; one more frame may come."""
 _FRAME_COST_BYTES = 16 * 1024
-"""That a frame is counted for besides its payload: dealing with an empty one takes time, too."""
+"""Cost of a frame in addition to its payload, because handling an empty frame takes time, too."""
 _TICKS = 20
-"""How often deadlines are looked at within the shortest of them."""
+"""Number of checks within the shortest deadline."""
 
 
 class Server(Generic[H]):
-    """All connections of a master; its calls belong to one thread.
+    """Serve all connections of a master; its calls belong to one thread.
 
     Args:
-        headers: type of the headers that nodes send.
-        identity: of this master; says whether TLS is spoken.
-        limits: what nodes and pending peers may ask for.
+        headers: Type of the headers that nodes send.
+        identity: Identity of this master, which decides whether TLS is used.
+        limits: Limits of nodes and pending peers.
 
     Attributes:
-        place: where payload goes; new memory if it is None. It may call `send` and `disconnect`. To be set before
-            anybody connects.
-        on_part: gets progress; likewise.
+        place: Returns the memory of payload; None allocates it. It may call `send` and `disconnect`. Set it before the
+            first connection.
+        on_part: Called with progress. Set it before the first connection.
     """
 
     def __init__(
@@ -109,24 +109,24 @@ class Server(Generic[H]):
 
     @property
     def tokens(self) -> dict[Grant, Token]:
-        """That are accepted besides the admin's, by what they allow; to be changed at any time."""
+        """Accepted tokens other than the admin's, by what they allow; may change at any time."""
         return self._acceptor.others
 
     @property
     def peers(self) -> list[int]:
-        """Everybody who is connected."""
+        """All connected peers."""
         return list(self._peers)
 
     def listen(self, address: Address) -> Address:
-        """Take connections at `address`, besides those given before; the address with its real port.
+        """Also accept connections at `address`; return the address with its real port.
 
         Raises:
-            CannotListen: the address is taken, not of this machine, or not allowed.
+            CannotListen: The address is taken, not of this machine, or not allowed.
         """
         return self._acceptor.listen(address)
 
     def poll(self, timeout: float) -> list[ServerEvent[H]]:
-        """What has happened; waits up to `timeout` seconds for an event, or until a peer `is_sending` no more."""
+        """Return the events; wait up to `timeout` seconds for an event, or until the queue of a peer is sent."""
         now, self._polled_bytes = time.monotonic(), 0
         until = now if self._events else now + timeout
         while True:
@@ -135,7 +135,7 @@ class Server(Generic[H]):
             self._poller.run(0.0 if again else max(0.0, min(until, due) - now), self._has_enough)
             until_next = time.monotonic() + TURN_SECONDS
             for number, end in again.items():
-                if number in self._again:  # it was ready, and has been served
+                if number in self._again:  # it was ready, and has been served already
                     continue
                 if self._has_enough() or time.monotonic() > until_next:
                     self._again[number] = end
@@ -150,12 +150,12 @@ class Server(Generic[H]):
         return events
 
     def send(self, peer: int | None, header: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
-        """Send a frame without waiting; `buffers` may be written to again when `is_sending` says no.
+        """Send a frame without waiting; `buffers` may change again when `is_sending` is false.
 
-        A peer that has gone, or None, is passed over: its `PeerDisconnected` has come or is on its way.
+        A peer that has disconnected, or None, is ignored: its `PeerDisconnected` event has come or will come.
 
         Raises:
-            InvalidValue: the frame exceeds a limit.
+            InvalidValue: The frame exceeds a limit.
         """
         if peer is None or (end := self._peers.get(peer)) is None:
             return
@@ -168,35 +168,35 @@ class Server(Generic[H]):
             self._watch_writing(end)
 
     def is_sending(self, peer: int) -> bool:
-        """Whether the kernel has not taken all yet that was sent to a peer."""
+        """Return whether the kernel has not yet taken all that was sent to a peer."""
         end = self._peers.get(peer)
         return end is not None and end.wants_write
 
     def is_delivering(self, peer: int) -> bool:
-        """Whether what was sent to a peer is on its way and gets on, also when the kernel has all of it."""
+        """Return whether bytes for a peer are still being delivered, also if the kernel has all of them."""
         end = self._peers.get(peer)
         return end is not None and end.is_delivering()
 
     def num_waiting(self, peer: int | None = None) -> int:
-        """Frames that wait for a peer to take them; for all peers together, if it is None."""
+        """Return the number of frames queued for a peer, or for all peers if it is None."""
         ends = self._peers.values() if peer is None else [end for end in (self._peers.get(peer),) if end is not None]
         return sum(end.num_waiting for end in ends)
 
     def disconnect(self, peer: int, reason: str) -> None:
-        """Close a connection now; the peer gets `reason` unless frames wait for it. `PeerDisconnected` follows."""
+        """Close a connection now. The peer gets `reason` unless frames wait for it. `PeerDisconnected` follows."""
         if (end := self._peers.get(peer)) is not None:
             end.send_close(reason)
             self._end(end, reason)
 
     def fail(self, peer: int, error: Exception) -> None:
-        """Close a connection over which something came that cannot be dealt with. `PeerFailed` follows."""
+        """Close a connection whose data could not be handled. `PeerFailed` follows."""
         if peer in self._peers:
             self._events.append(PeerFailed(peer, error))
             ours = DISK_FULL if is_of_the_disk(error) else FAILED
             self.disconnect(peer, str(error) if isinstance(error, BadFrame) else ours)
 
     def close(self, reason: str = "the master closes") -> None:
-        """Say goodbye to everybody and close everything."""
+        """Disconnect all peers and close everything."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -206,7 +206,7 @@ class Server(Generic[H]):
         self._poller.close()
 
     def _tick(self, now: float) -> None:
-        # A master that was busy elsewhere has not listened: pending peers are not charged for that.
+        # Pending peers do not age while the master is busy elsewhere.
         self._acceptor.tick(min(now - self._ticked, 2 * self._tick_seconds))
         self._ticked = now
         for end in list(self._peers.values()):
@@ -215,84 +215,84 @@ class Server(Generic[H]):
         self._relieve()
 
     def _relieve(self) -> None:
-        """Leave those for whom most waits, while too much waits for all peers together."""
+        """Disconnect the peers with the longest queues while too much waits for all peers together."""
         waiting = sorted(((end.excess_bytes, number) for number, end in self._peers.items()), reverse=True)
         total = sum(count for count, _ in waiting)
         for count, number in waiting:
             if total <= self._limits.queued_bytes_in_all:
                 return
-            self.fail(number, BadFrame(f"it took too little: {count} bytes wait for it, and {total} for all"))
+            self.fail(number, BadFrame(f"it receives too slowly: {count} bytes wait for it, and {total} for all"))
             total -= count
 
     def _serve(self, end: Peer[H], ready: int) -> None:
-        """Do what a socket is ready for."""
-        if end.number not in self._peers:  # closed since then
+        """Receive from and send to a socket that is ready."""
+        if end.number not in self._peers:  # closed in the meantime
             return
-        if ready != select.POLLOUT:  # errors are read, too
+        if ready != select.POLLOUT:  # reading also detects errors
             try:
                 self._receive(end)
-            except Exception as error:  # whatever it is, it is this connection's, and nobody else's
+            except Exception as error:  # any error concerns only this connection
                 self._on_error(end, error)
         if ready != select.POLLIN and end.is_watched and end.number in self._peers and not end.transmit():
             self._watch_writing(end)
             self._has_drained = True
 
     def _on_error(self, end: Peer[H], error: Exception) -> None:
-        """Receiving raised: nothing more has come, the connection is broken, or a frame could not be dealt with."""
+        """Handle an error of receiving: no more bytes, a broken connection, or a frame that could not be handled."""
         if end.reader.refused is not None or not isinstance(error, OSError):
             self.fail(end.number, error)
         elif not isinstance(error, BlockingIOError):
             self._end(end, explain(error))
 
     def _receive(self, end: Peer[H]) -> None:
-        """Read frames, about a megabyte and `MAX_TURN_FRAMES` at most, so that no peer keeps the others waiting.
+        """Read frames, at most about a megabyte and `MAX_TURN_FRAMES`, so that no peer blocks the others.
 
         Raises:
-            BadFrame: what came is not the frame that was due, or was refused.
-            OSError: the connection broke or ended, or (BlockingIOError) nothing more has come.
+            BadFrame: The bytes are not the expected frame, or the frame was refused.
+            OSError: The connection broke or ended, or (BlockingIOError) no more bytes have come.
         """
-        number, reader, transport, received, left = end.number, end.reader, end.transport, 0, MAX_TURN_FRAMES
+        number, reader, transport, received, max_frames = end.number, end.reader, end.transport, 0, MAX_TURN_FRAMES
         if number in self._unparsed:
             self._unparsed.discard(number)
-            if not (left := self._hand_out(end, reader.feed(0), left)):
+            if not (max_frames := self._hand_out(end, reader.feed(0), max_frames)):
                 return
         while received < CHUNK:
             space = reader.space
             if not (count := transport.receive_into(space)):
-                raise ConnectionResetError("cut amid a frame" if reader.midway else "it left without a word")
-            if not (left := self._hand_out(end, reader.feed(count), left)):
+                raise ConnectionResetError("cut off within a frame" if reader.midway else "it closed without a reason")
+            if not (max_frames := self._hand_out(end, reader.feed(count), max_frames)):
                 return
             if not transport.has_unread and (count < len(space) or not reader.midway):
                 return
             received += count
-        if transport.has_unread:  # the socket need not be ready for that
+        if transport.has_unread:  # the socket may not become readable for these
             self._again[number] = end
 
-    def _hand_out(self, end: Peer[H], arrived: Frame[H] | Close | None, left: int) -> int:
-        """Make events of the frames that have been read, `left` at most; how many may follow: 0 ends the turn.
+    def _hand_out(self, end: Peer[H], arrived: Frame[H] | Close | None, max_frames: int) -> int:
+        """Make events of at most `max_frames` frames; return how many may follow, where 0 ends the turn.
 
         Raises:
-            BadFrame: the next one is not the frame that was due, or was refused.
+            BadFrame: The next frame is not the expected one, or was refused.
         """
         number, reader = end.number, end.reader
         while arrived is not None:
             if number not in self._peers:  # `place` or `on_part` has disconnected it
                 return 0
             if not isinstance(arrived, Frame):
-                self._end(end, arrived.words)
+                self._end(end, arrived.clause)
                 return 0
             if not reader.is_taken:
                 self._events.append(FrameReceived(number, arrived.header, arrived.buffers))
             self._polled_bytes += _FRAME_COST_BYTES + sum(view.nbytes for view in arrived.buffers)
-            left -= 1
-            if not left:
+            max_frames -= 1
+            if not max_frames:
                 if reader.midway:
                     self._unparsed.add(number)
                 if reader.midway or end.transport.has_unread:
                     self._again[number] = end
                 return 0
             arrived = reader.feed(0) if reader.midway else None
-        return left if number in self._peers else 0
+        return max_frames if number in self._peers else 0
 
     def _has_enough(self) -> bool:
         return self._polled_bytes >= MAX_POLL_BYTES

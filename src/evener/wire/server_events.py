@@ -1,4 +1,4 @@
-"""What a server tells whoever polls it: who came, what arrived, who failed, who has gone."""
+"""Events of a server: peers that connected, frames that arrived, and peers that failed or disconnected."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from evener.wire.identity import Grant
 
 
 class PeerConnected(msgspec.Struct, frozen=True):
-    """Somebody at address `origin` has proved a secret; from now on it is `peer`, a number that is never used again.
+    """Tell that a peer at address `origin` has proved a secret.
 
-    Its token allows what `grant` says.
+    It gets the number `peer`, which is never reused. `grant` is what its token allows.
     """
 
     peer: int
@@ -22,12 +22,12 @@ class PeerConnected(msgspec.Struct, frozen=True):
 
 
 class FrameReceived(msgspec.Struct, Generic[H], frozen=True):
-    """A frame has arrived whole.
+    """Tell that a frame has arrived completely.
 
     Attributes:
-        peer: who sent it.
-        header: as it was sent.
-        buffers: the memory that `place` gave; empty if the payload was dropped.
+        peer: The sender.
+        header: The header, as it was sent.
+        buffers: The memory that `place` returned; empty if the payload was dropped.
     """
 
     peer: int
@@ -36,16 +36,16 @@ class FrameReceived(msgspec.Struct, Generic[H], frozen=True):
 
 
 class PeerDisconnected(msgspec.Struct, frozen=True):
-    """A connection has ended, for `reason`; the memory of frames that waited for it is referred to no longer."""
+    """Tell that a connection has ended, for `reason`; the memory of queued frames is free again."""
 
     peer: int
     reason: str
 
 
 class PeerFailed(msgspec.Struct, frozen=True):
-    """What a peer sent could not be dealt with, because of `error`; its connection is closed, nothing else happens.
+    """Tell that handling a peer's data raised `error`, and that only its connection is closed.
 
-    A `BadFrame` is the peer's fault; anything else, lack of memory included, arose while its frame was dealt with.
+    A `BadFrame` is the peer's fault; any other error, such as lack of memory, arose while its frame was handled.
     """
 
     peer: int
@@ -53,7 +53,7 @@ class PeerFailed(msgspec.Struct, frozen=True):
 
 
 class PeerRefused(msgspec.Struct, frozen=True):
-    """Somebody at address `origin` did not prove the secret, or came when it was full; `reason` is a clause."""
+    """Tell that a peer at `origin` did not prove the secret, or found the server full; `reason` is a clause."""
 
     origin: str
     reason: str

@@ -1,12 +1,12 @@
-"""Bytes through a socket, in TLS 1.3: OpenSSL works on memory, the socket moves large pieces.
+"""The TLS 1.3 transport: OpenSSL works on memory, and the socket moves large pieces.
 
 An SSLSocket would read the socket twice for every record of 16 KB, its five-byte head and the rest. With memory in
 between, many records come with one call. Certificates are not checked against authorities or names: a node compares
-the fingerprint with its token's. Session tickets are off, nobody resumes a session. That fingerprint is part of what
-both sides prove the secret over (handshake.py), so a proof is worth nothing over a connection to somebody else.
+the fingerprint with that of its token. Both sides include the fingerprint in their proofs (handshake.py), so a proof is
+worthless on another connection. Session tickets are off, because sessions are never resumed.
 
-Keys are not renewed within a connection: Python's ssl cannot ask for it, and OpenSSL does not by itself. A transport
-ends well before its keys protect too little (`KEY_BYTES`); the node connects again, which makes new ones.
+Keys are not renewed within a connection: Python's ssl has no call for it, and OpenSSL does not do it automatically. A
+transport ends well before its keys have protected too many bytes (`KEY_BYTES`); the node then reconnects.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from evener.wire.identity import Identity
 from evener.wire.transport import CHUNK, NotTls, unacknowledged_bytes
 
 KEY_BYTES = 256 * 2**30
-"""Most bytes of one direction: RFC 8446, 5.5, allows 2**24.5 full records, 388 GB, under one key of AES-GCM."""
+"""Limit of bytes per direction: RFC 8446, 5.5, allows 2**24.5 full records, 388 GB, under one key of AES-GCM."""
 _RECORD_BYTES = 16 * 1024
-_LEAST_PULL = 128 * 1024
-_HANDSHAKE_PULL = 16 * 1024
+_MIN_PULL_BYTES = 128 * 1024
+_HANDSHAKE_PULL_BYTES = 16 * 1024
 _FIRST_BYTES = 8
 _ALERT, _HANDSHAKE = 0x15, 0x16
 """Types of the records with which a TLS peer may begin."""
@@ -37,12 +37,12 @@ _scratch = threading.local()
 
 
 class TlsTransport:
-    """An encrypted transport; one thread may send while another one receives.
+    """Encrypt a connection; one thread may send while another one receives.
 
     Args:
-        sock: connected.
-        context: of `master_context` or `node_context`.
-        is_master: whether this side shows the certificate.
+        sock: A connected socket.
+        context: The context of `master_context` or `node_context`.
+        is_master: Whether this side shows the certificate.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, is_master: bool) -> None:
@@ -56,17 +56,17 @@ class TlsTransport:
 
     @property
     def has_unsent(self) -> bool:
-        """See `Transport`."""
+        """Whether encrypted bytes wait for the kernel."""
         return bool(self._unsent)
 
     @property
     def has_unread(self) -> bool:
-        """See `Transport`; what waits may be a part of a record."""
+        """Whether received bytes wait to be decrypted; they may be a part of a record."""
         return bool(self._inward.pending or self._tls.pending())
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """See `Transport`."""
+        """Bytes that the peer has not confirmed."""
         return unacknowledged_bytes(self.sock)
 
     @property
@@ -77,33 +77,33 @@ class TlsTransport:
         return hashlib.sha256(certificate).digest()
 
     def handshake(self) -> None:
-        """See `Transport`."""
+        """Agree on keys; call again after BlockingIOError."""
         while not self._shake():
             self.flush()
-            if not self._pull(_HANDSHAKE_PULL):
+            if not self._pull(_HANDSHAKE_PULL_BYTES):
                 raise ConnectionResetError("closed during the TLS handshake")
         self.flush()
 
     def receive_into(self, view: memoryview) -> int:
-        """See `Transport`."""
+        """Fill the front of `view` with decrypted bytes; return their number."""
         view = view[:CHUNK]
         while True:
             count = self._decrypt(view)
             if count is not None:
                 return count
-            if not self._pull(max(_LEAST_PULL, len(view) + _RECORD_BYTES)):
+            if not self._pull(max(_MIN_PULL_BYTES, len(view) + _RECORD_BYTES)):
                 return 0
 
     def send(self, views: Sequence[memoryview]) -> int:
-        """See `Transport`."""
+        """Encrypt bytes from the front of `views`; return their number."""
         self.flush()
         taken = self._encrypt(views)
-        with contextlib.suppress(BlockingIOError):  # the bytes are taken all the same, and wait in `_unsent`
+        with contextlib.suppress(BlockingIOError):  # the bytes are encrypted already, and wait in `_unsent`
             self._push()
         return taken
 
     def flush(self) -> None:
-        """See `Transport`."""
+        """Send encrypted bytes that wait."""
         while self._unsent:
             self._push()
 
@@ -117,17 +117,17 @@ class TlsTransport:
             self._unsent = memoryview(bytes(self._unsent) + self._outward.read())
 
     def _decrypt(self, view: memoryview) -> int | None:
-        """Fill the front of `view` from what was pulled; None if that is not even one record."""
+        """Fill the front of `view` with received bytes; return None if there is no whole record."""
         filled, size = 0, len(view)
         with self._lock:
             try:
                 while filled < size and (self._inward.pending or self._tls.pending()):
                     count = self._read(size - filled, view[filled:])
-                    if count == 0:  # the peer's TLS has said that nothing more comes
+                    if count == 0:  # the peer has closed its TLS stream
                         return filled
                     filled += count
             except ssl.SSLWantReadError:
-                pass  # the rest of a record is still to come
+                pass  # the rest of a record has not come yet
         return filled or None
 
     def _encrypt(self, views: Sequence[memoryview]) -> int:
@@ -141,8 +141,8 @@ class TlsTransport:
             self._unsent = memoryview(self._outward.read())
         return taken
 
-    def _pull(self, most: int) -> int:
-        raw = _scratch_view()[:most]
+    def _pull(self, max_bytes: int) -> int:
+        raw = _scratch_view()[:max_bytes]
         count = self.sock.recv_into(raw)
         if self.wire_bytes_received == 0 and count and raw[0] not in (_ALERT, _HANDSHAKE):
             raise NotTls(bytes(raw[: min(count, _FIRST_BYTES)]))
@@ -160,11 +160,11 @@ class TlsTransport:
 
     def _require_fresh_keys(self) -> None:
         if max(self.wire_bytes_sent, self.wire_bytes_received) > KEY_BYTES:
-            raise ConnectionResetError(f"its keys have protected {KEY_BYTES} bytes, which is enough; connect again")
+            raise ConnectionResetError(f"its keys have protected the limit of {KEY_BYTES} bytes; connect again")
 
 
 def _scratch_view() -> memoryview:
-    """Memory for encrypted bytes between socket and OpenSSL, one for all connections of a thread."""
+    """Return the memory for encrypted bytes between socket and OpenSSL, shared by a thread's connections."""
     if not hasattr(_scratch, "view"):
         _scratch.view = memoryview(bytearray(CHUNK + 2 * _RECORD_BYTES))
     view: memoryview = _scratch.view
@@ -172,7 +172,7 @@ def _scratch_view() -> memoryview:
 
 
 def master_context(identity: Identity) -> ssl.SSLContext:
-    """TLS as a master speaks it, with its certificate."""
+    """Return the TLS context of a master, with its certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
@@ -183,7 +183,7 @@ def master_context(identity: Identity) -> ssl.SSLContext:
 
 @contextlib.contextmanager
 def _file_of(text: str) -> Iterator[str]:
-    """A file that holds `text`, for OpenSSL, which takes a certificate from files only; in memory where that can be."""
+    """Yield a file that holds `text`, in memory if possible: OpenSSL reads certificates only from files."""
     if sys.platform == "linux" and os.path.isdir("/proc/self/fd"):
         with open(os.memfd_create("evener-certificate"), "w") as file:
             file.write(text)
@@ -197,7 +197,7 @@ def _file_of(text: str) -> Iterator[str]:
 
 
 def node_context() -> ssl.SSLContext:
-    """TLS as a node speaks it; the caller has to compare the fingerprint."""
+    """Return the TLS context of a node; the caller has to compare the fingerprint."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

@@ -1,7 +1,7 @@
-"""Bytes through a socket, plain: what frames are sent through, and what `tls.py` does encrypted.
+"""The interface of transports, which carry frames over a socket, and the plain transport; `tls.py` has the other one.
 
-Sending never waits, receiving waits if the socket blocks. Both raise BlockingIOError when nothing can be done now, or
-when the patience of a blocking socket is over. Any other OSError means that the connection is broken.
+Sending never blocks; receiving blocks if the socket does. Both raise BlockingIOError if nothing can be done now, or if
+the timeout of a blocking socket has passed. Any other OSError means that the connection is broken.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 CHUNK = 1 << 20
-"""Bytes that are received or encrypted at once: few calls, and still what a core's cache holds."""
+"""Bytes that are received or encrypted at once: few calls, and they still fit the cache of a core."""
 TURN_SECONDS = 0.05
-"""For which sockets that are not urgent are served before urgent ones are looked at again."""
-_MOST_VIEWS = 1024
-"""Of one sendmsg; POSIX systems take that many."""
+"""Seconds for which sockets that are not urgent are served before urgent ones are polled again."""
+_MAX_VIEWS = 1024
+"""Largest number of views in one sendmsg on POSIX systems."""
 _UNIX_BUFFER_BYTES = 1 << 20
 _TIMEVAL = struct.Struct("ll")
 _COUNT = struct.Struct("i")
 
 
 class NotTls(ConnectionError):
-    """The peer's first bytes are not of TLS.
+    """Raised if the peer's first bytes are not TLS.
 
     Args:
-        first_bytes: that it sent.
+        first_bytes: The bytes that it sent.
     """
 
     def __init__(self, first_bytes: bytes) -> None:
-        super().__init__(f"it does not speak TLS, it began with {first_bytes!r}")
+        super().__init__(f"it does not use TLS: it sent {first_bytes!r}")
         self.first_bytes = first_bytes
 
 
 def explain(error: OSError) -> str:
-    """What the system, or OpenSSL, says about a broken connection, in words."""
+    """Return the system's, or OpenSSL's, description of an error."""
     reason = getattr(error, "reason", None)  # of OpenSSL's errors
     return f"TLS: {reason.replace('_', ' ').lower()}" if isinstance(reason, str) else error.strerror or str(error)
 
 
 def tune(sock: socket.socket, patience: float) -> None:
-    """Set the options of a connected socket: no delayed small segments, dead peers noticed by the system.
+    """Set the options of a connected socket: no delayed small segments, and detection of dead peers.
 
-    TCP's buffers stay with the system, which fits them to the link; a fixed size would switch that off. Unix sockets
-    have no such thing and are given what the system allows.
+    The system adapts TCP's buffers to the link, which a fixed size would switch off. Unix sockets have no such
+    adaptation, and get the largest buffers that the system allows.
     """
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
@@ -63,17 +63,17 @@ def tune(sock: socket.socket, patience: float) -> None:
 
 
 def block_for(sock: socket.socket, seconds: float) -> None:
-    """Have `sock` block, receiving for at most `seconds`: the system keeps time, which saves a call for each wait."""
+    """Make receives on `sock` block for at most `seconds`. The system keeps the time, which saves a call per wait."""
     whole = int(seconds)
     sock.setblocking(True)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(whole, int(1e6 * (seconds - whole))))
 
 
 def unacknowledged_bytes(sock: socket.socket) -> int:
-    """Bytes that the system has taken and the peer has not confirmed; 0 where nobody tells.
+    """Return the bytes that the system has taken and the peer has not confirmed; 0 if the system does not know.
 
-    A socket takes a large piece at once and then none for as long as a slow line needs for a part of it: what shows
-    that the line lives is that this number falls.
+    A socket takes a large piece at once, and then none while a slow link sends a part of it. A falling number shows
+    that the link works.
     """
     try:
         return int(_COUNT.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_COUNT.size)))[0])
@@ -82,12 +82,12 @@ def unacknowledged_bytes(sock: socket.socket) -> int:
 
 
 class Transport(Protocol):
-    """Bytes in and out of one connection.
+    """Send and receive the bytes of one connection.
 
     Attributes:
-        sock: the socket.
-        wire_bytes_sent: handed to the kernel.
-        wire_bytes_received: taken from the kernel.
+        sock: The socket.
+        wire_bytes_sent: Bytes handed to the kernel.
+        wire_bytes_received: Bytes taken from the kernel.
     """
 
     sock: socket.socket
@@ -96,35 +96,35 @@ class Transport(Protocol):
 
     @property
     def has_unsent(self) -> bool:
-        """Whether bytes that were taken from the caller still wait for the kernel."""
+        """Whether bytes from the caller wait for the kernel."""
 
     @property
     def has_unread(self) -> bool:
-        """Whether bytes that were taken from the kernel still wait for the caller."""
+        """Whether bytes from the kernel wait for the caller."""
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """See the function of that name."""
+        """Bytes that the peer has not confirmed; see the function of this name."""
 
     def handshake(self) -> None:
-        """Agree upon keys; call again after BlockingIOError.
+        """Agree on keys; call again after BlockingIOError.
 
         Raises:
-            NotTls: the peer does not begin with TLS.
+            NotTls: The peer does not use TLS.
         """
 
     def receive_into(self, view: memoryview) -> int:
-        """Fill the front of `view` with what is there, at least one byte; 0 if the peer will send nothing more."""
+        """Fill the front of `view` with at least one byte; return their number, 0 if the peer has closed."""
 
     def send(self, views: Sequence[memoryview]) -> int:
-        """Take bytes from the front of `views`; how many. Their memory is not referred to afterwards."""
+        """Take bytes from the front of `views`; return their number. The memory may change afterwards."""
 
     def flush(self) -> None:
-        """Hand what is unsent to the kernel."""
+        """Hand unsent bytes to the kernel."""
 
 
 class PlainTransport:
-    """A transport without encryption."""
+    """Send and receive without encryption."""
 
     has_unsent = False
     has_unread = False
@@ -135,34 +135,34 @@ class PlainTransport:
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """See `Transport`."""
+        """Bytes that the peer has not confirmed."""
         return unacknowledged_bytes(self.sock)
 
     def handshake(self) -> None:
-        """Nothing to agree upon."""
+        """Do nothing, as there are no keys."""
 
     def receive_into(self, view: memoryview) -> int:
-        """See `Transport`."""
+        """Fill the front of `view` with received bytes; return their number."""
         count = self.sock.recv_into(view, CHUNK if len(view) > CHUNK else 0)
         self.wire_bytes_received += count
         return count
 
     def send(self, views: Sequence[memoryview]) -> int:
-        """See `Transport`."""
-        few = views if len(views) <= _MOST_VIEWS else views[:_MOST_VIEWS]
+        """Send bytes from the front of `views`; return their number."""
+        few = views if len(views) <= _MAX_VIEWS else views[:_MAX_VIEWS]
         count = self.sock.sendmsg(few, (), socket.MSG_DONTWAIT)
         self.wire_bytes_sent += count
         return count
 
     def flush(self) -> None:
-        """Nothing is ever unsent."""
+        """Do nothing, as no bytes wait."""
 
 
 class Poller:
-    """Calls a function of each socket that is ready, by the system's fastest means.
+    """Call a function for each socket that is ready, with the system's fastest means.
 
-    A call of `run` serves the sockets that are watched as urgent first, and the others for `TURN_SECONDS`, or until the
-    caller has enough. The rest waits for the next call, in which it comes first.
+    A call of `run` serves urgent sockets first, and the others for `TURN_SECONDS` or until the caller has enough.
+    Sockets that were not served come first in the next call.
     """
 
     def __init__(self) -> None:
@@ -177,18 +177,18 @@ class Poller:
             self._wait = lambda seconds: poll.poll(1000 * seconds)
 
     def watch(self, sock: socket.socket, handler: Callable[[int], None], *, is_urgent: bool = False) -> None:
-        """Have `handler` called with the events when `sock` can be read from, or is broken."""
+        """Call `handler` with the events when `sock` becomes readable or breaks."""
         self._handlers[sock.fileno()] = handler
         if is_urgent:
             self._urgent.add(sock.fileno())
         self._poll.register(sock, select.POLLIN)
 
     def watch_writing(self, sock: socket.socket, wanted: bool) -> None:
-        """Have the handler of `sock` called too when it can be written to, or not any more."""
+        """Set whether the handler of `sock` is also called when it is writable."""
         self._poll.modify(sock, select.POLLIN | (select.POLLOUT if wanted else 0))
 
     def forget(self, sock: socket.socket) -> None:
-        """Leave a socket, which is still open, alone."""
+        """Stop watching a socket, which is still open."""
         del self._handlers[sock.fileno()]
         self._urgent.discard(sock.fileno())
         self._postponed.discard(sock.fileno())
@@ -207,11 +207,11 @@ class Poller:
                     postponed.add(descriptor)
                     continue
                 postponed.discard(descriptor)
-            if (handler := handlers.get(descriptor)) is not None:  # else forgotten by one that came before
+            if (handler := handlers.get(descriptor)) is not None:  # otherwise an earlier handler has removed it
                 handler(events)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Remove all sockets and close the poller."""
         self._handlers.clear()
         if hasattr(self._poll, "close"):
             self._poll.close()

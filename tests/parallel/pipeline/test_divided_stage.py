@@ -16,7 +16,7 @@ from evener.oracle.division.rules import Division
 from evener.parallel.full_state import own_part
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import Criterion
-from evener.parallel.pipeline.divided_stage import StageTeams
+from evener.parallel.pipeline.sharded_stage import StageTeams
 from evener.parallel.pipeline.staged import StagedModel
 from evener.records.errors import InvalidInput, InvalidValue
 from support.pipeline_cases import CASES, TOLERANCE, Case, cost, descend, serial

@@ -315,8 +315,8 @@ def test_an_error_in_a_stage_is_the_one_that_is_raised_and_the_next_step_works()
 @pytest.mark.parametrize(
     ("inputs", "targets", "message"),
     [
-        (None, torch.zeros(4, 3), "inputs must be given where the first stage is, got None"),
-        (torch.zeros(4, 3), None, "targets must be given where the last stage is, for the 4 samples .*, got 'none'"),
+        (None, torch.zeros(4, 3), "inputs must be given on the first stage, got None"),
+        (torch.zeros(4, 3), None, "targets must be given on the last stage, for the 4 samples .*, got 'none'"),
         (torch.zeros(4, 3), torch.zeros(5, 3), "for the 4 samples of the inputs, got '5 samples'"),
         (
             (torch.zeros(4, 3), torch.zeros(4)),
@@ -346,7 +346,7 @@ def test_a_buffer_that_a_pass_changes_forbids_a_second_pass() -> None:
     model = nn.Sequential(nn.Linear(3, 3), Counts(), nn.Linear(3, 3))
     x = torch.randn(6, 3)
     with pytest.raises(
-        InvalidValue, match=r"rematerialise must be never or auto, as a second pass would change 1.passes"
+        InvalidValue, match=r"rematerialise must be never or auto, because a second pass would change 1.passes"
     ):
         make(model, x, 2, rematerialise="always").step(x, x)
     pipeline = make(model, x, 2, rematerialise="auto")

@@ -71,10 +71,10 @@ def test_stages_may_be_named_as_the_eight_segments_of_resnet152() -> None:
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        (9, "stages must be at most 3, as there are 2 places to cut, got 9"),
+        (9, "stages must be at most 3, because the model has 2 cut points, got 9"),
         (["3"], "stages must be names of modules that the model runs, got '3'"),
         (["2", "1"], "names of modules in the order in which they run, each once"),
-        (["0"], "stages must be places where the model can be cut; near are _1 and _2, got '0'"),
+        (["0"], "stages must be places where the model can be cut; the nearest are _1 and _2, got '0'"),
         (0, "stages must be positive, got 0"),
     ],
 )
@@ -93,7 +93,7 @@ def test_too_few_places_name_the_module_that_stays_whole() -> None:
             return 1 + self.linear(x) if torch.rand(()) > 0.5 else x
 
     with pytest.raises(
-        InvalidValue, match=r"there are 1 places to cut; 0 stays whole because of .*a random number decides"
+        InvalidValue, match=r"the model has 1 cut points; 0 stays whole because of .*a random number decides"
     ):
         piped(nn.Sequential(Whole(), nn.Linear(2, 2)), torch.zeros(4, 2), 3)
 

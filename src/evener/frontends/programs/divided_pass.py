@@ -17,9 +17,9 @@ from evener.comm.exchange import Exchange, Route, shape_of
 from evener.comm.group import Group
 from evener.oracle.division.layout import ALIKE, WHOLE, Layout, Move, Shape
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.divided import ShardedModel
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.redistribute import mover, part_of, regions
+from evener.parallel.sharded import ShardedModule
 
 
 class DividedPass:
@@ -40,7 +40,7 @@ class DividedPass:
 
     def __init__(self, model: nn.Module, group: Group, arrangement: Arrangement, inputs: Sequence[Tensor]) -> None:
         self._model, self._group = model, group
-        self._sharded = ShardedModel(model, ProcessMesh(group, group, arrangement, 0), inputs)
+        self._sharded = ShardedModule(model, ProcessMesh(group, group, arrangement, 0), inputs)
         self._shards = self._sharded.state_shards()
         self.sums = self._sharded.sums
         divided = [held for held in self._sharded.held().parameters if held.route is not None]
@@ -68,8 +68,8 @@ class DividedPass:
         """Add the gradients of the parts, if there are any, to those of the model's weights; every rank calls this."""
         if self.sums.has_started:
             self.sums.finish()
-        rows = self._group.all_gather_bytes(bytes(held.own.grad is not None for held in self._divided.values()))
-        parts = [held.own for held in self._divided.values()]
+        rows = self._group.all_gather_bytes(bytes(held.part.grad is not None for held in self._divided.values()))
+        parts = [held.part for held in self._divided.values()]
         found = self._weights.of([torch.zeros_like(p) if p.grad is None else p.grad for p in parts])
         whole = dict(zip(self._divided, found, strict=True))
         has_any = dict(zip(self._divided, map(any, zip(*rows, strict=True)), strict=True))

@@ -19,10 +19,10 @@ from evener.comm.group import Group
 from evener.data.alike import require_alike
 from evener.frontends.programs.batch_parts import BatchPart
 from evener.parallel.gradient_hooks import GradientHooks
-from evener.parallel.layer_statistics import LayerStatistics
+from evener.parallel.gradient_sums import ReplicaMeans
 from evener.parallel.norm_forward import compute_by, norms_with_statistics
+from evener.parallel.norm_statistics import LayerStatistics
 from evener.parallel.refusals import refuse_lazy
-from evener.parallel.replica_means import ReplicaMeans
 from evener.parallel.shared_statistics import SharedNorms, for_all_channels
 from evener.records.errors import InvalidInput
 

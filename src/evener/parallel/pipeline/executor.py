@@ -1,10 +1,10 @@
-"""The stages of this process at their work on a batch: forward, recompute and backward of its micro-batches, in order.
+"""Execution of this process's stages: forward, recompute and backward of a batch's micro-batches, in order.
 
 for action in actions:
-    what the next actions need may come from now on
-    wait for what this one needs
+    post receives for the next actions
+    wait for this action's inputs
     compute
-    send what it made, and go on at once
+    send the results, without waiting
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ T = TypeVar("T")
 Row: TypeAlias = Mapping[int, StageProgram]
 """The programs of one micro-batch, by stage."""
 MicroBatchLoss: TypeAlias = Callable[[Any, int], Tensor]
-"""Loss of (what the model returned, micro-batch), weighted so that the sum over micro-batches is the step's."""
+"""Maps (model outputs, micro-batch) to a loss, weighted so that the sum over micro-batches is the step's loss."""
 _AHEAD = 2
-"""Actions for which tensors may come in before their turn; each holds memory for them."""
+"""Actions whose inputs may arrive early; each holds memory for them."""
 
 
 class Executor:
-    """Runs the stages of this process, which are those of `host` and hold `modules`."""
+    """Run the stages of this process, which are those of `host` and hold `modules`."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Executor:
     ) -> None:
         self._states, self._samples = problem.traced.states, samples_in(problem.example)
         for name in self._states:
-            allowed = f"never or auto, as a second pass would change {name} again"
+            allowed = f"never or auto, because a second pass would change {name} again"
             require(config.rematerialise != "always", "rematerialise", config.rematerialise, allowed)
         self._plan, self._config, self._host, self._modules, self._replica = plan, config, host, modules, replica
         self._rng = {stage: StageRNG(device) for stage, device in host.devices.items()}
@@ -57,7 +57,7 @@ class Executor:
         self._clocks = {stage: StageClock(stage, device, host.timer) for stage, device in host.devices.items()}
 
     def programs(self, like: Any, training: bool) -> list[Row]:
-        """Of every micro-batch of a batch shaped `like`, by stage."""
+        """Return the programs of every micro-batch of a batch shaped `like`, by stage."""
         sizes = micro_batch_sizes(samples_in(like), self._config.micro_batches)
         made = {size: self._programs.of(resized(like, size), training) for size in set(sizes)}
         return [made[size] for size in sizes]
@@ -65,14 +65,14 @@ class Executor:
     def train(
         self, rows: Sequence[Row], inputs: Any, sizes: Sequence[int], loss: MicroBatchLoss | None, seed: int
     ) -> Tensor:
-        """Forward and backward of a batch; the loss of the last stage that runs here.
+        """Run forward and backward on a batch; return the loss of the last stage that runs here.
 
         Args:
-            rows: programs of the micro-batches.
-            inputs: of the batch, where the first stage is.
-            sizes: samples of the micro-batches.
-            loss: where the last stage is.
-            seed: of random layers.
+            rows: Programs of the micro-batches.
+            inputs: Inputs of the batch, on the first stage.
+            sizes: Samples of each micro-batch.
+            loss: Loss, on the last stage.
+            seed: Seed of random layers.
         """
         micro_batches = self._micro_batches(inputs, sizes)
         for clock in self._clocks.values():
@@ -82,36 +82,41 @@ class Executor:
             last = self._plan.layout.num_stages - 1
             actions = SCHEDULES[self._config.schedule](stage, last + 1, len(micro_batches))
             again = self._recomputed(stage, actions, sizes[0])
-            own, ends_here = [row[stage] for row in rows], loss if stage == last else None
-            run = _StageRun(self._modules[stage], own, self._rng[stage], p2p, self._clocks[stage], again, ends_here)
+            programs, ends_here = [row[stage] for row in rows], loss if stage == last else None
+            run = _StageRun(
+                self._modules[stage], programs, self._rng[stage], p2p, self._clocks[stage], again, ends_here
+            )
             run.run(with_recomputing(actions, again), micro_batches)
             return run.total
 
         return self._run(work, seed)
 
     def evaluate(self, rows: Sequence[Row], inputs: Any, sizes: Sequence[int], seed: int) -> list[Any]:
-        """Forward without gradients, likewise: what the last stage that runs here makes of every micro-batch."""
+        """Run forward without gradients; return the last local stage's outputs for each micro-batch."""
         micro_batches = self._micro_batches(inputs, sizes)
 
         def work(stage: int, p2p: P2P) -> list[Any]:
-            own, clock = [row[stage] for row in rows], StageClock(stage, self._host.devices[stage], self._host.timer)
-            run = _StageRun(self._modules[stage], own, self._rng[stage], p2p, clock)
+            programs, clock = (
+                [row[stage] for row in rows],
+                StageClock(stage, self._host.devices[stage], self._host.timer),
+            )
+            run = _StageRun(self._modules[stage], programs, self._rng[stage], p2p, clock)
             return run.run(evaluation(len(micro_batches)), micro_batches)
 
         return self._run(work, seed)
 
     def forget(self) -> None:
-        """Drop what BatchNorms have seen in this batch."""
+        """Drop the statistics of this batch that BatchNorms collected."""
         for held in self._modules.values():
             for norm in held.norms.values():
                 norm.forget()
 
     def events(self) -> list[StageEvent]:
-        """Of the last batch in training."""
+        """Return the events of the last training batch."""
         return [event for clock in self._clocks.values() for event in clock.events()]
 
     def _run(self, work: Callable[[int, P2P], T], seed: int) -> T:
-        """What `work` returns for the last of the stages that run here."""
+        """Return the result of `work` for the last of the stages that run here."""
         for rng in self._rng.values():
             rng.seed = mix(seed, self._replica)
         try:
@@ -122,23 +127,23 @@ class Executor:
         return made[max(made)]
 
     def _micro_batches(self, inputs: Any, sizes: Sequence[int]) -> list[Sequence[Tensor]]:
-        """The model's inputs of every micro-batch; none where the first stage is elsewhere."""
+        """Return the model's inputs of every micro-batch, on the first stage; empty inputs elsewhere."""
         if 0 not in self._host.devices:
             return [()] * len(sizes)
         first = self._host.devices[0]
         return [[tensor.to(first) for tensor in tensors_in(part)] for part in divided(inputs, sizes)]
 
     def _recomputed(self, stage: int, actions: Sequence[Action], samples: int) -> frozenset[int]:
-        """Micro-batches, of up to so many samples, that `stage` recomputes."""
+        """Return the micro-batches, of up to `samples` samples, that `stage` recomputes."""
         policy = self._config.rematerialise
         if any(_is_in(self._modules[stage].root, name) for name in self._states):
             return frozenset()
-        most_kept = self._plan.most_kept(stage, max_held(actions), samples / self._samples)
-        return recomputed(policy, actions, most_kept)
+        max_kept = self._plan.max_kept(stage, max_held(actions), samples / self._samples)
+        return recomputed(policy, actions, max_kept)
 
 
 def _is_in(root: nn.Module, name: str) -> bool:
-    """Whether the stage's modules hold what has the `name` in the model."""
+    """Return whether the stage's modules have the attribute of this `name`."""
     path, _, last = name.rpartition(".")
     try:
         return hasattr(root.get_submodule(path), last)
@@ -147,16 +152,16 @@ def _is_in(root: nn.Module, name: str) -> bool:
 
 
 class _StageRun:
-    """One stage's work on the micro-batches of one batch.
+    """Run one stage on the micro-batches of one batch.
 
     Args:
-        modules: what the stage holds.
-        programs: one a micro-batch.
-        rng: of the programs.
-        p2p: to the other stages.
-        clock: times what is computed.
-        again: micro-batches to recompute.
-        loss: given to the last stage, in training; `total` is what it came to so far.
+        modules: Modules of the stage.
+        programs: One program per micro-batch.
+        rng: Random numbers of the programs.
+        p2p: Connection to the other stages.
+        clock: Times the computation.
+        again: Micro-batches to recompute.
+        loss: Loss of the last stage in training; `total` is its sum so far.
     """
 
     def __init__(
@@ -172,12 +177,12 @@ class _StageRun:
         self._modules, self._programs, self._rng, self._again, self._loss = modules, programs, rng, again, loss
         self._p2p, self._clock = p2p, clock
         self._coming: dict[Action, list[Callable[[], Tensor]]] = {}
-        self._given: dict[int, list[Tensor]] = {}
+        self._inputs: dict[int, list[Tensor]] = {}
         self._made: dict[int, list[Tensor]] = {}
         self.total = torch.zeros((), device=rng.device)
 
     def run(self, actions: Sequence[Action], inputs: Sequence[Sequence[Tensor]]) -> list[Any]:
-        """Perform `actions`, in order; returns what those of evaluation made. Only the first stage reads `inputs`."""
+        """Perform `actions` in order; return the results of evaluation. Only the first stage reads `inputs`."""
         evaluated = []
         for i, action in enumerate(actions):
             for coming in actions[i : i + 1 + _AHEAD]:
@@ -191,7 +196,7 @@ class _StageRun:
         return evaluated
 
     def _expect(self, action: Action) -> list[Callable[[], Tensor]]:
-        """Get ready for what `action` needs of other stages."""
+        """Post receives for what `action` needs of other stages."""
         program = self._programs[action.micro_batch]
         if action.kind in ("forward", "evaluate"):
             return [self._p2p.expect(value, value.made_by, "activations") for value in program.inputs]
@@ -201,7 +206,7 @@ class _StageRun:
         return []
 
     def _perform(self, action: Action, arrived: Sequence[Tensor]) -> Any:
-        """Compute, and send what was made."""
+        """Compute, and send the results."""
         perform = {
             "forward": self._forward,
             "recompute": self._recompute,
@@ -223,13 +228,13 @@ class _StageRun:
         return made
 
     def _forward(self, micro_batch: int, inputs: Sequence[Tensor]) -> Any:
-        """What the stage makes of `inputs`; of a micro-batch that is to be recomputed only the inputs are kept.
+        """Return the stage's outputs; a micro-batch to recompute keeps only its inputs.
 
-        The last stage, which sends nothing on, leaves such a micro-batch to `recompute` altogether.
+        The last stage, which sends nothing, skips such a micro-batch until `recompute`.
         """
         values = self._programs[micro_batch].inputs
-        self._given[micro_batch] = [tensor.detach() for tensor in inputs]
-        for tensor, value in zip(self._given[micro_batch], values, strict=bool(values)):
+        self._inputs[micro_batch] = [tensor.detach() for tensor in inputs]
+        for tensor, value in zip(self._inputs[micro_batch], values, strict=bool(values)):
             tensor.requires_grad_(value.needs_grad)
         if micro_batch not in self._again:
             return self._compute(micro_batch, counting=True)
@@ -239,26 +244,26 @@ class _StageRun:
             return self._program(micro_batch, counting=True)
 
     def _recompute(self, micro_batch: int, _arrived: Sequence[Tensor]) -> None:
-        """The forward pass once more, kept for backward; statistics do not count twice."""
+        """Run the forward pass again, kept for backward, without counting statistics twice."""
         self._compute(micro_batch, counting=self._loss is not None)
 
     def _backward(self, micro_batch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients of the inputs that need one, from those of the outputs, one for every stage that uses an output."""
-        made, given = self._made.pop(micro_batch), self._given.pop(micro_batch)
+        """Return gradients of the inputs that need one, from one gradient for each stage that uses an output."""
+        made, inputs = self._made.pop(micro_batch), self._inputs.pop(micro_batch)
         if made:
             torch.autograd.backward(made, list(gradients) if self._loss is None else None)
-        needing = [tensor for tensor in given if tensor.requires_grad]
+        needing = [tensor for tensor in inputs if tensor.requires_grad]
         return [tensor.grad if tensor.grad is not None else torch.zeros_like(tensor) for tensor in needing]
 
     def _evaluate(self, micro_batch: int, inputs: Sequence[Tensor]) -> Any:
-        self._given[micro_batch] = list(inputs)
+        self._inputs[micro_batch] = list(inputs)
         with torch.no_grad():
             made = self._program(micro_batch, counting=False)
-        del self._given[micro_batch]
+        del self._inputs[micro_batch]
         return made
 
     def _compute(self, micro_batch: int, counting: bool) -> Any:
-        """What the stage makes, kept for backward; the last stage goes on to the loss."""
+        """Return the stage's outputs, kept for backward; the last stage also computes the loss."""
         made = self._program(micro_batch, counting)
         if self._loss is not None:
             made = self._loss(made, micro_batch)
@@ -273,4 +278,4 @@ class _StageRun:
         for norm in self._modules.norms.values():
             norm.begin(counting)
         self._rng.micro_batch = micro_batch
-        return self._programs[micro_batch].run(*self._given[micro_batch])
+        return self._programs[micro_batch].run(*self._inputs[micro_batch])

@@ -1,11 +1,11 @@
-"""Decides where the stages of every replica begin, on which ranks they are, and what they hold and compute twice.
+"""The partition of a model: where the stages of every replica begin, their ranks, and what they keep and recompute.
 
-A stage keeps the boundary of every micro-batch between its forward and its backward pass, and the activations inside
-the stage of those that it does not recompute, and of the one that it is recomputing:
+Between forward and backward, a stage keeps the boundary tensors of every micro-batch. It also keeps the activations of
+the micro-batch that it is recomputing and of those that it does not recompute. The policies recompute
 
-    always        every micro-batch is computed again: only what came in at the stage's boundary is kept
-    except_last   those whose backward pass does not follow at once (GPipe: all but the last one)
-    never         none
+    always        every micro-batch: only the tensors at the stage's boundary are kept
+    except_last   micro-batches whose backward pass does not follow immediately (GPipe: all but the last one)
+    never         no micro-batch
     auto          as few as the memory allows
 """
 
@@ -32,29 +32,29 @@ from evener.system.memory import usable_memory
 from evener.tracer.ir import record
 
 CostFunction = Callable[[str, nn.Module | None], float]
-"""Cost of an operation, from the path of the module around it (or that it is) and that module if it is one."""
+"""Maps the path of an operation's module, and the module if it is the operation, to the operation's cost."""
 Costs = Literal["measured", "estimated"] | CostFunction
-"""By what stages are balanced; a function is the user's (Huang et al., 2019, let a layer bring its own estimate)."""
+"""Costs that balance the stages. A function is the user's estimate, as in Huang et al., 2019."""
 POLICIES = get_args(Rematerialise)
 _FLOPS_PER_BYTE = 10.0
-"""Of a typical device: floating-point operations in the time of moving a byte to or from memory."""
+"""Floating-point operations of a typical device in the time in which it moves a byte to or from memory."""
 _FLOPS_PER_SECOND = 1e10
 IN_FLIGHT = 6
-"""Micro-batches whose inputs or outputs a stage holds at most while they come in and go out."""
+"""Largest number of micro-batches whose inputs or outputs a stage holds while they are received and sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """What the user asked for.
+    """Hold the user's options.
 
     Attributes:
-        begins: names of the modules at which the second and later stages begin; None to choose.
+        begins: Names of the modules at which the second and later stages begin; None to choose.
         micro_batches: M.
-        schedule: order of a stage's work.
-        rematerialise: what is computed twice.
-        costs: by which stages are balanced.
-        loss: of what the model returns for a micro-batch, if it is to be timed with the last part.
-        team: memory of the ranks and what joins them; None to take what is free, and links that cost nothing.
+        schedule: Order of a stage's actions.
+        rematerialise: Policy of recomputation.
+        costs: Costs that balance the stages.
+        loss: Loss of the model's outputs for a micro-batch, if it is to be timed with the last part.
+        team: Memory and links of the ranks; None to use the free memory, and links without cost.
     """
 
     begins: tuple[str, ...] | None
@@ -71,7 +71,7 @@ class PipelineConfig:
         require_one_of("rematerialise", self.rematerialise, POLICIES)
 
     def held(self, stages: int) -> Held:
-        """How many micro-batches every stage holds; `auto` holds as few as it has to."""
+        """Return how many micro-batches every stage holds; `auto` holds as few as possible."""
         policy: Rematerialise = "always" if self.rematerialise == "auto" else self.rematerialise
         rows = [SCHEDULES[self.schedule](stage, stages, self.micro_batches) for stage in range(stages)]
         return Held(
@@ -80,10 +80,10 @@ class PipelineConfig:
         )
 
 
-def recomputed(policy: Rematerialise, actions: Sequence[Action], most_kept: float) -> frozenset[int]:
-    """Micro-batches that a stage computes again, of its forward and backward `actions`.
+def recomputed(policy: Rematerialise, actions: Sequence[Action], max_kept: float) -> frozenset[int]:
+    """Return the micro-batches that a stage recomputes, given its forward and backward `actions`.
 
-    Only `auto` asks for `most_kept`: the number of micro-batches whose activations fit the memory at once.
+    `max_kept`, used only by `auto`, is the number of micro-batches whose activations fit the memory at once.
     """
     every = frozenset(action.micro_batch for action in actions)
     if policy == "always":
@@ -94,38 +94,39 @@ def recomputed(policy: Rematerialise, actions: Sequence[Action], most_kept: floa
     if policy == "except_last":
         return every - at_once
     order = [action.micro_batch for action in actions if action.kind == "backward"]
-    return next((choice for choice in _choices(order, at_once) if max_held(actions, choice) <= most_kept), every)
+    return next((choice for choice in _choices(order, at_once) if max_held(actions, choice) <= max_kept), every)
 
 
 def _choices(order: Sequence[int], at_once: Collection[int]) -> list[frozenset[int]]:
-    """Sets to recompute, the smaller ones first.
+    """Return sets to recompute, smaller ones first.
 
-    Those whose backward pass comes latest are recomputed first, as they would be held longest; or, where forward and
-    backward passes alternate, some of every few in a row.
+    Micro-batches with the latest backward passes are recomputed first, as they would be held longest. Where forward and
+    backward passes alternate, some of every few in a row are recomputed.
+
     """
-    found = [frozenset(order[i:]) - frozenset(at_once) for i in range(len(order) + 1)]
+    choices = [frozenset(order[i:]) - frozenset(at_once) for i in range(len(order) + 1)]
     for every in range(2, len(order) + 1):
-        for kept in range(1, every):
-            found.append(frozenset(i for i in order if i % every >= kept) - frozenset(at_once))
-    return sorted(set(found), key=len)
+        for num_kept in range(1, every):
+            choices.append(frozenset(i for i in order if i % every >= num_kept) - frozenset(at_once))
+    return sorted(set(choices), key=len)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionPlan:
-    """What was decided for one replica; rows are of every stage.
+    """Hold the decisions for one replica. Tuples have an entry per stage.
 
     Attributes:
-        layout: where everything is.
-        division: the oracle's answer, with its prediction; None where the user said where stages begin.
-        memory: bytes of the device that it may take.
-        weight_bytes: weights, gradients, the optimiser's state.
-        boundary_bytes: what comes in for one micro-batch.
-        kept_bytes: activations of one micro-batch.
-        passing_bytes: the most that is there besides for a moment, of one micro-batch.
-        seconds: on its device for one micro-batch, forward and backward; where they were not measured, estimates of
-            which only the ratios mean something.
-        work: the fraction of all work: of the seconds that everything takes on one device.
-        speeds: of lanes, how fast the ranks of every stage are, relative to each other; else empty.
+        layout: The layout of the stages.
+        division: The oracle's answer, with its prediction; None if the user chose where stages begin.
+        memory: Bytes of the device that the stage may use.
+        weight_bytes: Bytes of weights, gradients and optimizer state.
+        boundary_bytes: Bytes received for one micro-batch.
+        kept_bytes: Bytes of activations of one micro-batch.
+        passing_bytes: Largest number of other bytes that one micro-batch needs for a moment.
+        seconds: Seconds of one micro-batch, forward and backward; estimates, of which only ratios count, unless
+            measured.
+        work: Fraction of all work, in seconds on one device.
+        speeds: For lanes, relative speeds of the ranks of every stage; otherwise empty.
     """
 
     layout: StageLayout
@@ -139,8 +140,8 @@ class PartitionPlan:
     work: tuple[float, ...]
     speeds: tuple[tuple[float, ...], ...] = ()
 
-    def most_kept(self, stage: int, waiting: int, scale: float = 1.0) -> float:
-        """Number of micro-batches whose activations fit, beside the inputs of `waiting` ones between both passes.
+    def max_kept(self, stage: int, waiting: int, scale: float = 1.0) -> float:
+        """Return the number of micro-batches whose activations fit, beside the inputs of `waiting` ones.
 
         Their samples are `scale` times those of the micro-batch that the model was cut with.
         """
@@ -150,18 +151,18 @@ class PartitionPlan:
 
 
 class _Device(msgspec.Struct, frozen=True):
-    """What is known of a device: free memory, and seconds of every part of the model, if they were measured."""
+    """Hold a device's free memory and, if measured, the seconds of every part of the model."""
 
     memory: float
     seconds: list[float]
 
 
 def plan_partition(problem: PartitionProblem, config: PipelineConfig, placement: StagePlacement) -> list[PartitionPlan]:
-    """The plans of all replicas, or lanes; the same on every rank.
+    """Return the plans of all replicas, or lanes; they are the same on every rank.
 
     Raises:
-        InvalidValue: there are not enough places to cut, or not where the user wants them.
-        DoesNotFit: no cut fits the memory.
+        InvalidValue: There are too few cut points, or none where the user wants one.
+        DoesNotFit: No cut fits the memory.
     """
     for ranks in placement.replicas:
         _require_places(problem, len(ranks))
@@ -173,11 +174,13 @@ def plan_partition(problem: PartitionProblem, config: PipelineConfig, placement:
         return measured_seconds(problem, device, config.loss)
 
     seconds = {device: seconds_on(device) for device in placement.devices}
-    own = [_Device(usable_memory(str(d))[1], [s / placement.speed for s in seconds[d]]) for d in placement.devices]
-    rows = placement.gather(msgspec.msgpack.encode(own))
+    local_devices = [
+        _Device(usable_memory(str(d))[1], [s / placement.speed for s in seconds[d]]) for d in placement.devices
+    ]
+    rows = placement.gather(msgspec.msgpack.encode(local_devices))
     devices = list(chain(*(msgspec.msgpack.decode(row, type=list[_Device]) for row in rows)))
     team = config.team or DeviceGroup(memory=tuple(device.memory for device in devices))
-    timings = [one.seconds for one in devices] if measured else [_told(problem, config.costs)] * len(devices)
+    timings = [one.seconds for one in devices] if measured else [_estimated(problem, config.costs)] * len(devices)
     if placement.are_lanes:
         return _lanes(problem, config, placement.replicas, team, timings)
     return [_plan(problem, config, ranks, team, timings) for ranks in placement.replicas]
@@ -190,20 +193,20 @@ def _lanes(
     memory: DeviceGroup,
     seconds: Sequence[Sequence[float]],
 ) -> list[PartitionPlan]:
-    """The plans of `lanes`, which are cut alike: as if the ranks of each stage were one, as fast as all together.
+    """Return the plans of `lanes`, which are cut alike: each stage's ranks count as one, with the sum of their speeds.
 
-    Activations are whole on all of them, so the least of their memories counts.
+    Every rank holds whole activations, so the smallest of a team's memories counts.
     """
     teams = list(zip(*lanes, strict=True))
-    least = DeviceGroup(memory=tuple(min(memory.memory[rank] for rank in team) for team in teams))
+    smallest = DeviceGroup(memory=tuple(min(memory.memory[rank] for rank in team) for team in teams))
     together = [
         [1 / sum(1 / max(one, 1e-12) for one in row) for row in zip(*(seconds[rank] for rank in team), strict=True)]
         for team in teams
     ]
-    plan = _plan(problem, config, range(len(teams)), least, together)
+    plan = _plan(problem, config, range(len(teams)), smallest, together)
     speeds = tuple(tuple(1 / max(sum(seconds[rank]), 1e-12) for rank in teams[team]) for team in plan.layout.ranks)
     ranks = [tuple(teams[team][lane] for team in plan.layout.ranks) for lane in range(len(lanes))]
-    return [replace(plan, layout=replace(plan.layout, ranks=own), speeds=speeds) for own in ranks]
+    return [replace(plan, layout=replace(plan.layout, ranks=lane_ranks), speeds=speeds) for lane_ranks in ranks]
 
 
 def _plan(
@@ -218,7 +221,7 @@ def _plan(
         positions = positions_of(problem, config.begins)
     else:
         units = _units(problem, [seconds[rank] for rank in ranks])
-        passing = problem.passing_bytes(0, len(problem.costs))  # of any operation's backward pass, wherever it will be
+        passing = problem.passing_bytes(0, len(problem.costs))  # the largest of all operations, as stages are unknown
         room = team.of(ranks)
         room = replace(room, memory=tuple(memory - passing for memory in room.memory))
         division = divide(units, room, config.held(len(ranks)), len(ranks))
@@ -240,8 +243,8 @@ def _plan(
 
 
 def _between(problem: PartitionProblem, seconds: Sequence[float], begin: int, end: int) -> float:
-    """Sum of the `seconds` of the parts of operations [begin, end)."""
-    return sum(own for own, (first, last) in zip(seconds, problem.spans, strict=True) if begin <= first and last <= end)
+    """Return the sum of the `seconds` of the parts of operations [begin, end)."""
+    return sum(one for one, (first, last) in zip(seconds, problem.spans, strict=True) if begin <= first and last <= end)
 
 
 def _units(problem: PartitionProblem, seconds: Sequence[Sequence[float]]) -> Units:
@@ -254,16 +257,18 @@ def _units(problem: PartitionProblem, seconds: Sequence[Sequence[float]]) -> Uni
     )
 
 
-def _told(problem: PartitionProblem, costs: Costs) -> list[float]:
-    """Cost of every part between two places: as the user's function says, or estimated in seconds.
+def _estimated(problem: PartitionProblem, costs: Costs) -> list[float]:
+    """Return the cost of every part between two cut points, from the user's function or estimated in seconds.
 
-    An estimate is by arithmetic or by memory traffic, whichever takes longer; only ratios hold.
+    An estimate is the longer of arithmetic and memory traffic; only ratios count.
     """
     if callable(costs):
-        told = [_cost(problem, node, costs) for node in problem.traced.operations]
+        costs_of_operations = [_cost(problem, node, costs) for node in problem.traced.operations]
     else:
-        told = [max(c.flops, c.moved_bytes * _FLOPS_PER_BYTE) * 3 / _FLOPS_PER_SECOND for c in problem.costs]
-    return [sum(told[begin:end]) for begin, end in problem.spans]
+        costs_of_operations = [
+            max(c.flops, c.moved_bytes * _FLOPS_PER_BYTE) * 3 / _FLOPS_PER_SECOND for c in problem.costs
+        ]
+    return [sum(costs_of_operations[begin:end]) for begin, end in problem.spans]
 
 
 def _cost(problem: PartitionProblem, node: fx.Node, cost: CostFunction) -> float:
@@ -273,8 +278,8 @@ def _cost(problem: PartitionProblem, node: fx.Node, cost: CostFunction) -> float
 
 
 def _require_places(problem: PartitionProblem, stages: int) -> None:
-    """Raises InvalidValue if there are too few places to cut; names modules that could not be looked into."""
+    """Raise InvalidValue if there are too few cut points; the error names modules that could not be traced."""
     places = len(problem.cut_points)
     if places + 1 < stages:
         whole = "".join(f"; {path} stays whole because of {why}" for path, why in problem.traced.whole.items())
-        raise InvalidValue("stages", stages, f"at most {places + 1}, as there are {places} places to cut{whole}")
+        raise InvalidValue("stages", stages, f"at most {places + 1}, because the model has {places} cut points{whole}")

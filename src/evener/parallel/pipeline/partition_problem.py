@@ -1,11 +1,11 @@
-"""A model that is to be cut: what it does, where it may be cut, what its operations take.
+"""A model that will be cut: its trace, its cut points, and the costs of its operations.
 
     operation 0 | operation 1 | operation 2 ...         position p is in front of operation p
-       values that are made before p and used from p on live across it
+       values made before p and used from p on are live at p
 
-A position is no cut where a value lives across that is changed in place behind it, where several outputs of one
-operation have not been told apart yet, and between two uses of one thing that a pass changes (a counter, the statistics
-of a BatchNorm): those have to happen on one device.
+A model cannot be cut at a position where a live value is changed in place later, or where several outputs of one
+operation are not yet unpacked. It also cannot be cut between two uses of one state that a pass changes, such as a
+counter or the statistics of a BatchNorm: these have to stay on one device.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from evener.tracer.nested import call, tensors_in
 from evener.tracer.tracing import trace
 
 WEIGHT_COPIES = 4
-"""Of every trained parameter: itself, its gradient and two of the optimiser's."""
+"""Copies of every trained parameter: itself, its gradient and two of the optimizer's."""
 LOSS_COPIES = 3
-"""Of what the model returns, while the loss is computed: log-probabilities, their gradient and that of the outputs."""
+"""Copies of the outputs while the loss is computed: log-probabilities, their gradient, the outputs' gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CutPoint:
-    """A place where a model may be cut.
+    """Describe a position at which a model may be cut.
 
     Attributes:
-        position: number of operations in front of it.
-        nbytes: of all values that live across it, for the traced number of samples.
+        position: Number of operations in front of it.
+        nbytes: Bytes of all live values, for the traced number of samples.
     """
 
     position: int
@@ -51,15 +51,15 @@ class CutPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class OperationCost:
-    """What one operation takes, for the traced number of samples.
+    """Hold the costs of one operation, for the traced number of samples.
 
     Attributes:
-        flops: of the forward pass.
-        moved_bytes: read and written.
-        kept_bytes: that backward needs and no operation before has kept.
-        weight_bytes: of trained parameters that no operation before has used.
-        gradient_bytes: of gradients that are there while its backward pass runs: of what it makes, what it reads, and
-            what passes it by.
+        flops: Floating-point operations of the forward pass.
+        moved_bytes: Bytes read and written.
+        kept_bytes: Bytes that backward needs and no earlier operation has kept.
+        weight_bytes: Bytes of trained parameters that no earlier operation has used.
+        gradient_bytes: Bytes of all gradients that exist during its backward pass: of its outputs, its inputs, and
+            other live values.
     """
 
     flops: float
@@ -71,14 +71,14 @@ class OperationCost:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionProblem:
-    """A model, followed with one micro-batch.
+    """Hold a model, traced with one micro-batch.
 
     Attributes:
-        skeleton: the model without memory.
-        example: a micro-batch without memory.
-        traced: in training.
-        cut_points: where it may be cut, in order.
-        costs: of every operation.
+        skeleton: The model on the meta device.
+        example: A micro-batch on the meta device.
+        traced: The trace in training mode.
+        cut_points: Positions at which the model may be cut, in order.
+        costs: Costs of every operation.
     """
 
     skeleton: nn.Module
@@ -89,40 +89,40 @@ class PartitionProblem:
 
     @property
     def ends(self) -> list[int]:
-        """Number of operations in front of every cut point, and of all."""
+        """Number of operations in front of every cut point, and of all operations."""
         return [point.position for point in self.cut_points] + [len(self.costs)]
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Operations between neighbouring cut points: from, to."""
+        """Operations between neighbouring cut points, as (begin, end)."""
         return list(pairwise([0, *self.ends]))
 
     def evaluated(self) -> TracedModel:
-        """What the model does in evaluation."""
+        """Trace the model in evaluation mode."""
         return trace_micro_batch(self.skeleton, self.example, self.traced.device, training=False)
 
     def moved_buffers(self) -> list[str]:
-        """Names of buffers that every micro-batch changes, though nothing puts that off to the end of the step."""
+        """Return names of buffers that every micro-batch changes, and that are not deferred to the end of the step."""
         norms = [path for path, module in self.skeleton.named_modules() if isinstance(module, _NormBase)]
         seen = _RunningStatistics()
-        twin, chance = on_meta(self.skeleton).train(), random.getstate()
+        twin, rng_state = on_meta(self.skeleton).train(), random.getstate()
         with torch.random.fork_rng([]), META, seen:
             call(twin, self.example)
-        random.setstate(chance)
+        random.setstate(rng_state)
         named = [(name, id(buffer)) for name, buffer in twin.named_buffers()]
-        found = [*self.traced.states, *(name for name, key in named if key in seen.found)]
-        return [name for name in found if name.rpartition(".")[0] not in norms]
+        names = [*self.traced.states, *(name for name, key in named if key in seen.found)]
+        return [name for name in names if name.rpartition(".")[0] not in norms]
 
     def weight_bytes(self, begin: int, end: int) -> int:
-        """Of operations [begin, end): weights, gradients, the optimiser's state."""
+        """Return the bytes of weights, gradients and optimizer state of operations [begin, end)."""
         return WEIGHT_COPIES * sum(one.weight_bytes for one in self.costs[begin:end])
 
     def kept_bytes(self, begin: int, end: int) -> int:
-        """Of operations [begin, end): what backward needs of one micro-batch."""
+        """Return the bytes of one micro-batch that backward of operations [begin, end) needs."""
         return sum(one.kept_bytes for one in self.costs[begin:end])
 
     def passing_bytes(self, begin: int, end: int) -> int:
-        """Of operations [begin, end): the most that is there besides for a moment: gradients, what the loss makes."""
+        """Return the largest number of other bytes that operations [begin, end) need: gradients, and the loss."""
         loss = LOSS_COPIES * self._output_bytes() if end == len(self.costs) else 0
         return max([loss, *(one.gradient_bytes + one.weight_bytes for one in self.costs[begin:end])])
 
@@ -131,15 +131,15 @@ class PartitionProblem:
         return sum(tensor.nbytes for node in nodes for tensor in tensors_in(record(node).value))
 
     def boundary_bytes(self, position: int) -> int:
-        """That live across the cut in front of the operation at `position`."""
+        """Return the bytes of the live values in front of the operation at `position`."""
         return next((point.nbytes for point in self.cut_points if point.position == position), 0)
 
 
 class _RunningStatistics(TorchFunctionMode):
-    """Notes by id the running statistics that functional norms move.
+    """Record the running statistics that functional norms move.
 
     Attributes:
-        found: their ids.
+        found: Ids of the running statistics.
     """
 
     def __init__(self) -> None:
@@ -149,18 +149,18 @@ class _RunningStatistics(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """`func`, noted if it is such a norm."""
+        """Call `func`, and record its running statistics if it is a norm."""
         if func in NORMS:
-            given = inspect.signature(func).bind(*args, **(kwargs or {}))
-            given.apply_defaults()
-            named = given.arguments
+            bound = inspect.signature(func).bind(*args, **(kwargs or {}))
+            bound.apply_defaults()
+            named = bound.arguments
             if named["training" if func is F.batch_norm else "use_input_stats"]:
                 self.found |= {id(named["running_mean"]), id(named["running_var"])}
         return func(*args, **(kwargs or {}))
 
 
 def partition_problem(skeleton: nn.Module, example: Any, device: torch.device) -> PartitionProblem:
-    """The model `skeleton`, followed in training with the micro-batch `example`."""
+    """Trace the model `skeleton` in training mode with the micro-batch `example`."""
     traced = trace_micro_batch(skeleton, example, device)
     return PartitionProblem(
         skeleton=skeleton,
@@ -172,32 +172,32 @@ def partition_problem(skeleton: nn.Module, example: Any, device: torch.device) -
 
 
 def trace_micro_batch(model: nn.Module, inputs: Any, device: torch.device, training: bool = True) -> TracedModel:
-    """What `model` does with a micro-batch like `inputs`.
+    """Trace `model` with a micro-batch like `inputs`.
 
     Raises:
-        InvalidInput: names the line of the model that cannot be followed.
+        InvalidInput: The model cannot be traced; the error names the line.
     """
     with untraceable("the model cannot be cut into stages"):
         return trace(model, inputs, device, training)
 
 
 def cut_points(traced: TracedModel, model: nn.Module) -> list[CutPoint]:
-    """All places where the traced `model` may be cut, in order."""
+    """Return all positions at which the traced `model` may be cut, in order."""
     operations = traced.operations
     index = {node: i for i, node in enumerate(operations)}
     forbidden = _inseparable(traced, model, index)
     ends = {node: last_use(node, index) for node in traced.graph.nodes if node.op not in ("get_attr", "output")}
     live = [node for node in ends if node.op == "placeholder"]
-    found = []
+    points = []
     for position in range(1, len(operations)):
         live = [node for node in (*live, operations[position - 1]) if ends[node] >= position]
         if not forbidden[position] and all(_may_cross(node, position, traced, index) for node in live):
-            found.append(CutPoint(position=position, nbytes=sum(record(node).value.nbytes for node in live)))
-    return found
+            points.append(CutPoint(position=position, nbytes=sum(record(node).value.nbytes for node in live)))
+    return points
 
 
 def last_use(node: fx.Node, index: dict[fx.Node, int]) -> int:
-    """Index of the last operation that uses the value; the model's outputs are used behind all operations."""
+    """Return the index of the last operation that uses the value. The outputs are used after all operations."""
     return max((index.get(user, len(index)) for user in node.users), default=-1)
 
 
@@ -210,7 +210,7 @@ def _may_cross(node: fx.Node, position: int, traced: TracedModel, index: dict[fx
 
 
 def _inseparable(traced: TracedModel, model: nn.Module, index: dict[fx.Node, int]) -> list[bool]:
-    """For every position, whether it lies between two uses of one thing that a pass changes."""
+    """Return for every position whether it lies between two uses of a state that a pass changes."""
     uses: dict[int, list[int]] = {}
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     states = {id(norm) for norm in norms} | {id(changed_by(model, name)) for name in traced.states}
@@ -232,7 +232,7 @@ def _inseparable(traced: TracedModel, model: nn.Module, index: dict[fx.Node, int
 
 
 def changed_by(model: nn.Module, name: str) -> Any:
-    """What a pass changes under `name`, one of the states: a tensor, or the module that has the attribute."""
+    """Return what a pass changes under `name`, one of the states: a tensor, or the module with the attribute."""
     path, _, last = name.rpartition(".")
     owner = model.get_submodule(path)
     held = getattr(owner, last, None)
@@ -240,24 +240,24 @@ def changed_by(model: nn.Module, name: str) -> Any:
 
 
 def operation_costs(traced: TracedModel, model: nn.Module) -> list[OperationCost]:
-    """What every operation of the traced `model` takes."""
+    """Return the costs of every operation of the traced `model`."""
     gradient_bytes = _gradient_bytes(traced)
-    found, used = [], set[int]()
+    costs, used = [], set[int]()
     for node in traced.operations:
-        given = [record(one).value for one in node.all_input_nodes]
+        inputs = [record(one).value for one in node.all_input_nodes]
         cost = OperationCost(
             flops=record(node).flops,
-            moved_bytes=sum(tensor.nbytes for tensor in tensors_in((given, record(node).value))),
-            kept_bytes=sum(record(node).kept),
+            moved_bytes=sum(tensor.nbytes for tensor in tensors_in((inputs, record(node).value))),
+            kept_bytes=sum(record(node).kept_sizes),
             weight_bytes=_new_weights(node, traced, model, used),
             gradient_bytes=gradient_bytes[node],
         )
-        found.append(cost)
-    return found
+        costs.append(cost)
+    return costs
 
 
 def _new_weights(node: fx.Node, traced: TracedModel, model: nn.Module, used: set[int]) -> int:
-    """Bytes of the trained parameters that `node` uses and that are not yet in `used`, where they are added."""
+    """Return the bytes of trained parameters that `node` uses and `used` lacks; add them to `used`."""
     owners = list(model.get_submodule(str(node.target)).parameters()) if node.op == "call_module" else []
     names = [str(one.target) for one in node.all_input_nodes if one.op == "get_attr"]
     held = [attribute(model, name) for name in names if name not in traced.constants]
@@ -268,12 +268,12 @@ def _new_weights(node: fx.Node, traced: TracedModel, model: nn.Module, used: set
 
 
 def _gradient_bytes(traced: TracedModel) -> dict[fx.Node, int]:
-    """By operation; the gradient of a value is there from the backward pass of its last user to that of its maker."""
+    """Return bytes by operation; a gradient exists from its value's last user to its maker."""
     operations = traced.operations
     index = {node: i for i, node in enumerate(operations)}
-    found = dict.fromkeys(operations, 0)
+    gradient_bytes = dict.fromkeys(operations, 0)
     for maker in operations:
         nbytes = sum(tensor.nbytes for tensor in tensors_in(record(maker).value) if tensor.requires_grad)
         for node in operations[index[maker] : last_use(maker, index) + 1]:
-            found[node] += nbytes
-    return found
+            gradient_bytes[node] += nbytes
+    return gradient_bytes

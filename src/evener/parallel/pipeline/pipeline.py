@@ -1,4 +1,4 @@
-"""Pipeline parallelism (Huang et al., 2019): the layers of a model on several devices, a batch through them in parts.
+"""Pipeline parallelism (Huang et al., 2019): layers on several devices, and batches in micro-batches.
 
     pipeline = Pipeline(model, example, loss, stages=4, micro_batches=16)     # four devices of this process
     pipeline = Pipeline(model, example, loss, on=group, micro_batches=16)     # a stage on every rank of a group
@@ -9,10 +9,10 @@
         optimizer.step()
     outputs = pipeline.eval()(inputs)
 
-A step gives the gradients of one process that computes the same micro-batches, whatever the number of stages and where
-the cuts are, the schedule, and what is recomputed. Without BatchNorm (or with micro_batches=1) those are the gradients
-of the whole batch at once. BatchNorm normalises every micro-batch by its own statistics; its running statistics move by
-those of the whole batch.
+A step gives the gradients of a single process that computes the same micro-batches, for any number of stages, any cuts,
+any schedule and any recomputation. Without BatchNorm (or with micro_batches=1) these are the gradients of the whole
+batch. BatchNorm normalises every micro-batch by its own statistics; its running statistics move by those of the whole
+batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.full_state import own_part
 from evener.parallel.gradient_sums import clip_gradients
-from evener.parallel.pipeline.divided_stage import StageTeams, divide_stage, form_team
 from evener.parallel.pipeline.executor import Executor, Row
 from evener.parallel.pipeline.micro_batches import (
     BatchHeader,
@@ -49,6 +48,7 @@ from evener.parallel.pipeline.micro_batches import (
 from evener.parallel.pipeline.partition_plan import Costs, PipelineConfig, plan_partition
 from evener.parallel.pipeline.partition_problem import PartitionProblem, partition_problem
 from evener.parallel.pipeline.placement import StageHost, place_stages
+from evener.parallel.pipeline.sharded_stage import StageTeams, form_team, shard_stage
 from evener.parallel.pipeline.shared_tensors import SharedTensors
 from evener.parallel.pipeline.stage_modules import make_stage_modules
 from evener.parallel.pipeline.timeline import StageEvent, Timeline
@@ -59,36 +59,37 @@ from evener.tracer.nested import map_tensors, tensors_in
 
 
 class Pipeline:
-    """A model cut into stages.
+    """Train a model that is cut into stages.
 
     Args:
-        model: its parts are taken over, not copied; on the meta device if it fits no single memory (`materialise.py`).
-        example: inputs like those of a step: a tensor, or positional or named arguments, N samples in dim 0 of all;
+        model: The model. Its parts are taken over, not copied. It is on the meta device if it fits no single memory
+            (`materialise.py`).
+        example: Inputs like those of a step: a tensor, or positional or named arguments, all with N samples in dim 0;
             only shapes and dtypes matter.
-        loss: mean loss of (what the model returns, targets) over the samples that it is given.
-        stages: their number K, or the names of the modules at which the second and later ones begin; by default one
-            on every device or rank.
-        micro_batches: M; by default 4 K, which leaves the devices idle for a fifth of the time at most.
-        on: a group, of which every rank computes a stage; or devices of this process; by default all of its GPUs, or
-            its processor for all stages.
-        schedule: `1f1b`, or `gpipe`, which takes as long but holds more.
-        rematerialise: `always`, `except_last`, `never`, or `auto`: as little as the memory allows.
-        costs: by which stages are balanced: `measured` on every device, `estimated`, or a function.
-        team: memory and links of the devices, if the choice of stages is to respect them.
-        replicas: ranks of every replica, which may differ in number; by default one replica of all.
-        weigh: of a micro-batch's targets, the number that `loss` is a mean over, if not samples: tokens, say.
-        targets: of `example`, real ones: then the loss is measured, too, and the last stage made that much smaller.
-        teams: ranks that divide the layers of every stage, if several have one; all are given the same batches.
+        loss: Maps (model outputs, targets) to the mean loss over their samples.
+        stages: Number of stages K, or names of the modules at which the second and later stages begin; by default one
+            stage on every device or rank.
+        micro_batches: M; by default 4 K, which leaves the devices idle for at most a fifth of the time.
+        on: A group whose ranks each compute a stage, or devices of this process; by default all GPUs of this process,
+            or its CPU for all stages.
+        schedule: `1f1b`, or `gpipe`, which takes as long but needs more memory.
+        rematerialise: `always`, `except_last`, `never`, or `auto`, which recomputes as little as the memory allows.
+        costs: Costs that balance the stages: `measured` on every device, `estimated`, or a function.
+        team: Memory and links of the devices, if the choice of stages is to respect them.
+        replicas: Ranks of every replica; replicas may differ in size. By default there is one replica of all ranks.
+        weigh: Counts what `loss` is a mean over in a micro-batch's targets, if that is not samples but, say, tokens.
+        targets: Real targets of `example`. If given, the loss is measured too, and the last stage is made smaller.
+        teams: Ranks that divide the layers of every stage, if several have one; all get the same batches.
 
     Attributes:
-        shards: by name, weights of which this rank has a part, among the ranks of its stage.
-        share: of the work of its layers that are divided; 1 if none is.
-        moved_buffers: finds the names of buffers that every micro-batch changes, other than statistics of norms.
+        shards: Weights of which this rank has a part among the ranks of its stage, by name.
+        share: This rank's share of the work of its divided layers; 1 if no layer is divided.
+        moved_buffers: Returns names of buffers that every micro-batch changes, other than statistics of norms.
 
     Raises:
-        InvalidInput: the model cannot be cut; names the line.
-        InvalidValue: not into so many stages, or not there.
-        DoesNotFit: no cut fits the memory of the devices.
+        InvalidInput: The model cannot be cut; the error names the line.
+        InvalidValue: The model cannot be cut into this number of stages, or at these modules.
+        DoesNotFit: No cut fits the memory of the devices.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Pipeline:
         self._cut(model, config)
 
     def _cut(self, model: nn.Module, config: PipelineConfig) -> None:
-        """Decide where stages begin, and take this process's ones."""
+        """Decide where stages begin, and take over this process's stages."""
         problem = partition_problem(on_meta(model), self._example, self._placement.devices[0])
         plans = plan_partition(problem, config, self._placement)
         agreed = repr((plans, config.micro_batches, config.schedule, config.rematerialise))
@@ -137,8 +138,8 @@ class Pipeline:
         replica = self._placement.own_replica
         self.plan = plans[replica]
         layouts, teams = [plan.layout for plan in plans], self.teams
-        told = self.plan.layout.ranks if teams is None else [rank for layout in layouts for rank in layout.ranks]
-        self._host = StageHost(self._placement, self.plan.layout.ranks, told)
+        ranks = self.plan.layout.ranks if teams is None else [rank for layout in layouts for rank in layout.ranks]
+        self._host = StageHost(self._placement, self.plan.layout.ranks, ranks)
         self.moved_buffers = problem.moved_buffers
         self._modules = make_stage_modules(model, self.plan.layout.targets, self._host.devices)
         if teams is not None:
@@ -149,48 +150,47 @@ class Pipeline:
         self._executor = Executor(problem, self.plan, config, self._modules, self._host, drawn_as)
 
     def _divide(self, problem: PartitionProblem, teams: StageTeams) -> None:
-        """Keep of the layers of this process's stage what it has of them."""
+        """Keep only this process's part of its stage's layers."""
         group, ((stage, whole),) = self._placement.group, self._modules.items()
         assert group is not None
         mesh = form_team(group, teams, self.plan.speeds[stage])
         (replica,) = mesh.arrangement.replicas
-        self._modules[stage], self.shards = divide_stage(problem, self.plan.layout, stage, whole, mesh)
+        self._modules[stage], self.shards = shard_stage(problem, self.plan.layout, stage, whole, mesh)
         if self.shards:
             self.share = replica.shares[mesh.group.rank] / sum(replica.shares)
 
     @property
     def is_first(self) -> bool:
-        """Whether this process runs the first stage, which is given the inputs."""
+        """Whether this process runs the first stage, which gets the inputs."""
         return 0 in self._host.devices
 
     @property
     def is_last(self) -> bool:
-        """Whether this process runs the last stage, which is given the targets."""
+        """Whether this process runs the last stage, which gets the targets."""
         return self.num_stages - 1 in self._host.devices
 
     @property
     def is_reporter(self) -> bool:
-        """Whether the loss of this process, which runs the last stage, is the one that counts."""
+        """Whether this process runs the last stage and its loss counts."""
         return self.is_last and (self.teams is None or self._placement.own_replica == 0)
 
     @property
     def num_stages(self) -> int:
-        """K."""
+        """Number of stages K."""
         return self.plan.layout.num_stages
 
     def step(self, inputs: Any = None, targets: Any = None, total: float | None = None) -> Tensor:
-        """Forward and backward of one batch; gradients are added to those of the parameters.
+        """Run forward and backward on one batch; gradients are added to those of the parameters.
 
-        Every process of the pipeline calls this at the same time.
+        Every process of the pipeline calls this together.
 
         Args:
-            inputs: of the batch, where the first stage is.
-            targets: of the batch, where the last stage is.
-            total: samples (or what `weigh` counts) of all replicas' batches together; by default of this batch.
+            inputs: Inputs of the batch, on the first stage.
+            targets: Targets of the batch, on the last stage.
+            total: Samples (or what `weigh` counts) of all replicas' batches together; by default those of this batch.
 
         Returns:
-            This process's part of the loss, which is a sum over processes: the mean over the batch where the last stage
-            is, zero elsewhere.
+            This process's part of the loss: the mean over the batch on the last stage, and zero elsewhere.
         """
         header, sizes, programs = self._begin(inputs)
         loss: Callable[[Any, int], Tensor] | None = None
@@ -208,7 +208,7 @@ class Pipeline:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Inside, BatchNorms take no notice of a step's samples: they stand in for a batch that has none."""
+        """Exclude a step's stand-in samples from the statistics of BatchNorms."""
         self._counts = False
         try:
             yield
@@ -216,82 +216,82 @@ class Pipeline:
             self._counts = True
 
     def __call__(self, inputs: Any = None) -> Any:
-        """What the model returns for `inputs`, without gradients, where the last stage is; None elsewhere."""
+        """Return the model's outputs for `inputs`, without gradients, on the last stage; None elsewhere."""
         header, sizes, programs = self._begin(inputs)
         made = self._executor.evaluate(programs, inputs, sizes, header.seed)
         return joined(made) if self.is_last else None
 
     def train(self, mode: bool = True) -> Pipeline:
-        """From now on the model trains, or evaluates."""
+        """Set training or evaluation mode."""
         self.training = mode
         for part in self._modules.values():
             part.root.train(mode)
         return self
 
     def eval(self) -> Pipeline:
-        """From now on the model evaluates."""
+        """Set evaluation mode."""
         return self.train(False)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of this process's stages, by their first names in the model; tied ones come once a stage."""
+        """Iterate over this process's parameters, by first name in the model; tied ones come once per stage."""
         for part in self._modules.values():
             yield from part.parameters.items()
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters of this process's stages."""
+        """Iterate over parameters of this process's stages."""
         yield from (parameter for _, parameter in self.named_parameters())
 
     def buffers(self) -> Iterator[Tensor]:
-        """Tensors of this process's stages that a step changes besides the parameters, such as running statistics."""
+        """Iterate over tensors of this process's stages, other than parameters, that a step changes."""
         for part in self._modules.values():
             yield from part.root.buffers()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What this process holds, under the names that it has in the model."""
+        """Return this process's tensors, under their names in the model."""
         return {name: tensor for part in self._modules.values() for name, tensor in part.root.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take from `state`, of the whole model or of a pipeline of any cut, what this process holds.
+        """Load this process's tensors from `state`, of the whole model or of a pipeline of any cut.
 
         Raises:
-            InvalidValue: something is not in it.
+            InvalidValue: A tensor is missing.
         """
         for part in self._modules.values():
-            own = part.root.state_dict()
-            missing = sorted(own.keys() - state.keys())
+            local = part.root.state_dict()
+            missing = sorted(local.keys() - state.keys())
             if missing:
                 raise InvalidValue("state", f"none of {missing[0]}", "of the whole model")
-            part.root.load_state_dict({name: self._own(name, state[name]) for name in own})
+            part.root.load_state_dict({name: self._own(name, state[name]) for name in local})
 
     def _own(self, name: str, whole: Tensor) -> Tensor:
-        """What this process holds of a tensor; of one that is divided, the part of its lane."""
+        """Return this process's part of a tensor; that of its lane if the tensor is divided."""
         return own_part(self.shards[name], whole, self._placement.own_replica) if name in self.shards else whole
 
-    def clip_gradients(self, most: float) -> float:
-        """Scale all gradients so that their norm, over all stages, is `most` at most; returns what it was.
+    def clip_gradients(self, largest: float) -> float:
+        """Scale all gradients so that their norm over all stages is at most `largest`; return the norm before.
 
         Every process of the pipeline calls this.
         """
         counted, grads = [], []
         for stage, part in self._modules.items():
             earlier = {name for names in self.plan.layout.parameters[:stage] for name in names}  # tied ones count once
-            own = {name: p.grad for name, p in part.parameters.items() if p.grad is not None}
+            gradients = {name: p.grad for name, p in part.parameters.items() if p.grad is not None}
             is_first = self.teams is None or self._placement.own_replica == 0  # undivided ones count once, too
-            counted += [g for name, g in own.items() if name in self.shards or (is_first and name not in earlier)]
-            grads += list(own.values())
+            counted += [g for name, g in gradients.items() if name in self.shards or (is_first and name not in earlier)]
+            grads += list(gradients.values())
         gather = self._placement.gather_replica if self.teams is None else self._placement.gather
-        return clip_gradients(counted, grads, most, gather)
+        return clip_gradients(counted, grads, largest, gather)
 
     def timeline(self) -> Timeline:
-        """Of the last step, over all stages; every process of the pipeline calls this."""
+        """Return the timeline of the last step, over all stages. Every process of the pipeline calls this."""
         rows = self._placement.gather_replica(msgspec.msgpack.encode(self._executor.events()))
         events = [event for row in rows for event in msgspec.msgpack.decode(row, type=list[StageEvent])]
         return Timeline(num_stages=self.num_stages, events=tuple(sorted(events, key=lambda event: event.begin)))
 
     def _begin(self, inputs: Any) -> tuple[BatchHeader, list[int], list[Row]]:
-        """What all stages have to know of a batch, samples of its micro-batches, and what is done with each of them."""
+        """Return what all stages need to know of a batch, and the sizes and programs of its micro-batches."""
         if self.is_first and inputs is None:
-            raise InvalidValue("inputs", None, "given where the first stage is")
+            raise InvalidValue("inputs", None, "given on the first stage")
         message = msgspec.msgpack.encode(BatchHeader.of(inputs, self._example)) if self.is_first else b""
         header = msgspec.msgpack.decode(self._host.broadcast(message), type=BatchHeader)
         programs = self._executor.programs(header.inputs(self._example), self.training)
@@ -299,6 +299,6 @@ class Pipeline:
 
 
 def _measured_loss(loss: Loss, targets: Any, outputs: Any) -> Tensor:
-    """The loss of one micro-batch, computed where its outputs are."""
+    """Return the loss of one micro-batch, computed on the device of its outputs."""
     device = next(tensors_in(outputs)).device
     return loss(outputs, map_tensors(targets, lambda tensor: tensor.to(device)))

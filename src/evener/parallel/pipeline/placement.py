@@ -1,13 +1,13 @@
-"""Where the stages of a pipeline run: in threads of this process, or one in this process and the others elsewhere.
+"""Placement of stages: all in threads of this process, or one in this process and the others in other processes.
 
-Everything that differs between the two is here: which stages are this process's own, how messages and tensors travel.
+Everything that differs between the two is here: which stages run here, and how messages and tensors are sent.
 
-    send(tensor, to, kind)            returns at once; the tensor travels while the stage computes on
-    expect(value, sender, kind)       says that one will come, so that it can travel at any time from now on
-    expected()                        waits for it
+    send(tensor, to, kind)            starts to send; the stage computes on meanwhile
+    expect(value, sender, kind)       starts to receive, and returns a function
+    expected()                        waits for the tensor
 
-Between two stages, tensors of one kind arrive in the order in which they were sent; both sides know that order, and
-shapes and dtypes, from the model's graph, so nothing but the numbers travels.
+Between two stages, tensors of one kind arrive in the order in which they were sent. Both sides know order, shapes and
+dtypes from the model's graph, so only the numbers are sent.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ T = TypeVar("T")
 Payload = Literal["activations", "gradients"]
 _TAGS: dict[Payload, int] = {"activations": 0, "gradients": 1}
 _IN_FLIGHT = 2
-"""Tensors that may be on their way to one stage; each is held in memory until it has left."""
+"""Largest number of unfinished sends to one stage; each holds its tensor in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlacement:
-    """The devices and ranks that there are for stages.
+    """Hold the devices and ranks that can run stages.
 
     Attributes:
-        group: the ranks, one a stage; None if all stages are in this process.
-        devices: of this process: that of its rank, or one a stage.
-        replicas: of each one the ranks, or else the numbers of devices.
-        are_lanes: whether the replicas are lanes of one model, whose layers their ranks divide (`divided_stage.py`).
+        group: The ranks, one per stage; None if all stages are in this process.
+        devices: Devices of this process: that of its rank, or one per stage.
+        replicas: Ranks of each replica, or the numbers of its devices.
+        are_lanes: Whether the replicas are lanes of one model, whose ranks divide layers (`sharded_stage.py`).
     """
 
     group: Group | None
@@ -60,15 +60,15 @@ class StagePlacement:
 
     @property
     def speed(self) -> float:
-        """To which this process is slowed down on purpose."""
+        """Relative speed to which this process is slowed down on purpose."""
         return 1.0 if self.group is None else self.group.timer.pace.speed
 
     def gather(self, message: bytes) -> list[bytes]:
-        """Every process's message."""
+        """Gather the messages of all processes."""
         return [message] if self.group is None else self.group.all_gather_bytes(message)
 
     def gather_replica(self, message: bytes) -> list[bytes]:
-        """The messages of the processes of this one's replica; all processes call this."""
+        """Gather the messages of the processes of this replica. All processes call this."""
         rows = self.gather(message)
         return rows if self.group is None else [rows[rank] for rank in sorted(self.replicas[self.own_replica])]
 
@@ -78,9 +78,9 @@ def place_stages(
     stages: int | Sequence[str] | None,
     replicas: Sequence[Sequence[int]] | None,
 ) -> StagePlacement:
-    """Where `stages` (their number, or names of all but the first) can run.
+    """Return the placement of `stages` (their number, or names of all but the first).
 
-    Raises InvalidValue if they do not fit the devices, or `replicas` do not hold every rank once.
+    Raises InvalidValue if they do not fit the devices, or `replicas` do not contain every rank once.
     """
     number = stages if stages is None or isinstance(stages, int) else len(stages) + 1
     require(number is None or number > 0, "stages", stages, "positive")
@@ -90,7 +90,7 @@ def place_stages(
     rows = (tuple(range(size)),) if replicas is None else tuple(tuple(ranks) for ranks in replicas)
     every = sorted(rank for ranks in rows for rank in ranks)
     require(every == list(range(size)) and all(rows), "replicas", replicas, f"each rank from 0 to {size - 1} once")
-    require(group is not None or len(rows) == 1, "replicas", replicas, "a single one in a process alone")
+    require(group is not None or len(rows) == 1, "replicas", replicas, "a single one within one process")
     for ranks in rows:
         allowed = f"{len(ranks)}, one on every device or rank of a replica"
         require(number in (None, len(ranks)), "stages", stages, allowed)
@@ -98,13 +98,13 @@ def place_stages(
 
 
 def _local_devices(number: int | None) -> tuple[torch.device, ...]:
-    """All GPUs, or as many as there are stages; where there is none, the processor for every stage."""
+    """Return all GPUs, or as many as there are stages; without GPUs, the CPU for every stage."""
     gpus = tuple(torch.device("cuda", i) for i in range(torch.cuda.device_count()))
     return gpus[:number] if gpus else (torch.device("cpu"),) * (number or 1)
 
 
 class ProcessP2P:
-    """Between processes, one a stage, on the `ranks` of `group`."""
+    """Send tensors between processes, one per stage, on the `ranks` of `group`."""
 
     def __init__(self, group: Group, ranks: Sequence[int]) -> None:
         self._group, self._ranks = group, ranks
@@ -113,7 +113,7 @@ class ProcessP2P:
         self._leaving: dict[tuple[int, Payload], deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
 
     def send(self, tensor: Tensor, to: int, kind: Payload) -> None:
-        """Send `tensor`, which must not be changed afterwards; waits only if many are still on their way there."""
+        """Send `tensor`, which must not change afterwards; wait only if many sends are unfinished."""
         leaving = self._leaving[to, kind]
         if len(leaving) == _IN_FLIGHT:
             leaving.popleft()[0].wait()
@@ -124,7 +124,7 @@ class ProcessP2P:
         self._group.traffic.count(kind, tensor.nbytes, 0)
 
     def expect(self, value: BoundaryTensor, sender: int, kind: Payload) -> Callable[[], Tensor]:
-        """Get ready for a tensor like `value`, in new memory; call what comes back to wait for it."""
+        """Start to receive a tensor like `value` into new memory; the returned function waits for it."""
         tensor = value.empty(self._wire)
         work = dist.irecv(tensor, group=self._group.process_group, group_src=self._ranks[sender], tag=_TAGS[kind])
         assert work is not None
@@ -137,22 +137,22 @@ class ProcessP2P:
         return wait
 
     def finish(self) -> None:
-        """Return when everything sent has left."""
+        """Wait until all tensors have been sent."""
         for leaving in self._leaving.values():
             while leaving:
                 leaving.popleft()[0].wait()
 
 
 class PeerStageFailed(Exception):
-    """Another stage of this process has failed; its error is the one to show."""
+    """Raised if another stage of this process has failed; the other stage's error is the one to show."""
 
 
 Boxes: TypeAlias = Mapping[tuple[int, int, Payload], queue.SimpleQueue[Tensor | None]]
-"""Where the threads of one process leave tensors for each other: (from, to, kind); None ends whoever waits."""
+"""Queues of tensors between the threads of one process, by (from, to, kind); None stops a waiting thread."""
 
 
 class ThreadP2P:
-    """Between threads of one process, one a stage, on `devices`; the methods are those of ProcessP2P."""
+    """Send tensors between threads of one process, one per stage, with the methods of ProcessP2P."""
 
     def __init__(self, boxes: Boxes, devices: Mapping[int, torch.device], stage: int) -> None:
         self._boxes, self._devices, self._stage = boxes, devices, stage
@@ -162,7 +162,7 @@ class ThreadP2P:
         self._boxes[self._stage, to, kind].put(tensor.detach().to(self._devices[to], non_blocking=True))
 
     def expect(self, value: BoundaryTensor, sender: int, kind: Payload) -> Callable[[], Tensor]:  # noqa: ARG002
-        """What stage `sender` will leave, or has left."""
+        """Return a function that waits for the tensor of stage `sender`."""
 
         def wait() -> Tensor:
             tensor = self._boxes[sender, self._stage, kind].get()
@@ -173,29 +173,29 @@ class ThreadP2P:
         return wait
 
     def finish(self) -> None:
-        """Nothing to wait for."""
+        """Return at once, as sends have finished."""
 
 
 P2P: TypeAlias = ProcessP2P | ThreadP2P
-"""One stage's way to the others."""
+"""One stage's connection to the others."""
 
 
 class StageHost:
-    """This process, which runs one stage of its replica, or all.
+    """Run one stage of its replica in this process, or all stages.
 
     Args:
-        placement: of all processes.
-        ranks: of this replica's stages, in order, or the numbers of their devices.
-        told: all ranks that compute the same batch, the one first that says what it is; by default `ranks`.
+        placement: The placement of all processes.
+        ranks: Ranks of this replica's stages, in order, or the numbers of their devices.
+        receivers: All ranks that compute the same batch, the broadcasting one first; by default `ranks`.
 
     Attributes:
-        devices: of this process's stages, by number of the stage.
-        timer: of the process, if it keeps one.
+        devices: Devices of this process's stages, by number of the stage.
+        timer: The timer of the process, if it has one.
     """
 
-    def __init__(self, placement: StagePlacement, ranks: Sequence[int], told: Sequence[int] = ()) -> None:
+    def __init__(self, placement: StagePlacement, ranks: Sequence[int], receivers: Sequence[int] = ()) -> None:
         group = self._group = placement.group
-        self._ranks, self._told = ranks, told or ranks
+        self._ranks, self._receivers = ranks, receivers or ranks
         self.timer = None if group is None else group.timer
         if group is None:
             self.devices = {stage: placement.devices[number] for stage, number in enumerate(ranks)}
@@ -203,10 +203,10 @@ class StageHost:
             self.devices = {ranks.index(group.rank): group.device}
 
     def broadcast(self, message: bytes) -> bytes:
-        """The `message` of the process that runs the first stage; of lanes, the first one."""
+        """Broadcast the `message` of the process that runs the first stage, or the first lane's first stage."""
         if self._group is None:
             return message
-        first, *others = self._told
+        first, *others = self._receivers
         assert self._group.mesh is not None
         if self._group.rank != first:
             return self._group.mesh.receive_from(first)
@@ -215,10 +215,10 @@ class StageHost:
         return message
 
     def run(self, work: Callable[[int, P2P], T]) -> dict[int, T]:
-        """What `work` returns for every stage of this process, all at the same time; the first error ends all."""
+        """Run `work` for every stage of this process at the same time; return the results. The first error ends all."""
         if self._group is not None:
             return {stage: work(stage, ProcessP2P(self._group, self._ranks)) for stage in self.devices}
-        boxes: Boxes = {way: queue.SimpleQueue() for way in product(self.devices, self.devices, _TAGS)}
+        boxes: Boxes = {path: queue.SimpleQueue() for path in product(self.devices, self.devices, _TAGS)}
         if len(self.devices) == 1:
             return {0: work(0, ThreadP2P(boxes, self.devices, 0))}
         modes = [TorchModes.now(device_type) for device_type in {d.type for d in self.devices.values()}]
@@ -243,7 +243,7 @@ class StageHost:
 
 @contextmanager
 def _computing_on(device: torch.device, modes: Sequence[TorchModes]) -> Iterator[None]:
-    """Inside, this thread computes on `device`, in the modes of the thread that began the step."""
+    """Compute on `device` in this thread, in the modes of the thread that began the step."""
     with ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))

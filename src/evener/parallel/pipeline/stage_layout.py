@@ -1,6 +1,6 @@
-"""Which operations, modules and tensors of a model belong to which stage of one replica, and the graph of each stage.
+"""The layout of a replica: the operations, modules and tensors of each stage, and the graph of each stage.
 
-Whatever a stage needs comes straight from the stage that made it, also past stages in between, and only once.
+A stage receives each input once, directly from the stage that made it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from evener.tracer.meta_model import storage_of
 
 @dataclass(frozen=True, kw_only=True)
 class StageLayout:
-    """A replica's stages; a row of each tuple is a stage's.
+    """Assign the parts of a model to a replica's stages. Tuples have an entry per stage.
 
     Attributes:
-        ranks: of the stages, in order; in a process alone, numbers of its devices.
-        operations: stage of every operation of the traced model that the cut was made for, by name.
-        targets: names of the modules and tensors that it holds.
-        parameters: first names of the parameters that it uses.
-        buffers: likewise.
-        norms: names of the norms that keep running statistics.
+        ranks: Ranks of the stages, in order; within one process, numbers of its devices.
+        operations: Stage of every operation of the trace that was cut, by name.
+        targets: Names of the modules and tensors that a stage holds.
+        parameters: First names of the parameters that a stage uses.
+        buffers: First names of the buffers that a stage uses.
+        norms: Names of the norms with running statistics.
     """
 
     ranks: tuple[int, ...]
@@ -43,22 +43,23 @@ class StageLayout:
 
     @property
     def num_stages(self) -> int:
-        """K."""
+        """Number of stages K."""
         return len(self.ranks)
 
     def first_operation(self, stage: int) -> str:
-        """Name of the operation with which `stage` begins."""
-        return next(name for name, own in self.operations.items() if own == stage)
+        """Return the name of the first operation of `stage`."""
+        return next(name for name, home in self.operations.items() if home == stage)
 
     def stage_of_target(self, name: str) -> int | None:
-        """The first stage that holds `name`."""
+        """Return the first stage that holds `name`; None if no stage does."""
         return next((stage for stage, held in enumerate(self.targets) if name in held), None)
 
 
 def lay_out(model: PartitionProblem, positions: Sequence[int], ranks: Sequence[int]) -> StageLayout:
-    """The layout of `model` cut in front of the operations at `positions`, with a stage on each of `ranks`.
+    """Return the layout of `model` cut in front of the operations at `positions`, with a stage on each of `ranks`.
 
-    What only evaluation uses belongs to the stage that has its inputs then; what nothing uses, to the first one.
+    What only evaluation uses belongs to the stage that has its inputs then. What nothing uses belongs to the first
+    stage.
     """
     traced, skeleton, num_stages = model.traced, model.skeleton, len(ranks)
     stages = [sum(position <= i for position in positions) for i in range(len(traced.operations))]
@@ -80,10 +81,11 @@ def lay_out(model: PartitionProblem, positions: Sequence[int], ranks: Sequence[i
 
 
 def stages_in(traced: TracedModel, layout: StageLayout) -> list[int]:
-    """Stage of every operation of `traced`, which is of another shape or mode than the one that the cut was made for.
+    """Return the stage of every operation of `traced`, which may have another shape or mode than the trace that was
+    cut.
 
-    Where both do the same, the cut stays. Otherwise an operation runs where its modules and tensors are, or as early as
-    its inputs allow. Raises InvalidInput if the model uses its modules in an order that the cut does not allow.
+    If both traces are equal, the cut stays. Otherwise an operation runs where its modules and tensors are, or as early
+    as its inputs allow. Raises InvalidInput if the model uses its modules in an order that the cut does not allow.
     """
     if [node.name for node in traced.operations] == list(layout.operations):
         return list(layout.operations.values())
@@ -96,21 +98,21 @@ def stages_in(traced: TracedModel, layout: StageLayout) -> list[int]:
         stages[node] = max([*reads, *homes], default=0)
         if (homes and stages[node] > min(homes)) or _comes_changed(traced, node, stages):
             raise InvalidInput(
-                f"the model runs {node.name}, in evaluation or for another shape of its inputs, at a place that its "
-                "cut into stages does not allow"
+                f"the model runs {node.name}, in evaluation or for another input shape, in an order that its cut into "
+                "stages does not allow"
             )
     return list(stages.values())
 
 
 def positions_of(model: PartitionProblem, begins: Sequence[str]) -> tuple[int, ...]:
-    """Positions of the cuts in front of the modules (or operations) that `begins` names.
+    """Return the positions of the cuts in front of the modules (or operations) in `begins`.
 
-    Raises InvalidValue where no cut is possible, or there is no such module; names the nearest ones.
+    Raises InvalidValue for an unknown module, or if no cut is possible there; the error names the nearest cut points.
     """
-    found = [_position(model, name) for name in begins]
-    if found != sorted(set(found)):
+    positions = [_position(model, name) for name in begins]
+    if positions != sorted(set(positions)):
         raise InvalidValue("stages", list(begins), "names of modules in the order in which they run, each once")
-    return tuple(found)
+    return tuple(positions)
 
 
 def _position(model: PartitionProblem, name: str) -> int:
@@ -122,19 +124,19 @@ def _position(model: PartitionProblem, name: str) -> int:
                 return position
             near = sorted(places, key=lambda place: abs(place - position))[:2]
             names = " and ".join(operations[place].name for place in sorted(near)) or "none"
-            raise InvalidValue("stages", name, f"places where the model can be cut; near are {names}")
+            raise InvalidValue("stages", name, f"places where the model can be cut; the nearest are {names}")
     raise InvalidValue("stages", name, "names of modules that the model runs")
 
 
 def _with(layout: StageLayout, more: Sequence[Sequence[str]]) -> StageLayout:
-    """`layout` with those of `more` targets, a row a stage, that no stage holds yet."""
+    """Add to `layout` those targets, in a row per stage, that no stage holds yet."""
     held = {name for names in layout.targets for name in names}
     rows = zip(layout.targets, more, strict=True)
     return replace(layout, targets=tuple((*names, *(name for name in new if name not in held)) for names, new in rows))
 
 
 def _comes_changed(traced: TracedModel, node: fx.Node, stages: Mapping[fx.Node, int]) -> bool:
-    """Whether `node` reads a value of an earlier stage that this or a later one changes in place."""
+    """Return whether `node` reads a value of an earlier stage that this or a later stage changes in place."""
     for value in node.all_input_nodes:
         tensor = record(value).value
         if value in stages and stages[value] < stages[node] and isinstance(tensor, Tensor):
@@ -150,29 +152,29 @@ def _norms_under(model: nn.Module, targets: Sequence[str]) -> list[str]:
 
 
 def _unused(layout: StageLayout, model: nn.Module) -> list[str]:
-    """Parameters and buffers of `model` that no stage holds."""
+    """Return parameters and buffers of `model` that no stage holds."""
     used = {name for names in layout.targets for name in names}
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return [name for name, _ in tensors if not _is_under(name, used)]
 
 
 def _is_under(name: str, targets: Set[str]) -> bool:
-    """Whether `name` or something around it is in `targets`."""
+    """Return whether `name` or a module around it is in `targets`."""
     parts = name.split(".")
     return any(".".join(parts[:i]) in targets for i in range(1, len(parts) + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoundaryTensor:
-    """A tensor that travels between stages.
+    """Describe a tensor that is sent between stages.
 
     Attributes:
-        name: unique in the model.
-        shape: with the number of samples for which the model was traced.
-        dtype: of it and of its gradient.
-        needs_grad: whether a gradient travels back.
-        made_by: stage that it comes from.
-        used_by: later stages that need it, in order.
+        name: Unique name in the model.
+        shape: Shape for the traced number of samples.
+        dtype: Dtype of the tensor and its gradient.
+        needs_grad: Whether a gradient is sent back.
+        made_by: Stage that makes it.
+        used_by: Later stages that need it, in order.
     """
 
     name: str
@@ -183,19 +185,20 @@ class BoundaryTensor:
     used_by: tuple[int, ...]
 
     def empty(self, device: torch.device) -> Tensor:
-        """Memory to receive it, or its gradient, in."""
+        """Return memory to receive the tensor or its gradient."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageGraph:
-    """What one stage does with a micro-batch.
+    """Hold one stage's computation of a micro-batch.
 
     Attributes:
-        graph: takes `inputs`, the first stage the model's inputs instead; gives `outputs`, the last stage the model's.
-        inputs: values of earlier stages.
-        outputs: values for later ones.
-        returns: of the last stage, what the model returns, with a node for every tensor.
+        graph: Maps `inputs` to `outputs`; the first stage takes the model's inputs, the last one gives the model's
+            outputs.
+        inputs: Values of earlier stages.
+        outputs: Values for later stages.
+        returns: On the last stage, the model's outputs with a node for every tensor.
     """
 
     graph: fx.Graph
@@ -205,7 +208,7 @@ class StageGraph:
 
 
 def split(traced: TracedModel, stages: Sequence[int], num_stages: int) -> list[StageGraph]:
-    """The graphs of all stages; operation i belongs to stage `stages[i]`, never to one before those of its inputs."""
+    """Return the graphs of all stages. Operation i belongs to `stages[i]`, which never precedes its inputs' stages."""
     home = dict(zip(traced.operations, stages, strict=True))
     home |= {node: 0 for node in traced.graph.nodes if node.op == "placeholder"}
     values = {node: _value(node, home, num_stages - 1) for node in home}
@@ -230,9 +233,9 @@ def _stage_graph(
     traced: TracedModel, stage: int, last: int, home: dict[fx.Node, int], values: dict[fx.Node, BoundaryTensor]
 ) -> StageGraph:
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    own = [node for node in home if home[node] == stage]
-    given = {n: values[n] for n in home if home[n] < stage and stage in values[n].used_by}
-    inputs = [node for node in own if node.op == "placeholder"] if stage == 0 else list(given)
+    nodes = [node for node in home if home[node] == stage]
+    received = {n: values[n] for n in home if home[n] < stage and stage in values[n].used_by}
+    inputs = [node for node in nodes if node.op == "placeholder"] if stage == 0 else list(received)
     for node in inputs:
         copies[node] = graph.placeholder(node.name)
         copies[node].meta.update(node.meta)
@@ -252,7 +255,7 @@ def _stage_graph(
         arguments = (map_aggregate(node.args, copied), map_aggregate(node.kwargs, copied))
         copies[node] = graph.create_node(node.op, node.target, *arguments, name=node.name)
         copies[node].meta.update(node.meta)
-    made = [node for node in own if values[node].used_by]
+    made = [node for node in nodes if values[node].used_by]
     if stage == last:
         hold_attributes(traced.output)
         graph.output(map_aggregate(traced.output.args[0], copied))
@@ -260,7 +263,7 @@ def _stage_graph(
         graph.output(tuple(copies[node] for node in made))
     return StageGraph(
         graph=graph,
-        inputs=tuple(given.values()),
+        inputs=tuple(received.values()),
         outputs=tuple(values[node] for node in made),
         returns=traced.outputs if stage == last else None,
     )

@@ -1,14 +1,14 @@
-"""What one stage of a model holds: its modules and tensors, under the names that they have in the model.
+"""The modules and tensors of one stage, under their names in the model.
 
-A model that fits no single memory is built on the meta device; every stage gives memory and values to its own part:
+A model that fits no single memory is built on the meta device. Every stage allocates and initialises its own part:
 
     with torch.device("meta"):
         model = HugeTransformer()
     pipeline = Pipeline(model, ...)
 
-Random numbers do not depend on the cut either. Initial values come from a seed made of the process's seed and the
-module's name; every random operation draws from one made of the step's seed, the micro-batch and its own number in the
-model, so that it draws the same again when it is recomputed. The generator of the process is left as it was.
+Random numbers do not depend on the cut. Initial values use a seed made of the process's seed and the module's name.
+Every random operation uses a seed made of the step's seed, the micro-batch and its number in the model, so that
+recomputation draws the same numbers. The generator of the process is not changed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from torch import Tensor, fx, nn
 
 from evener.parallel.deferred_statistics import DeferredStatistics, defer_statistics, deferred_in
 from evener.records.errors import InvalidInput
-from evener.tracer.hooks import without_followed
+from evener.tracer.hooks import without_traced_hooks
 from evener.tracer.meta_model import attribute
 
 _ONE_GENERATOR = threading.RLock()
-"""The processor's generator belongs to all threads; stages of one process draw in turn."""
+"""Guards the CPU's generator, which all threads share; stages of one process draw in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageModules:
-    """What one stage holds.
+    """Hold the modules of one stage.
 
     Attributes:
-        root: a tree of modules; a name in it is the name in the model.
-        parameters: by their first name in the model; a tied one has one name, and a copy on every stage that uses it.
-        norms: what defers the running statistics of norms, by the name of the norm.
+        root: A tree of modules; names in it are names in the model.
+        parameters: Parameters by their first name in the model; a tied one has one name, and a copy on every stage that
+            uses it.
+        norms: Objects that defer running statistics of norms, by the norm's name.
     """
 
     root: nn.Module
@@ -49,13 +50,13 @@ class StageModules:
 
 
 def targets_of(graph: fx.Graph, constants: Collection[str]) -> list[str]:
-    """Names of the modules and tensors of a model that `graph` uses beside `constants`, each once, in order."""
+    """Return names of the modules and tensors that `graph` uses, except `constants`, each once, in order."""
     names = (str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
     return list(dict.fromkeys(name for name in names if name not in constants))
 
 
 def names_under(named: Iterable[tuple[str, Tensor]], model: nn.Module, targets: Iterable[str]) -> list[str]:
-    """Those names of the tensors `named` that are held under `targets` of `model`, by this or another name."""
+    """Return those names of the tensors `named` that are held under `targets` of `model`, by any name."""
     under = {id(tensor) for target in targets for tensor in _tensors_in(attribute(model, target))}
     return [name for name, tensor in named if id(tensor) in under]
 
@@ -65,30 +66,30 @@ def make_stage_modules(
     targets: Sequence[Sequence[str]],
     devices: Mapping[int, torch.device],
 ) -> dict[int, StageModules]:
-    """The parts of the stages on `devices`, those of this process, by what every stage uses of the whole `model`.
+    """Return the parts of the stages on `devices`, from what every stage uses of the whole `model`.
 
-    Modules and tensors of `model` are taken over, not copied, by the first stage that uses them; BatchNorms in them
-    defer their statistics.
+    The first stage that uses a module or tensor of `model` takes it over without a copy; its BatchNorms defer their
+    statistics.
     """
-    alive = [*model.modules(), *model.parameters(), *model.buffers()]  # whose ids are asked for: none may be given anew
+    alive = [*model.modules(), *model.parameters(), *model.buffers()]  # keeps ids unique while they are compared
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found: dict[int, StageModules] = {}
+    stages: dict[int, StageModules] = {}
     taken: set[int] = set()
     for stage, device in devices.items():
         root, copies = tree(model, targets[stage], taken)
-        known = names | {id(copies[key]): name for key, name in names.items() if key in copies}
-        identity = {place: known[id(tensor)] for place, tensor in _places(root) if id(tensor) in known}
+        first_names = names | {id(copies[key]): name for key, name in names.items() if key in copies}
+        identity = {place: first_names[id(tensor)] for place, tensor in _places(root) if id(tensor) in first_names}
         taken |= {id(module) for module in root.modules()} | {id(tensor) for _, tensor in _places(root)}
         give_memory(root, device, initialise)
         root.to(device)
         held = {name: getattr(root.get_submodule(path), last) for (path, last), name in identity.items()}
-        found[stage] = StageModules(root=root, parameters=held, norms=deferred_in(root))
+        stages[stage] = StageModules(root=root, parameters=held, norms=deferred_in(root))
     del alive
-    return found
+    return stages
 
 
 def tree(model: nn.Module, targets: Iterable[str], taken: Set[int] = frozenset()) -> tuple[nn.Module, dict[int, Any]]:
-    """The modules and tensors that `targets` names, in a tree, and copies by id of those that were `taken`."""
+    """Return a tree of the modules and tensors in `targets`, and copies by id of those that were `taken`."""
     root, copies = nn.Module(), dict[int, Any]()
     for target in targets:
         value = attribute(model, target)
@@ -99,20 +100,20 @@ def tree(model: nn.Module, targets: Iterable[str], taken: Set[int] = frozenset()
 
 
 def attach(root: nn.Module, target: str, value: nn.Module | Tensor, model: nn.Module) -> None:
-    """Hold `value` in `root` under the name `target` that it has in `model`."""
+    """Hold `value` in `root` under its name `target` in `model`."""
     path, _, name = target.rpartition(".")
     where, owner = _container(root, path), model.get_submodule(path)
     if isinstance(value, nn.Module):
-        where._modules[name] = defer_statistics(without_followed(value))
+        where._modules[name] = defer_statistics(without_traced_hooks(value))
     elif isinstance(value, nn.Parameter):
         where.register_parameter(name, value)
     else:
-        kept = name in owner._buffers and name not in owner._non_persistent_buffers_set
-        where.register_buffer(name, value, persistent=kept)
+        persistent = name in owner._buffers and name not in owner._non_persistent_buffers_set
+        where.register_buffer(name, value, persistent=persistent)
 
 
 def _container(root: nn.Module, path: str) -> nn.Module:
-    """The module at `path` in `root`, made of empty modules as far as it is not there."""
+    """Return the module at `path` in `root`, creating empty modules as needed."""
     for name in path.split(".") if path else ():
         if name not in root._modules:
             root.add_module(name, nn.Module())
@@ -130,7 +131,7 @@ def _ids(value: nn.Module | Tensor) -> set[int]:
 
 
 def _places(root: nn.Module) -> list[tuple[tuple[str, str], Tensor]]:
-    """((module, name), tensor) of every place in `root` that holds a tensor; one tensor may be held in several."""
+    """Return ((module, name), tensor) of every place in `root` that holds a tensor, which may be in several places."""
     return [
         ((path, name), tensor)
         for path, module in root.named_modules()
@@ -140,9 +141,9 @@ def _places(root: nn.Module) -> list[tuple[tuple[str, str], Tensor]]:
 
 
 def give_memory(root: nn.Module, device: torch.device, fill: Callable[[str, nn.Module], None]) -> None:
-    """Give every parameter and buffer in `root` that has none memory on `device`; `fill` sets those of one module.
+    """Allocate every parameter and buffer in `root` that has no memory on `device`; `fill` initialises one module.
 
-    Of the modules that share a tensor the first one sets it.
+    If modules share a tensor, the first one initialises it.
     """
     memory: dict[int, Tensor] = {}
     for path, module in root.named_modules():
@@ -168,12 +169,12 @@ def _memory_like(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def initialise(path: str, module: nn.Module) -> None:
-    """Initial values of one module, by its own `reset_parameters`. Raises InvalidInput if it has none."""
+    """Initialise one module with its `reset_parameters`. Raises InvalidInput if it has none."""
     reset = getattr(module, "reset_parameters", None)
     if reset is None:
         raise InvalidInput(
             f"{path or 'the model'} ({type(module).__name__}) is on the meta device and cannot be initialised: "
-            "give it a method reset_parameters(), or build the model on a device with memory"
+            "give it a method reset_parameters(), or build the model on a CPU or GPU"
         )
     devices = {t.device for t in (*module.parameters(recurse=False), *module.buffers(recurse=False)) if t.is_cuda}
     number = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest())
@@ -185,7 +186,7 @@ def initialise(path: str, module: nn.Module) -> None:
 
 @dataclass
 class StageRNG:
-    """What the random operations of a stage on `device` draw from: the step's seed, and the micro-batch."""
+    """Seed the random operations of a stage on `device`, by step and micro-batch."""
 
     device: torch.device
     seed: int = 0
@@ -193,7 +194,7 @@ class StageRNG:
 
     @contextmanager
     def seeded_for(self, operation: int) -> Iterator[None]:
-        """Inside, random numbers are those of `operation` for this step and micro-batch."""
+        """Draw the random numbers of `operation` for this step and micro-batch."""
         devices = [self.device] if self.device.type == "cuda" else []
         seed = mix(self.seed, self.micro_batch, operation)
         with _ONE_GENERATOR, torch.random.fork_rng(devices):
@@ -205,6 +206,6 @@ class StageRNG:
 
 
 def mix(*numbers: int) -> int:
-    """A seed of 63 bits that differs as soon as one of `numbers` does."""
+    """Return a seed of 63 bits that depends on all of `numbers`."""
     text = ",".join(map(str, numbers)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1

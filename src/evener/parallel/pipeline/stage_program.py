@@ -1,7 +1,7 @@
-"""A stage's graph made to run: its code, with the stage's own modules, seeds for what is random, modes kept.
+"""Executable programs of a stage's graph, with the stage's modules, seeds of random operations, and modes.
 
-Programs are made when a shape or mode first comes up, and kept. Before a model is cut, one is made of every part
-between two places to cut, and timed on the device, part by part, so that the model need not fit it.
+A program is made for each new shape or mode, and cached. Before a model is cut, every part between two cut points is
+made and timed on the device separately, so that the model need not fit the device.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from evener.tracer.meta_model import attribute, on_meta
 from evener.tracer.nested import map_values, tensors_in, values_in
 
 _ROUNDS = 5
-"""Of a measurement; the fastest counts, as whatever disturbs one makes it slower."""
+"""Rounds of a measurement; the fastest counts, because disturbances only slow a round down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageProgram:
-    """What one stage does with a micro-batch of one shape.
+    """Compute one stage for micro-batches of one shape.
 
     Attributes:
-        run: from `inputs` (the first stage: from the model's inputs) to a tuple of `outputs` (the last stage: to what
-            the model returns).
-        inputs: values of earlier stages.
-        outputs: values for later ones.
+        run: Maps `inputs` (the first stage: the model's inputs) to a tuple of `outputs` (the last stage: the model's
+            outputs).
+        inputs: Values of earlier stages.
+        outputs: Values for later stages.
     """
 
     run: Callable[..., Any]
@@ -45,7 +45,7 @@ class StageProgram:
 
 
 def compile_stage(stage: StageGraph, root: nn.Module, traced: TracedModel, rng: StageRNG) -> StageProgram:
-    """The program of `stage` (its graph is changed), a part of `traced`, with the modules in `root`."""
+    """Return the program of `stage`, a part of `traced`, with the modules in `root`. This changes the stage's graph."""
     for node in stage.graph.nodes:
         node.args, node.kwargs = map_aggregate(
             (node.args, node.kwargs), lambda value: rng.device if value == traced.device else value
@@ -53,12 +53,12 @@ def compile_stage(stage: StageGraph, root: nn.Module, traced: TracedModel, rng: 
         function = _function_of(node, root, traced, rng)
         if function is not None:
             node.target, node.op = function, "call_function"
-    run = fx.GraphModule(nn.Module(), stage.graph)  # with no names of the model's in it
+    run = fx.GraphModule(nn.Module(), stage.graph)  # an empty root: the graph uses no names of the model
     return StageProgram(run=_returning(stage.returns, run), inputs=stage.inputs, outputs=stage.outputs)
 
 
 def _returning(nest: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, which returns a plain nest, with the types of `nest`, which the model returns."""
+    """Return `run`, with its plain results in the nested types of `nest`, which the model returns."""
     if isinstance(nest, fx.Node | None):
         return run
 
@@ -70,20 +70,23 @@ def _returning(nest: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _function_of(node: fx.Node, root: nn.Module, traced: TracedModel, rng: StageRNG) -> Callable[..., Any] | None:
-    """What computes `node`; None if its target says it."""
+    """Return the function that computes `node`; None if its target is enough."""
     name = str(node.target)
+    if node.op == "get_attr" and name in traced.constants:
+        constant = traced.constants[name].to(rng.device)
+        return lambda: constant
     if node.op == "get_attr":
-        return _constant(traced.constants[name].to(rng.device)) if name in traced.constants else _reader(root, name)
+        return _reader(root, name)
     if not node.op.startswith("call"):
         return None
     if node.target is assign:
         return _assigner(root, str(node.args[1]))
-    found = record(node)
-    is_plain = not found.is_random and found.modes is None
+    seen = record(node)
+    is_plain = not seen.is_random and seen.modes is None
     if is_plain and node.op != "call_module":
         return None
     function = _callable(node, root)
-    return function if is_plain else _wrapped(function, rng, found.number if found.is_random else None, found.modes)
+    return function if is_plain else _wrapped(function, rng, seen.number if seen.is_random else None, seen.modes)
 
 
 def _callable(node: fx.Node, root: nn.Module) -> Callable[..., Any]:
@@ -91,41 +94,26 @@ def _callable(node: fx.Node, root: nn.Module) -> Callable[..., Any]:
     if node.op == "call_module":
         return _caller(root.get_submodule(name), record(node).training)
     if node.op == "call_method":
-        return lambda own, *args, **kwargs: getattr(own, name)(*args, **kwargs)
+        return lambda tensor, *args, **kwargs: getattr(tensor, name)(*args, **kwargs)
     assert callable(target)
     return target
-
-
-def _constant(tensor: Tensor) -> Callable[[], Tensor]:
-    def constant() -> Tensor:
-        return tensor
-
-    return constant
 
 
 def _reader(root: nn.Module, name: str) -> Callable[[], Any]:
     path, _, last = name.rpartition(".")
     owner = root.get_submodule(path)
-
-    def held() -> Any:
-        return getattr(owner, last)
-
-    return held
+    return lambda: getattr(owner, last)
 
 
 def _assigner(root: nn.Module, name: str) -> Callable[..., None]:
-    """Puts a tensor in the place of a buffer."""
+    """Return a function that replaces a buffer with a tensor."""
     path, _, last = name.rpartition(".")
     owner = root.get_submodule(path)
-
-    def assigned(_held: Tensor, _name: str, value: Tensor) -> None:
-        owner._buffers[last] = value.detach()
-
-    return assigned
+    return lambda _old, _name, value: owner._buffers.__setitem__(last, value.detach())
 
 
 def _caller(module: nn.Module, training: Sequence[bool]) -> Callable[..., Any]:
-    """Calls `module` in the modes that it and the modules in it had when it was followed."""
+    """Return a function that calls `module` in the modes that it and its submodules had in the trace."""
     modes = list(zip(module.modules(), training, strict=False))
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -152,7 +140,7 @@ def _wrapped(
 
 
 class StagePrograms:
-    """Programs, by shape of the inputs and mode, of the stages of which this process holds `parts`."""
+    """Cache the programs of the stages `parts` of this process, by input shape and mode."""
 
     def __init__(
         self,
@@ -164,10 +152,10 @@ class StagePrograms:
         self._skeleton, self._device = problem.skeleton, problem.traced.device
         self._layout, self._parts, self._dice = layout, parts, rng
         self._made = {_key(problem.example, True): self._make(problem.traced)}
-        self.of(problem.example, training=False)  # what evaluation does not allow is refused before the first step
+        self.of(problem.example, training=False)  # evaluation is checked before the first step
 
     def of(self, inputs: Any, training: bool) -> dict[int, StageProgram]:
-        """By stage, for a micro-batch shaped like `inputs`."""
+        """Return the programs by stage, for a micro-batch shaped like `inputs`."""
         key = _key(inputs, training)
         if key not in self._made:
             self._made[key] = self._make(trace_micro_batch(self._skeleton, inputs, self._device, training))
@@ -178,7 +166,7 @@ class StagePrograms:
         made = {}
         for stage, part in self._parts.items():
             for name in targets_of(graphs[stage].graph, traced.constants):
-                if self._layout.stage_of_target(name) is None:  # a module without tensors that training does not use
+                if self._layout.stage_of_target(name) is None:  # a module without tensors, used only in evaluation
                     attach(part.root, name, copy.deepcopy(attribute(self._skeleton, name)), self._skeleton)
             made[stage] = compile_stage(graphs[stage], part.root, traced, self._dice[stage])
         return made
@@ -191,22 +179,22 @@ def _key(inputs: Any, training: bool) -> tuple[Any, ...]:
 def measured_seconds(
     problem: PartitionProblem, device: torch.device, loss: Callable[[Any], Tensor] | None = None
 ) -> list[float]:
-    """Of every part between two places to cut, forward and backward, measured on `device` with random inputs.
+    """Return the seconds of every part between two cut points, forward and backward, measured on `device`.
 
-    The `loss` of what the model returns, if it is given, is a part of the last one.
+    Inputs are random. If a `loss` of the model's outputs is given, it is timed with the last part.
     """
     traced, spans, skeleton = problem.traced, problem.spans, on_meta(problem.skeleton)
     stages = [number for number, (begin, end) in enumerate(spans) for _ in range(begin, end)]
-    found: list[float] = []
+    seconds: list[float] = []
     for stage in split(traced, stages, len(spans)):
         root, _ = tree(skeleton, targets_of(stage.graph, traced.constants))
         give_memory(root, device, _fill)
         root.to(device)
         inputs = [_like(record(node).value, device) for node in stage.graph.nodes if node.op == "placeholder"]
         program = compile_stage(stage, root, traced, StageRNG(device))
-        finish = loss if len(found) == len(spans) - 1 else None
-        found.append(min(_timed(program, inputs, device, finish) for _ in range(_ROUNDS)))
-    return found
+        finish = loss if len(seconds) == len(spans) - 1 else None
+        seconds.append(min(_timed(program, inputs, device, finish) for _ in range(_ROUNDS)))
+    return seconds
 
 
 def _fill(_path: str, module: nn.Module) -> None:
@@ -215,7 +203,7 @@ def _fill(_path: str, module: nn.Module) -> None:
 
 
 def _like(value: Tensor, device: torch.device) -> Tensor:
-    """Numbers of the shape of `value`: any, but indices that surely are in range."""
+    """Return any numbers of the shape of `value`; integers are zero, so that indices are in range."""
     if not value.is_floating_point():
         return torch.zeros_like(value, device=device)
     return torch.rand_like(value, device=device).requires_grad_(value.requires_grad)
@@ -224,7 +212,7 @@ def _like(value: Tensor, device: torch.device) -> Tensor:
 def _timed(
     program: StageProgram, inputs: Sequence[Tensor], device: torch.device, loss: Callable[[Any], Tensor] | None
 ) -> float:
-    """Seconds of one forward and backward pass."""
+    """Return the seconds of one forward and backward pass."""
     begin = _now(device)
     outputs = program.run(*inputs)
     made = [tensor for tensor in tensors_in(loss(outputs) if loss else outputs) if tensor.requires_grad]

@@ -1,4 +1,4 @@
-"""Pipeline parallelism, alone and beside other pipelines, as the training loop sees it."""
+"""Pipeline parallelism, with or without replicas, as the training loop sees it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from evener.parallel.gradient_hooks import GradientHooks
 from evener.parallel.norms import has_batch_norm
 from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.parallel_model import Criterion
-from evener.parallel.pipeline.divided_stage import nothing_of, over_world
 from evener.parallel.pipeline.pipeline import Pipeline
+from evener.parallel.pipeline.sharded_stage import nothing_of, over_world
 from evener.parallel.redistribute import regions
-from evener.parallel.refusals import refuse_divided_hooks
+from evener.parallel.refusals import refuse_sharded_hooks
 from evener.records.errors import InvalidInput, InvalidValue
 
 
 class StagedModel:
-    """A model of which every rank of a replica has a stage; `options` are the Pipeline's, which takes `model` over."""
+    """Train a model in stages, one on each rank of a replica. `options` are those of the Pipeline."""
 
     def __init__(self, model: nn.Module, group: Group, replica: int, criterion: Criterion, **options: Any) -> None:
         self.group, self.replica, self.rng_stream = group, replica, replica
@@ -38,24 +38,28 @@ class StagedModel:
         self._hooks = GradientHooks.taken_off(model)
         is_normalised = has_batch_norm(model)
         self.pipeline = Pipeline(model, loss=criterion.loss, on=group, **options)
-        if is_normalised and self.pipeline.micro_batches > 1:  # else the comparison before the first step sees it
+        if (
+            is_normalised and self.pipeline.micro_batches > 1
+        ):  # otherwise the comparison before the first step detects it
             _refuse_moved(self.pipeline.moved_buffers())
         self.is_reporter = self.pipeline.is_reporter
         self._shards = _shards_of_all(self.pipeline, group)
-        refuse_divided_hooks(self._hooks.names, self._shards)
+        refuse_sharded_hooks(self._hooks.names, self._shards)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Of this rank's stage."""
+        """Return the parameters of this rank's stage."""
         return self.pipeline.parameters()
 
     def train(self, mode: bool = True) -> Pipeline:
-        """From now on the model trains, or evaluates."""
+        """Set training or evaluation mode."""
         return self.pipeline.train(mode)
 
     def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
-        """As `ParallelModel`; the pipeline cuts the micro-batch into those that pass its stages one after another."""
+        """Run forward and backward; the pipeline splits the batch into micro-batches itself."""
         if not is_last:
-            raise InvalidValue("accumulate", "several micro-batches", "1, as a pipeline makes micro-batches itself")
+            raise InvalidValue(
+                "accumulate", "several micro-batches", "1, because a pipeline makes micro-batches itself"
+            )
         present = nullcontext() if samples else self.pipeline.uncounted()
         with present, self._criterion.autocast():
             loss = self.pipeline.step(inputs, targets, total if samples else math.inf).detach().double()
@@ -64,61 +68,61 @@ class StagedModel:
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Any:
-        """The outputs; all ranks of the replica have to call this, that of the last stage gets them."""
+        """Return the outputs on the last stage, else None. All ranks of the replica call this."""
         with self._criterion.autocast():
             outputs = self.pipeline(inputs)
         return outputs if self.is_reporter else None
 
     def clip(self, largest: float) -> None:
-        """As `ParallelModel`."""
+        """Scale all gradients of the model to a norm of at most `largest`."""
         self.pipeline.clip_gradients(largest)
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """As `ParallelModel`."""
-        absent = {name: own for name, own, _ in self._absent()}
+        """Return the state dict of the whole model on the first rank, and an empty one elsewhere."""
+        absent = {name: part for name, part, _ in self._absent()}
         return gather_tensors(self.group, absent | self.pipeline.state_dict(), self._shards)
 
     def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-        """As `ParallelModel`; without teams, tensors are whole where they are."""
-        own = self.pipeline.state_dict()
-        return own, pieces_of({name: self._shards[name] for name in own if name in self._shards}, self.group.rank)
+        """Return this stage's state dict, and by name the piece of each divided tensor."""
+        local = self.pipeline.state_dict()
+        return local, pieces_of({name: self._shards[name] for name in local if name in self._shards}, self.group.rank)
 
     def buffers(self) -> Iterator[Tensor]:
-        """As `ParallelModel`."""
+        """Return the buffers of this rank's stage."""
         return self.pipeline.buffers()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """As `ParallelModel`."""
+        """Load this rank's stage from the state dict of a whole model."""
         try:
             self.pipeline.load_state_dict(weights)
         except (InvalidValue, RuntimeError) as error:
             raise InvalidInput(" ".join(str(error).split())) from error
 
     def held(self) -> HeldModel:
-        """As `ParallelModel`; of a weight that several ranks have, the first of them is its owner."""
-        own, group = dict(self.pipeline.named_parameters()), self.group
-        rows = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(list(own)))]
+        """Describe all parameters. The first rank that has a weight owns it."""
+        local, group = dict(self.pipeline.named_parameters()), self.group
+        rows = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(list(local)))]
         holders = {name: rank for rank, names in reversed(list(enumerate(rows))) for name in names}
         absent_parts = {name: nn.Parameter(part, trainable) for name, part, trainable in self._absent()}
-        found = []
+        parameters = []
         for name, whole, requires_grad in self._whole:
             if name in self._shards:
                 layout, shape = self._shards[name].layout, tuple(whole.shape)
                 route = Route(regions(layout, shape, group.size), regions(WHOLE, shape, group.size))
-                part = own[name] if name in own else absent_parts[name]
-                found.append(HeldParameter(name, shape, part, route, is_here=name in own))
+                part = local[name] if name in local else absent_parts[name]
+                parameters.append(HeldParameter(name, shape, part, route, is_here=name in local))
                 continue
-            is_here = name in own
+            is_here = name in local
             absent = torch.empty(0, dtype=whole.dtype, device=group.device)
-            parameter = own[name] if is_here else nn.Parameter(absent, requires_grad)
+            parameter = local[name] if is_here else nn.Parameter(absent, requires_grad)
             all_of: Region = (((0, whole.numel()),),)
             owned: tuple[Region, ...] = tuple(all_of if rank == holders[name] else ((),) for rank in range(group.size))
             route = Route(owned, (all_of,) * group.size)
-            found.append(HeldParameter(name, tuple(whole.shape), parameter, route, is_here))
-        return HeldModel(group, found, "element" if self._shards else "tensor", self._shards)
+            parameters.append(HeldParameter(name, tuple(whole.shape), parameter, route, is_here))
+        return HeldModel(group, parameters, "element" if self._shards else "tensor", self._shards)
 
     def _absent(self) -> Iterator[tuple[str, Tensor, bool]]:
-        """Name, part and trainability of the divided weights of other stages, of which this rank has nothing."""
+        """Yield name, empty part and trainability of the divided weights of other stages."""
         here = self.pipeline.shards
         for name, whole, requires_grad in self._whole:
             if name in self._shards and name not in here:
@@ -126,21 +130,21 @@ class StagedModel:
 
 
 def _shards_of_all(pipeline: Pipeline, group: Group) -> dict[str, Shard]:
-    """By name, how the ranks of `group` hold the weights that those of a stage divide."""
+    """Return by name how the ranks of `group` hold the weights that the ranks of a stage divide."""
     if pipeline.teams is None:
         return {}
     teams = pipeline.teams.teams
     team = teams[pipeline.teams.team_of(group.rank)]
-    own = [over_world(shard, team, group.size) for shard in pipeline.shards.values()]
-    rows = group.all_gather_bytes(msgspec.json.encode(own))
-    found = (shard for row in rows for shard in msgspec.json.decode(row, type=list[Shard]))
-    return {shard.name: shard for shard in found}
+    local = [over_world(shard, team, group.size) for shard in pipeline.shards.values()]
+    rows = group.all_gather_bytes(msgspec.json.encode(local))
+    shards = (shard for row in rows for shard in msgspec.json.decode(row, type=list[Shard]))
+    return {shard.name: shard for shard in shards}
 
 
 def _refuse_moved(names: Sequence[str]) -> None:
-    """Raises InvalidInput: there are buffers that every micro-batch changes."""
+    """Raise InvalidInput if every micro-batch changes a buffer."""
     for name in names:
         raise InvalidInput(
-            f"{name} changes with every micro-batch of a pipeline, and not once a step: take --micro-batches 1 or a "
-            "strategy without pipelines"
+            f"{name} changes with every micro-batch of a pipeline, instead of once per step: use --micro-batches 1 or "
+            "a strategy without pipelines"
         )

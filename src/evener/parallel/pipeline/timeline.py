@@ -1,4 +1,4 @@
-"""Who computed which micro-batch when: the timeline of a step, its idle share, and a file for trace viewers."""
+"""The timeline of a step, its idle share, and its trace for trace viewers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evener.records.schema import Part
 
 
 class StageEvent(Part, frozen=True, kw_only=True):
-    """One action of one stage: when it computed (waiting is no part of it), in seconds of the monotonic clock."""
+    """Record one action of one stage: when it computed, without waiting, in seconds of the monotonic clock."""
 
     stage: int
     micro_batch: int
@@ -24,28 +24,28 @@ class StageEvent(Part, frozen=True, kw_only=True):
 
 
 class Timeline(Part, frozen=True, kw_only=True):
-    """All actions of a step."""
+    """Hold all actions of a step."""
 
     num_stages: int
     events: tuple[StageEvent, ...]
 
     @property
     def seconds(self) -> float:
-        """From the first beginning to the last end."""
+        """Seconds from the first beginning to the last end."""
         return max(event.end for event in self.events) - min(event.begin for event in self.events)
 
     def busy_seconds(self, stage: int) -> float:
-        """For which `stage` computed."""
+        """Return the seconds in which `stage` computed."""
         return sum(event.end - event.begin for event in self.events if event.stage == stage)
 
     @property
     def bubble(self) -> float:
-        """Share of the stages' time in which they computed nothing: (K-1) / (M+K-1) if all stages are equal."""
+        """Share of the stages' time in which they were idle: (K-1) / (M+K-1) if all stages are equal."""
         busy = sum(self.busy_seconds(stage) for stage in range(self.num_stages))
         return 1 - busy / (self.num_stages * self.seconds)
 
     def chrome_trace(self) -> bytes:
-        """The timeline as a file that chrome://tracing and ui.perfetto.dev open: JSON, a row a stage."""
+        """Return the timeline as JSON for chrome://tracing and ui.perfetto.dev, one row per stage."""
         start = min(event.begin for event in self.events)
         names = [
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": stage, "args": {"name": f"stage {stage}"}}
@@ -67,16 +67,16 @@ class Timeline(Part, frozen=True, kw_only=True):
 
 
 class _Moment(NamedTuple):
-    """A moment: by the clock of the machine, or in the stream of a GPU."""
+    """Hold a moment, on the clock of the machine or in the stream of a GPU."""
 
     wall: float
     event: torch.cuda.Event | None = None
 
 
 class StageClock:
-    """Times the actions of one stage; what it reads is read later, so that a GPU is not waited for.
+    """Time the actions of one stage, without waiting for a GPU: times are read later.
 
-    The rank's `timer` is told when it computes and when it waits; it may slow the rank down.
+    The clock also reports computing and waiting to the rank's `timer`, which may slow the rank down.
     """
 
     def __init__(self, stage: int, device: torch.device, timer: StepTimer | None = None) -> None:
@@ -85,23 +85,23 @@ class StageClock:
         self._marks: list[tuple[Action, _Moment, _Moment]] = []
 
     def start(self) -> None:
-        """An action begins to compute."""
+        """Start to time an action."""
         if self._timer is not None:
             self._timer.resume("fb")
         self._begin = self._now()
 
     def stop(self, action: Action) -> None:
-        """It has computed."""
+        """Stop timing `action`."""
         if self._timer is not None:
             self._timer.pause()
         self._marks.append((action, self._begin, self._now()))
 
     def clear(self) -> None:
-        """Forget what was timed."""
+        """Forget the recorded times."""
         self._marks = []
 
     def events(self) -> list[StageEvent]:
-        """What was timed since the last `clear`; waits for the device."""
+        """Return the actions since the last `clear`; this waits for the device."""
         reference = self._now()
         if reference.event is not None:
             reference.event.synchronize()

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from evener.records.errors import require
 from evener.records.schema import Part
-from evener.wire.connect import JOIN_SECONDS, LONGEST_PAUSE
+from evener.wire.connect import JOIN_SECONDS, MAX_PAUSE_SECONDS
 
 MOST_DOUBLINGS = 5
 """Limit of doublings: the longest exclusion is 32 times the first, 320 s, so no node is excluded for good."""
@@ -49,7 +49,7 @@ def return_seconds(patience: float) -> float:
     A node that has not noticed the master's end needs one patience to notice it and one to connect. A node that has
     noticed it may have failed to connect just before, and then makes its longest pause.
     """
-    return max(2 * patience, LONGEST_PAUSE + JOIN_SECONDS)
+    return max(2 * patience, MAX_PAUSE_SECONDS + JOIN_SECONDS)
 
 
 class NodeState(Part, frozen=True, kw_only=True):

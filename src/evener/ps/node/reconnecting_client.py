@@ -131,7 +131,7 @@ class ReconnectingClient:
         with self._renewing:
             if self._connection is not broken:
                 return
-            if isinstance(why, ConnectionLost) and why.said == MASTER_ENDED:
+            if isinstance(why, ConnectionLost) and why.peer_reason == MASTER_ENDED:
                 self.is_over = True
                 self._ended.set()
             if self._failure is None and not self._ended.is_set():

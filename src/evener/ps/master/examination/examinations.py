@@ -220,7 +220,7 @@ def look_here(home: StateDir) -> MachineFacts:
 
 
 def is_of_this_machine(origin: str) -> bool:
-    """Return whether a connection of `origin` (`Address.words`) comes from the master's own machine."""
+    """Return whether a connection of `origin` (`Address.description`) comes from the master's own machine."""
     host = host_in(origin)
     return not host or is_loopback(host)
 
