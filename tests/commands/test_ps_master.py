@@ -44,7 +44,9 @@ def test_a_run_is_stopped_from_anywhere_by_whoever_submitted_it_and_by_no_other_
         assert " 0 updates; " in run_line(replace(run, version=0))
         assert "; the checkpoint of step 7 is here; results" in run_line(replace(run, checkpoint=7))
         assert "joined as a; measuring this machine" in ps.nodes[0].said
-        with pytest.raises(EvenerError, match="run linear-1 was submitted by alice, who can stop it, as the admin can"):
+        with pytest.raises(
+            EvenerError, match="run linear-1 was submitted by alice: only alice and the admin can stop it"
+        ):
             stop(access(ps, tokens[1]))
         assert ps.ask().run is not None
         with pytest.raises(InvalidInput, match=r"run other does not go on at .*: run linear-1 does"):

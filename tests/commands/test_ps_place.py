@@ -144,7 +144,7 @@ def test_a_damaged_snapshot_is_set_aside_by_name_and_the_run_goes_on_from_the_on
             newest = complete_snapshots(ps)[-1]
             HARMS[harm](newest)
             ps.up()
-            wait_until(lambda: said(ps, "it is set aside in"), "a warning")
+            wait_until(lambda: said(ps, "its files were moved to"), "a warning")
             assert said(ps, newest.name)
             assert len(list((ps.home / "aside").glob("*/checkpoint-*"))) == 1
         assert loss_of(record) == pytest.approx(undisturbed(ps, tmp_path, epochs=20), rel=0.02)

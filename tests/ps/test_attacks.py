@@ -316,7 +316,7 @@ def test_a_contribution_that_began_to_come_before_its_work_was_given_is_not_take
             if told.answer.lease.number == guess:
                 verdict = next_told(evil).answer
                 assert verdict.verdict == "refused"
-                assert "before its work was given" in verdict.reason
+                assert "before its lease was assigned" in verdict.reason
 
 
 def test_a_slice_of_validation_is_answered_by_who_holds_it_and_within_its_size() -> None:

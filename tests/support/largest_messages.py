@@ -32,15 +32,15 @@ from msgspec.structs import replace
 from evener.membership.generation import Beat, Hello
 from evener.membership.shared_values import AskValues, SetValue
 from evener.ps.client import MasterClient, find_master
-from evener.ps.master.access.quotas import MOST_BUFFERS
+from evener.ps.master.access.quotas import MAX_BUFFER_BYTES
 from evener.ps.master.access.rights import may_send
 from evener.ps.protocol import messages as m
 from evener.ps.protocol import rank_messages as r
 from evener.ps.protocol.config import StateDir
 from evener.ps.protocol.directions import ToCommand, ToMaster, ToNode
 from evener.ps.protocol.examination_messages import TaskQuestion, encode_part
-from evener.ps.protocol.job import MOST_JOB_BYTES, encode_job
-from evener.records.events import MOST_EVENTS_BYTES, Phase, encode_events
+from evener.ps.protocol.job import MAX_JOB_BYTES, encode_job
+from evener.records.events import MAX_EVENTS_BYTES, Phase, encode_events
 from evener.records.profile import PRECISIONS, DeviceProfile, Throughput
 from evener.records.record import Event, NodeStep, Step, TrainRecord
 from evener.wire.connect import open_connection
@@ -124,7 +124,7 @@ def buffers_of(kind: type[Any], number: int) -> list[list[Any]]:
     """The largest buffers that a message may bring, for every meaning that they can have."""
     if kind is not r.RankSaid:
         return _buffers_of(cast(Hashable, kind), number % 7)
-    most = MOST_BUFFERS[kind]
+    most = MAX_BUFFER_BYTES[kind]
     said = [
         SetValue(number=number, key=f"k{number}", value=bytes(most[0] - 100)),
         SetValue(number=number, key=f"{number}" + "k" * 500, value=b""),
@@ -139,7 +139,7 @@ def buffers_of(kind: type[Any], number: int) -> list[list[Any]]:
 
 @cache
 def _buffers_of(kind: Any, number: int) -> list[list[Any]]:
-    most = MOST_BUFFERS.get(kind, ())
+    most = MAX_BUFFER_BYTES.get(kind, ())
     if kind is r.RankShown:
         node = NodeStep(samples=1, io_seconds=0, compute_seconds=0, wait_seconds=0, update_seconds=0, sent_bytes=0)
         events = [
@@ -149,16 +149,16 @@ def _buffers_of(kind: Any, number: int) -> list[list[Any]]:
             Step(step=number, epoch=0, samples=1, loss=0.0, seconds=1.0, nodes=(node,) * 50_000),
         ]
         large = msgspec.structs.replace(RECORD, steps=tuple(RECORD.steps) * (most[0] // len(encode_events([RECORD]))))
-        sizes = [(size, one) for one in events for size in (most[0], MOST_EVENTS_BYTES)]
+        sizes = [(size, one) for one in events for size in (most[0], MAX_EVENTS_BYTES)]
         return [*([_events(size, one)] for size, one in sizes), [encode_events([large])]]
     if kind is e_examine:
         question = TaskQuestion(task="x" * 200, code="f" * 64, options={f"{i}": "x" * 4000 for i in range(15)})
         return [[encode_part(question), bytes(most[1])], []]
     if kind is m.SubmitRun:
-        options = {f"{i}": "x" * 4000 for i in range(MOST_JOB_BYTES // 4100)}
+        options = {f"{i}": "x" * 4000 for i in range(MAX_JOB_BYTES // 4100)}
         resting = replace(job(SYNC, run=f"rest-{number}"), nodes=(), options=options)
-        ranks = r.encode_rank_part(replace(rank_job(), config=bytes(r.MOST_RANK_JOB - 1000)))
-        return [[encode_job(resting), weights().memory], [bytes(MOST_JOB_BYTES), bytes(_WEIGHTS)], [ranks]]
+        ranks = r.encode_rank_part(replace(rank_job(), config=bytes(r.MAX_RANK_JOB_BYTES - 1000)))
+        return [[encode_job(resting), weights().memory], [bytes(MAX_JOB_BYTES), bytes(_WEIGHTS)], [ranks]]
     if kind is m.Contribution:
         return [[bytes(48)], [bytes(_WEIGHTS)]]
     if kind is r.RankEnded:

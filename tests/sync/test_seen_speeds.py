@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from evener.sync.data_assigner import CachedDivision
-from evener.sync.worker_record import MOST_RISE, SpeedEstimate, WorkerRecord, seconds_of
+from evener.sync.worker_record import MAX_RISE, SpeedEstimate, WorkerRecord, seconds_of
 
 BATCH, UNIT = 400, 0.01
 """Samples of a round; seconds that one of them takes an honest node of usual speed."""
@@ -95,7 +95,7 @@ def test_whatever_it_says_a_node_begins_with_a_middling_share_and_rises_by_a_fac
     liar = Imagined(2e-6, 2e-5)  # it answers at once, with rubbish
     first = [shares_of([honest(1), honest(1), honest(1), liar], rounds)[3] for rounds in range(1, 12)]
     assert first[:9] == [BATCH // 4] * 9  # for as long as a division is kept
-    most = [BATCH * times / (3 + times) for times in (MOST_RISE**k for k in range(11))]
+    most = [BATCH * times / (3 + times) for times in (MAX_RISE**k for k in range(11))]
     assert all(share <= bound + 3 for share, bound in zip(first, most, strict=True))  # three others have whole samples
     assert first[-1] > 0.9 * BATCH  # nobody can see that it is not so fast: that is for what it sends to show
 

@@ -6,7 +6,7 @@ from math import inf, nan
 
 import pytest
 
-from evener.sync.worker_record import MOST_RISE, MOST_SLOWING, SpeedEstimate
+from evener.sync.worker_record import MAX_RISE, MAX_SLOWDOWN, SpeedEstimate
 from evener.sync.worker_record import seconds_of as of_all
 
 
@@ -57,7 +57,7 @@ def test_a_measurement_counts_a_quarter() -> None:
 
 def test_who_was_stopped_once_is_not_slow_for_good() -> None:
     speed = SpeedEstimate(1.0)
-    assert speed.observe(10, 1000.0) == MOST_SLOWING * 10
+    assert speed.observe(10, 1000.0) == MAX_SLOWDOWN * 10
     assert seconds_of(speed) == [1.75]
 
 
@@ -73,7 +73,7 @@ def test_who_has_shown_nothing_begins_in_the_middle_and_rises_to_what_it_shows_b
         claimed.observe(10, 1.0)
         claimed.bound_claim(1.0)  # somebody else has come
         risen += seconds_of(claimed)
-    assert risen == [1.0 / MOST_RISE, 1.0 / MOST_RISE**2, 1.0 / MOST_RISE**3, 0.1, 0.1]
+    assert risen == [1.0 / MAX_RISE, 1.0 / MAX_RISE**2, 1.0 / MAX_RISE**3, 0.1, 0.1]
 
 
 def test_a_first_slow_lease_does_not_end_the_rise() -> None:

@@ -13,7 +13,7 @@ from evener.doctor.peers import PeerFacts, check_peers
 from evener.ps.client import MasterClient
 from evener.ps.master.examination.examinations import MASTER, is_of_this_machine
 from evener.ps.protocol.blob import Blob
-from evener.ps.protocol.examination_messages import MOST_CODE_BYTES, Examination, ExaminedNode, TaskQuestion
+from evener.ps.protocol.examination_messages import MAX_CODE_BYTES, Examination, ExaminedNode, TaskQuestion
 from evener.ps.protocol.status import NodeStatus
 from evener.records.errors import InvalidInput
 
@@ -98,9 +98,9 @@ def question_of(task: str, data: Path | None, options: dict[str, str]) -> tuple[
     blob, name = None, task
     if is_path(task):
         name, blob = Path(task).name, code_of(task)
-        if blob.num_bytes > MOST_CODE_BYTES:
+        if blob.num_bytes > MAX_CODE_BYTES:
             raise InvalidInput(
-                f"--task: its files are {blob.num_bytes} bytes, and {MOST_CODE_BYTES} may travel to be looked at; "
+                f"--task: its files are {blob.num_bytes} bytes, and {MAX_CODE_BYTES} may travel to be looked at; "
                 "leave --task out: a run sends them, and says which node cannot load them"
             )
     question = TaskQuestion(

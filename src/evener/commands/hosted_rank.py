@@ -87,7 +87,7 @@ def _ending_of(one: LocalProcess) -> Ending:
         kind=None if failed is None else failed.kind,
         is_own=failed is not None and failed.is_own,
         sentence="" if failed is None else failed.sentence,
-        words=one.ending,
+        clause=one.ending,
     )
 
 

@@ -31,7 +31,7 @@ from evener.ps.client import MasterClient
 from evener.ps.node.engine import ModelBackend
 from evener.ps.protocol.blob import Blob
 from evener.ps.protocol.config import default_state_dir
-from evener.ps.protocol.examination_messages import MOST_CODE_BYTES, TaskQuestion
+from evener.ps.protocol.examination_messages import MAX_CODE_BYTES, TaskQuestion
 from evener.ps.protocol.job import Job
 from evener.ps.protocol.status import NodeStatus
 from evener.ps.protocol.system import System, read_system
@@ -215,7 +215,7 @@ def _question(config: RunConfig) -> tuple[TaskQuestion, bytes] | tuple[()]:
     Nor if its files are too many to travel twice.
     """
     has_own = config.ship_data or config.keeps_data
-    if has_own or (is_path(config.task) and code_of(config.task).num_bytes > MOST_CODE_BYTES):
+    if has_own or (is_path(config.task) and code_of(config.task).num_bytes > MAX_CODE_BYTES):
         return ()
     return question_of(config.task, config.data, config.option)
 

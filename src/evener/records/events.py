@@ -12,7 +12,7 @@ from evener.records.profile import ClusterProfile
 from evener.records.record import Epoch, Event, Step, TrainRecord, Validation
 from evener.records.schema import Amount, Part, decode_printable
 
-MOST_EVENTS_BYTES = 2**20
+MAX_EVENTS_BYTES = 2**20
 """Limit of the events that a process sends at a time, without its record."""
 
 
@@ -64,10 +64,10 @@ def sized_events(data: bytes | memoryview, most: int) -> Iterator[tuple[int, Run
     Raises:
         msgspec.DecodeError: there are no events, or a large record is not alone.
     """
-    is_large = len(data) > MOST_EVENTS_BYTES
+    is_large = len(data) > MAX_EVENTS_BYTES
     rows = _single.decode(data) if is_large else _decoder.decode(data)
     if is_large and rows[0][0] != TrainRecord.__name__:
-        raise msgspec.ValidationError(f"events of {len(data)} bytes are more than {MOST_EVENTS_BYTES}")
+        raise msgspec.ValidationError(f"events of {len(data)} bytes are more than {MAX_EVENTS_BYTES}")
     for name, raw in rows:
         size = memoryview(raw).nbytes
         if size <= most or name == TrainRecord.__name__:

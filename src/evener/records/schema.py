@@ -29,8 +29,8 @@ Amount = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 """An integer that a float holds exactly, so that plots can show it."""
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """A number that is neither NaN nor infinite."""
-MOST_LOSS = 1e100
-Loss = Annotated[float, Meta(ge=-MOST_LOSS, le=MOST_LOSS)]
+MAX_LOSS = 1e100
+Loss = Annotated[float, Meta(ge=-MAX_LOSS, le=MAX_LOSS)]
 """A loss whose sum over any number of samples is finite."""
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 UnitSeconds = Annotated[float, Meta(ge=1e-12, le=1e6)]
@@ -56,7 +56,7 @@ _PAIR = "\0"
 
 def summable(loss: float) -> float | None:
     """Return `loss` as `Loss`; None if it is not finite, or too large."""
-    return loss if abs(loss) <= MOST_LOSS else None
+    return loss if abs(loss) <= MAX_LOSS else None
 
 
 def printable(text: str) -> str:

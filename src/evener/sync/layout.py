@@ -27,8 +27,8 @@ DType = Literal["float32", "float64", "int64"]
 Floats = NDArray[np.floating[Any]]
 
 ArrayName = Annotated[str, Meta(min_length=1, max_length=1000)]
-MOST_DIMENSIONS = 32
-MOST_NUMBERS = 2**48
+MAX_DIMENSIONS = 32
+MAX_NUMBERS = 2**48
 """Limit of one array."""
 SECTIONS: tuple[tuple[DType, Kind], ...] = (
     ("int64", "counter"),
@@ -51,14 +51,14 @@ class ArraySpec(Part, frozen=True, kw_only=True):
     """
 
     name: ArrayName
-    shape: Annotated[tuple[Whole, ...], Meta(max_length=MOST_DIMENSIONS)]
+    shape: Annotated[tuple[Whole, ...], Meta(max_length=MAX_DIMENSIONS)]
     dtype: DType
     kind: Kind
 
     def __post_init__(self) -> None:
         require(all(n >= 0 for n in self.shape), f"shape of {self.name}", self.shape, "sizes of zero or more")
         most = prod(max(1, n) for n in self.shape)
-        require(most <= MOST_NUMBERS, f"shape of {self.name}", self.shape, f"of at most {MOST_NUMBERS} numbers")
+        require(most <= MAX_NUMBERS, f"shape of {self.name}", self.shape, f"of at most {MAX_NUMBERS} numbers")
         allowed = "float32 or float64, or int64 for a counter; store other trained arrays as float32"
         require((self.dtype == "int64") == (self.kind == "counter"), f"dtype of {self.name}", self.dtype, allowed)
 

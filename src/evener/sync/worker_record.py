@@ -28,11 +28,11 @@ _NUM_ANSWERED = 4
 """Answered leases that are remembered to recognise repeated contributions."""
 NEWEST = 0.25
 """Weight of the newest measurement: one slow report changes a share by a quarter of the loss of a slow worker."""
-MOST_SLOWING = 4.0
+MAX_SLOWDOWN = 4.0
 """Limit of one measurement as a factor of the known seconds per sample: the node may have been stopped once."""
-MOST_RISE = 2.0
+MAX_RISE = 2.0
 """Limit by which a lease can speed up a node that began as a median one, against its own report."""
-MOST_AHEAD = 2.0
+MAX_AHEAD = 2.0
 """Limit by which a node's report may exceed the factor that was seen."""
 _MAX_SENT_TIMES = 8
 """Leases of a worker whose times are remembered: more than it has at once."""
@@ -80,14 +80,14 @@ class SpeedEstimate:
         if num_samples <= 0 or not 0 < seconds < inf:
             return 0.0 if known is None else num_samples * known
         self.seconds, self._is_measured = self._learned(seconds / num_samples), True
-        return seconds if known is None else min(seconds, num_samples * MOST_SLOWING * known)
+        return seconds if known is None else min(seconds, num_samples * MAX_SLOWDOWN * known)
 
     def _learned(self, measured: float) -> float:
         """Return the seconds per sample after another measurement."""
         known = self.seconds
         if not self._is_rising or known is None or measured >= known:
             return _smoothed(known, measured)
-        risen = max(measured, known / MOST_RISE)
+        risen = max(measured, known / MAX_RISE)
         self._is_rising = risen > measured
         return risen
 
@@ -171,7 +171,7 @@ def seconds_of(estimates: Sequence[SpeedEstimate]) -> list[float]:
     if len(seen) < 2:
         return reported
     usual = _upper_median(reported)
-    scale = usual / (MOST_AHEAD * _upper_median(seen))
+    scale = usual / (MAX_AHEAD * _upper_median(seen))
     for i, one in enumerate(estimates):
         if one.seen is not None and reported[i] < usual:
             reported[i] = max(reported[i], min(usual, scale * one.seen))
@@ -190,4 +190,4 @@ def _upper_median(values: Sequence[float]) -> float:
 
 def _smoothed(known: float | None, measured: float) -> float:
     """Return the estimate after another measurement."""
-    return measured if known is None else known + NEWEST * (min(measured, MOST_SLOWING * known) - known)
+    return measured if known is None else known + NEWEST * (min(measured, MAX_SLOWDOWN * known) - known)

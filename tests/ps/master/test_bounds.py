@@ -21,11 +21,11 @@ from evener.membership.shared_values import (
 )
 from evener.ps.master.access.fetches import Fetches
 from evener.ps.master.access.quotas import (
-    MOST_ARRIVING_BYTES,
-    MOST_EVENT_BYTES,
-    MOST_FETCHES,
-    MOST_FETCHING,
-    MOST_PROFILE_BYTES,
+    MAX_ARRIVING_BYTES,
+    MAX_EVENT_BYTES,
+    MAX_FETCHES,
+    MAX_FETCHING,
+    MAX_PROFILE_BYTES,
     Allowance,
     Arrivals,
     require_small,
@@ -35,12 +35,12 @@ from evener.ps.master.collective.rank_news import RankNews
 from evener.ps.master.run_journal import RunJournal
 from evener.ps.protocol.blob_stream import StreamWriter
 from evener.ps.protocol.config import StateDir
-from evener.ps.protocol.job import MOST_JOBS_BYTES
+from evener.ps.protocol.job import MAX_JOBS_BYTES
 from evener.ps.protocol.messages import FetchBlob, StatusReply
 from evener.ps.protocol.rank_messages import RankJob
 from evener.records.errors import InvalidInput
 from evener.records.event_log import EventLog
-from evener.records.events import MOST_EVENTS_BYTES, Phase, encode_events, sized_events
+from evener.records.events import MAX_EVENTS_BYTES, Phase, encode_events, sized_events
 from evener.records.history import History
 from evener.records.record import Event, NodeStep, Step
 from evener.wire.connection import Peer
@@ -126,8 +126,8 @@ def test_what_ranks_tell_is_bounded_until_it_is_shown_and_in_all() -> None:
 
 
 def test_a_large_message_is_one_record_or_none() -> None:
-    large = encode_events([Event(step=1, kind="k", message="x" * MOST_EVENTS_BYTES)])
-    many = encode_events([RECORD] * (MOST_EVENTS_BYTES // 1000))
+    large = encode_events([Event(step=1, kind="k", message="x" * MAX_EVENTS_BYTES)])
+    many = encode_events([RECORD] * (MAX_EVENTS_BYTES // 1000))
     for data in (large, many):
         with pytest.raises(msgspec.DecodeError):
             list(sized_events(data, 1000))
@@ -171,7 +171,7 @@ def test_the_events_of_a_run_are_bounded_by_their_bytes_too() -> None:
     for _ in range(10_000):
         journal.note(1, "left out", "x" * 4000, ("n",))
     kept = journal.history.events
-    assert sum(len(event.message) for event in kept) <= MOST_EVENT_BYTES
+    assert sum(len(event.message) for event in kept) <= MAX_EVENT_BYTES
     assert [event.kind for event in kept].count("more events") == 1
 
 
@@ -201,12 +201,12 @@ def test_an_allowance_is_so_much_at_once_and_so_much_a_second() -> None:
 
 def test_what_is_on_its_way_from_all_peers_is_bounded() -> None:
     arrivals = Arrivals()
-    arrivals.begin(1, MOST_ARRIVING_BYTES)
+    arrivals.begin(1, MAX_ARRIVING_BYTES)
     arrivals.begin(2, 0)
     with pytest.raises(BadFrame):
         arrivals.begin(2, 1)
     arrivals.end(1)
-    arrivals.begin(2, MOST_ARRIVING_BYTES)
+    arrivals.begin(2, MAX_ARRIVING_BYTES)
     arrivals.end(2)
     arrivals.begin(3, 1)
 
@@ -232,27 +232,27 @@ FETCH = FetchBlob(digest="0" * 64, offset=0)
 def test_a_piece_is_read_when_the_last_one_was_taken() -> None:
     server = Waiting()
     fetches = Fetches(server, server.give)  # type: ignore[arg-type]
-    for _ in range(MOST_FETCHES + 1):
+    for _ in range(MAX_FETCHES + 1):
         fetches.ask(1, FETCH)
     assert server.given == [1]
     with pytest.raises(BadFrame):
         fetches.ask(1, FETCH)
-    for _ in range(MOST_FETCHES):
+    for _ in range(MAX_FETCHES):
         server.waiting.clear()
         fetches.serve()
-    assert server.given == [1] * (MOST_FETCHES + 1)
+    assert server.given == [1] * (MAX_FETCHES + 1)
 
 
 def test_peers_that_take_no_pieces_are_so_many_and_the_others_come_to_theirs() -> None:
     server = Waiting()
     fetches = Fetches(server, server.give)  # type: ignore[arg-type]
-    for peer in range(MOST_FETCHING + 5):
+    for peer in range(MAX_FETCHING + 5):
         fetches.ask(peer, FETCH)
-    assert len(server.given) == MOST_FETCHING
+    assert len(server.given) == MAX_FETCHING
     del server.waiting[0]
-    fetches.disconnected(MOST_FETCHING)
+    fetches.disconnected(MAX_FETCHING)
     fetches.serve()
-    assert server.given[MOST_FETCHING:] == [MOST_FETCHING + 1]
+    assert server.given[MAX_FETCHING:] == [MAX_FETCHING + 1]
 
 
 class Deaf:
@@ -310,7 +310,7 @@ def test_a_large_head_leaves_no_memory_behind() -> None:
 def test_a_profile_is_as_large_as_those_that_are_measured() -> None:
     require_small(None)
     require_small(LARGE_PROFILE)
-    assert len(msgspec.msgpack.encode(LARGE_PROFILE)) < MOST_PROFILE_BYTES
+    assert len(msgspec.msgpack.encode(LARGE_PROFILE)) < MAX_PROFILE_BYTES
     with pytest.raises(BadFrame):
         require_small(replace(LARGE_PROFILE, throughputs=LARGE_PROFILE.throughputs * 2))
     with plane() as ps, stranger(ps) as connection:
@@ -330,7 +330,7 @@ def test_a_checkpoint_takes_half_of_the_free_disk_at_most(tmp_path: Path) -> Non
 
 def test_runs_at_rest_take_so_much_memory_in_all() -> None:
     with plane() as ps, ps.control() as control:
-        options = {f"{number}": "x" * 4000 for number in range(MOST_JOBS_BYTES // 12_000)}
+        options = {f"{number}": "x" * 4000 for number in range(MAX_JOBS_BYTES // 12_000)}
         resting = replace(job(SYNC, run="rest"), nodes=(), options=options)
         taken = [control.submit(resting, weights(), []) for _ in range(2)]
         with pytest.raises(InvalidInput):

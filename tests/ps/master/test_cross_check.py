@@ -149,7 +149,7 @@ def test_who_sends_flipped_gradients_is_expelled_and_the_others_learn_what_they_
         evil.thread.join(10)
         assert "it was expelled" in str(evil.error)
     (expelled,) = [event for event in record.events if event.kind == "expelled"]
-    assert "node evil: the contribution is far longer than is usual" in expelled.message
+    assert "node evil: the contribution is far longer than usual" in expelled.message
     assert mood.calls <= 10  # rounds in which it took part
     assert abs(accuracy(found) - accuracy(serial(80))) <= 0.02  # three honest nodes are equal to one process
     assert record.validations[-1].accuracy == accuracy(found)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from evener.doctor.peers import CLOCK_SECONDS, minor
-from evener.ps.master.access.quotas import MOST_NAMES, require_small
+from evener.ps.master.access.quotas import MAX_NAMES, require_small
 from evener.ps.master.effects import Effects
 from evener.ps.master.node_state import Transition
 from evener.ps.master.nodes import NodeRecord, Nodes
@@ -144,7 +144,7 @@ class Joining:
                 f"or have an admin type `evener nodes --forget {join.name}`"
             )
         if not self._nodes.has_room(name, self._config.clock()):
-            return join, Admission(f"the master knows {MOST_NAMES} nodes, which is the limit")
+            return join, Admission(f"the master knows {MAX_NAMES} nodes, which is the limit")
         profile = None if join.profile is None else replace(join.profile, node=name)
         return replace(join, name=name, profile=profile), admission
 

@@ -18,7 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from evener.ps.master.node_state import (
-    MOST_DOUBLINGS,
+    MAX_DOUBLINGS,
     Decision,
     NodeState,
     Occurrence,
@@ -34,7 +34,7 @@ FORGIVEN_AFTER = 10
 """Patiences of unbroken membership that cancel one doubling. Losing a node can cost the others one patience, so a node
 that is lost more often than once in ten patiences stays away longer each time.
 """
-MOST_LAPSES = 3
+MAX_LAPSES = 3
 """Lapses between good updates after which a node is excluded: a single bad update, or crash, is tolerated."""
 HOLD_UP = 0.1
 """Share of the time that a round has been open for which it waits for a member whose connection broke: a step of a few
@@ -144,7 +144,7 @@ class _Case:
         doublings = self._doublings()
         seconds = self.round.patience * FIRST_EXCLUSION * 2**doublings
         self.pass_over(reason)
-        more = min(doublings + 1, MOST_DOUBLINGS)
+        more = min(doublings + 1, MAX_DOUBLINGS)
         self._change(presence="excluded", until=self.now + seconds, doublings=more, lapses=0)
         self._add("exclude", reason, seconds)
 
@@ -167,11 +167,11 @@ class _Case:
 
     def _lapse(self, reason: str) -> None:
         lapses = self.state.lapses + 1
-        if lapses < MOST_LAPSES:
+        if lapses < MAX_LAPSES:
             self._change(lapses=lapses)
             self.pass_over(reason)
         else:
-            self.exclude(f"{reason}, the {MOST_LAPSES}rd lapse without a good update between")
+            self.exclude(f"{reason}, the {MAX_LAPSES}rd lapse without a good update between")
 
     def _doublings(self) -> int:
         """Return the doublings of the next exclusion, less those that unbroken membership has cancelled."""

@@ -11,7 +11,7 @@ from evener.records.errors import require
 from evener.records.schema import Part
 from evener.wire.connect import JOIN_SECONDS, MAX_PAUSE_SECONDS
 
-MOST_DOUBLINGS = 5
+MAX_DOUBLINGS = 5
 """Limit of doublings: the longest exclusion is 32 times the first, 320 s, so no node is excluded for good."""
 Presence: TypeAlias = Literal["present", "away", "expected", "excluded", "left"]
 """present: a member with a connection. away: a member whose connection broke within the patience. expected: a member
@@ -75,7 +75,7 @@ class NodeState(Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require(self.incarnation >= 0, "incarnation", self.incarnation, "zero or more")
-        require(0 <= self.doublings <= MOST_DOUBLINGS, "doublings", self.doublings, f"from 0 to {MOST_DOUBLINGS}")
+        require(0 <= self.doublings <= MAX_DOUBLINGS, "doublings", self.doublings, f"from 0 to {MAX_DOUBLINGS}")
         require(self.lapses >= 0, "lapses", self.lapses, "zero or more")
         for field in ("heard", "member_since", "until"):
             require(isfinite(getattr(self, field)), field, getattr(self, field), "finite")

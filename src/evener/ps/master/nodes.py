@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from evener.ps.master import membership
-from evener.ps.master.access.quotas import MOST_NAMES
+from evener.ps.master.access.quotas import MAX_NAMES
 from evener.ps.master.node_state import Decision, NodeState, Occurrence, OpenRound, Transition
 from evener.ps.protocol.status import NodeStatus
 from evener.records.history import NodeWork
@@ -114,7 +114,7 @@ class Nodes:
 
     def has_room(self, name: str, now: float) -> bool:
         """Return whether a node of this name can be added; remove forgettable nodes if that is needed."""
-        if name in self.by_name or len(self.by_name) < MOST_NAMES:
+        if name in self.by_name or len(self.by_name) < MAX_NAMES:
             return True
         gone = [one.name for one in self.by_name.values() if one.is_forgettable(now)]
         for one in gone:

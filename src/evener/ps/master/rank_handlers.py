@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from evener.ps.master.access.quotas import MOST_BUFFERS
+from evener.ps.master.access.quotas import MAX_BUFFER_BYTES
 from evener.ps.master.nodes import NodeRecord
 from evener.ps.master.scheduler import Scheduler
 from evener.ps.protocol.messages import Header
 from evener.ps.protocol.rank_messages import RankEnded, RankPiece, RankReady, RankSaid, RankSaved, RankShown
 from evener.records.errors import InvalidInput
-from evener.records.events import MOST_EVENTS_BYTES
+from evener.records.events import MAX_EVENTS_BYTES
 from evener.system.malloc import return_free_memory
 from evener.system.memory import usable_memory
 from evener.wire.errors import BadFrame
@@ -52,7 +52,7 @@ class RankHandlers:
         """Handle a node's message about its rank. Raises BadFrame: the message is not valid."""
         if (run := self._scheduler.ranks_of(getattr(header, "run", ""))) is None:
             return
-        if type(header) in MOST_BUFFERS and not buffers:  # its buffers were not needed
+        if type(header) in MAX_BUFFER_BYTES and not buffers:  # its buffers were not needed
             return
         try:
             if isinstance(header, RankReady):
@@ -61,7 +61,7 @@ class RankHandlers:
                 run.said(node, header.process, bytes(buffers[0]))
             elif isinstance(header, RankShown):
                 run.shown(node, header.process, buffers[0])
-                if len(buffers[0]) > MOST_EVENTS_BYTES:
+                if len(buffers[0]) > MAX_EVENTS_BYTES:
                     return_free_memory()
             elif isinstance(header, RankSaved):
                 run.saved(node, header)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from evener.ps.master.access.quotas import MOST_EVENT_BYTES, MOST_EVENTS
+from evener.ps.master.access.quotas import MAX_EVENT_BYTES, MAX_EVENTS
 from evener.records.events import RunEvent
 from evener.records.history import Entry, History, NodeWork
 from evener.records.record import Epoch, Event, Validation
@@ -42,7 +42,7 @@ class RunJournal:
         """Add an event about `nodes`."""
         event = Event(step=step, kind=kind, message=message, nodes=nodes)
         self._event_bytes += _EVENT_BYTES + len(message)
-        if len(self.history.events) < MOST_EVENTS and self._event_bytes <= MOST_EVENT_BYTES:
+        if len(self.history.events) < MAX_EVENTS and self._event_bytes <= MAX_EVENT_BYTES:
             self.history.events.append(event)
             self.events.append(event)
         elif not self._has_more:

@@ -11,7 +11,7 @@ from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.worker_record import WorkerRecord, seconds_of
 
-_MOST_TIMES = 4.0
+_MAX_FACTOR = 4.0
 """Factor of the others' time for a round, after which a slow link is no longer waited for."""
 _SEND_LESS = "use --compress int8, or --agreement average with more --local-steps, to send less"
 
@@ -90,6 +90,6 @@ class RunSpeeds:
                 continue
             usual, work = others[len(others) // 2], (member.speed.seconds or 0.0) * lease.num_samples
             since = sent_at if member.thin_since is None else max(sent_at, member.thin_since)
-            if now - since > self._nodes.patience + work + _MOST_TIMES * usual:
+            if now - since > self._nodes.patience + work + _MAX_FACTOR * usual:
                 lines.append(ThinLine(node, now - sent_at, usual))
         return lines

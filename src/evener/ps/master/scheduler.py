@@ -27,7 +27,7 @@ from evener.ps.master.validation import EpochEnd
 from evener.ps.protocol.blob_stream import why_no_disk
 from evener.ps.protocol.blob_transfer import BlobSender
 from evener.ps.protocol.config import MasterConfig
-from evener.ps.protocol.job import MOST_JOBS_BYTES, AnyJob, Job, Submission, Submissions, encode_job, exclude_each_other
+from evener.ps.protocol.job import MAX_JOBS_BYTES, AnyJob, Job, Submission, Submissions, encode_job, exclude_each_other
 from evener.ps.protocol.messages import (
     AssignNodes,
     BlobChunk,
@@ -352,8 +352,8 @@ class Scheduler:
     def _why_no_room(self, job: AnyJob) -> str:
         """Say why memory or disk have no room for another run; empty if they do."""
         jobs = [one for one in (job, *(run.job for run in self.runs)) if isinstance(one, Job)]
-        if sum(len(encode_job(one)) for one in jobs) > MOST_JOBS_BYTES:
-            return f"the descriptions of all runs would take more than {MOST_JOBS_BYTES} bytes, which is the limit"
+        if sum(len(encode_job(one)) for one in jobs) > MAX_JOBS_BYTES:
+            return f"the descriptions of all runs would take more than {MAX_JOBS_BYTES} bytes, which is the limit"
         if sum(one.layout.num_bytes for one in jobs) > (most := usable_memory()[1] // 2):
             return f"the weights of all runs would take more than the {most} bytes that this master has for them"
         return why_no_disk(self._home.folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evener.ps.master.access.quotas import MOST_LOG_BYTES
+from evener.ps.master.access.quotas import MAX_LOG_BYTES
 from evener.ps.protocol.config import MasterConfig
 from evener.ps.protocol.messages import RunEvents, RunFinished, Send
 from evener.records.event_log import EventLog
@@ -19,7 +19,7 @@ def open_log(config: MasterConfig, run: str) -> EventLog:
     """Open the log of a run's events."""
     folder = config.home.runs / run
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return EventLog(folder / EVENTS_FILE, config.notify, private=True, most_bytes=MOST_LOG_BYTES)
+    return EventLog(folder / EVENTS_FILE, config.notify, private=True, most_bytes=MAX_LOG_BYTES)
 
 
 class Subscribers:

@@ -23,7 +23,7 @@ from evener.records.history import History, NodeWork
 from evener.sync.messages import Judgement, ServerOutput
 from evener.sync.parameter_server import ParameterServer
 
-_MOST_REFUSALS = 3
+_MAX_REFUSALS = 3
 """Refused updates per worker, in a row and without a good update, after which training counts as diverged."""
 _DIVERGED = "every update of every node is refused, training has diverged; a lower learning rate may help"
 
@@ -267,7 +267,7 @@ class TrainingRun:
             self.faulty.append((self._nodes.by_name[judgement.worker], f"{judgement.reason}, repeatedly"))
         if judgement.lease is not None and not self.job.workload.parts:
             self._use_up(judgement.lease.samples.epoch, judgement.num_samples)
-        if self._refused_in_a_row >= _MOST_REFUSALS * max(1, len(self.server.members)):
+        if self._refused_in_a_row >= _MAX_REFUSALS * max(1, len(self.server.members)):
             self.failure = NonFiniteLoss(judgement.worker, self.server.version + 1, float("nan"), f": {_DIVERGED}")
 
     def _observe(self, what: Occurrence, judgement: Judgement) -> None:

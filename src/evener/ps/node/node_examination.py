@@ -46,7 +46,7 @@ Look: TypeAlias = Callable[[TaskQuestion | None, Path | None], tuple[MachineFact
 _CONNECT_SECONDS = 3.0
 _RATE_SECONDS = 0.1
 """Time for which bytes are received to measure a rate."""
-_MOST_THREADS = 32
+_MAX_THREADS = 32
 
 
 def look_at_machine(_question: TaskQuestion | None, _code: Path | None) -> tuple[MachineFacts, DataFacts | None]:
@@ -139,7 +139,7 @@ def links_to(places: Sequence[Place], until: float) -> LinksReport:
     if not places:
         return LinksReport()
     soon = min(until, time.monotonic() + _CONNECT_SECONDS)
-    with ThreadPoolExecutor(min(_MOST_THREADS, len(places)), thread_name_prefix="evener-probe") as pool:
+    with ThreadPoolExecutor(min(_MAX_THREADS, len(places)), thread_name_prefix="evener-probe") as pool:
         results = list(pool.map(lambda place: probe(place.address, place.port, soon), places))
     failed = [
         Unreached(machine=place.machine, address=place.address, port=place.port, reason=result)

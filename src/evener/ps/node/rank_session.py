@@ -32,14 +32,14 @@ class Ending(NamedTuple):
         kind: kind of the error that it reported; None for none.
         is_own: whether the error arose in this process.
         sentence: sentence of the error.
-        words: clause that says how the process ended.
+        clause: clause that says how the process ended.
     """
 
     has_finished: bool
     kind: ErrorKind | None
     is_own: bool
     sentence: str
-    words: str
+    clause: str
 
 
 class RankSetup(NamedTuple):
@@ -177,7 +177,7 @@ class RankSession:
             kind=ending.kind,
             is_own=ending.is_own,
             sentence=shown(ending.sentence),
-            ending=shown(ending.words),
+            ending=shown(ending.clause),
         )
         written = self._folder / WEIGHTS
         buffers = (written.read_bytes(),) if written.exists() else ()

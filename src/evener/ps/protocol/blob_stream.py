@@ -14,14 +14,14 @@ from pathlib import Path, PurePosixPath
 from evener.ps.protocol.blob import blob_folder, files_in
 from evener.records.errors import InvalidFile, MissingFile
 
-LEAST_FREE = 0.05
+MIN_FREE_SHARE = 0.05
 """Share of the disk that blobs leave free."""
 
 
 def why_no_disk(folder: Path) -> str:
     """Say why large files must not be written below `folder`; empty if they may."""
     disk = shutil.disk_usage(folder)
-    return "" if disk.free > LEAST_FREE * disk.total else f"the master's disk is full: {disk.free} bytes are free"
+    return "" if disk.free > MIN_FREE_SHARE * disk.total else f"the master's disk is full: {disk.free} bytes are free"
 
 
 class BlobStream:
@@ -99,7 +99,7 @@ class StreamWriter:
         """
         disk = shutil.disk_usage(self._folder)
         is_too_large = self.received + len(piece) > self._most_bytes
-        if is_too_large or disk.free - len(piece) < LEAST_FREE * disk.total:
+        if is_too_large or disk.free - len(piece) < MIN_FREE_SHARE * disk.total:
             raise InvalidFile(f"the master's disk has no room for blob {self._digest[:12]}")
         self._hasher.update(piece)
         self._file.write(piece)

@@ -24,10 +24,10 @@ from evener.ps.protocol.messages import Header
 from evener.records.schema import NOT_DECODED, Count, Digest, Finite, Name, Part, Seconds, Text, Word
 from evener.wire.errors import BadFrame
 
-MOST_REPORT_BYTES = 1 << 18
+MAX_REPORT_BYTES = 1 << 18
 """Limit of a node's report."""
-MOST_QUESTION_BYTES = 1 << 16
-MOST_CODE_BYTES = CHUNK_BYTES
+MAX_QUESTION_BYTES = 1 << 16
+MAX_CODE_BYTES = CHUNK_BYTES
 """Limit of the code of a task that is only loaded, not trained."""
 
 

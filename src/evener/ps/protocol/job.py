@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from evener.ps.protocol.blob_stream import StreamWriter
 from evener.ps.protocol.blob_transfer import BlobReceiver
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, RunRejected, Send
-from evener.ps.protocol.rank_messages import MOST_RANK_JOB, RankJob, decode_rank_job
+from evener.ps.protocol.rank_messages import MAX_RANK_JOB_BYTES, RankJob, decode_rank_job
 from evener.records.errors import EvenerError, InvalidFile, require
 from evener.records.schema import NOT_DECODED, Digest, Finite, Name, Part, RunName, Text, Whole, Word, shown
 from evener.sync.compression import as_bytes
@@ -23,8 +23,8 @@ from evener.sync.snapshot import require_free
 from evener.system.memory import usable_memory
 from evener.wire.errors import BadFrame
 
-MOST_JOB_BYTES = 2 * 2**20
-MOST_JOBS_BYTES = 2 * MOST_JOB_BYTES
+MAX_JOB_BYTES = 2 * 2**20
+MAX_JOBS_BYTES = 2 * MAX_JOB_BYTES
 """Limit of all runs in progress together."""
 
 
@@ -165,8 +165,8 @@ class Submissions:
         Raises:
             BadFrame: the job or the weights are too large.
         """
-        if len(lengths) not in (1, 2) or lengths[0] > (MOST_RANK_JOB if len(lengths) == 1 else MOST_JOB_BYTES):
-            raise BadFrame(f"a run is a job of at most {MOST_JOB_BYTES} bytes, and perhaps weights")
+        if len(lengths) not in (1, 2) or lengths[0] > (MAX_RANK_JOB_BYTES if len(lengths) == 1 else MAX_JOB_BYTES):
+            raise BadFrame(f"a run is a job of at most {MAX_JOB_BYTES} bytes, and perhaps weights")
         if sum(lengths[1:]) > (most := usable_memory()[1] // 2):
             raise BadFrame(f"weights of {lengths[1]} bytes are too large for this master, which could hold {most}")
         if self._is_taken(peer):

@@ -25,11 +25,11 @@ from evener.records.error_kind import ErrorKind
 from evener.records.errors import InvalidFile, require
 from evener.records.schema import NOT_DECODED, Count, Digest, Name, Part, RunName, Seconds, Text, Word
 
-MOST_WORDS = 2**20
+MAX_MESSAGE_BYTES = 2**20
 """Limit of one message between a process and the coordinator, in bytes."""
-MOST_SHOWN = 2**24
+MAX_SHOWN_BYTES = 2**24
 """Limit of the events that a process shows at a time, in bytes."""
-MOST_RANK_JOB = 2**20
+MAX_RANK_JOB_BYTES = 2**20
 
 
 Speed = Annotated[float, Meta(gt=0, le=1)]

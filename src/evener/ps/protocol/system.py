@@ -27,7 +27,7 @@ class System(NamedTuple):
     origins: Mapping[str, frozenset[str]]
 
     def why_not(self, name: str, origin: str) -> str:
-        """Say why a node of this `name` that connects from `origin` (`Address.description`) may not join; empty if it may."""
+        """Say why a node `name` that connects from `origin` (`Address.description`) may not join; empty if it may."""
         if name not in self.devices:
             return f"{self.file} describes no node {name}, but {', '.join(self.devices)}: choose one with --name"
         allowed, host = self.origins[name], host_in(origin)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from evener.ps.master.access.invitations import MOST_INVITATIONS, Invitations
+from evener.ps.master.access.invitations import MAX_INVITATIONS, Invitations
 from evener.ps.master.access.members import Members
 from evener.ps.master.scheduler import Scheduler
 from evener.ps.protocol import messages as m
@@ -80,7 +80,7 @@ def test_one_that_nobody_can_come_with_any_more_is_forgotten_and_its_token_with_
 
 def test_invitations_are_bounded(tmp_path: Path) -> None:
     world = World(tmp_path)
-    for _ in range(MOST_INVITATIONS):
+    for _ in range(MAX_INVITATIONS):
         world.all.invite("", 1, 60.0)
     with pytest.raises(InvalidValue, match="at most 256; revoke some"):
         world.all.invite("", 1, 60.0)

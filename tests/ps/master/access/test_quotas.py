@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from evener.ps.master import run_journal
-from evener.ps.master.access.quotas import MOST_FETCHES, MOST_NAMES, connection_limits
+from evener.ps.master.access.quotas import MAX_FETCHES, MAX_NAMES, connection_limits
 from evener.ps.master.node_state import NodeState
 from evener.ps.master.nodes import Nodes
 from evener.ps.protocol import blob_stream
@@ -87,7 +87,7 @@ def test_who_asks_for_more_than_it_takes_is_closed() -> None:
                     evil.send(m.FetchBlob(digest=digest, offset=0))
             wait_until(lambda: refusals(ps))
         assert [line["name"] for line in refusals(ps)] == ["evil"]
-        assert MOST_FETCHES <= 16
+        assert MAX_FETCHES <= 16
         ps.run(job(SYNC), weights())
 
 
@@ -132,13 +132,13 @@ def test_nodes_and_submitters_leave_room_for_admins(monkeypatch: pytest.MonkeyPa
 
 def test_names_of_nodes_that_left_are_forgotten_when_there_are_too_many() -> None:
     nodes = Nodes(15.0)
-    for number in range(MOST_NAMES):
+    for number in range(MAX_NAMES):
         record = nodes.record(f"n{number}")
         presence = "present" if number < 2 else "left"
         record.state = NodeState(incarnation=1, presence=presence, heard=0.0, member_since=0.0, until=0.0)  # type: ignore[arg-type]
     nodes.connect(nodes.record("n0"), 7)
     assert nodes.has_room("n5", 1.0)
-    assert len(nodes.by_name) == MOST_NAMES
+    assert len(nodes.by_name) == MAX_NAMES
     assert nodes.has_room("another", 1.0)
     assert list(nodes.by_name) == ["n0", "n1"]
 
@@ -146,7 +146,7 @@ def test_names_of_nodes_that_left_are_forgotten_when_there_are_too_many() -> Non
 def test_a_node_that_joins_under_name_after_name_is_refused_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     from evener.ps.master import nodes
 
-    monkeypatch.setattr(nodes, "MOST_NAMES", 3)
+    monkeypatch.setattr(nodes, "MAX_NAMES", 3)
     with plane("a", patience=1) as ps:
         evil = [stranger(ps) for _ in range(3)]
         for number, connection in enumerate(evil):
@@ -158,7 +158,7 @@ def test_a_node_that_joins_under_name_after_name_is_refused_in_the_end(monkeypat
 
 
 def test_the_events_of_a_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_journal, "MOST_EVENTS", 3)
+    monkeypatch.setattr(run_journal, "MAX_EVENTS", 3)
     stage = Stage(SYNC)
     for _ in range(100):
         stage.run.note("away", "again")
@@ -184,7 +184,7 @@ def test_an_archive_of_a_hundred_thousand_empty_files_costs_the_master_nothing(t
 def test_a_blob_that_does_not_fit_the_disk_is_refused_before_it_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blob_stream, "LEAST_FREE", 1.0)
+    monkeypatch.setattr(blob_stream, "MIN_FREE_SHARE", 1.0)
     writer = StreamWriter("0" * 64, tmp_path)
     with pytest.raises(InvalidFile, match="the master's disk has no room"):
         writer.add(b"1")

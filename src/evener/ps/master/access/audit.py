@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-MOST_BYTES = 8 * 2**20
+MAX_BYTES = 8 * 2**20
 """Size at which the log begins a new file."""
-_LONGEST_DETAIL = 8192
-_LONGEST_WORD = 256
+_MAX_DETAIL_LENGTH = 8192
+_MAX_WORD_LENGTH = 256
 
 
 class AuditLog:
@@ -47,10 +47,10 @@ class AuditLog:
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "what": what,
-            "name": name[:_LONGEST_WORD],
-            "address": address[:_LONGEST_WORD],
-            "invitation": invitation[:_LONGEST_WORD],
-            "detail": detail[:_LONGEST_DETAIL],
+            "name": name[:_MAX_WORD_LENGTH],
+            "address": address[:_MAX_WORD_LENGTH],
+            "invitation": invitation[:_MAX_WORD_LENGTH],
+            "detail": detail[:_MAX_DETAIL_LENGTH],
         }
         try:
             self._append(msgspec.json.encode(line) + b"\n")
@@ -66,7 +66,7 @@ class AuditLog:
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(handle, line)
-            is_full = os.fstat(handle).st_size > MOST_BYTES
+            is_full = os.fstat(handle).st_size > MAX_BYTES
         finally:
             os.close(handle)
         if is_full:
@@ -75,4 +75,4 @@ class AuditLog:
 
 def trace_of(error: BaseException) -> str:
     """Return the end of an error's traceback, as much as an entry of the log holds."""
-    return "".join(traceback.format_exception(error))[-_LONGEST_DETAIL:]
+    return "".join(traceback.format_exception(error))[-_MAX_DETAIL_LENGTH:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from evener.ps.master.access.quotas import MOST_FETCHES, MOST_FETCHING
+from evener.ps.master.access.quotas import MAX_FETCHES, MAX_FETCHING
 from evener.ps.protocol.messages import FetchBlob, Header
 from evener.wire.errors import BadFrame
 from evener.wire.server import Server
@@ -27,8 +27,8 @@ class Fetches:
     def ask(self, peer: int, fetch: FetchBlob) -> None:
         """Add a peer's request for a piece. Raises BadFrame: too many of its requests are open."""
         requests = self._requests.setdefault(peer, deque())
-        if len(requests) >= MOST_FETCHES:
-            raise BadFrame(f"too many requests: {MOST_FETCHES} pieces are waiting for this peer")
+        if len(requests) >= MAX_FETCHES:
+            raise BadFrame(f"too many requests: {MAX_FETCHES} pieces are waiting for this peer")
         requests.append(fetch)
         self.serve()
 
@@ -36,7 +36,7 @@ class Fetches:
         """Send a piece to each peer whose queue is empty, unless too many peers do not take theirs."""
         self._taking = {peer for peer in self._taking if self._server.num_waiting(peer)}
         for peer in list(self._requests):
-            while peer in self._requests and not self._server.num_waiting(peer) and len(self._taking) < MOST_FETCHING:
+            while peer in self._requests and not self._server.num_waiting(peer) and len(self._taking) < MAX_FETCHING:
                 requests = self._requests[peer]
                 self._give(peer, requests.popleft())
                 if not requests:

@@ -22,7 +22,7 @@ from evener.records.errors import require
 from evener.records.schema import Count, Finite, Noun, Part, Word, read_noun, write_noun
 from evener.wire.identity import Grant, Identity, Token
 
-MOST_INVITATIONS = 256
+MAX_INVITATIONS = 256
 """Limit of invitations: each is tried on every peer that connects."""
 
 
@@ -45,7 +45,7 @@ class Invitation(Part, frozen=True, kw_only=True):
 class InvitationList(Noun, frozen=True, kw_only=True):
     """All invitations, by name."""
 
-    invitations: Annotated[dict[Word, Invitation], Meta(max_length=MOST_INVITATIONS)] = {}
+    invitations: Annotated[dict[Word, Invitation], Meta(max_length=MAX_INVITATIONS)] = {}
 
 
 class Invitations:
@@ -88,7 +88,7 @@ class Invitations:
         require(nodes > 0, "nodes", nodes, "one or more")
         self._remove_unusable()
         count = len(self._invitations)
-        require(count < MOST_INVITATIONS, "invitations", count + 1, f"at most {MOST_INVITATIONS}; revoke some")
+        require(count < MAX_INVITATIONS, "invitations", count + 1, f"at most {MAX_INVITATIONS}; revoke some")
         name = secrets.token_hex(4)
         one = Invitation(submitter=submitter, nodes=nodes, until=self._clock() + seconds)
         self._keep(self._invitations | {name: one})

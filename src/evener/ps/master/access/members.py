@@ -15,7 +15,7 @@ from msgspec import Meta
 from evener.records.atomic import atomic_write
 from evener.records.schema import Digest, Name, Noun, Part, Text, Word, encode_noun, read_noun
 
-MOST_MEMBERS = 4096
+MAX_MEMBERS = 4096
 
 
 class Member(Part, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Member(Part, frozen=True, kw_only=True):
 class MemberList(Noun, frozen=True, kw_only=True):
     """All members, by name."""
 
-    members: Annotated[dict[Name, Member], Meta(max_length=MOST_MEMBERS)] = {}
+    members: Annotated[dict[Name, Member], Meta(max_length=MAX_MEMBERS)] = {}
 
 
 class Members:
@@ -73,7 +73,7 @@ class Members:
     @property
     def has_room(self) -> bool:
         """Whether another name can be remembered."""
-        return len(self._members) < MOST_MEMBERS
+        return len(self._members) < MAX_MEMBERS
 
     def knows(self, key: str) -> bool:
         """Return whether a name belongs to this key."""

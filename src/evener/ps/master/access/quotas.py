@@ -9,17 +9,17 @@ import msgspec
 
 from evener.ps.protocol.blob import CHUNK_BYTES
 from evener.ps.protocol.examination_messages import (
-    MOST_CODE_BYTES,
-    MOST_QUESTION_BYTES,
-    MOST_REPORT_BYTES,
+    MAX_CODE_BYTES,
+    MAX_QUESTION_BYTES,
+    MAX_REPORT_BYTES,
     Examined,
     ExamineNodes,
     Probed,
 )
 from evener.ps.protocol.messages import BlobChunk, Header
 from evener.ps.protocol.rank_messages import (
-    MOST_SHOWN,
-    MOST_WORDS,
+    MAX_MESSAGE_BYTES,
+    MAX_SHOWN_BYTES,
     RankPiece,
     RankSaid,
     RankShown,
@@ -29,34 +29,34 @@ from evener.wire.errors import BadFrame
 from evener.wire.limits import Limits
 from evener.wire.server import Server
 
-MOST_NAMES = 4096
+MAX_NAMES = 4096
 """Limit of nodes that a master remembers."""
-MOST_EVENTS = 10_000
+MAX_EVENTS = 10_000
 """Limit of events in the record of a run."""
-MOST_EVENT_BYTES = 2**22
+MAX_EVENT_BYTES = 2**22
 """Limit of these events in memory."""
-MOST_LOG_BYTES = 2**29
+MAX_LOG_BYTES = 2**29
 """Limit of the file with the events of a run."""
-MOST_PROFILE_BYTES = 5120
+MAX_PROFILE_BYTES = 5120
 """Limit of the encoded profile of a node's device."""
-MOST_ARRIVING_BYTES = 2**26
+MAX_ARRIVING_BYTES = 2**26
 """Limit of buffers that are arriving from all peers together, without weights and contributions."""
-MOST_FETCHING = 64
+MAX_FETCHING = 64
 """Limit of peers that have not taken their last piece of a blob; other peers wait."""
 IDLE_PATIENCES = 4.0
 """Patiences after which an idle connection is closed that is no node's and watches no run."""
-MOST_WAITING = 4
+MAX_WAITING = 4
 """Limit of frames in the queue of a peer that requests another answer."""
-MOST_FETCHES = 16
+MAX_FETCHES = 16
 """Limit of a peer's open requests for pieces of blobs."""
-MOST_BUFFERS: dict[type[Header], tuple[int, ...]] = {
+MAX_BUFFER_BYTES: dict[type[Header], tuple[int, ...]] = {
     BlobChunk: (CHUNK_BYTES,),
-    ExamineNodes: (MOST_QUESTION_BYTES, MOST_CODE_BYTES),
-    Examined: (MOST_REPORT_BYTES,),
-    Probed: (MOST_REPORT_BYTES,),
+    ExamineNodes: (MAX_QUESTION_BYTES, MAX_CODE_BYTES),
+    Examined: (MAX_REPORT_BYTES,),
+    Probed: (MAX_REPORT_BYTES,),
     RankPiece: (CHUNK_BYTES,),
-    RankSaid: (MOST_WORDS,),
-    RankShown: (MOST_SHOWN,),
+    RankSaid: (MAX_MESSAGE_BYTES,),
+    RankShown: (MAX_SHOWN_BYTES,),
 }
 """Limit of each buffer of a message; a message has all of them, or none."""
 _OTHER_FILES = 128
@@ -65,7 +65,7 @@ _OTHER_FILES = 128
 
 def require_size(kind: type[Header], lengths: Sequence[int]) -> None:
     """Raise BadFrame if a message of this kind must not have buffers of these lengths."""
-    most = MOST_BUFFERS.get(kind, ())
+    most = MAX_BUFFER_BYTES.get(kind, ())
     if lengths and (
         len(lengths) != len(most) or any(length > limit for length, limit in zip(lengths, most, strict=True))
     ):
@@ -74,14 +74,14 @@ def require_size(kind: type[Header], lengths: Sequence[int]) -> None:
 
 def require_room(server: Server[Header], peer: int) -> None:
     """Raise BadFrame if too many answers are waiting for a peer."""
-    if server.num_waiting(peer) >= MOST_WAITING:
-        raise BadFrame(f"too many requests: {MOST_WAITING} answers are waiting for this peer")
+    if server.num_waiting(peer) >= MAX_WAITING:
+        raise BadFrame(f"too many requests: {MAX_WAITING} answers are waiting for this peer")
 
 
 def require_small(profile: DeviceProfile | None) -> None:
     """Raise BadFrame if the profile of a device is larger than a measured one can be."""
-    if profile is not None and len(msgspec.msgpack.encode(profile)) > MOST_PROFILE_BYTES:
-        raise BadFrame(f"the profile of a device has at most {MOST_PROFILE_BYTES} bytes")
+    if profile is not None and len(msgspec.msgpack.encode(profile)) > MAX_PROFILE_BYTES:
+        raise BadFrame(f"the profile of a device has at most {MAX_PROFILE_BYTES} bytes")
 
 
 class Allowance:
@@ -117,7 +117,7 @@ class Arrivals:
     def begin(self, peer: int, num_bytes: int) -> None:
         """Add the buffers of a frame. Raises BadFrame: too many bytes are arriving from all peers."""
         self._bytes.pop(peer, None)
-        if num_bytes and sum(self._bytes.values()) + num_bytes > MOST_ARRIVING_BYTES:
+        if num_bytes and sum(self._bytes.values()) + num_bytes > MAX_ARRIVING_BYTES:
             raise BadFrame("too many bytes are arriving from other peers: try again")
         if num_bytes:
             self._bytes[peer] = num_bytes

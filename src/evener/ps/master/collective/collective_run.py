@@ -23,14 +23,14 @@ from evener.membership.shared_values import AskValues, SetValue, SharedValues, d
 from evener.ps.master.collective.rank_checkpoints import RankCheckpoints
 from evener.ps.master.collective.rank_journal import JournalState, RankJournal, RunStart, StoredValue
 from evener.ps.master.collective.rank_lifecycle import Beginnings, RunEnding
-from evener.ps.master.collective.rank_news import MOST_EVENT_BYTES, RankNews
+from evener.ps.master.collective.rank_news import MAX_EVENT_BYTES, RankNews
 from evener.ps.master.collective.rank_table import Absences, RankTable, RejectedNodes
 from evener.ps.master.collective.remote_rank import RemoteRank, RemoteStarter
 from evener.ps.master.node_state import return_seconds
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.protocol.messages import Send
 from evener.ps.protocol.rank_messages import (
-    MOST_WORDS,
+    MAX_MESSAGE_BYTES,
     PrepareRank,
     RankEnded,
     RankJob,
@@ -157,7 +157,7 @@ class CollectiveRun:
     def shown(self, node: NodeRecord, process: int, data: memoryview) -> None:
         """Take the events of a process. Raises msgspec.DecodeError."""
         if self._may_speak(node, process):
-            self.news.add(sized_events(data, MOST_EVENT_BYTES))
+            self.news.add(sized_events(data, MAX_EVENT_BYTES))
 
     def saved(self, node: NodeRecord, header: RankSaved) -> None:
         """Fetch a checkpoint that a process has written."""
@@ -194,7 +194,7 @@ class CollectiveRun:
     def wants(self, node: NodeRecord, process: int, num_bytes: int) -> bool:
         """Return whether a process may send a message of this length."""
         return self._table.of(node, process) is not None and (
-            num_bytes <= MOST_WORDS or (not self.news.has_record and self._may_speak(node, process))
+            num_bytes <= MAX_MESSAGE_BYTES or (not self.news.has_record and self._may_speak(node, process))
         )
 
     def disconnected(self, node: NodeRecord) -> None:

@@ -14,9 +14,9 @@ from evener.records.events import Phase, RunEvent
 from evener.records.plan import Plan
 from evener.records.record import Event, Step, TrainRecord, Validation
 
-MOST_EVENT_BYTES = 2**17
+MAX_EVENT_BYTES = 2**17
 """Limit of one encoded event; larger ones are ignored."""
-_MOST_PENDING_BYTES = 2**20
+_MAX_PENDING_BYTES = 2**20
 """Limit of the steps that wait to be sent; other events have lower limits."""
 _AT_ONCE_BYTES, _BYTES_PER_SECOND = 2**19, 2**13
 """Limits of all other events; steps are summed, and sent a few times a second."""
@@ -51,7 +51,7 @@ class RankNews:
             elif isinstance(event, Step):
                 is_summed = self.step is not None and len(self.step.nodes) == len(event.nodes)
                 self.step = event
-                if self._pending_bytes + size <= _MOST_PENDING_BYTES and (is_summed or self._allowance.take(size)):
+                if self._pending_bytes + size <= _MAX_PENDING_BYTES and (is_summed or self._allowance.take(size)):
                     self._pending_bytes += size
                     self.events.append(event)
             else:

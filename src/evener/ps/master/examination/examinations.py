@@ -44,11 +44,11 @@ from evener.wire.identity import host_in
 
 MASTER = "master"
 """Name of the master's own machine among the nodes."""
-MOST_SECONDS = 20.0
+MAX_SECONDS = 20.0
 """Longest time for one examination, since commands wait for each other."""
-_MOST_OWN_PLACES = 4
+_MAX_OWN_PLACES = 4
 """Limit of one node's addresses, so that no node makes the others connect to many."""
-_MOST_PLACES = 64
+_MAX_PLACES = 64
 """Limit of addresses that a node connects to."""
 _REPORT_SHARE = 0.6
 """Share of the time for machines and task; the rest is for the links."""
@@ -126,7 +126,7 @@ class Examinations:
         if reason:
             self._send(peer, NodesExamined(reason=shown(reason)))
             return
-        seconds = min(request.seconds, MOST_SECONDS)
+        seconds = min(request.seconds, MAX_SECONDS)
         self._number += 1
         present = self._nodes.present
         self._progress = _Progress(
@@ -148,7 +148,7 @@ class Examinations:
             report = decode_part(_only(buffers), NodeReport)
             places = tuple(replace(one, machine=node.name) for one in report.places if _may_be_probed(one, node.origin))
             facts = replace(report.facts, machine=node.name)
-            progress.reports[node.name] = replace(report, facts=facts, places=places[:_MOST_OWN_PLACES])
+            progress.reports[node.name] = replace(report, facts=facts, places=places[:_MAX_OWN_PLACES])
             progress.aheads[node.name] = header.clock - self._wall_clock()
 
     def probed(self, node: NodeRecord, header: Probed, buffers: Sequence[memoryview]) -> None:
@@ -186,7 +186,7 @@ class Examinations:
         progress.is_probing = True
         progress.probing = [one for one in progress.nodes if one.name in progress.reports]
         for number, node in enumerate(progress.probing):
-            others = [*progress.probing[number + 1 :], *progress.probing[:number]][:_MOST_PLACES]
+            others = [*progress.probing[number + 1 :], *progress.probing[:number]][:_MAX_PLACES]
             places: list[Place] = [place for one in others for place in progress.reports[one.name].places]
             header = ProbeNodes(number=progress.number, seconds=max(0.0, progress.until - now))
             self._send(node.peer, header, (encode_part(places),))
