@@ -20,7 +20,7 @@ _DEFAULT_METHODS = ("__init__", "extra_repr", "reset_parameters")
 
 
 class BatchNorm(nn.SyncBatchNorm):
-    """Normalise inputs with any number of dims, as a SyncBatchNorm does without a group."""
+    """A BatchNorm for any number of dims: a SyncBatchNorm without a group."""
 
     forward = _BatchNorm.forward
 
@@ -34,7 +34,7 @@ def without_synchronised(model: nn.Module) -> nn.Module:
 
 
 class Description(TypedDict, total=False):
-    """Hold the fields of an Operation that depend on its type. The kind is `other` if it is missing."""
+    """Fields of an Operation that depend on its type. The kind is `other` if it is missing."""
 
     kind: Kind
     windows: tuple[WindowRule, ...]
