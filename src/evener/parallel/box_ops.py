@@ -22,7 +22,7 @@ _TRANSPOSED: dict[int, Callable[..., Tensor]] = {2: F.conv_transpose2d, 3: F.con
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Describe some rows and columns of an image, or planes, rows and columns of a volume.
+    """Some rows and columns of an image, or planes, rows and columns of a volume.
 
     Attributes:
         sides: The interval [first, end) along every side, counted in the whole.

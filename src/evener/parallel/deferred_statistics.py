@@ -22,7 +22,7 @@ from evener.records.errors import InvalidInput
 
 
 class DeferredStatistics(TorchFunctionMode):
-    """Collect the statistics of a norm in micro-batches, separately for each use; `move` applies them.
+    """Collects the statistics of a norm in micro-batches, separately for each use; `move` applies them.
 
     Args:
         norm: A BatchNorm or InstanceNorm of any class; this object computes it from now on.

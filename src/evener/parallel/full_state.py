@@ -90,14 +90,14 @@ def pieces_of(shards: Mapping[str, Shard], rank: int) -> dict[str, Piece]:
 
 
 class _OptimizerParts(msgspec.Struct, frozen=True):
-    """List what one rank's optimizer holds by parameter: names of divided tensors, and values other than tensors."""
+    """The contents of one rank's optimizer by parameter: names of divided tensors, and values other than tensors."""
 
     divided: dict[str, list[str]]
     plain: dict[str, dict[str, Any]]
 
 
 class OptimizerState:
-    """Convert between the optimizer states of all ranks and the state of an optimizer of the whole model.
+    """Converts between the optimizer states of all ranks and the state of an optimizer of the whole model.
 
     An optimizer's state dict identifies parameters by their index, counted over all groups.
 

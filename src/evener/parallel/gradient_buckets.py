@@ -26,7 +26,7 @@ BUCKET_BYTES = 25 * 2**20
 
 
 class GradientBucket:
-    """Reduce the gradients of some weights in one all-reduce over `group`.
+    """Reduces the gradients of some weights in one all-reduce over `group`.
 
     If ranks may use different weights, the bucket is `flagged`: it also sends whether a rank has each gradient.
     Otherwise a weight without a gradient here keeps none if the sum is zero. With `averaged`, the sum is divided by the
@@ -75,7 +75,7 @@ class GradientBucket:
 
 
 class ShardedBucket:
-    """Reduce the gradients of weights of which some rank of every replica has parts.
+    """Reduces the gradients of weights of which some rank of every replica has parts.
 
     One of the ranks that have a part sums it and sends the sum to the others. This sends 2 (r-1)/r of its bytes for r
     replicas, as a ring does.

@@ -13,7 +13,7 @@ from evener.tracer.model_copy import copied_model, rebound
 
 
 class GradientHooks:
-    """Collect the gradient hooks of a model's parameters, which stay in place until `taken_off`.
+    """Collects the gradient hooks of a model's parameters, which stay in place until `taken_off`.
 
     Attributes:
         names: Names of the parameters that have hooks.

@@ -40,7 +40,7 @@ from evener.parallel.process_mesh import ProcessMesh
 
 
 class BucketSums:
-    """Sum gradients during backward, one bucket after another. All ranks have the same buckets.
+    """Sums gradients during backward, one bucket after another. All ranks have the same buckets.
 
     Args:
         world: The ranks.
@@ -156,7 +156,7 @@ def sum_bucket(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[Te
 
 
 class GradientSums(BucketSums):
-    """Complete the gradients of a model's weights before `backward()` returns.
+    """Completes the gradients of a model's weights before `backward()` returns.
 
     Whole weights are reduced in buckets during backward, from the last one of the forward pass to the first. The order
     of buckets is fixed and backward runs in the same order on all ranks, so their collectives match. Gradients of
@@ -228,7 +228,7 @@ class GradientSums(BucketSums):
 
 
 class ReplicaSums(BucketSums):
-    """Sum gradients of replicas that may use different weights in a step, or some weights never. Call `finish`.
+    """Sums gradients of replicas that may use different weights in a step, or some weights never. Call `finish`.
 
     Args:
         model: The model, on every rank.
@@ -270,7 +270,7 @@ def _is_added(parameter: Tensor) -> bool:
 
 
 class ReplicaMeans(BucketSums):
-    """Average gradients over the replicas of a user's program; they are complete when `backward()` returns.
+    """Averages gradients over the replicas of a user's program; they are complete when `backward()` returns.
 
     Each gradient is multiplied by the rank's `weight` before it is accumulated. With weight p n / N for n of N samples
     on p ranks, the means are those of the whole batch. Gradients that all ranks have alike stay unchanged. So a step

@@ -43,7 +43,7 @@ def with_new_values(traced: TracedModel, name: str) -> TracedModel:
 
 @dataclass(frozen=True)
 class _Whole:
-    """Hold the value of a whole storage since a change.
+    """The value of a whole storage since a change.
 
     Attributes:
         node: The node that makes the value; the node of the change if it is unknown how to make the value.
@@ -59,7 +59,7 @@ class _Whole:
 
 
 class _Changes:
-    """Follow the changes of a graph from its first node to its last.
+    """Follows the changes of a graph from its first node to its last.
 
     Attributes:
         newest: The whole value of every storage changed so far.

@@ -20,7 +20,7 @@ from evener.records.errors import InvalidInput
 
 
 class NormComputation(Protocol):
-    """Compute norms."""
+    """A way to compute norms."""
 
     def compute(self, norm: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return the output of `norm`, whose class computes it with `forward`."""
@@ -51,7 +51,7 @@ def compute_by(norm: Any, computation: NormComputation) -> None:
 
 
 class _NormForward:
-    """Replace the `forward` of one norm, without keeping the norm alive: a model is freed with its last reference.
+    """Replaces the `forward` of one norm, without keeping the norm alive: a model is freed with its last reference.
 
     A deep copy belongs to the copy of the norm. A pickle stores the `forward` of the norm's class.
     """

@@ -25,7 +25,7 @@ _MIN_ROW_PIXELS = 256
 
 
 class Statistics(NamedTuple):
-    """Hold statistics of values, or of parts of them stacked in dim 0. The three shapes are broadcastable."""
+    """The statistics of values, or of parts of them stacked in dim 0. The three shapes are broadcastable."""
 
     mean: Tensor
     var: Tensor
@@ -118,7 +118,7 @@ def _channel_sum(x: Tensor) -> Tensor:
 
 
 class DataAxis:
-    """Exchange the statistics of this rank's channels between replicas, in place of a group of ranks.
+    """Exchanges the statistics of this rank's channels between replicas, in place of a group of ranks.
 
     Replicas of three and of two ranks divide channels differently, so a rank needs statistics from several ranks of the
     other replica. The exchange therefore has two dims: replica and channel.
@@ -172,7 +172,7 @@ def _count(row: Tensor) -> Tensor:
 
 
 class Gathers(Protocol):
-    """Gather and sum the statistics of all parts: those of a group's ranks, or of replicas."""
+    """Gathers and sums the statistics of all parts: those of a group's ranks, or of replicas."""
 
     def all_gather(self, tensor: Tensor, kind: str, /) -> Tensor:
         """Gather `tensor` from all parts, stacked."""
@@ -184,7 +184,7 @@ class Gathers(Protocol):
 
 
 class LayerStatistics:
-    """Gather and sum statistics for one layer.
+    """Gathers and sums statistics for one layer.
 
     Args:
         group: The ranks.

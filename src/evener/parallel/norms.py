@@ -49,7 +49,7 @@ def normalise_channels(
 
 
 class _NormaliseChannels(torch.autograd.Function):
-    """Map (x, weight, bias) to normalised x and the statistics of the whole batch."""
+    """Maps (x, weight, bias) to normalised x and the statistics of the whole batch."""
 
     @staticmethod
     def forward(
@@ -134,7 +134,7 @@ def group_norm(
 
 
 class _NormaliseGroups(torch.autograd.Function):
-    """Subtract the mean of its group from every value, and divide by the standard deviation."""
+    """Subtracts the mean of its group from every value, and divides by the standard deviation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, belongs: Tensor, eps: float, group: Group) -> Tensor:

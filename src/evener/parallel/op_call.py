@@ -21,21 +21,21 @@ Nest: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stand for the output of an operation."""
+    """A placeholder for the output of an operation."""
 
     operation: int
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Stand for a module of the model, which differs on every rank."""
+    """A placeholder for a module of the model, which differs on every rank."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Take one value out of the nest that an operation returns."""
+    """Takes one value out of the nest that an operation returns."""
 
     keys: tuple[Any, ...]
 
@@ -46,7 +46,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Call:
-    """Describe the computation of an operation.
+    """The computation of an operation.
 
     Attributes:
         function: What to call with the arguments: a function, a module without weights, At a module of the model, or an
@@ -72,7 +72,7 @@ class Call:
 
 @dataclass(frozen=True)
 class OpGraph:
-    """Hold a model's operations for one shape of its inputs and one mode.
+    """A model's operations for one shape of its inputs and one mode.
 
     Attributes:
         network: The operations, for the planner.

@@ -21,7 +21,7 @@ LocalOp: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class OpContext:
-    """Hold the context of a local operation.
+    """The context of a local operation.
 
     Attributes:
         graph: The model's operations.

@@ -72,7 +72,7 @@ def unknown_undivided(graph: OpGraph, plan: ReplicaPlan) -> OpGraph:
 
 
 class _Builder:
-    """Turn the nodes of a traced model into operations."""
+    """Turns the nodes of a traced model into operations."""
 
     def __init__(self, model: nn.Module, traced: TracedModel, training: bool, whole: Collection[str] = ()) -> None:
         self._model, self._traced = model, traced

@@ -21,7 +21,7 @@ _DEFAULT_METHODS = ("__init__", "extra_repr", "reset_parameters")
 
 
 class BatchNorm(_BatchNorm):
-    """Normalise inputs with any number of dims, as a SyncBatchNorm does without a group.
+    """A BatchNorm for any number of dims: a SyncBatchNorm without a group.
 
 
     It is no SyncBatchNorm, which DistributedDataParallel refuses on processors.
@@ -50,7 +50,7 @@ def without_synchronised(model: nn.Module) -> nn.Module:
 
 
 class Description(TypedDict, total=False):
-    """Hold the fields of an Operation that depend on its type. The kind is `other` if it is missing."""
+    """Fields of an Operation that depend on its type. The kind is `other` if it is missing."""
 
     kind: Kind
     windows: tuple[WindowRule, ...]

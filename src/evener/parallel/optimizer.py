@@ -35,7 +35,7 @@ from evener.system.memory import is_out_of_memory
 
 @dataclass(frozen=True)
 class HeldParameter:
-    """Describe a parameter of the model and this rank's part of it.
+    """A parameter of the model and this rank's part of it.
 
     Attributes:
         name: Name in the model.
@@ -54,7 +54,7 @@ class HeldParameter:
 
 @dataclass(frozen=True)
 class HeldModel:
-    """Describe all parameters of a model, in its order.
+    """All parameters of a model, in its order.
 
     Attributes:
         group: The ranks that hold the model together.
@@ -72,7 +72,7 @@ class HeldModel:
 
 
 class ModelOptimizer:
-    """Step an optimizer on parts of a model as a single process would. All ranks make the same calls.
+    """Steps an optimizer on parts of a model as a single process would. All ranks make the same calls.
 
     Args:
         make: Makes the user's optimizer of some parameters.
@@ -142,7 +142,7 @@ class ModelOptimizer:
 
 
 class _WholeTensors:
-    """Make divided weights and gradients whole inside the context; afterwards each rank has its part again."""
+    """Makes divided weights and gradients whole inside the context; afterwards each rank has its part again."""
 
     def __init__(self, model: HeldModel) -> None:
         self._group = model.group

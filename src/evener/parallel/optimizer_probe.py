@@ -88,7 +88,7 @@ def scope_of(make: MakeOptimizer, shapes: Sequence[Shape], device: torch.device)
 
 
 class _Probe:
-    """Step an optimizer of some regions of small tensors."""
+    """Steps an optimizer of some regions of small tensors."""
 
     def __init__(self, make: MakeOptimizer, shapes: Sequence[Shape], device: torch.device) -> None:
         self._make, self._shapes = make, [tuple(shape) for shape in shapes]

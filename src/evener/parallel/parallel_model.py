@@ -25,7 +25,7 @@ from evener.records.errors import InvalidInput, noting
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """Describe how a loss is computed.
+    """A loss and its context and scale.
 
     Attributes:
         loss: Maps (outputs, targets) to the mean over the samples, a scalar.
@@ -60,7 +60,7 @@ def require_scalar(loss: Any) -> Tensor:
 
 
 class ParallelModel(Protocol):
-    """Describe a model that several ranks hold. Every rank of the run makes the same calls in the same order.
+    """A model that several ranks hold. Every rank of the run makes the same calls in the same order.
 
     Attributes:
         group: All ranks of the run.

@@ -12,7 +12,7 @@ from evener.records.errors import require
 
 @dataclass(frozen=True)
 class ProcessMesh:
-    """Locate this rank in an arranged run.
+    """The position of this rank in an arranged run.
 
     Attributes:
         world: All ranks.

@@ -40,7 +40,7 @@ _LOCAL = ("pointwise", "batch_norm", "concat", "part", "flatten", "average", "po
 
 @dataclass(frozen=True)
 class Instruction:
-    """Perform one operation on this rank.
+    """One operation of this rank, with the moves before it.
 
     Attributes:
         moves: (from, to, mover), in order.
@@ -157,7 +157,7 @@ Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 
 class RankProgram:
-    """Run this rank's part of a model, for one shape of its inputs.
+    """This rank's part of a model, for one shape of its inputs.
 
     Args:
         graph: The model's operations.
@@ -218,7 +218,7 @@ class RankProgram:
 
 
 class _Segment:
-    """Run consecutive instructions.
+    """A sequence of consecutive instructions.
 
     Attributes:
         reads: Values that the segment needs.
@@ -268,7 +268,7 @@ def _with_compiled(instructions: Sequence[Instruction]) -> list[Instruction | _C
 
 
 class _Compiled:
-    """Run consecutive instructions that move nothing, as one compiled function.
+    """A sequence of consecutive instructions that move nothing, as one compiled function.
 
     Attributes:
         done: Values that are not needed afterwards.

@@ -64,7 +64,7 @@ def part_of(x: Tensor, region: Region) -> Tensor:
 
 @dataclass(frozen=True)
 class _Collectives:
-    """Run the collectives of one value.
+    """The collectives of one value.
 
     Attributes:
         group: The ranks.
@@ -118,7 +118,7 @@ _COLLECTIVES: dict[tuple[str, str], tuple[_Collective, _Collective]] = {
 
 
 class _Differentiable(torch.autograd.Function):
-    """Apply one collective to a tensor, and another one to its gradient."""
+    """One collective of a tensor, and another one of its gradient."""
 
     @staticmethod
     def forward(ctx: Any, collectives: _Collectives, forward: _Collective, backward: _Collective, x: Tensor) -> Tensor:

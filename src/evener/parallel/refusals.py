@@ -133,7 +133,7 @@ def tensors_in_order(inputs: Any) -> Sequence[Tensor]:
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """Describe what one rank is about to compute.
+    """The next computation of one rank.
 
     Attributes:
         replica: Index of the rank's replica.

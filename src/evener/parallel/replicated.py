@@ -38,7 +38,7 @@ _BUFFERS_ARE_OURS: dict[str, Any] = (
 
 
 class ReplicatedModel:
-    """Train a model that every rank holds whole, and whose BatchNorms are already synchronised.
+    """A model that every rank holds whole, and whose BatchNorms are already synchronised.
 
     With `compiled`, the model is compiled except for its exchanges of statistics. On a single rank the model runs as it
     is. `uses_all` says whether every parameter has a dense gradient in every step.

@@ -49,7 +49,7 @@ from evener.tracer.meta_model import on_meta
 
 
 class ShardedModule(nn.Module):
-    """Compute this rank's part of a model.
+    """This rank's part of a model.
 
     Args:
         model: The whole model, on this rank's device; only the parts that this rank needs are copied.
@@ -217,7 +217,7 @@ class ShardedModule(nn.Module):
 
 
 class _Samples:
-    """Hold which samples of the batch are this replica's. Programs refer to this object instead of the model.
+    """The samples of the batch that are this replica's. Programs refer to this object instead of the model.
 
     Args:
         now: First sample of this replica, its number of samples, number of all samples.
@@ -266,7 +266,7 @@ def sharded_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
 
 
 class ShardedModel:
-    """Train a model whose layers the ranks of a replica divide. The arguments are those of `ShardedModule`."""
+    """A model whose layers the ranks of a replica divide. The arguments are those of `ShardedModule`."""
 
     rng_stream = 0
     """Random numbers are drawn for the samples of all replicas, as in a single process."""

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class SharedStatistics(TorchFunctionMode):
-    """Give `F.batch_norm` and `F.instance_norm` in training the statistics of all replicas.
+    """Gives `F.batch_norm` and `F.instance_norm` in training the statistics of all replicas.
 
     Args:
         group: Returns the gathering object for a number of channels.
@@ -100,7 +100,7 @@ class SharedStatistics(TorchFunctionMode):
 
 
 class SharedNorms:
-    """Compute norms with the statistics of all parts, as a `NormComputation`.
+    """Computes norms with the statistics of all parts, as a `NormComputation`.
 
     Args:
         group: Returns the gathering object for a number of channels.

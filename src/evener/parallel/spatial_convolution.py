@@ -25,7 +25,7 @@ from evener.parallel.box_ops import Box, compute_dtype, held_by, margins, reache
 
 @dataclass(frozen=True)
 class Convolution:
-    """Compute some `outputs` of a convolution from the pixels `held`, with zeros for all others."""
+    """Computes some `outputs` of a convolution from the pixels `held`, with zeros for all others."""
 
     windows: tuple[Sliding, ...]
     groups: int
@@ -73,14 +73,14 @@ def _adds_itself(window: Sliding, around: tuple[int, int], inputs: int, outputs:
 
 @dataclass(frozen=True)
 class Seam:
-    """Pair the convolution of a box of the halo with the position of its outputs among the rank's outputs."""
+    """The convolution of a box of the halo, and the position of its outputs among the rank's outputs."""
 
     convolution: Convolution
     place: tuple[slice, ...]
 
 
 class StripConvolution:
-    """Compute one rank's part of a convolution of divided images or volumes.
+    """One rank's part of a convolution of divided images or volumes.
 
     Args:
         group: The ranks of the replica.
@@ -133,7 +133,7 @@ def _region(halo: Sequence[Box], shape: Shape) -> tuple[tuple[tuple[int, int], .
 
 
 class _Convolve(torch.autograd.Function):
-    """Map (x, weight, bias) to this rank's outputs."""
+    """Maps (x, weight, bias) to this rank's outputs."""
 
     @staticmethod
     def forward(ctx: Any, strip: StripConvolution, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -23,7 +23,7 @@ _CONTAINERS = (list, dict, set, tuple)
 
 
 class States:
-    """Record the buffers and parameters of a model, except the statistics of BatchNorms."""
+    """Records the buffers and parameters of a model, except the statistics of BatchNorms."""
 
     def __init__(self, model: nn.Module) -> None:
         norms = {id(buffer) for m in model.modules() if isinstance(m, _BatchNorm) for buffer in m.buffers()}
@@ -53,7 +53,7 @@ class States:
 
 
 class PythonState:
-    """Record a model's Python state: plain attributes of its modules, and the generators of Python and NumPy.
+    """Records a model's Python state: plain attributes of its modules, and the generators of Python and NumPy.
 
     Attributes:
         of_operations: Names of attributes that modules which are operations changed.

@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 @dataclass(frozen=True, kw_only=True)
 class TorchModes:
-    """Hold the modes that a model sets around some of its operations: state of this thread.
+    """The modes that a model sets around some of its operations: state of this thread.
 
     Attributes:
         device_type: Device type of autocast.
@@ -54,7 +54,7 @@ class TorchModes:
 
 @dataclass(kw_only=True, slots=True)
 class OpRecord:
-    """Record the run of a node.
+    """The record of a run of a node.
 
     Attributes:
         value: Its result, on the meta device.
@@ -99,7 +99,7 @@ def assign(_held: Tensor, _name: str, _value: Tensor) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedModel:
-    """Hold a model's operations, in order.
+    """A model's operations, in order.
 
     Attributes:
         graph: Graph of torch.fx, with an OpRecord for every node but the output.

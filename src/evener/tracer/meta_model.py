@@ -60,7 +60,7 @@ def attribute(model: nn.Module, name: str) -> Any:
 
 
 class Twins:
-    """Map tensors to twins on the meta device, and record which tensors lost their values."""
+    """Maps tensors to twins on the meta device, and records which tensors lost their values."""
 
     def __init__(self) -> None:
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
@@ -92,7 +92,7 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 class Spent(NamedTuple):
-    """Hold the costs of one operation: forward FLOPs, bytes of each newly kept storage, and whether it is random."""
+    """The costs of one operation: forward FLOPs, bytes of each newly kept storage, and whether it is random."""
 
     flops: int
     kept_sizes: tuple[int, ...]
@@ -100,7 +100,7 @@ class Spent(NamedTuple):
 
 
 class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Measure what runs while it is entered. Keeping the tensors `held`, which exist already, costs nothing."""
+    """Measures what runs while it is entered. Keeping the tensors `held`, which exist already, costs nothing."""
 
     def __init__(self, held: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

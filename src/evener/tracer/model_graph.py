@@ -75,7 +75,7 @@ def trace_model_graph(model: nn.Module, sample: Any, name: str = "") -> ModelGra
 
 @dataclass
 class _LayerDraft:
-    """Collect a layer; FLOPs and bytes are those of the whole traced batch."""
+    """A layer under construction; FLOPs and bytes are those of the whole traced batch."""
 
     path: str
     module: nn.Module
@@ -107,7 +107,7 @@ def _layers_of(model: nn.Module, traced: TracedModel) -> list[_LayerDraft]:
 
 
 class _LayerFinder:
-    """Group operations into layers, and record the layers from which every value came."""
+    """Groups operations into layers, and records the layers from which every value came."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -45,7 +45,7 @@ class NotAnOperation(Exception):
 
 @dataclass
 class RunningOperation:
-    """Hold the operation that is running, with its arguments.
+    """The operation that is running, with its arguments.
 
     `versions` holds for each tensor argument: the model's tensor, the operation's tensor, and that one's version.
     `held` holds the tensors of the called module and their versions. The operation `moves` if the module contains a

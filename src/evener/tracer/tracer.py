@@ -45,7 +45,7 @@ from evener.tracer.operation import (
 
 
 class Tracer(TorchFunctionMode):
-    """Run a model on the meta device once, and record its operations. The modules `leaves` are one operation each.
+    """Runs a model on the meta device once, and records its operations. The modules `leaves` are one operation each.
 
     Tensors report `device` as their device to the model. If `executable`, the graph computes what the model computes.
 

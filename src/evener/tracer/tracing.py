@@ -72,7 +72,7 @@ def trace(
 
 
 class _Attempts:
-    """Attempt to trace a model; after each failure, another module becomes one operation, or is traced inside."""
+    """Attempts to trace a model; after each failure, another module becomes one operation, or is traced inside."""
 
     def __init__(
         self,

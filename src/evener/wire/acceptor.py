@@ -32,7 +32,7 @@ _READ_BYTES = 4096
 
 
 class PendingPeer:
-    """Run the handshake of a connection that has not proved the secret yet.
+    """A connection that has not proved the secret yet, during its handshake.
 
     Args:
         transport: A non-blocking transport.
@@ -96,7 +96,7 @@ class PendingPeer:
 
 
 class Acceptor:
-    """Own the listening sockets of a server, and the connections that have not proved the secret yet.
+    """The listening sockets of a server, and the connections that have not proved the secret yet.
 
     Args:
         identity: The identity of this master.

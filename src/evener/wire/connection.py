@@ -44,7 +44,7 @@ _MIN_UNACKNOWLEDGED_BYTES = 16 * 1024
 
 
 class Connection(Generic[H]):
-    """Send and receive frames with blocking calls, on a node. Payload is sent from and received into its memory.
+    """A node's end of a connection, with blocking calls. Payload is sent from and received into its memory.
 
     Args:
         transport: Transport of the frames; its socket is set to block for the patience.
@@ -200,7 +200,7 @@ class Connection(Generic[H]):
 
 
 class Peer(Generic[H]):
-    """Queue, send and receive frames without blocking, on the master, and detect peers that stopped moving.
+    """The master's end of a connection: it queues, sends and receives frames without blocking, and detects stalls.
 
     Args:
         number: Number of the connection.

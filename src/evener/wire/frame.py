@@ -43,7 +43,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Frame(msgspec.Struct, Generic[H], frozen=True):
-    """Hold a message that has arrived completely.
+    """A message that has arrived completely.
 
     Attributes:
         header: The header, as it was sent.
@@ -55,7 +55,7 @@ class Frame(msgspec.Struct, Generic[H], frozen=True):
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Tell that the peer closes the connection, for `reason`."""
+    """The message that the peer closes the connection, for `reason`."""
 
     reason: str
 

@@ -39,7 +39,7 @@ MESSAGE_BYTES = _MESSAGE.size
 
 
 class HandshakeType(IntEnum):
-    """Enumerate the kinds of messages."""
+    """The kinds of messages."""
 
     HELLO = 1
     CHALLENGE = 2
@@ -68,7 +68,7 @@ def encode_message(kind: HandshakeType, body: bytes = bytes(NONCE_BYTES)) -> byt
 
 
 class HandshakeReply(NamedTuple):
-    """Hold a master's answer to a message.
+    """A master's answer to a message.
 
     Attributes:
         message: The bytes to send.
@@ -89,7 +89,7 @@ def refuse(kind: HandshakeType) -> HandshakeReply:
 
 
 class MasterHandshake:
-    """Run the master's side of one handshake.
+    """The master's side of one handshake.
 
     Args:
         token: The token of this master.
@@ -131,7 +131,7 @@ class MasterHandshake:
 
 
 class NodeHandshake:
-    """Run the node's side of one handshake.
+    """The node's side of one handshake.
 
     Args:
         token: The token with which it joins.

@@ -32,7 +32,7 @@ _CLOCK_SKEW = timedelta(days=1)
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Hold a TCP port or a Unix socket; `parse` reads its `str()`.
+    """A TCP port or a Unix socket; `parse` reads its `str()`.
 
     Attributes:
         host: Name or IP address; empty for all interfaces (listening) and for Unix sockets.
@@ -86,14 +86,14 @@ ROLES: tuple[Role, ...] = ("node", "submitter", "admin")
 
 
 class Grant(NamedTuple):
-    """Tell what a token allows, and the invitation that it belongs to; empty if there is none."""
+    """The role of a token, and the invitation that it belongs to; empty if there is none."""
 
     role: Role = "admin"
     invitation: str = ""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold the secret and fingerprint with which a node joins a master; its `repr` hides the secret.
+    """The secret and fingerprint with which a node joins a master; its `repr` hides the secret.
 
     Attributes:
         secret: 16 random bytes that master and nodes share.
@@ -141,7 +141,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold a master's certificate with its key, and the secret of its nodes, so that nodes know it after a restart.
+    """A master's certificate with its key, and the secret of its nodes, so that nodes know it after a restart.
 
     Its `repr` shows neither.
 

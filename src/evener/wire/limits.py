@@ -10,7 +10,7 @@ from evener.records.errors import require
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limit what a peer may use before it is refused.
+    """Limits on what a peer may use before it is refused.
 
     Attributes:
         header_bytes: Size of an encoded header.

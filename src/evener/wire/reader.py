@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class FrameReader(Generic[H]):
-    """Read the frames of one direction of one connection.
+    """Reads the frames of one direction of one connection.
 
     Args:
         headers: Type of the headers, usually a union of tagged structs.

@@ -69,7 +69,7 @@ _TICKS = 20
 
 
 class Server(Generic[H]):
-    """Serve all connections of a master; its calls belong to one thread.
+    """All connections of a master; its calls belong to one thread.
 
     Args:
         headers: Type of the headers that nodes send.

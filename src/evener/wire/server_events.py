@@ -11,7 +11,7 @@ from evener.wire.identity import Grant
 
 
 class PeerConnected(msgspec.Struct, frozen=True):
-    """Tell that a peer at address `origin` has proved a secret.
+    """A peer at address `origin` has proved a secret.
 
     It gets the number `peer`, which is never reused. `grant` is what its token allows.
     """
@@ -22,7 +22,7 @@ class PeerConnected(msgspec.Struct, frozen=True):
 
 
 class FrameReceived(msgspec.Struct, Generic[H], frozen=True):
-    """Tell that a frame has arrived completely.
+    """A frame has arrived completely.
 
     Attributes:
         peer: The sender.
@@ -36,14 +36,14 @@ class FrameReceived(msgspec.Struct, Generic[H], frozen=True):
 
 
 class PeerDisconnected(msgspec.Struct, frozen=True):
-    """Tell that a connection has ended, for `reason`; the memory of queued frames is free again."""
+    """A connection has ended, for `reason`; the memory of queued frames is free again."""
 
     peer: int
     reason: str
 
 
 class PeerFailed(msgspec.Struct, frozen=True):
-    """Tell that handling a peer's data raised `error`, and that only its connection is closed.
+    """Handling a peer's data raised `error`; only its connection is closed.
 
     A `BadFrame` is the peer's fault; any other error, such as lack of memory, arose while its frame was handled.
     """
@@ -53,7 +53,7 @@ class PeerFailed(msgspec.Struct, frozen=True):
 
 
 class PeerRefused(msgspec.Struct, frozen=True):
-    """Tell that a peer at `origin` did not prove the secret, or found the server full; `reason` is a clause."""
+    """A peer at `origin` did not prove the secret, or found the server full; `reason` is a clause."""
 
     origin: str
     reason: str

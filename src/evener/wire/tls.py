@@ -37,7 +37,7 @@ _scratch = threading.local()
 
 
 class TlsTransport:
-    """Encrypt a connection; one thread may send while another one receives.
+    """An encrypted transport; one thread may send while another one receives.
 
     Args:
         sock: A connected socket.

@@ -82,7 +82,7 @@ def unacknowledged_bytes(sock: socket.socket) -> int:
 
 
 class Transport(Protocol):
-    """Send and receive the bytes of one connection.
+    """The interface to send and receive the bytes of one connection.
 
     Attributes:
         sock: The socket.
@@ -124,7 +124,7 @@ class Transport(Protocol):
 
 
 class PlainTransport:
-    """Send and receive without encryption."""
+    """A transport without encryption."""
 
     has_unsent = False
     has_unread = False
@@ -159,7 +159,7 @@ class PlainTransport:
 
 
 class Poller:
-    """Call a function for each socket that is ready, with the system's fastest means.
+    """Calls a function for each socket that is ready, with the system's fastest means.
 
     A call of `run` serves urgent sockets first, and the others for `TURN_SECONDS` or until the caller has enough.
     Sockets that were not served come first in the next call.

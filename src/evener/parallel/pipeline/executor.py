@@ -36,7 +36,7 @@ _AHEAD = 2
 
 
 class Executor:
-    """Run the stages of this process, which are those of `host` and hold `modules`."""
+    """Runs the stages of this process, which are those of `host` and hold `modules`."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ def _is_in(root: nn.Module, name: str) -> bool:
 
 
 class _StageRun:
-    """Run one stage on the micro-batches of one batch.
+    """Runs one stage on the micro-batches of one batch.
 
     Args:
         modules: Modules of the stage.

@@ -92,7 +92,7 @@ def scaled_loss(
 
 
 class BatchHeader(Part, frozen=True, kw_only=True):
-    """Hold what the first stage sends the others: a seed for random layers, and shapes and dtypes of the inputs."""
+    """The message of the first stage to the others: a seed for random layers, and shapes and dtypes of the inputs."""
 
     seed: int
     shapes: tuple[tuple[int, ...], ...]

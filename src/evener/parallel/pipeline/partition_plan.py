@@ -45,7 +45,7 @@ IN_FLIGHT = 6
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """Hold the user's options.
+    """The user's options.
 
     Attributes:
         begins: Names of the modules at which the second and later stages begin; None to choose.
@@ -113,7 +113,7 @@ def _choices(order: Sequence[int], at_once: Collection[int]) -> list[frozenset[i
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionPlan:
-    """Hold the decisions for one replica. Tuples have an entry per stage.
+    """The decisions for one replica. Tuples have an entry per stage.
 
     Attributes:
         layout: The layout of the stages.
@@ -151,7 +151,7 @@ class PartitionPlan:
 
 
 class _Device(msgspec.Struct, frozen=True):
-    """Hold a device's free memory and, if measured, the seconds of every part of the model."""
+    """A device's free memory and, if measured, the seconds of every part of the model."""
 
     memory: float
     seconds: list[float]

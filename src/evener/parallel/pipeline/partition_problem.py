@@ -38,7 +38,7 @@ LOSS_COPIES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class CutPoint:
-    """Describe a position at which a model may be cut.
+    """A position at which a model may be cut.
 
     Attributes:
         position: Number of operations in front of it.
@@ -51,7 +51,7 @@ class CutPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class OperationCost:
-    """Hold the costs of one operation, for the traced number of samples.
+    """The costs of one operation, for the traced number of samples.
 
     Attributes:
         flops: Floating-point operations of the forward pass.
@@ -71,7 +71,7 @@ class OperationCost:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionProblem:
-    """Hold a model, traced with one micro-batch.
+    """A model, traced with one micro-batch.
 
     Attributes:
         skeleton: The model on the meta device.
@@ -136,7 +136,7 @@ class PartitionProblem:
 
 
 class _RunningStatistics(TorchFunctionMode):
-    """Record the running statistics that functional norms move.
+    """Records the running statistics that functional norms move.
 
     Attributes:
         found: Ids of the running statistics.

@@ -59,7 +59,7 @@ from evener.tracer.nested import map_tensors, tensors_in
 
 
 class Pipeline:
-    """Train a model that is cut into stages.
+    """A model that is cut into stages.
 
     Args:
         model: The model. Its parts are taken over, not copied. It is on the meta device if it fits no single memory

@@ -39,7 +39,7 @@ _IN_FLIGHT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlacement:
-    """Hold the devices and ranks that can run stages.
+    """The devices and ranks that can run stages.
 
     Attributes:
         group: The ranks, one per stage; None if all stages are in this process.
@@ -104,7 +104,7 @@ def _local_devices(number: int | None) -> tuple[torch.device, ...]:
 
 
 class ProcessP2P:
-    """Send tensors between processes, one per stage, on the `ranks` of `group`."""
+    """Sends tensors between processes, one per stage, on the `ranks` of `group`."""
 
     def __init__(self, group: Group, ranks: Sequence[int]) -> None:
         self._group, self._ranks = group, ranks
@@ -152,7 +152,7 @@ Boxes: TypeAlias = Mapping[tuple[int, int, Payload], queue.SimpleQueue[Tensor | 
 
 
 class ThreadP2P:
-    """Send tensors between threads of one process, one per stage, with the methods of ProcessP2P."""
+    """Sends tensors between threads of one process, one per stage, with the methods of ProcessP2P."""
 
     def __init__(self, boxes: Boxes, devices: Mapping[int, torch.device], stage: int) -> None:
         self._boxes, self._devices, self._stage = boxes, devices, stage
@@ -181,7 +181,7 @@ P2P: TypeAlias = ProcessP2P | ThreadP2P
 
 
 class StageHost:
-    """Run one stage of its replica in this process, or all stages.
+    """Runs one stage of its replica in this process, or all stages.
 
     Args:
         placement: The placement of all processes.

@@ -41,7 +41,7 @@ from evener.tracer.meta_model import on_meta
 
 @dataclass(frozen=True, kw_only=True)
 class StageTeams:
-    """Assign ranks to stages, and describe how they divide the layers.
+    """The ranks of each stage, and the division of its layers.
 
     Attributes:
         division: `filter`, `channel` or `hybrid`, which leave every value whole on all ranks.
@@ -90,7 +90,7 @@ def form_team(world: Group, teams: StageTeams, speeds: Sequence[float]) -> Proce
 
 
 class ShardedLayer(nn.Module):
-    """Compute a layer of which this rank has some filters or channels. Inputs and outputs are whole.
+    """A layer of which this rank has some filters or channels. Inputs and outputs are whole.
 
     Its weights have the names of the whole layer.
 

@@ -24,7 +24,7 @@ from evener.parallel.pipeline.stage_modules import StageModules
 
 @dataclass(frozen=True)
 class _Common:
-    """Hold the tensors that this rank shares with the other ranks of `group`."""
+    """The tensors that this rank shares with the other ranks of `group`."""
 
     group: Group
     parameters: Sequence[nn.Parameter]
@@ -48,7 +48,7 @@ class _Common:
 
 
 class SharedTensors:
-    """Synchronise tensors with several holders. All holders start with the values of the first one.
+    """Synchronises tensors with several holders. All holders start with the values of the first one.
 
     Args:
         group: All ranks, which create this object together; None for a single process.

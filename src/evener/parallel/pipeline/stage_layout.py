@@ -23,7 +23,7 @@ from evener.tracer.meta_model import storage_of
 
 @dataclass(frozen=True, kw_only=True)
 class StageLayout:
-    """Assign the parts of a model to a replica's stages. Tuples have an entry per stage.
+    """The assignment of a model's parts to a replica's stages. Tuples have an entry per stage.
 
     Attributes:
         ranks: Ranks of the stages, in order; within one process, numbers of its devices.
@@ -166,7 +166,7 @@ def _is_under(name: str, targets: Set[str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundaryTensor:
-    """Describe a tensor that is sent between stages.
+    """A tensor that is sent between stages.
 
     Attributes:
         name: Unique name in the model.
@@ -191,7 +191,7 @@ class BoundaryTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class StageGraph:
-    """Hold one stage's computation of a micro-batch.
+    """One stage's computation of a micro-batch.
 
     Attributes:
         graph: Maps `inputs` to `outputs`; the first stage takes the model's inputs, the last one gives the model's

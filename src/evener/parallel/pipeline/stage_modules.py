@@ -35,7 +35,7 @@ _ONE_GENERATOR = threading.RLock()
 
 @dataclass(frozen=True, kw_only=True)
 class StageModules:
-    """Hold the modules of one stage.
+    """The modules of one stage.
 
     Attributes:
         root: A tree of modules; names in it are names in the model.
@@ -186,7 +186,7 @@ def initialise(path: str, module: nn.Module) -> None:
 
 @dataclass
 class StageRNG:
-    """Seed the random operations of a stage on `device`, by step and micro-batch."""
+    """Seeds the random operations of a stage on `device`, by step and micro-batch."""
 
     device: torch.device
     seed: int = 0

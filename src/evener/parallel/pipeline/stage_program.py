@@ -30,7 +30,7 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class StageProgram:
-    """Compute one stage for micro-batches of one shape.
+    """One stage, compiled for micro-batches of one shape.
 
     Attributes:
         run: Maps `inputs` (the first stage: the model's inputs) to a tuple of `outputs` (the last stage: the model's
@@ -140,7 +140,7 @@ def _wrapped(
 
 
 class StagePrograms:
-    """Cache the programs of the stages `parts` of this process, by input shape and mode."""
+    """A cache of the programs of the stages `parts` of this process, by input shape and mode."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ from evener.records.errors import InvalidInput, InvalidValue
 
 
 class StagedModel:
-    """Train a model in stages, one on each rank of a replica. `options` are those of the Pipeline."""
+    """A model in stages, one on each rank of a replica. `options` are those of the Pipeline."""
 
     def __init__(self, model: nn.Module, group: Group, replica: int, criterion: Criterion, **options: Any) -> None:
         self.group, self.replica, self.rng_stream = group, replica, replica

@@ -14,7 +14,7 @@ from evener.records.schema import Part
 
 
 class StageEvent(Part, frozen=True, kw_only=True):
-    """Record one action of one stage: when it computed, without waiting, in seconds of the monotonic clock."""
+    """One action of one stage: when it computed, without waiting, in seconds of the monotonic clock."""
 
     stage: int
     micro_batch: int
@@ -24,7 +24,7 @@ class StageEvent(Part, frozen=True, kw_only=True):
 
 
 class Timeline(Part, frozen=True, kw_only=True):
-    """Hold all actions of a step."""
+    """All actions of a step."""
 
     num_stages: int
     events: tuple[StageEvent, ...]
@@ -67,14 +67,14 @@ class Timeline(Part, frozen=True, kw_only=True):
 
 
 class _Moment(NamedTuple):
-    """Hold a moment, on the clock of the machine or in the stream of a GPU."""
+    """A moment, on the clock of the machine or in the stream of a GPU."""
 
     wall: float
     event: torch.cuda.Event | None = None
 
 
 class StageClock:
-    """Time the actions of one stage, without waiting for a GPU: times are read later.
+    """Times the actions of one stage, without waiting for a GPU: times are read later.
 
     The clock also reports computing and waiting to the rank's `timer`, which may slow the rank down.
     """
