@@ -21,7 +21,6 @@ from evener.ps.master.collective.rank_run import ActiveRankRun
 from evener.ps.master.lease_run import ActiveLeaseRun
 from evener.ps.master.merges import merge_of
 from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.ps.master.run_status import busy_with, set_aside_sentence
 from evener.ps.master.training_run import TrainingRun
 from evener.ps.master.validation import EpochEnd
 from evener.ps.protocol.blob_stream import why_no_disk
@@ -40,7 +39,7 @@ from evener.ps.protocol.messages import (
 from evener.ps.protocol.rank_messages import RankJob
 from evener.ps.protocol.run_result import load_result
 from evener.records.error_kind import kind_of
-from evener.records.errors import EvenerError
+from evener.records.errors import EvenerError, first_line
 from evener.records.history import History
 from evener.records.schema import shown
 from evener.sync.parameter_server import ParameterServer
@@ -287,7 +286,7 @@ class Scheduler:
 
     def _set_files_aside(self, run: str, store: RunStore, error: Exception) -> str:
         self.audit.write("run set aside", detail=trace_of(error))
-        sentence = set_aside_sentence(run, error)
+        sentence = shown(f"{run} cannot be continued ({type(error).__name__}: {first_line(error)})")
         self._notify(f"warning: {sentence}; {store.set_aside()}")
         return sentence
 
@@ -347,7 +346,13 @@ class Scheduler:
         if among is None and (reason := self._why_no_room(job)):
             return reason
         busy = next((run for run in others if exclude_each_other(run.job, job)), None)
-        return "" if busy is None else busy_with(busy.status)
+        if busy is None:
+            return ""
+        status = busy.status
+        return (
+            f"the master is busy with run {status.run}, {status.version} updates so far: wait for it (`evener nodes` "
+            f"shows it, its results will be in {status.folder}), or end it with `evener stop`"
+        )
 
     def _why_no_room(self, job: AnyJob) -> str:
         """Say why memory or disk have no room for another run; empty if they do."""
