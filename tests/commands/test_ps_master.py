@@ -11,7 +11,7 @@ from evener.commands.submission import any_node
 from evener.commands.up import run_line, stop
 from evener.config.options import StopAccess
 from evener.ps.client import MasterClient
-from evener.ps.protocol.invitation_messages import Invite
+from evener.ps.protocol.messages import Invite
 from evener.records.errors import EvenerError, InvalidInput
 from evener.sync.protocol import Sgd, synchronous
 from evener.wire.identity import Token

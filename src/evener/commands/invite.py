@@ -6,7 +6,7 @@ import sys
 
 from evener.commands.up import invitations_table, open_master
 from evener.config.options import InviteConfig
-from evener.ps.protocol.invitation_messages import Invite, RevokeInvitation
+from evener.ps.protocol.messages import Invite, RevokeInvitation
 from evener.training.console import open_console
 
 

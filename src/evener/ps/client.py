@@ -21,7 +21,6 @@ from evener.ps.protocol.examination_messages import (
     decode_part,
     encode_part,
 )
-from evener.ps.protocol.invitation_messages import Invite, Invited, RevokeInvitation
 from evener.ps.protocol.job import Job, encode_job
 from evener.ps.protocol.messages import (
     MASTER_ENDED,
@@ -31,7 +30,10 @@ from evener.ps.protocol.messages import (
     ForgetNode,
     GetStatus,
     Header,
+    Invite,
+    Invited,
     Refused,
+    RevokeInvitation,
     RunAccepted,
     RunEvents,
     RunFinished,

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import load
 
 from evener.oracle.apportion import Worker
+from evener.ps.master.lease_run import plan_of, record_of
 from evener.ps.master.nodes import NodeRecord
-from evener.ps.master.results import plan_of, record_of
 from evener.ps.protocol.run_result import RunResult, load_result, save_result, weights_of
 from evener.records.error_kind import kind_of
 from evener.records.errors import MissingFile, NonFiniteLoss

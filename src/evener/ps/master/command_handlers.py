@@ -8,14 +8,12 @@ from typing import Any
 from evener.ps.master.effects import Effects
 from evener.ps.master.examination.examinations import Examinations
 from evener.ps.master.nodes import Nodes
-from evener.ps.master.run_status import cluster_status
 from evener.ps.master.scheduler import Scheduler
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.config import MasterConfig
 from evener.ps.protocol.examination_messages import ExamineNodes
-from evener.ps.protocol.invitation_messages import Invite, Invited, RevokeInvitation
-from evener.ps.protocol.messages import Header, Send
-from evener.ps.protocol.status import encode_status
+from evener.ps.protocol.messages import Header, Invite, Invited, RevokeInvitation, Send
+from evener.ps.protocol.status import ClusterStatus, encode_status
 from evener.records.errors import InvalidInput
 from evener.records.schema import shown
 from evener.wire.identity import Grant
@@ -108,8 +106,13 @@ class CommandHandlers:
         self._send_status(peer)
 
     def _send_status(self, peer: int) -> None:
-        invitations = self._effects.invitations.status()
-        status = cluster_status(self.address, self._nodes, self._scheduler.runs, self._config, invitations)
+        works = {name: work for run in self._scheduler.runs for name, work in run.works.items() if run.job.takes(name)}
+        status = ClusterStatus(
+            address=self.address,
+            nodes=self._nodes.status(works, self._config.clock()),
+            runs=tuple(run.status for run in self._scheduler.runs),
+            invitations=self._effects.invitations.status(),
+        )
         self._send(peer, m.StatusReply(), (encode_status(status),))
 
     def _examine(self, peer: int, grant: Grant, header: ExamineNodes, buffers: Sequence[memoryview]) -> None:

@@ -1,4 +1,4 @@
-"""A run whose nodes work on leases, and synchronize the weights with the master."""
+"""A run whose nodes work on leases, and synchronize the weights with the master; its plan and record."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from evener.oracle.apportion import Worker, apportion
 from evener.ps.master.active_run import ActiveRun, result_of
 from evener.ps.master.checkpointing import Checkpointer
 from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.ps.master.results import plan_of, record_of
 from evener.ps.master.training_run import TrainingRun
 from evener.ps.protocol.config import MasterConfig
 from evener.ps.protocol.job import Job
@@ -18,7 +18,11 @@ from evener.ps.protocol.run_result import RunResult, encode_record, weights_of
 from evener.ps.protocol.status import RunStatus
 from evener.records.errors import EvenerError, Interrupted
 from evener.records.events import Phase, RunEvent
-from evener.records.history import NodeWork
+from evener.records.history import History, NodeWork
+from evener.records.plan import Assignment, Plan
+from evener.records.record import NodeSummary, TrainRecord
+from evener.sync.messages import WorkerTotals
+from evener.sync.worker_record import WorkerRecord
 
 _PLAN_SECONDS_PER_NODE = 0.1
 """Time between two plans, for each node in them, so that many joins do not fill the disk with long plans."""
@@ -188,3 +192,79 @@ class ActiveLeaseRun(ActiveRun):
             file=self.job.task if self.job.task.endswith(".py") else "",
         )
         return [phase, plan_of(self.job, history.names, self._nodes.by_name, self.training.speeds.costs)]
+
+
+def plan_of(job: Job, names: Sequence[str], nodes: Mapping[str, NodeRecord], costs: Mapping[str, Worker]) -> Plan:
+    """Return the division of a batch among the nodes; absent `names` get no samples, unless all are absent."""
+    timed, costs = costs, costs or dict.fromkeys(names, Worker(unit_seconds=1.0))
+    present = [name for name in names if name in costs]
+    sizes = dict(zip(present, apportion(job.agreement.batch, [costs[name] for name in present]), strict=True))
+    return Plan(
+        strategy="data",
+        batch_size=job.agreement.batch,
+        assignments=tuple(
+            Assignment(
+                rank=rank,
+                node=name,
+                device=nodes[name].device if name in nodes else "",
+                samples=sizes.get(name, 0),
+                sample_seconds=timed[name].unit_seconds if name in timed else 0.0,
+                reason=_reason(name, costs),
+            )
+            for rank, name in enumerate(names)
+        ),
+    )
+
+
+def _reason(name: str, costs: Mapping[str, Worker]) -> str:
+    if name not in costs:
+        return "is not connected"
+    fastest = min(cost.unit_seconds for cost in costs.values())
+    return f"{fastest / costs[name].unit_seconds:.0%} of the fastest node's speed"
+
+
+def record_of(
+    job: Job,
+    history: History,
+    nodes: Mapping[str, NodeRecord],
+    costs: Mapping[str, Worker],
+    workers: Mapping[str, WorkerRecord],
+    *,
+    seconds: float,
+    startup: float,
+    environment: dict[str, str],
+) -> TrainRecord:
+    """Return the record of a run in which at least one node has taken part."""
+    return history.record(
+        [_summary(name, nodes.get(name), workers.get(name), history) for name in history.names],
+        task=job.title,
+        plan=plan_of(job, history.names, nodes, costs),
+        seed=job.workload.seed,
+        epochs=job.workload.num_epochs or 0,
+        precision=job.precision,
+        seconds=seconds,
+        startup_seconds=startup,
+        environment=environment,
+        agreement=job.protocol,
+    )
+
+
+def _summary(name: str, node: NodeRecord | None, worker: WorkerRecord | None, history: History) -> NodeSummary:
+    work, samples = history.totals[name], sum(work.samples for work in history.totals.values())
+    totals = worker.totals if worker is not None else WorkerTotals()
+    return NodeSummary(
+        name=name,
+        device=node.device if node else "",
+        share=work.samples / samples if samples else 0.0,
+        seconds_computing=work.busy_seconds,
+        seconds_waiting=max(0.0, history.seconds - history.since[name] - work.busy_seconds),
+        bytes_sent=work.sent,
+        bytes_received=work.received,
+        peak_memory_bytes=node.peak_memory_bytes if node else 0,
+        contributions=totals.applied,
+        refused=totals.refused,
+        late=totals.late,
+        staleness=totals.staleness / totals.applied if totals.applied else 0.0,
+        most_stale=totals.most_stale,
+        clipped=totals.clipped,
+    )

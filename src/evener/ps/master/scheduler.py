@@ -21,7 +21,6 @@ from evener.ps.master.collective.rank_run import ActiveRankRun
 from evener.ps.master.lease_run import ActiveLeaseRun
 from evener.ps.master.merges import merge_of
 from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.ps.master.run_status import busy_with, set_aside_sentence
 from evener.ps.master.training_run import TrainingRun
 from evener.ps.master.validation import EpochEnd
 from evener.ps.protocol.blob_stream import why_no_disk
@@ -40,7 +39,7 @@ from evener.ps.protocol.messages import (
 from evener.ps.protocol.rank_messages import RankJob
 from evener.ps.protocol.run_result import load_result
 from evener.records.error_kind import kind_of
-from evener.records.errors import EvenerError
+from evener.records.errors import EvenerError, first_line
 from evener.records.history import History
 from evener.records.schema import shown
 from evener.sync.parameter_server import ParameterServer
@@ -82,22 +81,22 @@ class Scheduler:
         return list(self._active.values())
 
     def training_of(self, node: NodeRecord) -> TrainingRun | None:
-        """The run for which a node works on leases, or will when it is ready; None if there is none."""
+        """Return the run for which a node works on leases, or will when it is ready; None if there is none."""
         for run in self.trainings:  # called for every piece of a contribution
             if run.job.nodes is None or node.name in run.job.nodes:
                 return run
         return None
 
     def active(self, name: str) -> ActiveRun:
-        """The run in progress of this name."""
+        """Return the run in progress of this name."""
         return self._active[name]
 
     def ranks_of(self, run: str) -> CollectiveRun | None:
-        """The run of this name, if it is in progress and its ranks work together."""
+        """Return the run of this name, if it is in progress and its ranks work together."""
         return active.ranks if isinstance(active := self._active.get(run), ActiveRankRun) else None
 
     def run_of(self, node: NodeRecord) -> ActiveRun | None:
-        """The run for which a node works, or will when it is ready; None if there is none."""
+        """Return the run for which a node works, or will when it is ready; None if there is none."""
         return next((run for run in self._active.values() if run.job.takes(node.name)), None)
 
     def resume(self) -> None:
@@ -133,7 +132,7 @@ class Scheduler:
         self._notify(f"continuing run {checkpoint.job.run} from update {server.version}")
 
     def wants_submission(self, peer: int, lengths: Sequence[int]) -> bool:
-        """Whether a run may arrive now in buffers of these lengths. Raises BadFrame: no run has such buffers."""
+        """Return whether a run may arrive now in buffers of these lengths. Raises BadFrame: no run has such buffers."""
         return self._submissions.wants(peer, lengths)
 
     def submit(self, peer: int, buffers: Sequence[memoryview], submitter: str) -> None:
@@ -163,7 +162,7 @@ class Scheduler:
         self._send(peer, header, (result.record, result.weights))
 
     def owner_of(self, name: str) -> str | None:
-        """The submitter of a run in progress; None if there is no run of this name."""
+        """Return the submitter of a run in progress; None if there is no run of this name."""
         return run.job.submitter if (run := self._active.get(name)) is not None else None
 
     def stop(self, name: str) -> None:
@@ -174,7 +173,7 @@ class Scheduler:
                 self._end_if_over(run)
 
     def assign(self, peer: int, wanted: AssignNodes) -> None:
-        """Have other nodes work for a run, as the connection `peer` asks."""
+        """Assign other nodes to a run, as the connection `peer` asks."""
         run = self._active.get(wanted.run)
         if reason := self._why_not_assigned(run, wanted):
             self._send(peer, RunRejected(reason=shown(reason), run=wanted.run))
@@ -195,7 +194,7 @@ class Scheduler:
         return self._why_not(replace(run.job, nodes=wanted.nodes), among=others)
 
     def is_watching(self, peer: int) -> bool:
-        """Whether the connection `peer` watches a run, or is submitting one."""
+        """Return whether the connection `peer` watches a run, or is submitting one."""
         return self._submissions.is_of(peer) or any(peer in run.subscribers for run in self._active.values())
 
     def disconnected(self, peer: int) -> None:
@@ -265,7 +264,7 @@ class Scheduler:
 
     @contextmanager
     def guarding(self, run: ActiveRun) -> Iterator[None]:
-        """Set the run aside if an error that is no fault of the run is raised inside: the master goes on without it."""
+        """Set the run aside if an error that is no fault of the run is raised inside: the master continues without it."""
         try:
             yield
         except Exception as error:
@@ -287,7 +286,7 @@ class Scheduler:
 
     def _set_files_aside(self, run: str, store: RunStore, error: Exception) -> str:
         self.audit.write("run set aside", detail=trace_of(error))
-        sentence = set_aside_sentence(run, error)
+        sentence = shown(f"{run} cannot be continued ({type(error).__name__}: {first_line(error)})")
         self._notify(f"warning: {sentence}; {store.set_aside()}")
         return sentence
 
@@ -347,7 +346,13 @@ class Scheduler:
         if among is None and (reason := self._why_no_room(job)):
             return reason
         busy = next((run for run in others if exclude_each_other(run.job, job)), None)
-        return "" if busy is None else busy_with(busy.status)
+        if busy is None:
+            return ""
+        status = busy.status
+        return (
+            f"the master is busy with run {status.run}, {status.version} updates so far: wait for it (`evener nodes` "
+            f"shows it, its results will be in {status.folder}), or end it with `evener stop`"
+        )
 
     def _why_no_room(self, job: AnyJob) -> str:
         """Say why memory or disk have no room for another run; empty if they do."""

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from evener.ps.protocol import examination_messages as e
 from evener.ps.protocol import messages as m
 from evener.ps.protocol import rank_messages as r
-from evener.ps.protocol.invitation_messages import Invite, Invited, RevokeInvitation
+from evener.ps.protocol.messages import Invite, Invited, RevokeInvitation
 
 FromNode: TypeAlias = (
     m.Join | m.Profiled | m.Heartbeat | m.Leave | m.Ready | m.NotReady | m.Contribution | m.Validated

@@ -13,7 +13,7 @@ from evener.ps.master.scheduler import Scheduler
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.config import StateDir
 from evener.ps.protocol.directions import ToNode
-from evener.ps.protocol.invitation_messages import Invite, RevokeInvitation
+from evener.ps.protocol.messages import Invite, RevokeInvitation
 from evener.records.errors import InvalidInput, InvalidValue
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection

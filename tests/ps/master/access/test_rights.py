@@ -15,7 +15,7 @@ from evener.ps.client import MasterClient
 from evener.ps.master.command_handlers import COMMANDS, CommandHandlers
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.directions import ToCommand, ToNode
-from evener.ps.protocol.invitation_messages import Invite, RevokeInvitation
+from evener.ps.protocol.messages import Invite, RevokeInvitation
 from evener.ps.protocol.rank_messages import RankJob
 from evener.records.errors import InvalidInput
 from evener.wire.connect import open_connection

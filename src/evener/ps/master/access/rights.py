@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.examination_messages import ExamineNodes
-from evener.ps.protocol.invitation_messages import Invite, RevokeInvitation
-from evener.ps.protocol.messages import Header
+from evener.ps.protocol.messages import Header, Invite, RevokeInvitation
 from evener.wire.identity import Role
 
 _NODES: tuple[Role, ...] = ("node", "admin")
