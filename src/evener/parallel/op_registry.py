@@ -23,7 +23,6 @@ _DEFAULT_METHODS = ("__init__", "extra_repr", "reset_parameters")
 class BatchNorm(_BatchNorm):
     """A BatchNorm for any number of dims: a SyncBatchNorm without a group.
 
-
     It is no SyncBatchNorm, which DistributedDataParallel refuses on processors.
     """
 
