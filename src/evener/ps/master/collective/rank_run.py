@@ -1,4 +1,4 @@
-"""A run whose ranks work together on the nodes; the master coordinates them, and no other run is in progress meanwhile."""
+"""A run whose ranks work together on the nodes; the master coordinates them and runs nothing else meanwhile."""
 
 from __future__ import annotations
 
