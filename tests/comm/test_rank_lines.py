@@ -60,3 +60,10 @@ def test_the_later_rank_of_a_line_that_is_cut_gives_way(
         assert type(error) is kind
         assert error.nodes == ("b",)
     watched.close()
+
+
+def test_a_watch_that_was_stopped_by_another_thread_sees_nothing(ends: tuple[Ended, socket.socket]) -> None:
+    watched = lines(1, ends[0])
+    watched.close()
+    assert watched.cut() is None
+    ends[1].close()

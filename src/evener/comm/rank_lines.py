@@ -13,6 +13,7 @@ import math
 import select
 import socket
 import sys
+import threading
 
 from evener.comm.mesh import Mesh
 from evener.records.errors import LineCut, NodeLost
@@ -35,6 +36,7 @@ class RankLines:
 
     def __init__(self, mesh: Mesh, patience: float) -> None:
         self._mesh, self._cut = mesh, set[int]()
+        self._lock, self._is_closed = threading.Lock(), False
         self._open = {peer.sock.fileno(): (rank, peer.sock) for rank, peer in mesh.peers.items()}
         self._poll = select.poll()
         for number, (_, sock) in self._open.items():
@@ -43,11 +45,12 @@ class RankLines:
 
     def cut(self) -> NodeLost | None:
         """What this rank ends with if one of its lines is cut. The later rank of the two gives way, by `LineCut`."""
-        for number, _ in self._poll.poll(0):
-            rank, sock = self._open[number]
-            self._poll.unregister(number)
-            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _UNREACHABLE:
-                self._cut.add(rank)
+        with self._lock:
+            for number, _ in () if self._is_closed else self._poll.poll(0):
+                rank, sock = self._open[number]
+                self._poll.unregister(number)
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _UNREACHABLE:
+                    self._cut.add(rank)
         if not self._cut:
             return None
         own, other, nodes = self._mesh.rank, min(self._cut), self._mesh.nodes
@@ -56,8 +59,10 @@ class RankLines:
         return kind(f"{sentence}, though others hear both: the line between them is cut", (nodes[max(own, other)],))
 
     def close(self) -> None:
-        """Watch no more."""
-        self._mesh.close()
+        """Stop watching; another thread may be in `cut`."""
+        with self._lock:
+            self._is_closed = True
+            self._mesh.close()
 
 
 def is_unreachable(error: OSError) -> bool:
