@@ -51,7 +51,7 @@ def test_a_token_is_taken_from_the_option_the_file_or_the_environment(tmp_path: 
 
 
 def test_a_token_that_cannot_be_had_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="leave one of them out"):
+    with pytest.raises(InvalidInput, match="omit one of them"):
         JoinConfig(address="127.0.0.1:1", token="typed", token_file=tmp_path)
     with pytest.raises(MissingFile, match=r"cannot read --token-file .*/none: No such file"):
         given_token(None, tmp_path / "none", {})

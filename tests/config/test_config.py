@@ -34,7 +34,7 @@ SHIPPED = {"agreement": "sync", "ship_data": True}
         ({"agreement": "diloco", "local_steps": "epoch"}, "--local-steps must be a number with --agreement diloco"),
         ({"agreement": "diloco", "local_steps": "0"}, "--local-steps must be a positive number"),
         ({"agreement": "diloco", "outer_momentum": 1.0}, "--outer-momentum must be between 0 and 1, got 1.0"),
-        ({"agreement": "sync", "strategy": "data"}, "--strategy does not go with --agreement: leave one of them out"),
+        ({"agreement": "sync", "strategy": "data"}, "--strategy does not go with --agreement: omit one of them"),
         ({"agreement": "sync", "plan": Path("plan")}, "--plan does not go with --agreement"),
         ({"agreement": "sync", "memory": "4GB"}, "--memory does not go with --agreement"),
         ({"agreement": "sync", "precision": "fp16"}, "--precision must be fp32, bf16 or fp64 with --agreement"),
