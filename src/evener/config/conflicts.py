@@ -88,7 +88,7 @@ _CONFLICTS = (
     Conflict(
         _COLLECTIVE,
         lambda c, _: c.agreement is not None,
-        "{option} does not go with --agreement: leave one of them out",
+        "{option} does not go with --agreement: omit one of them",
     ),
     Conflict(
         ("precision",),
