@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -54,11 +54,20 @@ class ReplicaMeans(BucketSums):
         completed: Callable[[], None],
         step: Callable[[], int] = int,
     ) -> None:
-        self._trainable: list[Any] = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+        self._trainable: list[Any] = []
+        self._known: set[int] = set()
         self._weight, self._completed, self._step = weight, completed, step
         self.watch: Callable[[bool], None] | None = None
         super().__init__(world, ())
-        for parameter in self._trainable:
+        self.follow(model.parameters())
+
+    def follow(self, parameters: Iterable[Any]) -> None:
+        """Average the gradients of those, too."""
+        for parameter in parameters:
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                continue
+            self._trainable.append(parameter)
+            self._known.add(id(parameter))
             is_trained = parameter.requires_grad
             parameter.requires_grad_(True)  # a frozen one takes no hook
             parameter.register_hook(partial(self._weighed, parameter))
@@ -71,6 +80,10 @@ class ReplicaMeans(BucketSums):
         if weight == 1 or not _is_added(parameter):
             return gradient
         return gradient * weight if weight else torch.zeros_like(gradient)
+
+    def averages(self, parameter: Tensor) -> bool:
+        """Whether it is one of those whose gradients are averaged."""
+        return id(parameter) in self._known
 
     def own_gradients(self) -> Tensor:
         """This rank's gradients, unweighted, in one piece of float64: complex ones as pairs, missing ones as zeros."""
