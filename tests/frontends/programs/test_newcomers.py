@@ -68,7 +68,14 @@ def trained(text: str, folder: Path) -> Outcome:
     "kind", ["a norm", *(pytest.param(kind, marks=pytest.mark.slow) for kind in NEW if kind != "a norm")]
 )
 def test_what_comes_in_between_two_epochs_is_trained_as_in_one_process(kind: str, tmp_path: Path) -> None:
-    text = PROGRAM.format(before=f"if epoch: {NEW[kind]}", amid="pass")
+    text = PROGRAM.format(before=f"if epoch == 1: {NEW[kind]}", amid="pass")
+    assert off(trained(text, tmp_path), perform(plain(text), "program")) < 1e-10
+
+
+@pytest.mark.slow
+def test_copies_that_are_compared_later_take_in_what_the_run_does(tmp_path: Path) -> None:
+    text = PROGRAM.format(before=f"if epoch == 1: {NEW['a head']}", amid="pass")
+    text = text.replace("run.rehearsal.is_wanted = False  # added", "").replace("(2)", "(4)")
     assert off(trained(text, tmp_path), perform(plain(text), "program")) < 1e-10
 
 
