@@ -116,7 +116,12 @@ class Group:
         """Let `tensors`, as many of the same shapes on every rank, be those of the leader."""
         for tensor in tensors if self.size > 1 else ():
             same = tensor.detach().contiguous()
-            dist.broadcast(same, group_src=0, group=self.process_group)
+            if self.process_group is None and self.mesh is not None:
+                if tensor.numel():
+                    told = self.told_by_leader(same.cpu().flatten().view(torch.uint8).numpy().tobytes())
+                    same = torch.frombuffer(bytearray(told), dtype=tensor.dtype).view(tensor.shape)
+            else:
+                dist.broadcast(same, group_src=0, group=self.process_group)
             tensor.detach().copy_(same)
 
     def all_reduce_max(self, values: Sequence[float]) -> list[float]:

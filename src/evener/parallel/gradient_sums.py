@@ -12,7 +12,7 @@ up to those of a single process for any shares, and nothing is averaged over ran
 # Annotations are evaluated here, because DistributedDataParallel checks those of its communication hook.
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -296,11 +296,20 @@ class ReplicaMeans(BucketSums):
         completed: Callable[[], None],
         step: Callable[[], int] = int,
     ) -> None:
-        self._trainable: list[Any] = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+        self._trainable: list[Any] = []
+        self._known: set[int] = set()
         self._weight, self._completed, self._step = weight, completed, step
         self.watch: Callable[[bool], None] | None = None
         super().__init__(world, ())
-        for parameter in self._trainable:
+        self.follow(model.parameters())
+
+    def follow(self, parameters: Iterable[Any]) -> None:
+        """Average the gradients of these parameters, too."""
+        for parameter in parameters:
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                continue
+            self._trainable.append(parameter)
+            self._known.add(id(parameter))
             is_trained = parameter.requires_grad
             parameter.requires_grad_(True)  # a frozen parameter accepts no hook
             parameter.register_hook(partial(self._weighed, parameter))
@@ -313,6 +322,10 @@ class ReplicaMeans(BucketSums):
         if weight == 1 or not _is_added(parameter):
             return gradient
         return gradient * weight if weight else torch.zeros_like(gradient)
+
+    def averages(self, parameter: Tensor) -> bool:
+        """Return whether the gradients of this parameter are averaged."""
+        return id(parameter) in self._known
 
     def own_gradients(self) -> Tensor:
         """Return this rank's unweighted gradients as one float64 tensor; complex ones are pairs, missing ones zeros."""

@@ -99,6 +99,18 @@ def test_an_evaluation_amid_the_training_has_weights_of_its_own() -> None:
     assert parts.weight() == 1.0
 
 
+def test_what_is_summed_after_an_evaluation_amid_the_training_counts_also_of_a_rank_without_samples_to_train() -> None:
+    parts = OpenParts()
+    parts.open("train", 0.0)
+    assert parts.weight_of_open() == 0.0
+    parts.open("others", 1.2, is_training=False)
+    parts.close("others", is_over=True)
+    assert parts.weight_of_open() == 1.0
+    assert parts.weight() == 0.0
+    parts.open("train", 0.0)
+    assert parts.weight_of_open() == 0.0
+
+
 def test_a_batch_counts_after_its_loader_was_left_until_another_one_is_loaded() -> None:
     parts = OpenParts()
     parts.open("train", 1.5)

@@ -96,6 +96,7 @@ class OpenParts:
         self._left: set[object] = set()
         self._used: dict[int, float] = {}
         self._is_done = True
+        self._was_evaluated = False
 
     @property
     def _weights(self) -> dict[object, float]:
@@ -104,6 +105,7 @@ class OpenParts:
     def open(self, owner: object, weight: float, is_training: bool = True) -> set[object]:
         """A batch of `owner` is computed from now on; it counts `weight` times. Others whose batches no longer are."""
         left, self._left = self._left - {owner}, set()
+        self._was_evaluated = False
         for other in left:
             self._of_kind[True].pop(other, None)
         self._used = {} if self._is_done else self._used
@@ -133,6 +135,7 @@ class OpenParts:
         if owner in self._of_kind[True] and not is_over:
             self._left.add(owner)
             return
+        self._was_evaluated = owner in self._of_kind[False]
         for weights in self._of_kind.values():
             weights.pop(owner, None)
         if not self._weights:
@@ -176,8 +179,8 @@ class OpenParts:
         return self.weight()
 
     def weight_of_open(self) -> float:
-        """How often what is loaded now counts; once where no loader is gone through."""
-        return self.weight() if self._weights else 1.0
+        """How often what is loaded now counts; once where none is, or an evaluation has just ended."""
+        return self.weight() if self._weights and not self._was_evaluated else 1.0
 
 
 def rows_of(batch: Any, dim: int) -> int:

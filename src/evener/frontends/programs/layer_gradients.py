@@ -26,6 +26,9 @@ class Means(Protocol):
     def accumulating(self) -> Any:
         """A context in which gradients may stay on this rank."""
 
+    def averages(self, parameter: Tensor) -> bool:
+        """Whether its gradient is one of those."""
+
     def own_gradients(self) -> Tensor:
         """This rank's, unweighted, in one piece of float64."""
 
@@ -44,6 +47,7 @@ class LayerGradients:
         self._collect, self._completed = collect, completed
         self._is_begun = self._has_arrived = False
         parameters: list[Any] = list(model.parameters())
+        self._known = {id(parameter) for parameter in parameters}
         for parameter in parameters:
             if parameter.is_floating_point() or parameter.is_complex():
                 is_trained = parameter.requires_grad
@@ -62,6 +66,10 @@ class LayerGradients:
     def accumulating(self) -> Iterator[None]:
         """As `Means`: of a step that accumulates, every `backward()` brings whole gradients."""
         yield
+
+    def averages(self, parameter: Tensor) -> bool:
+        """As `Means`."""
+        return id(parameter) in self._known
 
     def own_gradients(self) -> Tensor:
         """As `Means`: nothing, as no rank has gradients of samples of its own."""

@@ -8,7 +8,7 @@ PreparedOptimizer   tells when an update begins and ends; a closure's loss is th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
@@ -104,13 +104,10 @@ class PreparedModel:
         step: Callable[[], int] = int,
         completed: Callable[[], None] = lambda: None,
     ) -> None:
-        self.model = agreed_model(model, group)
-        sums = WeighedSums(group, weight)
+        self.model, self._group = agreed_model(model, group), group
+        self._sums, self._is_divided = WeighedSums(group, weight), is_divided
         self._norms: list[SharedNorms] = []
-        for name, norm in norms_with_statistics(self.model).items():
-            layer = sums.of_layer(name)
-            self._norms.append(SharedNorms(for_all_channels(layer), members=layer, is_divided=is_divided))
-            compute_by(norm, self._norms[-1])
+        self._share(norms_with_statistics(self.model))
         hooks = GradientHooks.taken_off(self.model)
 
         def complete() -> None:
@@ -118,6 +115,18 @@ class PreparedModel:
             hooks.run(self.model.named_parameters())
 
         self.means = ReplicaMeans(self.model, group, weight, complete, step)
+
+    def _share(self, norms: Mapping[str, Any]) -> None:
+        for name, norm in norms.items():
+            layer = self._sums.of_layer(name)
+            self._norms.append(SharedNorms(for_all_channels(layer), members=layer, is_divided=self._is_divided))
+            compute_by(norm, self._norms[-1])
+
+    def take_in(self, norms: Mapping[str, Any], weights: Sequence[nn.Parameter]) -> None:
+        """As `Prepared`."""
+        agreed_model(self.model, self._group)
+        self._share(norms)
+        self.means.follow(weights)
 
     def compute(self, part: BatchPart) -> None:
         """As `Prepared`."""

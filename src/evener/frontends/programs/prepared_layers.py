@@ -8,7 +8,7 @@ alike: so any loss, optimiser, clipping, moving average or checkpoint of the pro
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -61,6 +61,9 @@ class PreparedLayers:
 
     norm_passes = 0
     """As `Prepared`: batches are whole, so that nobody asks."""
+
+    def take_in(self, norms: Mapping[str, Any], weights: Sequence[nn.Parameter]) -> None:
+        """As `Prepared`: the next pass takes the model as it is."""
 
     def compute(self, part: BatchPart) -> None:
         """As `Prepared`: every rank has all samples."""

@@ -234,14 +234,14 @@ class Rehearsal:
         if later is None or self.understudy is not None:
             return
         later.pids[:] = [pid for pid in later.pids if os.waitpid(pid, 0 if wait else os.WNOHANG)[0] == 0]
-        own = b"" if later.pids else msgspec.json.encode(self._report(later.folder, is_wide=True))
+        own = b"" if later.pids else msgspec.msgpack.encode(self._report(later.folder, is_wide=True))
         told = self._group.told_by_leader(own, _TOPIC)
         if not told:
             return
         _wait(later.pids)
         self._later = None
         shutil.rmtree(later.folder, ignore_errors=True)
-        verdict = msgspec.json.decode(told, type=Report).verdict
+        verdict = msgspec.msgpack.decode(told, type=Report).verdict
         if verdict is not None and verdict.sentence and not self._may_differ:
             raise NotExact(f"after step {later.step} {verdict.sentence}")
 
@@ -309,7 +309,8 @@ class Rehearsal:
             _wait(pids)
             report = self._report(folder, is_wide)
         return [
-            msgspec.json.decode(row, type=Report) for row in self._group.all_gather_bytes(msgspec.json.encode(report))
+            msgspec.msgpack.decode(row, type=Report)
+            for row in self._group.all_gather_bytes(msgspec.msgpack.encode(report))
         ]
 
     def _copies(

@@ -37,6 +37,7 @@ from evener.frontends.programs.batch_lookup import HandedBatch
 from evener.frontends.programs.batch_parts import BatchPart, Count, OpenParts, cut_rows, require_count, rows_of
 from evener.frontends.programs.batch_tracking import BatchFollowing
 from evener.frontends.programs.divided_loader import DividedLoader
+from evener.frontends.programs.newcomers import new_weights, refuse_newcomers, take_in
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.prepared import PreparedOptimizer
 from evener.frontends.programs.random_state import take_leaders_state
@@ -328,6 +329,8 @@ class Run:
 
     def before_update(self) -> None:
         """As `Updates`."""
+        if self._divides_batches and self._parts.are_any and self.is_training():
+            refuse_newcomers(self._models, self.steps.optimizers)
         if self.rehearsal.understudy is not None:
             self.rehearsal.understudy.before_update()
         self._work.draw_alike()
@@ -352,11 +355,15 @@ class Run:
 
     def _prepare_weights_outside(self) -> None:
         """Weights that an optimiser trains, and that are in no model, are prepared like a model's."""
-        known = {id(weight) for model in self._models for weight in model.model.parameters()}
         weights = [w for one in self.steps.optimizers for group in one.param_groups for w in group["params"]]
-        outside = {id(w): w for w in weights if id(w) not in known and isinstance(w, nn.Parameter)}
-        if outside and self.size > 1 and not self._work.draws_alike:
-            self._models.append(self._work.prepared(nn.ParameterList(outside.values())))
+        held = {id(weight) for model in self._models for weight in model.model.parameters()}
+        outside = [weight for weight in new_weights(weights, self._models) if id(weight) not in held]
+        if outside and self._divides_batches:
+            self._models.append(self._work.prepared(nn.ParameterList(outside)))
+
+    @property
+    def _divides_batches(self) -> bool:
+        return self.size > 1 and not self._work.draws_alike
 
     def _compare_again(self) -> None:
         """Between two steps, if it is time: see `Rehearsal.compare_later`."""
@@ -436,6 +443,9 @@ class Run:
         if understudy is not None:
             batch = understudy.given(batch, part)
         self.part = part
+        if self._divides_batches and self.is_training():
+            self._prepare_weights_outside()
+            take_in(self._models)
         weight = self._work.weight(part, batch, count)
         self._following.give(batch, owner, part, weight, self.is_training())
         for model in self._models:

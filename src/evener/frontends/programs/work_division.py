@@ -6,7 +6,7 @@ LayerDivision   every rank has each whole batch, and a part of every layer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,6 +37,9 @@ class Prepared(Protocol):
     @property
     def means(self) -> Means:
         """Of its gradients."""
+
+    def take_in(self, norms: Mapping[str, Any], weights: Sequence[nn.Parameter]) -> None:
+        """Norms, by name, and weights have come into the model."""
 
     def compute(self, part: BatchPart) -> None:
         """This rank computes `part` from now on, whose samples count in statistics, if there are any."""
