@@ -41,8 +41,8 @@ AUDITED: dict[type[Header], str] = {
 
 _CURES: dict[tuple[Role, ...], str] = {
     _NODES: "a node's",
-    _SUBMITTERS: "a submitter's (the file `tokens/submitter` in the master's home, or `evener invite --submitter NAME`)",
-    ("admin",): "an admin's (the file `tokens/admin` in the master's home)",
+    _SUBMITTERS: "a submitter's (`tokens/submitter` in the master's home, or `evener invite --submitter NAME`)",
+    ("admin",): "an admin's (`tokens/admin` in the master's home)",
 }
 
 
