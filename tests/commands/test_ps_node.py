@@ -108,7 +108,7 @@ def test_files_with_the_secrets_of_nodes_and_masters_are_looked_at_too(
 
 
 def test_joining_without_any_token_names_the_three_ways(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"give --token T, --token-file FILE or \$EVENER_TOKEN"):
+    with pytest.raises(InvalidInput, match=r"give --token-file FILE or \$EVENER_TOKEN"):
         join(JoinConfig(address="127.0.0.1:1", device="cpu", cache=tmp_path, thin=True), environment={})
 
 

@@ -86,10 +86,10 @@ def quota_sentence(times: Sequence[ProcessorTime]) -> str:
 
 def busy_sentence(shares: Mapping[str, float]) -> str:
     """Return a warning about nodes on which other processes took much of the time; empty if there are none."""
-    busy = [f"{share:.0%} on {node}" for node, share in shares.items() if share > MAX_TAKEN_SHARE]
+    busy = [f"{share:.0%} of the CPU time on {node}" for node, share in shares.items() if share > MAX_TAKEN_SHARE]
     if not busy:
         return ""
     return (
-        f"other processes took {', '.join(busy)} of the processor time during the measurement; these times, and shares "
+        f"other processes took {', '.join(busy)} during the measurement; these times, and shares "
         "computed from them, may be wrong: measure again when the machine is idle"
     )

@@ -64,7 +64,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
     if given is None and sys.stdin.isatty():
         given = getpass.getpass("token of the master, as `evener up` shows it: ")
     if given is None:
-        raise InvalidInput(f"the master's token is missing: give --token T, --token-file FILE or ${TOKEN_VARIABLE}")
+        raise InvalidInput(f"the master's token is missing: give --token-file FILE or ${TOKEN_VARIABLE}")
     masters, token = [Address.parse(one) for one in config.address.split(",")], Token.parse(given)
     check_security(token, config.insecure)
     cache, thin = config.cache or default_cache(environment), config.thin

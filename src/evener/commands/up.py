@@ -118,7 +118,8 @@ def invitation(address: Address, place: StateDir, system: System | None = None) 
         f"The master is up. On {where} type:\n\n{joined}\n\n"
         f"and give it this token when it asks (or with --token-file, or in $EVENER_TOKEN):\n\n"
         f"    {(place.tokens / 'node').read_text().strip()}\n\n"
-        f"It lets a machine compute. Who submits runs from elsewhere needs {place.tokens / 'submitter'}.\n"
+        "This token lets a machine compute. To submit runs from another machine, copy the submitter's token to it,\n"
+        f"from {place.tokens / 'submitter'}, and type `evener train ... --master {address} --token-file FILE`.\n"
     )
 
 

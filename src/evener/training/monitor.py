@@ -285,8 +285,9 @@ class Monitor:
         if found is None:
             return
         self._slow = tuple(node for rank, node in enumerate(self._group.nodes) if rank not in found[0])
+        names = " and ".join(self._slow)
         message = (
-            f"a step takes {human_seconds(seconds)}, and {human_seconds(found[1])} are predicted without "
-            f"{' and '.join(self._slow)}: train without them, or see what else runs there"
+            f"a step takes {human_seconds(seconds)}; without {names} it would take {human_seconds(found[1])}: "
+            f"train without {names}, or type `evener doctor` there to see why"
         )
         self.emit(Event(step=reports[0].step, kind="slows the run down", message=message, nodes=self._slow))

@@ -171,7 +171,7 @@ class StateDir:
         except OSError as error:
             raise MissingFile(
                 f"no master was ever started in {self.folder}: start one with `evener up`, "
-                "or name one with --master ADDRESS --token T"
+                "or name one with --master ADDRESS --token-file FILE"
             ) from error
         except NOT_DECODED as error:
             raise InvalidFile(f"{path} is damaged: {error}; start `evener up` again") from error

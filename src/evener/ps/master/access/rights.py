@@ -38,7 +38,11 @@ AUDITED: dict[type[Header], str] = {
 """Actions of commands, as the audit log names them."""
 
 
-_CURES: dict[tuple[Role, ...], str] = {_NODES: "a node's", _SUBMITTERS: "a submitter's", ("admin",): "an admin's"}
+_CURES: dict[tuple[Role, ...], str] = {
+    _NODES: "a node's",
+    _SUBMITTERS: "a submitter's (`tokens/submitter` in the master's home, or `evener invite --submitter NAME`)",
+    ("admin",): "an admin's (`tokens/admin` in the master's home)",
+}
 
 
 def may_send(role: Role, kind: type[Header]) -> bool:
