@@ -45,9 +45,9 @@ from evener.training.callbacks import Callback
 from evener.training.console import RunView, locked_folder, open_console, output_file, print_line, run_folder
 from evener.training.context import join_world, make_context
 from evener.training.costs import tell_busy, time_here
+from evener.training.partial_record import RunRequest, request_of
 from evener.training.rank import train_rank
 from evener.training.spare_nodes import SpareNodes
-from evener.training.unfinished import Asked, asked_of
 
 WAYS = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
 
@@ -70,7 +70,7 @@ def perform(
     quiet: bool = False,
     program: Program = train_rank,
     watch: Callback | None = None,
-    asked: Asked | None = None,
+    request: RunRequest | None = None,
 ) -> TrainRecord:
     """Train on nodes of this machine, showing what happens; the record.
 
@@ -81,10 +81,10 @@ def perform(
         quiet: print nothing.
         program: of a rank.
         watch: called with everything that happens; None: nobody watches, and the run goes on to its end.
-        asked: what the record says of what was asked for; None: what `config` says.
+        request: what the record says of what was asked for; None: what `config` says.
     """
     folder = folder_of(config)
-    with page_beside(folder, config.dashboard), view_of(config, folder, to_stderr=to_stderr, asked=asked) as view:
+    with page_beside(folder, config.dashboard), view_of(config, folder, to_stderr=to_stderr, request=request) as view:
         view.console.quiet = quiet or config.quiet
         view(Phase(what="starting", detail="the nodes"))
 
@@ -109,11 +109,11 @@ def folder_of(config: RunConfig) -> Path:
 
 
 def view_of(
-    config: RunConfig, folder: Path, *, to_stderr: bool, is_leader: bool = True, asked: Asked | None = None
+    config: RunConfig, folder: Path, *, to_stderr: bool, is_leader: bool = True, request: RunRequest | None = None
 ) -> RunView:
     """The view of a run that writes into `folder`. Raises FolderInUse."""
-    asked, checkpoints = asked or asked_of(config), config.checkpoint
-    return RunView(folder, to_stderr=to_stderr, asked=asked, checkpoints=checkpoints, is_leader=is_leader)
+    request, checkpoints = request or request_of(config), config.checkpoint
+    return RunView(folder, to_stderr=to_stderr, request=request, checkpoints=checkpoints, is_leader=is_leader)
 
 
 def launch(
@@ -206,7 +206,7 @@ def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
 
 
 def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
-    """Measure this rank's device, the links to the others and, if asked, a task; the leader emits the profile."""
+    """Measure this rank's device, the links to the others and, if requested, a task; the leader emits the profile."""
     world = join_world(env, preflight=config.preflight)
     if world.is_leader:
         what = f"{world.size} devices and what joins them" if world.size > 1 else "this device"

@@ -45,8 +45,8 @@ from evener.report.tables import summary
 from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
 from evener.system.sign_of_life import sign_of_life
 from evener.training.console import RunView, open_console, print_line, run_folder
+from evener.training.partial_record import request_of
 from evener.training.sync_check import sync_check
-from evener.training.unfinished import asked_of
 
 E = TypeVar("E", bound=RunEvent)
 _APPROXIMATE = ("async", "bounded", "average", "diloco")
@@ -127,12 +127,12 @@ def _train_as_ranks(config: RunConfig, reason: str, *, to_stderr: bool) -> Train
     from evener.commands.train_on_master import submit as submit_ranks
 
     message = f"{reason}, so the nodes work together as ranks, which give the result of one process"
-    asked = asked_of(config)._replace(events=(Event(step=0, kind="as ranks", message=message),))
+    request = request_of(config)._replace(events=(Event(step=0, kind="as ranks", message=message),))
     if config.local_nodes is not None:
-        return perform(replace(config, agreement=None), to_stderr=to_stderr, asked=asked)
+        return perform(replace(config, agreement=None), to_stderr=to_stderr, request=request)
     home = None if config.master else config.home or default_state_dir(os.environ)
     ranks = replace(config, agreement=None, home=home)
-    return submit_ranks(ranks, to_stderr=to_stderr, asked=asked)
+    return submit_ranks(ranks, to_stderr=to_stderr, request=request)
 
 
 def submit(
@@ -150,8 +150,8 @@ def submit(
     """
     job, blobs, check, events = agreed or agree(config, backend, task, to_stderr=to_stderr)
     folder = run_folder(config.folder)
-    asked = asked_of(config)
-    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
+    request = request_of(config)
+    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, request=request) as view:
         view.console.quiet = config.quiet
         for event in events:
             view(event)

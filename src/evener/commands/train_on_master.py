@@ -29,7 +29,7 @@ from evener.records.record import TrainRecord
 from evener.records.schema import parse_noun
 from evener.report.tables import summary
 from evener.training.console import RunView, print_line, run_folder
-from evener.training.unfinished import Asked, asked_of
+from evener.training.partial_record import RunRequest, request_of
 
 _USUAL = "600s"
 """Between checkpoints, besides every epoch's, which may take hours; the nodes are other people's."""
@@ -47,7 +47,7 @@ def train_on_nodes(config: RunConfig, *, as_json: bool) -> None:
 
 
 def submit(
-    config: RunConfig, *, to_stderr: bool, program: Blob | None = None, asked: Asked | None = None
+    config: RunConfig, *, to_stderr: bool, program: Blob | None = None, request: RunRequest | None = None
 ) -> TrainRecord:
     """Have nodes train; the record of the run, when its folder has all there is.
 
@@ -55,17 +55,17 @@ def submit(
         config: what is asked for.
         to_stderr: keep stdout free.
         program: files that are sent in place of the task's; the one named like it defines what a rank runs.
-        asked: what the record says of what was asked for; None: what `config` says.
+        request: what the record says of what was asked for; None: what `config` says.
 
     Raises:
         EvenerError: as `train_on_nodes`.
     """
     folder = run_folder(config.folder)
-    asked = asked or asked_of(config)
+    request = request or request_of(config)
     blobs = blobs_of(config) | ({"code": program} if program is not None else {})
     digests = {what: blob.digest for what, blob in blobs.items()}
     job = job_of(config, digests, brings_program=program is not None)
-    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
+    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, request=request) as view:
         view.console.quiet = config.quiet
         view(Phase(what="joining", detail="the master and its nodes"))
         with open_master(config) as client:
