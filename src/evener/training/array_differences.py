@@ -104,7 +104,7 @@ def _largest(array: NDArray[Any]) -> float:
 
 
 def _off(value: NDArray[Any], expected: NDArray[Any], scale: float) -> float:
-    """The largest difference relative to `scale`; what is not finite has to be so in both."""
+    """Return the largest difference relative to `scale`; non-finite values must be the same in both."""
     if np.array_equal(value, expected, equal_nan=True):
         return 0.0
     with np.errstate(invalid="ignore"):

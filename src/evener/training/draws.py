@@ -27,7 +27,7 @@ Interval = tuple[int, int]
 
 
 class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, an operation that draws random numbers draws for every sample what that sample is given in any part.
+    """A mode in which an operation draws the same random numbers for a sample in any part of the batch.
 
     Neither the number of samples nor what was drawn before has an influence. A row of dimension 0 belongs to a sample
     if there are as many rows as samples; of tensors of three dimensions, which may have time first, a row of the first
@@ -91,7 +91,7 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _rows_of(func: Any, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(sizes of the dimensions that count samples, sizes of the others) of what a call draws; no such: ((), all)."""
+    """Return (sizes of the dimensions that count samples, sizes of the others) of a call's draw."""
     first = args[0] if args else None
     sizes = first.shape if isinstance(first, Tensor) else next((one for one in args if isinstance(one, list)), ())
     shape = tuple(sizes)

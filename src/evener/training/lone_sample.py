@@ -16,7 +16,7 @@ _PYTORCH_MESSAGES = ("Expected more than 1 value per channel", "BatchNorm needs 
 
 
 def is_of_lone_sample(sentence: str) -> bool:
-    """Whether an error says that a BatchNorm cannot take statistics of one sample."""
+    """Return whether an error says that a BatchNorm cannot take statistics of one sample."""
     return any(message in sentence for message in _PYTORCH_MESSAGES)
 
 

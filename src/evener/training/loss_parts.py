@@ -29,7 +29,7 @@ def _undrawn(_first: int, _last: int) -> AbstractContextManager[Any]:
 
 
 Drawing = Callable[[int, int], AbstractContextManager[Any]]
-"""Inside, a sample is given the same random numbers in any part; of the first sample, and the one after the last."""
+"""(first, last + 1) -> a context in which a sample draws the same random numbers in any part."""
 
 
 def off_in_parts(

@@ -42,7 +42,7 @@ class PartCopies:
         self._kept, self.every = [], 0
 
     def is_due(self, step: int) -> bool:
-        """Whether the state after `step` is to be copied."""
+        """Return whether a copy is due after `step`."""
         return self.every > 0 and step >= self._step + self.every
 
     @property
