@@ -79,7 +79,7 @@ def test_sound_nodes_with_and_without_pytorch_have_no_faults() -> None:
     [
         (node("bob", FULL), "bob: /c (cache) has 0 MB free; remove files there"),
         (node("bob", BUSY), "bob: others keep 6.0 of 8 cores busy; end them"),
-        (node("bob", None), "bob: it has told nothing of its machine in time; look at that machine itself"),
+        (node("bob", None), "bob: it did not report on its machine in time; look at that machine itself"),
         (node("bob", None, "trains"), "in time, and trains when it was asked; wait until the run is over"),
         (node("bob", replace(SOUND, torch="2.11.0")), "bob: it runs PyTorch 2.11, master 2.13"),
         (replace(node("bob"), ahead=-3600.0), "bob: its clock is 3600 s behind that of master"),

@@ -287,7 +287,7 @@ def test_a_node_that_dies_before_the_first_step_and_comes_back_takes_part(ps: Cl
 def test_a_node_that_is_killed_while_it_rehearses_is_taken_in_when_the_other_has_gone_on_alone(ps: Cluster) -> None:
     words = (*WORDS, "--epochs", "60", "--strategy", "data", "--shares", "equal", "--option", "pause=0.03")
     training = ps.start_training(*words, "--output", "struck")
-    wait_until(lambda: "rehearsing" in (ps.folder / "train.out").read_text(), "that the nodes rehearse")
+    wait_until(lambda: "profiling" in (ps.folder / "train.out").read_text(), "that the nodes rehearse")
     ps.nodes["two"].kill()
     ps.nodes["two"].wait()
     wait_until(lambda: ps.version() > 3 or training.poll() is not None, "that the other makes steps")

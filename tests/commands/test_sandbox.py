@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evener.commands import sandbox
-from evener.commands.sandbox import _box, _perform, _words, join_confined
+from evener.commands.sandbox import _arguments, _perform, _sandbox_options, join_confined
 from evener.config.options import JoinConfig
 from evener.records.errors import InvalidInput
 
@@ -49,7 +49,9 @@ def test_what_is_seen_and_what_can_be_changed_inside(tmp_path: Path) -> None:
         folder.mkdir()
     (data / "x").write_text("a sample")
     words = [sys.executable, "-c", LOOK, str(tmp_path / "secret"), str(cache), str(data)]
-    done = subprocess.run(["bwrap", *_box(cache, data), "--", *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bwrap", *_sandbox_options(cache, data), "--", *words], capture_output=True, text=True, check=False
+    )
     found = json.loads(done.stdout or done.stderr)
     assert found == {
         "secret": "FileNotFoundError",
@@ -66,7 +68,7 @@ def test_what_is_seen_and_what_can_be_changed_inside(tmp_path: Path) -> None:
 @needs_boxes
 def test_its_exit_code_comes_through(tmp_path: Path) -> None:
     script = "import os, sys; sys.exit(7 if os.environ['A_TOKEN'] == 't' else 1)"
-    box = ["bwrap", *_box(tmp_path, None)]
+    box = ["bwrap", *_sandbox_options(tmp_path, None)]
     assert _perform(box, [sys.executable, "-c", script], {"A_TOKEN": "t", "HOME": "/tmp"}) == 7
 
 
@@ -74,7 +76,7 @@ def test_variables_with_secrets_stay_outside(tmp_path: Path, monkeypatch: pytest
     given: list[dict[str, str]] = []
     monkeypatch.setattr(shutil, "which", lambda _: "/bin/true")
 
-    def perform(_box: list[str], _command: list[str], environment: dict[str, str]) -> int:
+    def perform(_sandbox_options: list[str], _command: list[str], environment: dict[str, str]) -> int:
         given.append(environment)
         return 0
 
@@ -91,7 +93,7 @@ def test_without_bubblewrap_it_is_said_what_to_install(tmp_path: Path, monkeypat
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to make one' >&2\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(InvalidInput, match="bubblewrap cannot make a box here: bwrap: No permissions"):
+    with pytest.raises(InvalidInput, match="bubblewrap cannot create a sandbox here: bwrap: No permissions"):
         join_confined(JoinConfig(address="a:1"), "t", "T", tmp_path, {})
 
 
@@ -99,7 +101,7 @@ def test_the_command_inside_is_the_one_outside_without_token_and_box(tmp_path: P
     config = JoinConfig(
         address="a:1", token="secret", name="n", data=tmp_path, sandbox=True, thin=True, submitters="alice,bob"
     )
-    assert _words(config, Path("/c")) == [
+    assert _arguments(config, Path("/c")) == [
         "join", "a:1", "--cache", "/c", "--speed", "1.0", "--name", "n", "--submitters", "alice,bob",
         "--data", str(tmp_path), "--thin",
     ]  # fmt: skip

@@ -23,7 +23,7 @@ from evener.report.live.live_run import LiveRun
 from evener.report.measured import node_phases
 from evener.report.tables import record_table
 from evener.report.text import percent
-from evener.training.unfinished import Asked, unfinished_record
+from evener.training.partial_record import RunRequest, partial_record
 from support.fake_runs import NODES, fake_plan, fake_run
 
 
@@ -75,7 +75,7 @@ def told(record: TrainRecord) -> tuple[TrainRecord, LiveRun]:
     events: list[RunEvent] = [record.plan, *record.steps]
     for number, event in enumerate(events):
         live.take(Moment(float(number), [event]))
-    made = unfinished_record(live, record.plan, Asked("digits"), ending="", startup=1.0, seconds=record.seconds)
+    made = partial_record(live, record.plan, RunRequest("digits"), ending="", startup=1.0, seconds=record.seconds)
     live.take(Moment(1e6, [made]))
     return made, live
 

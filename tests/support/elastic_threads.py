@@ -100,7 +100,7 @@ def serial_weights(config: RunConfig) -> dict[str, Tensor]:
     )
     context = make_context(alone, _group(0, ["alone"], is_elastic=False), config)
     plan = divide(Shape("data", ((0,),), 1, context.batch_size, [1.0]), alone.nodes, (), context.batch_size)
-    training = make_training(context, plan, config, is_foretold=False)
+    training = make_training(context, plan, config, is_predicted=False)
     Loop(training, config).run()
     return training.model.gather_weights()
 
@@ -256,13 +256,13 @@ class _Life:
         run = self._run
         if run.plan.strategy == "data":
             with _SEEDED:
-                training = make_training(context, run.plan, run.config, is_foretold=False)
+                training = make_training(context, run.plan, run.config, is_predicted=False)
                 return ReplicatedElasticLoop(training, run.config, ranks, self._is_late)
         if self._is_late:
             own, place = self._name, run.plan.assignments[self.node]
             came = None if own == place.node else msgspec.structs.replace(place, node=own, samples=0)
             return DividedElasticLoop(context, run.plan, run.config, ranks, None, came)
-        training = make_training(context, run.plan, run.config, is_foretold=False)
+        training = make_training(context, run.plan, run.config, is_predicted=False)
         among = self._context(context.group)  # whose model was not taken over
         return DividedElasticLoop(among, run.plan, run.config, ranks, training)
 

@@ -16,7 +16,7 @@ from evener.records.schema import read_noun
 from evener.report.live.live_run import LiveRun
 from evener.training import console
 from evener.training.console import RunView, open_console, progress_words
-from evener.training.unfinished import Asked
+from evener.training.partial_record import RunRequest
 from support.fake_runs import fake_plan, fake_run
 
 
@@ -44,7 +44,7 @@ def test_a_node_that_is_lost_is_named_in_the_log_of_its_run(tmp_path: Path) -> N
 
 
 def failing_after(steps: int, folder: Path) -> None:
-    with RunView(folder, asked=Asked("digits", seed=3, precision="fp64")) as view:
+    with RunView(folder, request=RunRequest("digits", seed=3, precision="fp64")) as view:
         view.console.quiet = True
         view(fake_plan())
         view(Phase(what="training", num_samples=1000, epochs=5))

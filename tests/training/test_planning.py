@@ -17,7 +17,7 @@ from evener.records.record import TrainRecord
 from evener.records.schema import read_noun, write_noun
 from evener.report.bars import plan_figure
 from evener.report.html import write_page
-from evener.training.planning import MUCH, choose, those_of_one_process, why_divided
+from evener.training.planning import MIN_GAIN, choose, those_of_one_process, why_divided
 from support.commands import TINY
 
 NAMES = ["data", "sharded", "pipeline"]
@@ -32,8 +32,8 @@ def estimate(strategy: str, seconds: float, accumulate: int = 1) -> Any:
     [
         ([], "data"),
         ([estimate("data", 1.0), estimate("sharded", 2.0)], "data"),
-        ([estimate("sharded", 1.0), estimate("data", MUCH)], "data"),
-        ([estimate("sharded", 1.0), estimate("data", MUCH + 0.01)], "sharded"),
+        ([estimate("sharded", 1.0), estimate("data", MIN_GAIN)], "data"),
+        ([estimate("sharded", 1.0), estimate("data", MIN_GAIN + 0.01)], "sharded"),
         ([estimate("pipeline", 1.0), estimate("sharded", 1.1), estimate("serial", 9.0)], "pipeline"),
         ([estimate("data", 0.5, accumulate=2), estimate("sharded", 1.0)], "sharded"),
     ],

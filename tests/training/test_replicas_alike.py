@@ -17,7 +17,7 @@ from evener.training.step import StepReport
 def report(rate: float, weight: float) -> StepReport:
     return StepReport(
         step=7, samples=1, total=2, epoch=0, loss=0.0, wall=1.0, timed_samples=1, io=0.0, fb=1.0, wu=0.0, sent=0,
-        stop=0, save=0, leave=0, told=1, rate=rate, weight=weight,
+        stop=0, save=0, leave=0, has_loss=1, rate=rate, weight=weight,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Before the first step a run finds out by itself that it would train something else than one process."""
+"""A run checks before its first step that it trains like a single process."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ SharedStatistics.__torch_function__ = lambda self, func, types, args=(), kwargs=
 @pytest.mark.parametrize("plant", [UNSUMMED, pytest.param(OWN_STATISTICS, marks=pytest.mark.slow)])
 def test_planted_defects_are_found(tmp_path: Path, plant: str) -> None:
     sentence = train(tmp_path, "--strategy", "data", "--shares", "5,2,1", plant=plant)
-    assert "would train something else" in sentence
+    assert "would not train like a single process" in sentence
 
 
 FAILS_ON_ONE_RANK = """
@@ -182,7 +182,7 @@ def test_auto_takes_the_next_strategy_instead_of_one_that_is_refused_by_name(mon
     monkeypatch.setattr(rank, "make_training", refuse)
     monkeypatch.setattr(rank, "copied", lambda model: model)
     monkeypatch.setattr(rank, "replace", lambda context, **_: context)
-    context: Any = SimpleNamespace(model=None, given=None)
+    context: Any = SimpleNamespace(model=None, user_plan=None)
     assert rank.checked(context, None, RunConfig(task="digits")) == (None, "no")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="no"):
         rank.checked(context, None, RunConfig(task="digits", strategy="data"))  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def test_auto_takes_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
 
     context = SimpleNamespace(
         env=SimpleNamespace(nodes=[None, None], patience=1.0),
-        given=None,
+        user_plan=None,
         group=SimpleNamespace(
             reports=SimpleNamespace(all_gather=lambda row: [b"", row], within=lambda _: nullcontext())
         ),

@@ -158,5 +158,5 @@ def test_nodes_are_named_when_a_step_is_much_longer_than_one_of_the_others(
 def report(step: int, wall: float) -> StepReport:
     return StepReport(
         step=step, samples=25, total=50, epoch=0, loss=0.0, wall=wall, timed_samples=25, io=0.0, fb=wall, wu=0.0,
-        sent=0, stop=0, save=0, leave=0, told=1, rate=0.1, weight=0.0,
+        sent=0, stop=0, save=0, leave=0, has_loss=1, rate=0.1, weight=0.0,
     )  # fmt: skip

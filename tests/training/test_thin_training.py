@@ -13,7 +13,7 @@ from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode
 from evener.records.errors import Interrupted, InvalidFile, MissingFile, NonFiniteLoss
 from evener.records.record import Epoch
-from evener.training.thin_training import ThinSeat, train_thin
+from evener.training.thin_training import ThinContext, train_thin
 
 POINTS = str(Path(__file__).parents[1] / "support_tasks" / "points.py")
 
@@ -22,7 +22,9 @@ def config(folder: Path, *, resume: bool = False, lr: str = "0.1", width: str = 
     return RunConfig(task=POINTS, option={"lr": lr, "width": width}, epochs=3, output=folder, resume=resume)
 
 
-def seat(epochs: list[Epoch], is_over: Callable[[Epoch], bool] = lambda _: False, stops_after: int = 10**6) -> ThinSeat:
+def seat(
+    epochs: list[Epoch], is_over: Callable[[Epoch], bool] = lambda _: False, stops_after: int = 10**6
+) -> ThinContext:
     left = [stops_after]
 
     def hear(epoch: Epoch) -> bool:
@@ -33,7 +35,7 @@ def seat(epochs: list[Epoch], is_over: Callable[[Epoch], bool] = lambda _: False
         left[0] -= 1
         return left[0] < 0
 
-    return ThinSeat(LocalNode(name="node-0"), lambda _: None, hear, is_stopping)
+    return ThinContext(LocalNode(name="node-0"), lambda _: None, hear, is_stopping)
 
 
 @pytest.mark.parametrize("stops_after", [0, 5, 9])

@@ -1,1 +1,1 @@
-"""One file for each command: from what was asked for to what is printed and written."""
+"""The commands, one file each: from options to printed and written results."""

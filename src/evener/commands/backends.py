@@ -1,6 +1,6 @@
-"""From a task's name to the backend that computes it, on nodes and where a run is submitted.
+"""The backend of a task, on nodes and where a run is submitted.
 
-PyTorch's where that is installed, else, and for tasks that are written for it alone, the thin one.
+The backend is PyTorch's if that is installed. Otherwise, and for thin tasks without a twin, it is the thin one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def load_backend(config: RunConfig, *, thin: bool = False) -> tuple[ModelBackend, Task | ThinTask]:
-    """The task that was asked for, and a model of it with its first weights.
+    """Return the task of `config`, and a backend with its initial weights.
 
     Args:
-        config: what was asked for.
-        thin: whether its thin twin is wanted, though PyTorch may be installed.
+        config: of the run.
+        thin: whether to load the thin twin even if PyTorch is installed.
 
     Raises:
         EvenerError: the task is wrong.
@@ -39,12 +39,12 @@ def load_backend(config: RunConfig, *, thin: bool = False) -> tuple[ModelBackend
 
 
 def torch_backend(task: Task, config: RunConfig) -> ModelBackend:
-    """A model of `task`, with its first weights, where a run is submitted."""
+    """Return a backend of `task` with its initial weights, where a run is submitted."""
     return _torch_backend(task, config.seed, config.precision, "cpu")
 
 
 def require_twins(config: RunConfig, task: Task) -> None:
-    """Raise NotExact if nodes without PyTorch would train something else: the thin twin beside the user's task."""
+    """Raise NotExact if the thin twin of the user's task, for nodes without PyTorch, differs from the task."""
     path = thin_twin(Path(config.task).resolve()) if is_path(config.task) else None
     if path is None:
         return
@@ -60,7 +60,7 @@ def require_twins(config: RunConfig, task: Task) -> None:
 
 
 def probe_of(backend: Any, task: Task | ThinTask, seed: int) -> ProbeOf:
-    """What makes the probes of a task that is submitted, for `sync_check`."""
+    """Return a function that makes the probes of a submitted task, for `sync_check`."""
     if isinstance(task, ThinTask):
         from evener.training.sync_probe_thin import ThinProbe
 
@@ -71,7 +71,7 @@ def probe_of(backend: Any, task: Task | ThinTask, seed: int) -> ProbeOf:
 
 
 def build_engine(setup: EngineSetup) -> TaskEngine:
-    """The engine of a job on this node.
+    """Return the engine of a job on this node.
 
     Raises:
         MissingExtra: the job needs PyTorch, which is not installed.
@@ -83,7 +83,7 @@ def build_engine(setup: EngineSetup) -> TaskEngine:
 
 
 def build_thin_engine(setup: EngineSetup) -> TaskEngine:
-    """The thin engine, also where PyTorch is installed. Raises as `build_engine`."""
+    """Return the thin engine, even if PyTorch is installed. Raises the errors of `build_engine`."""
     job, reference = setup.job, _reference(setup)
     if not has_thin_task(reference):
         raise MissingExtra(
@@ -95,7 +95,7 @@ def build_thin_engine(setup: EngineSetup) -> TaskEngine:
 
 
 def build_torch_engine(setup: EngineSetup) -> TaskEngine:
-    """PyTorch's engine. Raises as `build_engine`."""
+    """Return PyTorch's engine. Raises the errors of `build_engine`."""
     job = setup.job
     if setup.device == "cpu":
         keep_freed_memory()
@@ -104,7 +104,7 @@ def build_torch_engine(setup: EngineSetup) -> TaskEngine:
 
 
 def is_thin(reference: str) -> bool:
-    """Whether here the thin backend alone can do a task: PyTorch is missing, or the task is written for that one.
+    """Return whether only the thin backend can compute a task here: PyTorch is missing, or the task is thin.
 
     Args:
         reference: name, or path of a file.
@@ -113,7 +113,7 @@ def is_thin(reference: str) -> bool:
         EvenerError: the file cannot be run.
     """
     if is_path(reference) and not Path(reference).is_file():
-        return False  # PyTorch's way says what is wrong
+        return False  # the loader of PyTorch tasks reports the error
     if not _has_torch():
         return has_thin_task(reference)
     return is_path(reference) and _defines_only_thin_task(Path(reference))
@@ -131,7 +131,7 @@ def _has_torch() -> bool:
 
 
 def _reference(setup: EngineSetup) -> str:
-    """The task's name, or the file of it that travelled here."""
+    """Return the task's name, or the path of its shipped file."""
     return str(setup.code / setup.job.task) if setup.code else setup.job.task
 
 

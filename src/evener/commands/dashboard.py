@@ -1,4 +1,4 @@
-"""`--dashboard` and `evener dashboard`: the live page in a process beside a run, or in this one."""
+"""`--dashboard` and `evener dashboard`: the live page, in a process beside a run or in this one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from evener.report.live.access import ADDRESS, listen
 from evener.report.live.feed import Sources
 from evener.version import pip_install
 
-_PATIENCE = 10.0
+_END_TIMEOUT_S = 10.0
 
 
 @contextmanager
 def page_beside(folder: Path, port: int | None) -> Iterator[None]:
-    """Inside, a process serves the live page of what happens in `folder`; without a port, none does.
+    """Serve the live page of `folder` in another process during the block; do nothing without a port.
 
     Args:
         folder: of a run, or of runs.
-        port: 0: the usual one, or the next that is free.
+        port: 0 for the usual port, or the next free one.
 
     Raises:
-        MissingExtra: what serves pages is not installed.
+        MissingExtra: the web server is not installed.
         InvalidInput: the port is taken.
     """
     if port is None:
@@ -44,22 +44,22 @@ def page_beside(folder: Path, port: int | None) -> Iterator[None]:
     try:
         page.stdin.write(f"{token}\n".encode())
         page.stdin.flush()
-        _tell(sys.stderr, address)
+        _print_address(sys.stderr, address)
         yield
     finally:
         page.stdin.close()
         try:
-            page.wait(_PATIENCE)
+            page.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             page.kill()
             page.wait()
 
 
 def dashboard(runs: Sequence[Path], port: int) -> None:
-    """`evener dashboard`: serve the live page of runs that go on or are over, until Ctrl-C.
+    """`evener dashboard`: serve the live page of current and past runs until Ctrl-C.
 
     Raises:
-        MissingExtra: what serves pages is not installed.
+        MissingExtra: the web server is not installed.
         InvalidInput: there is no run, or the port is taken.
     """
     require_dashboard()
@@ -73,22 +73,22 @@ def dashboard(runs: Sequence[Path], port: int) -> None:
 
     token = secrets.token_urlsafe(32)
     with listen(port) as listening:
-        _tell(sys.stdout, address_of(listening.getsockname()[1], token))
-        with suppress(KeyboardInterrupt):  # is how it ends
+        _print_address(sys.stdout, address_of(listening.getsockname()[1], token))
+        with suppress(KeyboardInterrupt):  # the usual end
             LivePage(sources, listening, token).serve()
 
 
 def address_of(port: int, token: str) -> str:
-    """What to open in a browser."""
+    """Return the address to open in a browser."""
     return f"http://{ADDRESS}:{port}/?token={token}"
 
 
-def _tell(stream: TextIO, address: str) -> None:
+def _print_address(stream: TextIO, address: str) -> None:
     stream.write(f"live page: {address}\n")
     stream.flush()
 
 
 def require_dashboard() -> None:
-    """Raise MissingExtra unless what serves pages is installed: before a long run rather than in it."""
+    """Raise MissingExtra unless the web server is installed: before a long run, not during it."""
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise MissingExtra(f"the live page needs Starlette and uvicorn: {pip_install('dashboard')}")

@@ -1,4 +1,4 @@
-"""`evener doctor`: from what was asked for to a table of findings and an exit code. Needs no PyTorch."""
+"""`evener doctor`: a table of findings, and an exit code. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from evener.records.errors import InvalidInput
 from evener.report.text import grid
 from evener.training.console import open_console
 
-_MOST_ROWS = 100
+_MAX_ROWS = 100
 _MARKS = {"ok": "ok", "warning": "!", "error": "X"}
 
 
 def doctor(config: DoctorConfig, *, as_json: bool) -> int:
-    """Look at this machine, or at a master's nodes, and print what is found; 2 where some run would fail, else 0.
+    """Examine this machine, or a master's nodes, and print findings; return 2 if a run would fail, else 0.
 
     Raises:
-        EvenerError: the master cannot be reached, or asked.
+        EvenerError: the master cannot be reached or does not answer.
     """
     findings = _findings_of_nodes(config) if config.looks_at_nodes else _findings_here(config)
     if as_json:
@@ -45,27 +45,27 @@ def _findings_here(config: DoctorConfig) -> list[Finding]:
 
 
 def _findings_of_nodes(config: DoctorConfig) -> list[Finding]:
-    asked = () if config.task is None else question_of(config.task, config.data, config.option)
+    question = () if config.task is None else question_of(config.task, config.data, config.option)
     with open_master(config) as client:
-        return look_at_nodes(client, *asked)
+        return look_at_nodes(client, *question)
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:
-    """A table, faults marked, and one line that counts them; of many findings the faults alone."""
+    """Print a table of findings, and one line that counts faults; of many findings, print only faults."""
     wrong = faults(findings)
-    shown = findings if len(findings) <= _MOST_ROWS else wrong
+    shown = findings if len(findings) <= _MAX_ROWS else wrong
     if shown:
         console.print(findings_table(shown))
     if len(shown) < len(findings):
         console.print(f"{len(findings) - len(shown)} more were looked at and are well; --json shows them")
     num_errors = sum(finding.severity == "error" for finding in wrong)
     num_warnings = len(wrong) - num_errors
-    words = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((num_errors, "error"), (num_warnings, "warning")) if n]
-    console.print(" and ".join(words) if words else "nothing is wrong here")
+    counts = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((num_errors, "error"), (num_warnings, "warning")) if n]
+    console.print(" and ".join(counts) if counts else "nothing is wrong here")
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """A row a finding: the machine, what was looked at, how it is, and the sentence with its cure."""
+    """Return a table with one row per finding: machine, subject, severity, and the sentence with its cure."""
     rows = []
     for finding in findings:
         cure = f"; {finding.cure}" if finding.cure else ""

@@ -1,4 +1,4 @@
-"""The nodes of a master and the links between them, as the doctor sees them. Needs no PyTorch."""
+"""The doctor's examination of a master's nodes and the links between them. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -18,59 +18,59 @@ from evener.ps.protocol.status import NodeStatus
 from evener.records.errors import InvalidInput
 
 SECONDS = 8.0
-"""For machines, task and links, at most."""
+"""Time limit for machines, task and links."""
 _BEFORE_A_RUN = ("versions", "GPU", "memory", "disk", "load", "heat", "clock", "data")
-"""What may matter to a run of a master: its nodes connect out to it, over one port, and to nobody else."""
+"""Findings that matter to a master's run, whose nodes connect only to the master, over one port."""
 _IDLE = "waits"
 
 
 def look_at_nodes(client: MasterClient, question: TaskQuestion | None = None, code: bytes = b"") -> list[Finding]:
-    """All that is found of a master's own machine, of its nodes, and of the links between them.
+    """Return findings on the master's machine, its nodes, and the links between them.
 
     Args:
         client: of the master.
-        question: a task that they are to load, if any.
+        question: a task for them to load, if any.
         code: the stream of its files.
 
     Raises:
-        InvalidInput: the master cannot look at them now.
+        InvalidInput: the master cannot examine them now.
     """
     nodes = client.ask().nodes
     return [*findings_of(client.examine(SECONDS, question, code)), *missing(nodes)]
 
 
 def look_before_run(client: MasterClient, question: TaskQuestion | None = None, code: bytes = b"") -> list[Finding]:
-    """What a run should know of its nodes; nothing if all of them are on one machine.
+    """Return faults of the nodes before a run; none if all nodes are on one machine.
 
     Args:
         client: of the master.
-        question: the task that they are to train, whose data have to be the same everywhere; None: they need not.
+        question: the task of the run, whose data must be the same everywhere; None if they may differ.
         code: the stream of its files.
 
     Raises:
-        InvalidInput: no node can take part, or one has other data; says why.
+        InvalidInput: no node can take part, or one has different data; says why.
     """
     nodes = [node for node in client.ask().nodes if node.state == "present"]
     if all(is_of_this_machine(node.address) for node in nodes):
         return []
-    found = [one for one in findings_of(client.examine(SECONDS, question, code)) if one.what in _BEFORE_A_RUN]
-    broken = {one.machine: one for one in found if one.severity == "error"}
+    findings = [one for one in findings_of(client.examine(SECONDS, question, code)) if one.what in _BEFORE_A_RUN]
+    broken = {one.machine: one for one in findings if one.severity == "error"}
     if all(name in broken for name in (node.name for node in nodes)):
-        words = "; ".join(one.words for one in broken.values())
-        raise InvalidInput(f"no node can take part: {words} (--no-preflight: start without looking)")
-    if other := [one.words for one in found if one.what == "data" and one.severity == "error"]:
+        reasons = "; ".join(one.words for one in broken.values())
+        raise InvalidInput(f"no node can take part: {reasons} (--no-preflight: start without looking)")
+    if other := [one.words for one in findings if one.what == "data" and one.severity == "error"]:
         raise InvalidInput(f"{'; '.join(other)} (--no-preflight: start without looking)")
-    return faults(found)
+    return faults(findings)
 
 
 def findings_of(examination: Examination) -> list[Finding]:
-    """What follows from all that was found: of each machine, then between them."""
+    """Return the findings of an examination: on each machine, then between them."""
     singly = [finding for node in examination.nodes for finding in _findings_of_one(node)]
     return [*singly, *check_peers([peer for node in examination.nodes for peer in _peers(node)])]
 
 
 def missing(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
-    """Nodes that are not here, though they should be."""
+    """Yield findings on nodes that should be present but are not."""
     here = [node for node in nodes if node.state == "present"]
     for node in nodes:
         if node.state not in ("present", "left"):
@@ -83,17 +83,17 @@ def missing(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
 
 
 def code_of(task: str) -> Blob:
-    """The files of a task and of its thin twin."""
+    """Return the files of a task and of its thin twin."""
     path = Path(task).resolve()
     twin = thin_twin(path)
     return Blob(path.parent, sorted({*files_needed(path), *(files_needed(twin) if twin else ())}))
 
 
 def question_of(task: str, data: Path | None, options: dict[str, str]) -> tuple[TaskQuestion, bytes]:
-    """A task that nodes are to load, and the stream of its files.
+    """Return a task for nodes to load, and the stream of its files.
 
     Raises:
-        InvalidInput: the files are more than may travel only to be tried.
+        InvalidInput: the files are too large to send for an examination.
     """
     blob, name = None, task
     if is_path(task):
@@ -117,13 +117,13 @@ def _findings_of_one(node: ExaminedNode) -> Iterator[Finding]:
     if node.report is None:
         work = f", and {node.doing} when it was asked" if is_at_work else ""
         yield found(
-            node.name, "answer", "warning", f"it has told nothing of its machine in time{work}",
+            node.name, "answer", "warning", f"it did not report on its machine in time{work}",
             "wait until the run is over and ask again" if is_at_work else "look at that machine itself: evener doctor",
         )  # fmt: skip
         return
     for finding in check_machine(node.report.facts):
-        is_own_load = is_at_work and finding.what == "load"  # the node itself keeps the machine busy
-        if not (is_own_load or (node.name == MASTER and finding.what == "interface")):  # no rank runs at the master's
+        is_own_load = is_at_work and finding.what == "load"  # the node's work is the load
+        if not (is_own_load or (node.name == MASTER and finding.what == "interface")):  # no rank runs on the master
             yield finding
 
 

@@ -1,4 +1,4 @@
-"""A rank of a master's run in a process of this node: how it is started, and how its words come and go."""
+"""A rank of a master's run in a process of this node: its start, and its messages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LOOK_SECONDS = 0.2
 
 
 def host_of(speed: float, towards: str) -> Host:
-    """How a node of this speed has ranks, whose master is at host `towards`."""
+    """Return the host of ranks on a node of this speed, whose master is at host `towards`."""
     return Host(start=partial(_Hosted, towards), speed=speed)
 
 
 class _Hosted:
-    """One rank's process, and the thread that hears it."""
+    """One rank's process, and the thread that receives its messages."""
 
     def __init__(self, towards: str, setup: RankSetup) -> None:
         job = setup.job
@@ -38,7 +38,7 @@ class _Hosted:
             resumes=setup.resumes,
             brings_program=job.brings_program,
         )
-        self._processes = LocalProcesses(RANK_MODULES)  # here: its server ends with the thread that starts it
+        self._processes = LocalProcesses(RANK_MODULES)  # in this thread: the server ends with the thread that starts it
         self._started = threading.Event()
         self._one: LocalProcess | None = None
         self._is_unwanted = False
@@ -46,13 +46,13 @@ class _Hosted:
         self._thread.start()
 
     def tell(self, data: bytes) -> None:
-        """Pass on what the authority says to it."""
+        """Pass on a message of the coordinator."""
         self._started.wait()
         assert self._one is not None
         self._one.tell(data)
 
     def stop(self, *, at_once: bool) -> None:
-        """Have it end after its step, or at once."""
+        """End the process after its step, or at once."""
         self._started.wait()
         assert self._one is not None
         if not at_once:
@@ -61,7 +61,7 @@ class _Hosted:
             self._one.process.kill()
 
     def close(self) -> None:
-        """End it, if it has not ended; return when it has."""
+        """End the process, and wait for its end."""
         self._is_unwanted = True
         self._thread.join()
 
@@ -92,7 +92,7 @@ def _ending_of(one: LocalProcess) -> Ending:
 
 
 def _be_rank(parent: Any, task: dict[str, Any]) -> None:
-    """What the process runs; PyTorch is loaded there alone."""
+    """Run the rank in its process; only there PyTorch is loaded."""
     from evener.commands.master_rank import be_rank
 
     be_rank(parent, RankTask(**task))

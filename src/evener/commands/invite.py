@@ -1,4 +1,4 @@
-"""`evener invite`: tokens for others, which end, and can be revoked. Needs no PyTorch."""
+"""`evener invite`: tokens for others, which expire and can be revoked. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evener.training.console import open_console
 
 
 def invite(config: InviteConfig) -> None:
-    """Print a token and what to do with it; or revoke one, and show those that there are."""
+    """Print a token and how to use it; or revoke one, and show the others."""
     with open_master(config) as client:
         if config.revoke is not None:
             status = client.change(RevokeInvitation(invitation=config.revoke))
@@ -22,10 +22,10 @@ def invite(config: InviteConfig) -> None:
         address = client.ask().address
     if config.submitter is None:
         nodes = "1 node" if config.nodes == 1 else f"{config.nodes} nodes"
-        words = f"For {nodes}, to be used within {config.hours:g} h. There type `evener join` and the master's address,"
+        intro = f"For {nodes}, to be used within {config.hours:g} h. There type `evener join` and the master's address,"
     else:
-        words = f"For {config.submitter}, for {config.hours:g} h. There type `evener train ... --master`, the address,"
+        intro = f"For {config.submitter}, for {config.hours:g} h. There type `evener train ... --master`, the address,"
     sys.stdout.write(
-        f"{words}\nand give this token when it asks, or with --token-file, or in $EVENER_TOKEN (the master is at "
+        f"{intro}\nand give this token when it asks, or with --token-file, or in $EVENER_TOKEN (the master is at "
         f"{address}):\n\n    {invited.token}\n\nevener invite --revoke {invited.invitation} makes it worthless.\n"
     )

@@ -52,28 +52,28 @@ from evener.wire.identity import Address, Token
 from evener.wire.limits import Limits
 
 TOKEN_VARIABLE = "EVENER_TOKEN"
-"""Environment variable with a token: unlike an option, it is not shown to everybody on the machine by `ps`."""
+"""Environment variable with a token: unlike an option, `ps` does not show it to other users."""
 MEASURE_SECONDS = 2.0
 KNOWN_SECONDS = 24 * 3600.0
-"""After which a device is measured anew: a node that is restarted, however often, is of use at once."""
+"""Lifetime of a device's profile: a restarted node need not measure again."""
 
 
 def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> None:
-    """`evener join`: be a node of a master until that dismisses it, Ctrl-C or SIGTERM."""
-    given = sys.stdin.readline() if config.token_stdin else given_token(config.token, config.token_file, environment)
-    if given is None and sys.stdin.isatty():
-        given = getpass.getpass("token of the master, as `evener up` shows it: ")
-    if given is None:
+    """`evener join`: be a node of a master until the master dismisses it, Ctrl-C or SIGTERM."""
+    text = sys.stdin.readline() if config.token_stdin else given_token(config.token, config.token_file, environment)
+    if text is None and sys.stdin.isatty():
+        text = getpass.getpass("token of the master, as `evener up` shows it: ")
+    if text is None:
         raise InvalidInput(f"the master's token is missing: give --token-file FILE or ${TOKEN_VARIABLE}")
-    masters, token = [Address.parse(one) for one in config.address.split(",")], Token.parse(given)
+    masters, token = [Address.parse(one) for one in config.address.split(",")], Token.parse(text)
     check_security(token, config.insecure)
     cache, thin = config.cache or default_cache(environment), config.thin
     keep_to_quota()
     if config.sandbox:
         with interrupt_on_stop_signals(), ends_with_stdin() if config.token_stdin else nullcontext():
-            raise SystemExit(join_confined(config, given.strip(), TOKEN_VARIABLE, cache, environment))
+            raise SystemExit(join_confined(config, text.strip(), TOKEN_VARIABLE, cache, environment))
     leash = ends_with_stdin() if config.token_stdin else nullcontext()
-    # The connection comes first: who cannot join is told at once.
+    # Connect first, so that a failure shows at once.
     with interrupt_on_stop_signals(), leash, connector(masters, token) as dial:
         device = "cpu" if thin else choose_device(config.device)
         speed = config.speed * device_speeds([device])[0]
@@ -102,12 +102,12 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
 
 @contextmanager
 def ends_with_stdin() -> Iterator[None]:
-    """Inside, this process ends as by SIGTERM when whoever wrote to its stdin closes that, or is gone."""
+    """End this process as by SIGTERM when the writer of its stdin closes it or ends."""
     is_over = threading.Event()
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 1024):
-            pass  # nothing more is said there
+            pass  # ignore further input
         if not is_over.is_set():
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -119,23 +119,23 @@ def ends_with_stdin() -> Iterator[None]:
 
 
 def print_notice(sentence: str) -> None:
-    """Tell the user of a master or a node what happens."""
+    """Print a message to the user of a master or a node."""
     sys.stderr.write(f"evener: {sentence}\n")
     sys.stderr.flush()
 
 
 @contextmanager
 def own_name(name: str | None, default: str, folder: Path | None = None) -> Iterator[str]:
-    """The name that a node has inside.
+    """Reserve the name of a node during the block.
 
-    A master knows nodes by their names, and who joins with the name of another takes its place. The user may want that
-    and says so with a name; a node without one is called `default`, or `default-2` and so on where another process of
-    this machine has that name. The system frees a name when its process dies: a node that is started again keeps it.
+    A master knows nodes by their names, and a node that joins with the name of another takes its place. With `name`,
+    the user requests that. A node without one is called `default`, or `default-2` and so on if another process of this
+    machine has that name. The system frees a name when its process dies, so a restarted node keeps it.
 
     Args:
         name: that the user chose, if any.
-        default: else.
-        folder: where the processes of this machine that share a key meet; the system's for temporary files by default.
+        default: used without `name`.
+        folder: of the locks; the default is the system's folder for temporary files.
     """
     if name is not None:
         yield name
@@ -152,7 +152,7 @@ def own_name(name: str | None, default: str, folder: Path | None = None) -> Iter
 
 
 def _lock(file: Path) -> IO[str] | None:
-    """The open file, locked until it is closed; None where another process, perhaps of another user, has it."""
+    """Return the open file, locked until it is closed; None if another process holds it."""
     try:
         return lock_file(file)
     except PermissionError:
@@ -160,14 +160,14 @@ def _lock(file: Path) -> IO[str] | None:
 
 
 def own_key(cache: Path) -> str:
-    """What the masters know this machine by: random, made when it first joins one, and readable for this user only."""
+    """Return this machine's key for masters: random, created when it first joins, readable only by this user."""
     file = cache / "key"
     if not file.exists():
-        own = cache / f"key-{secrets.token_hex(8)}"
-        atomic_write(own, secrets.token_hex(32).encode(), private=True)
-        with suppress(FileExistsError):  # another node of this machine was sooner
-            os.link(own, file)
-        own.unlink()
+        draft = cache / f"key-{secrets.token_hex(8)}"
+        atomic_write(draft, secrets.token_hex(32).encode(), private=True)
+        with suppress(FileExistsError):  # another node of this machine was faster
+            os.link(draft, file)
+        draft.unlink()
     warn_of_readers(file)
     key = file.read_text(encoding="ascii", errors="replace").strip()
     if re.fullmatch("[0-9a-f]{64}", key) is None:
@@ -176,7 +176,7 @@ def own_key(cache: Path) -> str:
 
 
 def choose_device(device: str | None) -> str:
-    """The device that the user named, or the best that is here.
+    """Return the device that the user named, or the best one of this machine.
 
     Raises:
         InvalidValue: there is no such device.
@@ -206,15 +206,15 @@ def known_profile(
     measure: Callable[[str, float, float], DeviceProfile] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> DeviceProfile:
-    """The profile of a node's device: measured when it first joins, then known for a day.
+    """Return the profile of a node's device, which is measured when it first joins and kept for a day.
 
     Args:
         name: of the node.
         device: that computes.
         speed: 1, or the fraction to which the node is slowed down.
-        thin: whether NumPy computes, though PyTorch may be installed.
-        cache: folder in which the profile is kept.
-        measure: of name, speed and seconds; by default what measures what computes.
+        thin: whether NumPy computes even if PyTorch is installed.
+        cache: folder of the profile.
+        measure: takes name, speed and seconds; the default measures NumPy or PyTorch.
         clock: seconds since 1970.
     """
     is_thin = thin or importlib.util.find_spec("torch") is None
@@ -224,7 +224,7 @@ def known_profile(
         if 0 <= clock() - file.stat().st_mtime < KNOWN_SECONDS:
             return read_noun(file, ClusterProfile).devices[0]
     except (OSError, InvalidInput):
-        pass  # there is none, or none that this version reads: measure
+        pass  # no file, or not one of this version: measure
     measure = measure or (profile_numpy if is_thin else partial(_profile_torch, device))
     watch = ProcessorWatch(name)
     profile = measure(name, speed, MEASURE_SECONDS)
@@ -239,11 +239,11 @@ def known_profile(
 
 @contextmanager
 def connector(addresses: Sequence[Address], token: Token) -> Iterator[Dial]:
-    """What makes connections to a master; the first one stands already, and is closed with the block.
+    """Yield a function that connects to a master; the first connection is open already, and closed after the block.
 
     Args:
-        addresses: at which it may be found; names are looked up anew at every try.
-        token: of it.
+        addresses: possible ones; names are resolved at every attempt.
+        token: of the master.
 
     Raises:
         CannotJoin: the master cannot be reached; says where, why and what to do.
@@ -274,7 +274,7 @@ def _profile_torch(device: str, name: str, speed: float, seconds: float) -> Devi
 
 
 def given_token(token: str | None, token_file: Path | None, environment: Mapping[str, str]) -> str | None:
-    """The token that the user gave as an option, in a file or, after these two, as $EVENER_TOKEN; None if in none.
+    """Return the user's token from the option, the file or $EVENER_TOKEN, in this order; None without one.
 
     Raises:
         MissingFile: the file cannot be read.
@@ -289,8 +289,8 @@ def given_token(token: str | None, token_file: Path | None, environment: Mapping
 
 
 def warn_of_readers(secret: Path) -> None:
-    """Warn if other users of this machine can read or change a file with a secret, and say what to type."""
-    with suppress(OSError):  # whoever reads it says why it cannot be read
+    """Warn if other users of this machine can read or change a file with a secret, with the command to type."""
+    with suppress(OSError):  # reading the file later reports the error
         mode = secret.stat().st_mode
         if stat.S_ISREG(mode) and mode & 0o077:
             print_notice(
@@ -300,7 +300,7 @@ def warn_of_readers(secret: Path) -> None:
 
 
 def check_security(token: Token, insecure: bool) -> None:
-    """Refuse what the user and the token disagree about. Raises InvalidInput."""
+    """Raise InvalidInput if `--insecure` and the token disagree."""
     if insecure and not token.insecure:
         raise InvalidInput("--insecure: this token is of a master that encrypts; leave --insecure out")
     if token.insecure and not insecure:

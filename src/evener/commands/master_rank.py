@@ -1,4 +1,4 @@
-"""What the process of a rank runs that a node started for its master: the same as any rank, over the node's line."""
+"""The process of a rank that a node starts for its master; it communicates over the node's connection."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from evener.records.events import encode_events
 from evener.system.host import own_address
 from evener.training.rank import train_rank
 
-_ABSENCE = 8
-"""Patiences within which a lost master has to come back; then this node has to come back to it."""
+_MAX_ABSENCE = 8
+"""Patiences within which a lost master must return; then this node must reconnect."""
 
 
 def be_rank(parent: Parent, task: RankTask) -> None:
@@ -56,7 +56,7 @@ def be_rank(parent: Parent, task: RankTask) -> None:
         open_store=open_store,
         end=parent.end,
         patience=place.patience,
-        absence=_ABSENCE * place.patience + return_seconds(place.patience),
+        absence=_MAX_ABSENCE * place.patience + return_seconds(place.patience),
     )
     if not place.is_late and len(nodes) > 1:
         env.heartbeat = RankHeartbeat(
@@ -71,7 +71,7 @@ def be_rank(parent: Parent, task: RankTask) -> None:
 
 
 def _program(env: RankEnvironment, config: RunConfig, *, brings_program: bool) -> None:
-    """What a rank runs: that of Evener, or the one that the file of the task brings."""
+    """Run Evener's program of a rank, or the one in the task's file."""
     if brings_program:
         import_file(Path(config.task)).rank_program(env, config)
     else:
@@ -83,10 +83,10 @@ def _open_store(line: RankLine, secret: bytes) -> SignedStore:
 
 
 def _config_of(task: RankTask) -> RunConfig:
-    """What was asked for, with the places of files here."""
-    asked = msgspec.json.decode(task.config, type=RunConfig, dec_hook=lambda _, text: Path(text))
+    """Return the config of the run, with the paths of this machine."""
+    config = msgspec.json.decode(task.config, type=RunConfig, dec_hook=lambda _, text: Path(text))
     return msgspec.structs.replace(
-        asked,
+        config,
         task=task.task,
         data=None if task.data is None else Path(task.data),
         output=Path(task.folder),
@@ -95,7 +95,7 @@ def _config_of(task: RankTask) -> RunConfig:
 
 
 def _address(place: RankPlace, towards: str) -> str:
-    """At which the other ranks reach this machine; Gloo is told to listen there, too."""
+    """Return the address of this machine for the other ranks, and make Gloo listen there."""
     address = own_address(towards) if towards else "127.0.0.1"
     if address.startswith("127.") and any(not node.host.startswith("127.") for node in place.nodes):
         address = own_address()

@@ -1,4 +1,4 @@
-"""What a node looks at when the doctor asks: its machine as it uses it, and a task. Needs no PyTorch."""
+"""A node's answer to the doctor: facts of its machine and of a task. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def folders(output: Path | None = None, cache: Path | None = None) -> dict[str, Path]:
-    """Where runs and nodes write, by what lies there; a node writes no runs."""
+    """Return the folders that runs and nodes write to, by content; a node writes no runs."""
     shared = {SHARED: _SHARED_MEMORY} if _SHARED_MEMORY.is_dir() else {}
     runs = {} if output is None else {"runs": output}
     return {
@@ -34,11 +34,11 @@ def folders(output: Path | None = None, cache: Path | None = None) -> dict[str, 
 def look_here(
     config: JoinConfig, question: TaskQuestion | None, code: Path | None
 ) -> tuple[MachineFacts, DataFacts | None]:
-    """What a node says of its machine, and of a task whose files lie in `code`; its own data come first.
+    """Return facts of this machine, and of the data of a task with files in `code`; the node's data come first.
 
     Args:
         config: of the node.
-        question: the task, if one was asked for.
+        question: the task to load, if any.
         code: folder of its files; None for a built-in task.
     """
     look = None
@@ -55,6 +55,6 @@ def look_here(
 
 
 def reachable_host(address: str) -> str | None:
-    """The host of the first of some masters' addresses, if the way to it is one to other machines."""
+    """Return the host of the first master's address, unless it is this machine."""
     host = Address.parse(address.partition(",")[0]).host
     return None if not host or host == "localhost" or is_loopback(host) else host

@@ -1,4 +1,4 @@
-"""`evener plan`: from a model and machines to forecasts, ranked, without a GPU."""
+"""`evener plan`: ranked predictions for a model and machines, without a GPU."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from evener.report.planning_tables import parts_table, ranking_table, scale_figu
 from evener.training.console import open_console, output_file, print_line
 
 PICTURES = (".png", ".svg", ".pdf")
-"""What `--save` writes with `--scale`."""
+"""Formats of `--save` with `--scale`."""
 
 
 def plan(config: PlanConfig, *, as_json: bool) -> None:
-    """`evener plan`: ranked ways to train, who does how much, and advice.
+    """`evener plan`: print ranked strategies, the share of every node, and advice.
 
     Raises:
         InvalidValue: a machine or network is not known.
@@ -76,7 +76,7 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
 
 
 def catalogue() -> None:
-    """`evener catalogue`: the models, machines, cards and networks that `evener plan` knows by name."""
+    """`evener catalogue`: print the models, machines, cards and networks that `evener plan` knows by name."""
     console = open_console(to_stderr=False)
     console.print(models_table({name: draw(name) for name in ZOO}, {name: default_options(name) for name in ZOO}))
     console.print(machines_table(NODES))
@@ -92,7 +92,7 @@ def _profile(config: PlanConfig) -> ClusterProfile:
     elif config.profile is None and not path.exists():
         raise MissingFile(
             f"there is no {path} here, which `evener benchmark` writes: name it with --profile, "
-            "or imagine machines with --machines 4xv100-node"
+            "or plan for hypothetical machines with --machines 4xv100-node"
         )
     else:
         profile = read_noun(path, ClusterProfile)
@@ -104,23 +104,23 @@ def _profile(config: PlanConfig) -> ClusterProfile:
 
 
 def _only(profile: ClusterProfile, nodes: Sequence[str]) -> ClusterProfile:
-    """`profile` with the devices of `nodes`, and the links between them."""
+    """Return `profile` with only the devices of `nodes`, and the links between them."""
     known = {device.node for device in profile.devices}
     for node in nodes:
         if node not in known:
             raise InvalidValue("--devices", node, f"nodes of the profile: {', '.join(sorted(known))}")
-    kept = [index for index, device in enumerate(profile.devices) if device.node in nodes]
-    place = {index: i for i, index in enumerate(kept)}
+    chosen = [index for index, device in enumerate(profile.devices) if device.node in nodes]
+    place = {index: i for i, index in enumerate(chosen)}
     links = (
         msgspec.structs.replace(link, source=place[link.source], target=place[link.target])
         for link in profile.links
         if link.source in place and link.target in place
     )
-    return msgspec.structs.replace(profile, devices=tuple(profile.devices[i] for i in kept), links=tuple(links))
+    return msgspec.structs.replace(profile, devices=tuple(profile.devices[i] for i in chosen), links=tuple(links))
 
 
 def _model(config: PlanConfig) -> tuple[ModelGraph, str, int | None]:
-    """(graph, name of the task, its batch size): from the zoo, from a file, or traced."""
+    """Return (graph, name of the task, its batch size): from the zoo, from a file, or traced."""
     if config.model in ZOO:
         return draw(config.model, config.option), "", None
     if config.model.endswith(".json"):
@@ -146,7 +146,7 @@ def _require_model(model: str) -> None:
 
 
 def _sizes(scale: str) -> list[int]:
-    """`1..1024` as 1, 2, 4 ... 1024; `1,3,8` as it is."""
+    """Return 1, 2, 4 ... 1024 for `1..1024`; 1, 3, 8 for `1,3,8`."""
     first, dots, last = scale.partition("..")
     numbers = [int(part) if part.strip().isdecimal() else 0 for part in ((first, last) if dots else scale.split(","))]
     is_allowed = all(0 < number <= MAX_DEVICES for number in numbers)

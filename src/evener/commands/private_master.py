@@ -1,4 +1,4 @@
-"""A private master and nodes on this machine, for one command: they end with it, however it ends."""
+"""A private master and nodes on this machine for one command; they end with it, however it ends."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ _PAUSE_SECONDS = 0.05
 
 
 class LocalCluster:
-    """A master and nodes that run.
+    """A running master and its nodes.
 
     Args:
-        processes: theirs, the master's first.
+        processes: the master's first, then the nodes'.
         address: of the master.
-        token: with which it is joined.
+        token: for joining it.
     """
 
     def __init__(self, processes: Sequence[LocalProcess], address: Address, token: Token) -> None:
         self._processes, self.address, self.token = processes, address, token
 
     def wait_for_nodes(self, client: MasterClient, *, until_measured: bool = False) -> None:
-        """Return when all nodes have joined, so that work is divided among all from the beginning.
+        """Wait until all nodes have joined, so that work is divided among all from the beginning.
 
         Args:
             client: of the master.
-            until_measured: whether their scores have to be known, too.
+            until_measured: whether to wait for their scores, too.
         """
         until, wanted = time.monotonic() + _START_SECONDS, len(self._processes) - 1
         while True:
@@ -68,13 +68,13 @@ class LocalCluster:
             time.sleep(_PAUSE_SECONDS)
 
     def check_all(self) -> None:
-        """Raises NodeLost when any of the processes has ended."""
+        """Raise NodeLost if any of the processes has ended."""
         for one in self._processes:
             if one.has_ended:
                 raise NodeLost(f"{one.process.name} {one.ending}", (one.process.name,))
 
     def check_any(self) -> None:
-        """Raises NodeLost when no node is left: nobody would ever come back here."""
+        """Raise NodeLost if all nodes have ended: local nodes never return."""
         if all(node.has_ended for node in self._processes[1:]):
             raise NodeLost("all local nodes have ended")
 
@@ -88,18 +88,18 @@ def local_cluster(
     data: Path | None = None,
     encrypted: bool = False,
 ) -> Iterator[LocalCluster]:
-    """A master and `nodes`, which are gone when the block is left, or when this process dies.
+    """Start a master and `nodes`, which end with the block, or when this process dies.
 
     Args:
-        nodes: to start, when the master listens.
-        patience: seconds of silence after which one of them is given up.
-        thin: whether they compute without PyTorch, and over TCP, as on machines of their own.
-        data: folder of the nodes' own data.
-        encrypted: whether they speak TLS, though nothing leaves this machine.
+        nodes: to start once the master listens.
+        patience: seconds without a message after which a node counts as lost.
+        thin: whether they compute without PyTorch, and use TCP, as on separate machines.
+        data: folder of the nodes' data.
+        encrypted: whether they use TLS, though nothing leaves this machine.
 
     Raises:
         NodeLost: the master does not start.
-        MissingExtra: `cryptography` is not installed, and they are to speak TLS.
+        MissingExtra: `cryptography` is not installed, and `encrypted` is true.
     """
     identity = make_identity(insecure=not encrypted)
     with (
@@ -109,7 +109,7 @@ def local_cluster(
         folder = Path(name)
         address = Address("127.0.0.1", 0) if thin else Address(path=str(folder / "master"))
         master = processes.start("master", _be_master, folder, identity, address, patience)
-        address = Address.parse(_first_words(processes, master))
+        address = Address.parse(_listening_address(processes, master))
         arguments = (thin, data, folder / "cache", address, identity.token.text)
         started = [
             processes.start(node.name, _be_node, node, *arguments, cores=node.cores, threads=node.threads)
@@ -118,8 +118,8 @@ def local_cluster(
         yield LocalCluster([master, *started], address, identity.token)
 
 
-def _first_words(processes: LocalProcesses, master: LocalProcess) -> str:
-    """Where the master listens."""
+def _listening_address(processes: LocalProcesses, master: LocalProcess) -> str:
+    """Wait for the address on which the master listens."""
     until = time.monotonic() + _START_SECONDS
     while time.monotonic() < until and not master.has_failed:
         for _, data in processes.receive(_PAUSE_SECONDS):
@@ -155,4 +155,4 @@ def _be_node(
 
 
 def _keep_silent(_: str) -> None:
-    """The command that the user typed tells what happens."""
+    """Print nothing: the user's command shows events."""

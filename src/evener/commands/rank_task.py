@@ -1,4 +1,4 @@
-"""What a node gives the process of a rank that it starts for its master."""
+"""The task of a rank's process, which a node starts for its master."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from evener.records.schema import Part
 
 
 class RankTask(Part, frozen=True, kw_only=True):
-    """What a rank's process is given, as plain values.
+    """The task of a rank's process, as plain values.
 
     Attributes:
-        config: what was asked for, as it travels.
+        config: of the run, encoded.
         task: name of a built-in task, or the task's file here.
         data: folder of the data; None if the task knows.
-        folder: where it may write.
-        towards: host name of the master: by what leads there, the other ranks come.
-        place: its own among the ranks, as it travels.
-        process: its number.
-        resumes: whether it goes on from the checkpoint in its folder.
+        folder: to write to.
+        towards: host name of the master; the interface towards it also reaches the other ranks.
+        place: of this rank among all, encoded.
+        process: number of the process.
+        resumes: whether it resumes from the checkpoint in its folder.
         brings_program: whether the file `task` defines what a rank runs.
     """
 

@@ -1,4 +1,4 @@
-"""What every run needs on its way to a master: a name, and the files that travel to the nodes."""
+"""The submission of a run to a master: its name, and the files for the nodes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from evener.ps.protocol.blob import Blob, whole_folder
 from evener.records.events import Phase
 
 NO_NODE = Phase(what="waiting", detail="for a node, as none is here: type there what `evener up` says")
-"""Shown when a run has been submitted and no node is there to begin it."""
+"""Shown when a run has been submitted and no node is present."""
 
 
 def any_node(client: MasterClient) -> bool:
-    """Whether a node is present, so that a submitted run begins at once."""
+    """Return whether a node is present, so that a submitted run begins at once."""
     return any(node.state == "present" for node in client.ask().nodes)
 
 
@@ -30,11 +30,11 @@ def new_run_name(config: RunConfig) -> str:
 
 
 def blobs_of(config: RunConfig) -> dict[str, Blob]:
-    """Return the files that nodes are sent: `code`, unless the task is built in, and `data` with `--ship-data`."""
-    found = {}
+    """Return the files for the nodes: `code`, unless the task is built in, and `data` with `--ship-data`."""
+    blobs = {}
     if is_path(config.task):
-        found["code"] = code_of(config.task)
+        blobs["code"] = code_of(config.task)
     if config.ship_data and config.data:
         root = config.data.resolve()
-        found["data"] = Blob(root, whole_folder(root))
-    return found
+        blobs["data"] = Blob(root, whole_folder(root))
+    return blobs

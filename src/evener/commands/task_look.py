@@ -1,4 +1,4 @@
-"""Whether a task can be loaded here, and what its training data are, for the doctor: nothing is trained."""
+"""The doctor's look at a task: whether it can be loaded here, and facts of its training data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SEED = 0
 
 
 class TaskLook(NamedTuple):
-    """What was found.
+    """The result of loading a task.
 
     Attributes:
         problem: why the task, or its data, cannot be loaded here; empty if they can.
@@ -40,7 +40,7 @@ def look_at_task(
         task: name, or path of a file.
         data: folder of its data.
         options: of the task, as text.
-        thin: whether NumPy computes here, though PyTorch may be installed.
+        thin: whether NumPy computes here even if PyTorch is installed.
     """
     is_thin = has_thin_task(task) and (thin or not version_of("torch"))
     try:
@@ -53,7 +53,7 @@ def look_at_task(
 
 
 def _facts_of_arrays(*arrays: np.ndarray[Any, Any]) -> DataFacts:
-    """Of data as NumPy has them: the first, the middle and the last sample stand for all."""
+    """Return facts of NumPy data, with a fingerprint of the first, the middle and the last sample."""
     hasher, count = hashlib.sha256(), len(arrays[0])
     for array in arrays:
         for index in _samples(len(array)):
@@ -62,7 +62,7 @@ def _facts_of_arrays(*arrays: np.ndarray[Any, Any]) -> DataFacts:
 
 
 def _facts_of_dataset(dataset: Any) -> DataFacts | None:
-    """Of data as PyTorch reads them, likewise; a sample that is another every time says nothing."""
+    """Return facts of a PyTorch data set, with a fingerprint of samples that do not change between reads."""
     if not hasattr(dataset, "__len__"):
         return None
     from evener.data.alike import steady_print

@@ -1,4 +1,4 @@
-"""`evener train`, `benchmark` and `trace`: from what was asked for to what is printed and written."""
+"""`evener train`, `benchmark`, `trace` and `demo`: from options to printed and written results."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ from evener.training.callbacks import Callback
 from evener.training.console import RunView, locked_folder, open_console, output_file, print_line, run_folder
 from evener.training.context import join_world, make_context
 from evener.training.costs import tell_busy, time_here
+from evener.training.partial_record import RunRequest, request_of
 from evener.training.rank import train_rank
 from evener.training.spare_nodes import SpareNodes
-from evener.training.unfinished import Asked, asked_of
 
-WAYS = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
+MODES = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
 
 
 def train(config: RunConfig, program: Program, *, as_json: bool) -> None:
-    """`evener train` by `program`: as a rank if torchrun started this process, else on nodes of this machine."""
+    """`evener train` with `program`: as a rank if torchrun started this process, else on nodes of this machine."""
     if is_torchrun(config):
         _train_as_rank(config, program, as_json)
         return
@@ -70,21 +70,21 @@ def perform(
     quiet: bool = False,
     program: Program = train_rank,
     watch: Callback | None = None,
-    asked: Asked | None = None,
+    request: RunRequest | None = None,
 ) -> TrainRecord:
-    """Train on nodes of this machine, showing what happens; the record.
+    """Train on nodes of this machine, show events, and return the record.
 
     Args:
-        config: what is asked for.
+        config: of the run.
         nodes: one a rank; None for those of `config`.
         to_stderr: keep stdout free.
         quiet: print nothing.
         program: of a rank.
-        watch: called with everything that happens; None: nobody watches, and the run goes on to its end.
-        asked: what the record says of what was asked for; None: what `config` says.
+        watch: called with every event; may end the run.
+        request: for the record; the default is that of `config`.
     """
     folder = folder_of(config)
-    with page_beside(folder, config.dashboard), view_of(config, folder, to_stderr=to_stderr, asked=asked) as view:
+    with page_beside(folder, config.dashboard), view_of(config, folder, to_stderr=to_stderr, request=request) as view:
         view.console.quiet = quiet or config.quiet
         view(Phase(what="starting", detail="the nodes"))
 
@@ -92,7 +92,7 @@ def perform(
             view(event)
             return None if watch is None or isinstance(event, Phase) else watch(event)
 
-        # Whoever watches may take longer than the patience, and meanwhile nobody here would hear the nodes.
+        # A callback may take longer than the patience, and meanwhile this process receives no heartbeats.
         is_elastic = config.is_elastic if watch is None else bool(config.elastic)
         spare = SpareNodes(view if watch is None else show)
         launch(program, config, spare.show, nodes, is_elastic=is_elastic, without=spare.take if is_elastic else None)
@@ -102,18 +102,18 @@ def perform(
 
 
 def folder_of(config: RunConfig) -> Path:
-    """The folder of the run; it and that of the checkpoints are there. Raises InvalidInput: nothing can be written."""
+    """Create the folders of the run and its checkpoints; return the first. Raise InvalidInput if not writable."""
     if config.checkpoint is not None:
         run_folder(config.checkpoint)
     return run_folder(config.folder)
 
 
 def view_of(
-    config: RunConfig, folder: Path, *, to_stderr: bool, is_leader: bool = True, asked: Asked | None = None
+    config: RunConfig, folder: Path, *, to_stderr: bool, is_leader: bool = True, request: RunRequest | None = None
 ) -> RunView:
-    """The view of a run that writes into `folder`. Raises FolderInUse."""
-    asked, checkpoints = asked or asked_of(config), config.checkpoint
-    return RunView(folder, to_stderr=to_stderr, asked=asked, checkpoints=checkpoints, is_leader=is_leader)
+    """Return the view of a run that writes into `folder`. Raise FolderInUse if another run does."""
+    request, checkpoints = request or request_of(config), config.checkpoint
+    return RunView(folder, to_stderr=to_stderr, request=request, checkpoints=checkpoints, is_leader=is_leader)
 
 
 def launch(
@@ -125,10 +125,9 @@ def launch(
     is_elastic: bool = False,
     without: Without | None = None,
 ) -> None:
-    """Run `program` on `nodes`, or on those of `config`, one of which may run in this very process.
+    """Run `program` on `nodes`, or on those of `config`; a single one may run in this process.
 
-    With `is_elastic` the program can go on without some of several nodes; else those who are left may do what
-    `without` says.
+    With `is_elastic`, the program can continue without lost nodes; otherwise `without` may restart it on the others.
     """
     chosen = choose_nodes(config) if nodes is None else nodes
     if len(chosen) == 1 and nodes is None and config.local_nodes is None:
@@ -139,7 +138,7 @@ def launch(
 
 
 def is_torchrun(config: NodesConfig) -> bool:
-    """Whether torchrun started this process. Raises InvalidInput: nodes are named all the same."""
+    """Return whether torchrun started this process. Raise InvalidInput if the options name nodes, too."""
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         return False
     if (config.local_nodes, config.devices, config.memory) != (None, "all", None):
@@ -148,7 +147,7 @@ def is_torchrun(config: NodesConfig) -> bool:
 
 
 def torchrun_env(patience: float, show: Callable[[RunEvent], None], *, is_quiet: bool = False) -> RankEnvironment:
-    """The rank that torchrun made this process, in a run that shows events by `show`."""
+    """Return this process's rank under torchrun, in a run that shows events with `show`."""
     env = torchrun_environment(os.environ, patience, show)
     assert env is not None
     if is_quiet:
@@ -159,7 +158,7 @@ def torchrun_env(patience: float, show: Callable[[RunEvent], None], *, is_quiet:
 
 
 def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
-    """One rank of torchrun's; the leader shows the run."""
+    """Train as a rank of torchrun; the leader shows the run."""
     folder = folder_of(config)
     is_first = os.environ["RANK"] == "0"
     shown = view_of(config, folder, to_stderr=as_json, is_leader=is_first)
@@ -206,21 +205,21 @@ def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
 
 
 def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
-    """Measure this rank's device, the links to the others and, if asked, a task; the leader emits the profile."""
+    """Measure this rank's device, the links to the others and, if requested, a task; the leader emits the profile."""
     world = join_world(env, preflight=config.preflight)
     if world.is_leader:
         what = f"{world.size} devices and what joins them" if world.size > 1 else "this device"
         env.notify(Phase(what="measuring", detail=what))
     speed, watch = env.node.speed_at(0), ProcessorWatch(env.node.name, env.node.cores)
-    own = profile_device(env.node.name, env.device, speed=speed, memory_limit=env.node.memory_bytes)
+    profile = profile_device(env.node.name, env.device, speed=speed, memory_limit=env.node.memory_bytes)
     if not env.address.startswith("127."):
-        own = msgspec.structs.replace(own, address=env.address)
+        profile = msgspec.structs.replace(profile, address=env.address)
     links = measure_links(world)
     if config.task is not None:
         context = make_context(env, world, RunConfig(task=config.task, data=config.data))
-        own = msgspec.structs.replace(own, timings=(time_here(context, context.batch_size),))
+        profile = msgspec.structs.replace(profile, timings=(time_here(context, context.batch_size),))
     tell_busy(env, world, watch)
-    rows = world.all_gather_bytes(msgspec.json.encode(own))
+    rows = world.all_gather_bytes(msgspec.json.encode(profile))
     devices = tuple(msgspec.json.decode(row, type=DeviceProfile) for row in rows)
     if world.is_leader:
         env.notify(ClusterProfile(devices=devices, links=links, environment=environment()))
@@ -229,7 +228,7 @@ def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
 
 
 def trace(config: TraceConfig) -> None:
-    """`evener trace`: the layers of a task's model, as a table and as a ModelGraph in a file."""
+    """`evener trace`: print the layers of a task's model as a table, and write them as a ModelGraph."""
     output = output_file(config.output)
     task = load_task(config.task, config.data, config.option)
     inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
@@ -240,7 +239,7 @@ def trace(config: TraceConfig) -> None:
 
 
 def demo(config: DemoConfig, *, as_json: bool) -> dict[str, TrainRecord]:
-    """`evener demo`: train on the best node alone, with equal shares, and with Evener's; the three records."""
+    """`evener demo`: train on the best node alone, with equal shares, and with Evener's; return the records."""
     require_matplotlib()
     nodes = parse_local_nodes(config.local_nodes)
     best = max(nodes, key=lambda node: node.speed_at(0))
@@ -248,26 +247,26 @@ def demo(config: DemoConfig, *, as_json: bool) -> dict[str, TrainRecord]:
     with locked_folder(config.output) as output:
         records = _demonstrate(config, nodes, best, console, output, to_stderr=as_json)
     if as_json:
-        print_line(json.dumps({way: summary(record) for way, record in records.items()}))
+        print_line(json.dumps({mode: summary(record) for mode, record in records.items()}))
     return records
 
 
 def _demonstrate(
     config: DemoConfig, nodes: Sequence[LocalNode], best: LocalNode, console: Console, output: Path, *, to_stderr: bool
 ) -> dict[str, TrainRecord]:
-    """Train in the three ways, and compare; the records."""
+    """Train in the three modes, compare, and return the records."""
     records = {}
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    for way, shares in WAYS.items():
-        console.rule(way.replace("_", " "))
-        run = RunConfig(task=config.task, output=output / f"{way}-{stamp}", shares=shares, epochs=config.epochs)
-        records[way] = perform(run, [best] if way == "best_node_alone" else nodes, to_stderr=to_stderr)
+    for mode, shares in MODES.items():
+        console.rule(mode.replace("_", " "))
+        run = RunConfig(task=config.task, output=output / f"{mode}-{stamp}", shares=shares, epochs=config.epochs)
+        records[mode] = perform(run, [best] if mode == "best_node_alone" else nodes, to_stderr=to_stderr)
     _compare(records, console, output)
     return records
 
 
 def _compare(records: dict[str, TrainRecord], console: Console, output: Path) -> None:
-    titled = {way.replace("_", " "): record for way, record in records.items()}
+    titled = {mode.replace("_", " "): record for mode, record in records.items()}
     console.print(comparison_table(titled))
     console.print(demo_verdict(records))
     save_png(comparison_figure(titled), output / "demo.png")
@@ -276,22 +275,21 @@ def _compare(records: dict[str, TrainRecord], console: Console, output: Path) ->
 
 
 def demo_verdict(records: Mapping[str, TrainRecord]) -> str:
-    """What the demo showed, in a sentence or two."""
-    alone, equal, own = (records[way] for way in WAYS)
+    """Return the result of the demo in a sentence or two."""
+    alone, equal, measured = (records[mode] for mode in MODES)
     if not (alone.samples_per_second and equal.samples_per_second):
         return "Nothing was trained, so there is nothing to compare."
-    gains = [own.samples_per_second / other.samples_per_second for other in (alone, equal)]
+    gains = [measured.samples_per_second / other.samples_per_second for other in (alone, equal)]
     sentence = f"With Evener's shares, training is {gains[0]:.2f} times as fast as on the best node alone, and "
     sentence += f"{gains[1]:.2f} times as fast as with equal shares."
-    if own.of_ideal is None:
+    if measured.of_ideal is None:
         return sentence
-    return (
-        f"{sentence} It reached {percent(own.of_ideal)} of the ideal: of what these nodes do together when none waits."
-    )
+    ideal = f"{percent(measured.of_ideal)} of the ideal: the speed of these nodes together if none waits"
+    return f"{sentence} It reached {ideal}."
 
 
 def choose_nodes(config: NodesConfig) -> list[LocalNode]:
-    """The nodes of a command on this machine. Raises InvalidValue: a speed, a device or a size is wrong."""
+    """Return the local nodes of a command. Raise InvalidValue if a speed, a device or a size is wrong."""
     sizes = parse_memory(config.memory) if config.memory else []
     names = _devices(config.devices)
     count = config.num_local_nodes or len(names)
@@ -300,7 +298,7 @@ def choose_nodes(config: NodesConfig) -> list[LocalNode]:
 
 
 def _devices(text: str) -> Sequence[str]:
-    """Names of devices. Raises InvalidValue for one that this machine does not have."""
+    """Return names of devices. Raise InvalidValue for one that this machine does not have."""
     here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     if text == "all":
         return here or ["cpu"]

@@ -1,9 +1,9 @@
-"""`evener train --agreement`: from what is asked for to the weights, on a master's nodes or on private local ones.
+"""`evener train --agreement`: train on a master's nodes or on private local ones.
 
-load the task -> how to agree -> pack code and data -> submit -> watch -> record and weights
+load the task -> choose the protocol -> pack code and data -> submit -> watch -> record and weights
 
-`sync` promises the result of one process. Where nodes that send gradients to a master cannot give it (BatchNorm, an
-optimizer of the user's own, a loss between samples), the same nodes work together as ranks, which can.
+`sync` promises the result of one process. Where gradients sent to a master cannot give it (BatchNorm, a custom
+optimizer, a loss between samples), the same nodes train as ranks, which can.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from evener.report.tables import summary
 from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
 from evener.system.sign_of_life import sign_of_life
 from evener.training.console import RunView, open_console, print_line, run_folder
+from evener.training.partial_record import request_of
 from evener.training.sync_check import sync_check
-from evener.training.unfinished import asked_of
 
 E = TypeVar("E", bound=RunEvent)
 _APPROXIMATE = ("async", "bounded", "average", "diloco")
-"""Agreements that do not promise what one process does: a node with a thin line may be told to compress."""
+"""Agreements that do not promise the result of one process: a node with a slow link may have to compress."""
 _LOOK_SECONDS = 0.2
 
 
 def train_on_master(config: RunConfig, *, as_json: bool) -> None:
-    """Train on the nodes of a master, which agree as `config` says.
+    """Train on the nodes of a master, with the agreement of `config`.
 
     Raises:
-        EvenerError: what was asked for cannot be done; or the run ended before it was complete.
+        EvenerError: the request is impossible, or the run ended early.
     """
     try:
         backend, task = load_backend(config)
@@ -82,10 +82,10 @@ class Agreed(NamedTuple):
     """A run that is ready to be submitted.
 
     Attributes:
-        job: what has to be done.
+        job: of the run.
         blobs: code and data for the nodes.
-        check: comparison with one process; None where none was made.
-        events: what the user has to know of the comparison.
+        check: comparison with one process; None without one.
+        events: about the comparison, for the user.
     """
 
     job: Job
@@ -95,12 +95,12 @@ class Agreed(NamedTuple):
 
 
 def agree(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, to_stderr: bool) -> Agreed:
-    """Say what has to be done, and compare a small step of two nodes with one process.
+    """Make the job of a run, and compare a small step of two nodes with one process.
 
     Raises:
-        InvalidInput: it cannot be done in this way.
+        InvalidInput: the options do not fit the task.
         UnknownOptimizer: the server has no optimizer like the task's.
-        NeedsRanks: nodes that agree through a master would train something else than one process.
+        NeedsRanks: nodes that agree through a master would not train like a single process.
     """
     job, blobs = prepare(config, backend, task)
     events: list[RunEvent] = []
@@ -112,27 +112,27 @@ def agree(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, to
 
 
 def may_be_ranks(config: RunConfig) -> bool:
-    """Whether ranks can train in place of nodes that agree: a PyTorch task, without options of an agreement."""
+    """Return whether ranks can train instead: a PyTorch task, without options of an agreement."""
     has_options = config.compress or config.robust or config.merge or config.system
     return not has_options and not is_thin(config.task)
 
 
 def _train_as_ranks(config: RunConfig, reason: str, *, to_stderr: bool) -> TrainRecord:
-    """Train on the same nodes, as ranks that work together; `reason`: why they cannot agree through a master.
+    """Train on the same nodes as ranks; `reason` is why they cannot agree through a master.
 
     Raises:
-        EvenerError: as `train_on_master`.
+        EvenerError: see `train_on_master`.
     """
     from evener.commands.train import perform  # imports PyTorch
     from evener.commands.train_on_master import submit as submit_ranks
 
     message = f"{reason}, so the nodes work together as ranks, which give the result of one process"
-    asked = asked_of(config)._replace(events=(Event(step=0, kind="as ranks", message=message),))
+    request = request_of(config)._replace(events=(Event(step=0, kind="as ranks", message=message),))
     if config.local_nodes is not None:
-        return perform(replace(config, agreement=None), to_stderr=to_stderr, asked=asked)
+        return perform(replace(config, agreement=None), to_stderr=to_stderr, request=request)
     home = None if config.master else config.home or default_state_dir(os.environ)
     ranks = replace(config, agreement=None, home=home)
-    return submit_ranks(ranks, to_stderr=to_stderr, asked=asked)
+    return submit_ranks(ranks, to_stderr=to_stderr, request=request)
 
 
 def submit(
@@ -143,15 +143,15 @@ def submit(
     to_stderr: bool,
     agreed: Agreed | None = None,
 ) -> TrainRecord:
-    """Have nodes train `task`; the record of the run, when `backend` has its weights and its folder all the rest.
+    """Train `task` on nodes; return the record, when `backend` has the weights and the folder all other results.
 
     Raises:
-        EvenerError: as `train_on_master`.
+        EvenerError: see `train_on_master`.
     """
     job, blobs, check, events = agreed or agree(config, backend, task, to_stderr=to_stderr)
     folder = run_folder(config.folder)
-    asked = asked_of(config)
-    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
+    request = request_of(config)
+    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, request=request) as view:
         view.console.quiet = config.quiet
         for event in events:
             view(event)
@@ -184,10 +184,10 @@ def submit(
 def check_of(
     config: RunConfig, backend: ModelBackend, task: Task | ThinTask, job: Job, show: Callable[[RunEvent], None]
 ) -> Check | None:
-    """Hold a small step of two nodes against one process; None where nobody promises that they are equal, or asked.
+    """Compare a small step of two nodes with one process; None if the protocol promises no equality, or --no-check.
 
     Raises:
-        NeedsRanks: the nodes would train something else than one process does.
+        NeedsRanks: the nodes would not train like a single process.
     """
     is_divided = config.num_local_nodes != 1 and job.agreement.batch > 1
     if config.agreement != "sync" or not config.check or not is_divided:
@@ -197,22 +197,22 @@ def check_of(
     if config.local_nodes is None and isinstance(task, Task):
         require_twins(config, task)
     if check is None:
-        why = "this machine could not compute a small step, with which the nodes are held against one process"
+        why = "this machine could not compute a small step to compare the nodes with one process"
         show(Event(step=0, kind="not checked", message=why))
     return check
 
 
 def with_check(event: E, check: Check | None) -> E:
-    """`event`, whose plan, if it has one, says what was checked."""
+    """Return `event` with `check` in its plan, if it has one."""
     if isinstance(event, Plan):
         return replace(event, check=check)
     return replace(event, plan=replace(event.plan, check=check)) if isinstance(event, TrainRecord) else event
 
 
 def _question(config: RunConfig) -> tuple[TaskQuestion, bytes] | tuple[()]:
-    """The task that nodes are to look at before the run, with their data; none where each has its own, or is sent them.
+    """Return the task for the nodes to examine before the run, with their data.
 
-    Nor if its files are too many to travel twice.
+    It is empty if each node has its own data or receives them, or if the files are too large to send twice.
     """
     has_own = config.ship_data or config.keeps_data
     if has_own or (is_path(config.task) and code_of(config.task).num_bytes > MAX_CODE_BYTES):
@@ -221,13 +221,13 @@ def _question(config: RunConfig) -> tuple[TaskQuestion, bytes] | tuple[()]:
 
 
 def prepare(config: RunConfig, backend: ModelBackend, task: Task | ThinTask) -> tuple[Job, list[Blob]]:
-    """What has to be done, and what travels to the nodes. Raises InvalidInput if it cannot be done in this way."""
+    """Return the job of a run, and the files for the nodes. Raise InvalidInput if options do not fit the task."""
     blobs = blobs_of(config)
     return _job(config, backend, *config.sizes_of(task), blobs), list(blobs.values())
 
 
 def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int, blobs: dict[str, Blob]) -> Job:
-    """What has to be done. Raises InvalidInput if it cannot be done in this way."""
+    """Return the job of a run. Raise InvalidInput if options do not fit the task."""
     require_samples(batch_size, backend.num_samples)
     steps = epochs * -(-backend.num_samples // batch_size)
     return Job(
@@ -252,19 +252,19 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
 
 
 def await_system(config: RunConfig, client: MasterClient, show: Callable[[Phase], None]) -> System | None:
-    """The system that `config` names, when all its nodes are here; None if it names none.
+    """Wait for all nodes of the system that `config` names, and return it; None if it names none.
 
     Raises:
-        NodeLost: some do not come within the patience.
+        NodeLost: some do not join within the patience.
     """
     if config.system is None:
         return None
     system, until = read_system(config.system), time.monotonic() + config.patience
-    told: list[str] = []
+    announced: list[str] = []
     while missing := system.missing([node.name for node in client.ask().nodes if node.state == "present"]):
-        if missing != told:
+        if missing != announced:
             show(Phase(what="waiting", detail=f"for {', '.join(missing)} of {system.file}"))
-            told = missing
+            announced = missing
         if time.monotonic() > until:
             raise NodeLost(
                 f"{', '.join(missing)} of {system.file} did not join within {config.patience:g} s: "
@@ -278,31 +278,31 @@ def await_system(config: RunConfig, client: MasterClient, show: Callable[[Phase]
 def parts_of(
     shares: str, nodes: Sequence[NodeStatus], num_samples: int, system: System | None = None
 ) -> tuple[tuple[str, int], ...]:
-    """Whose are how many samples of data that stay: by the scores of the system or the nodes, or as `--shares` says.
+    """Return the number of stationary samples on each node: by `--shares`, or by scores of the system or nodes.
 
     Raises:
-        InvalidInput: nobody is here, or `shares` is of other nodes.
+        InvalidInput: no node is present, or `shares` is for another number of nodes.
     """
     scores = {node.name: (system.score(node.name) if system else None) or node.score for node in nodes}
     here = [node for node in nodes if node.state == "present" and scores[node.name]]
     if not here:
-        raise InvalidInput("data stay with the nodes that are here, and there are none: let them join first")
+        raise InvalidInput("data stay with the present nodes, and there are none: let them join first")
     weights = relative_shares(shares, len(here)) or [scores[node.name] or 0.0 for node in here]
     sizes = round_table([num_samples], weights)[0].tolist()
     return tuple((node.name, size) for node, size in zip(here, sizes, strict=True) if size)
 
 
 def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clip_norm: float | None, batch: int) -> SyncProtocol:
-    """How the nodes agree; what the user did not say is as the protocol has it.
+    """Return the protocol of the nodes; options that are not given keep its defaults.
 
     Args:
-        config: what was asked for.
-        outer: gives the optimiser that does as the task's, where the server makes the steps.
+        config: of the run.
+        outer: makes the server's equivalent of the task's optimiser.
         clip_norm: the task's bound on the norm of the gradient.
         batch: samples.
 
     Raises:
-        InvalidInput: the server cannot do as the task's optimiser does.
+        InvalidInput: the server has no equivalent of the task's optimiser.
     """
     steps = config.local_steps
     knobs: dict[str, Any] = {
@@ -313,8 +313,8 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clip_norm: fl
         "learning_rate": config.outer_lr,
         "momentum": config.outer_momentum,
     }
-    given = {name: value for name, value in knobs.items() if value is not None}
-    agreement = PROTOCOLS[config.agreement or ""](batch=batch, **given)
+    options = {name: value for name, value in knobs.items() if value is not None}
+    agreement = PROTOCOLS[config.agreement or ""](batch=batch, **options)
     compression = config.compress or "none"
     robust = config.robust or agreement.robust
     return replace(
@@ -331,7 +331,7 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clip_norm: fl
 
 @contextmanager
 def connect_master(config: RunConfig) -> Iterator[tuple[MasterClient, Callable[[], None]]]:
-    """The master that is to do it, and a check that somebody is left to do it."""
+    """Connect to the master of the run; yield its client, and a check that raises when all nodes are lost."""
     if config.local_nodes is None:
         with open_master(config) as client:
             yield client, lambda: None  # nodes of a master may come back at any time

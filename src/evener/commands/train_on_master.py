@@ -1,9 +1,9 @@
-"""`evener train --master` without `--agreement`: ranks that work together, one on every node of a master.
+"""`evener train --master` without `--agreement`: ranks, one on every node of a master.
 
 pack code and data -> submit -> watch -> record and weights
 
-The master starts the ranks and holds their generations (`ps/master/collective/collective_run.py`); each of them is one
-as on local nodes (`training/rank.py`).
+The master starts the ranks and manages their generations (`ps/master/collective/collective_run.py`); each of them runs
+`training/rank.py`, as on local nodes.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from evener.records.record import TrainRecord
 from evener.records.schema import parse_noun
 from evener.report.tables import summary
 from evener.training.console import RunView, print_line, run_folder
-from evener.training.unfinished import Asked, asked_of
+from evener.training.partial_record import RunRequest, request_of
 
-_USUAL = "600s"
-"""Between checkpoints, besides every epoch's, which may take hours; the nodes are other people's."""
+_CHECKPOINT_INTERVAL = "600s"
+"""Between checkpoints within an epoch, which may take hours on other people's nodes."""
 
 
 def train_on_nodes(config: RunConfig, *, as_json: bool) -> None:
-    """Train on the nodes of a master, whose ranks work together.
+    """Train on the nodes of a master as ranks.
 
     Raises:
-        EvenerError: what was asked for cannot be done; or the run ended before it was complete.
+        EvenerError: the request is impossible, or the run ended early.
     """
     record = submit(config, to_stderr=as_json)
     if as_json:
@@ -47,25 +47,25 @@ def train_on_nodes(config: RunConfig, *, as_json: bool) -> None:
 
 
 def submit(
-    config: RunConfig, *, to_stderr: bool, program: Blob | None = None, asked: Asked | None = None
+    config: RunConfig, *, to_stderr: bool, program: Blob | None = None, request: RunRequest | None = None
 ) -> TrainRecord:
-    """Have nodes train; the record of the run, when its folder has all there is.
+    """Train on nodes; return the record, when the run's folder has all results.
 
     Args:
-        config: what is asked for.
+        config: of the run.
         to_stderr: keep stdout free.
-        program: files that are sent in place of the task's; the one named like it defines what a rank runs.
-        asked: what the record says of what was asked for; None: what `config` says.
+        program: files to send instead of the task's; the file named like the task defines the program of a rank.
+        request: for the record; the default is that of `config`.
 
     Raises:
-        EvenerError: as `train_on_nodes`.
+        EvenerError: see `train_on_nodes`.
     """
     folder = run_folder(config.folder)
-    asked = asked or asked_of(config)
+    request = request or request_of(config)
     blobs = blobs_of(config) | ({"code": program} if program is not None else {})
     digests = {what: blob.digest for what, blob in blobs.items()}
     job = job_of(config, digests, brings_program=program is not None)
-    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
+    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, request=request) as view:
         view.console.quiet = config.quiet
         view(Phase(what="joining", detail="the master and its nodes"))
         with open_master(config) as client:
@@ -86,15 +86,15 @@ def submit(
 
 
 def job_of(config: RunConfig, digests: dict[str, str], *, brings_program: bool = False) -> RankJob:
-    """What the ranks have to do: what was asked for, without what only this machine needs to know.
+    """Return the job of the ranks, without options that concern only this machine.
 
     Args:
-        config: what was asked for.
-        digests: of `code` and `data`, where they travel.
+        config: of the run.
+        digests: of `code` and `data`, if they are sent.
         brings_program: whether the file of the task defines what a rank runs.
     """
     goes_on = config.columns == 1 and not is_of_teams(config.strategy)
-    told = replace(
+    shipped = replace(
         config,
         elastic=True if goes_on else None,
         home=None,
@@ -104,14 +104,14 @@ def job_of(config: RunConfig, digests: dict[str, str], *, brings_program: bool =
         dashboard=None,
         ship_data=False,
         keeps_checkpoints=False,
-        checkpoint_every=config.checkpoint_every or _USUAL,
+        checkpoint_every=config.checkpoint_every or _CHECKPOINT_INTERVAL,
     )
     return RankJob(
         run=new_run_name(config),
         task=Path(config.task).name if is_path(config.task) else config.task,
         title=Path(config.task).stem,
         data_dir=str(config.data.resolve()) if config.data else "",
-        config=msgspec.json.encode(told, enc_hook=str),
+        config=msgspec.json.encode(shipped, enc_hook=str),
         brings_program=brings_program,
         **digests,
     )

@@ -1,4 +1,4 @@
-"""`evener up`, `nodes`, `stop` and `down`: a master as a process, and what goes on there. Needs no PyTorch."""
+"""`evener up`, `nodes`, `stop` and `down`: the master's process, and its status. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from evener.training.console import open_console
 from evener.wire.identity import Address, Token
 
 _STOP_PATIENCES = 2.0
-"""For which `evener stop` waits: the master gives the ranks of a run one patience to end after their step."""
+"""Wait of `evener stop`: the master gives the ranks of a run one patience to end after their step."""
 _PAUSE_SECONDS = 0.1
 
 
 def up(config: UpConfig, *, as_json: bool) -> None:
     """`evener up`: be the master of a home (of this user by default) until `evener down`, Ctrl-C or SIGTERM.
 
-    What is not said is as it was the last time: so the nodes find a master again that was killed.
+    Options that are not given keep their previous values, so nodes find a restarted master.
     """
     place, insecure = StateDir(config.home or default_state_dir(os.environ)), config.insecure
     hosts = parse_hosts(config.ssh) if config.ssh is not None else []
@@ -81,7 +81,7 @@ def up(config: UpConfig, *, as_json: bool) -> None:
 def _nodes_elsewhere(
     config: UpConfig, hosts: Sequence[str], bound: Address, place: StateDir
 ) -> AbstractContextManager[None]:
-    """The nodes that were asked for with `--ssh`, while the master serves."""
+    """Return a context that runs the nodes of `--ssh` while the master serves."""
     if not hosts:
         return nullcontext()
     token, insecure = (place.tokens / "node").read_text().strip(), " --insecure" * config.insecure
@@ -104,13 +104,11 @@ def _announce(
         sys.stdout.write(invitation(address, place, system))
     sys.stdout.flush()
     if insecure:
-        print_notice(
-            "warning: --insecure: nothing is encrypted, whoever hears the network can read and change everything"
-        )
+        print_notice("warning: --insecure: nothing is encrypted; anyone on the network can read and change everything")
 
 
 def invitation(address: Address, place: StateDir, system: System | None = None) -> str:
-    """What to type on a node; the token does not stand on a command line, which `ps` shows to everybody."""
+    """Return what to type on a node; the token is on no command line, which `ps` shows to all users."""
     lines = [f"    evener join {address}"] if system is None else _lines_of(system, address)
     where = "every node" if system is None else f"the nodes of {system.file}, each its line,"
     joined = "\n".join(lines)
@@ -132,7 +130,7 @@ def _lines_of(system: System, address: Address) -> list[str]:
 
 
 def open_master(access: MasterAccess | RunConfig) -> MasterClient:
-    """A connection to the master that the user named, or to that of this machine. Raises InvalidInput, MissingFile."""
+    """Connect to the master that the user named, or to that of this machine. Raises InvalidInput, MissingFile."""
     place = place_of_master(access)
     if access.token is None and access.token_file is None and access.master is None:
         warn_of_readers(StateDir(access.home or default_state_dir(os.environ)).beacon_file)
@@ -140,13 +138,13 @@ def open_master(access: MasterAccess | RunConfig) -> MasterClient:
 
 
 def place_of_master(access: MasterAccess | RunConfig) -> tuple[Address, Token, float]:
-    """Its address, the token for it and its patience; nothing is asked of it yet. Raises InvalidInput, MissingFile."""
-    given = given_token(access.token, access.token_file, os.environ if access.master else {})
-    return find_master(StateDir(access.home or default_state_dir(os.environ)), access.master, given)
+    """Return the master's address, token and patience, without connecting. Raises InvalidInput, MissingFile."""
+    token = given_token(access.token, access.token_file, os.environ if access.master else {})
+    return find_master(StateDir(access.home or default_state_dir(os.environ)), access.master, token)
 
 
 def nodes(access: NodesAccess, *, as_json: bool) -> None:
-    """`evener nodes`: who is here, and what goes on."""
+    """`evener nodes`: show the nodes, and the runs in progress."""
     with open_master(access) as client:
         status = client.ask()
         if access.expel is not None:
@@ -165,7 +163,7 @@ def nodes(access: NodesAccess, *, as_json: bool) -> None:
 
 
 def stop(access: StopAccess) -> None:
-    """`evener stop`: end a run with what it has reached. Raises InvalidInput: it does not go on."""
+    """`evener stop`: end a run with its current results. Raise InvalidInput if it is not in progress."""
     with open_master(access) as client:
         run = _run_to_stop(client.ask(), access.run)
         status = client.change(StopRun(run=run.run))
@@ -180,18 +178,18 @@ def stop(access: StopAccess) -> None:
 
 
 def _run_to_stop(status: ClusterStatus, wanted: str | None) -> RunStatus:
-    """The run of this name, or the only one in progress. Raises InvalidInput: there is none, or there are several."""
-    found = [run for run in status.runs if wanted in (None, run.run)]
-    if len(found) > 1:
-        names = ", ".join(run.run for run in found)
+    """Return the run of this name, or the only one. Raise InvalidInput if there is none, or several."""
+    runs = [run for run in status.runs if wanted in (None, run.run)]
+    if len(runs) > 1:
+        names = ", ".join(run.run for run in runs)
         raise InvalidInput(f"several runs go on at {status.address}: name one of {names}")
     if not status.runs:
         raise InvalidInput(f"no run goes on at {status.address}")
-    if not found:
+    if not runs:
         names = ", ".join(f"run {run.run}" for run in status.runs)
         on = f"{names} {'does' if len(status.runs) == 1 else 'do'}"
         raise InvalidInput(f"run {wanted} does not go on at {status.address}: {on}")
-    return found[0]
+    return runs[0]
 
 
 def down(access: MasterAccess) -> None:
@@ -202,7 +200,7 @@ def down(access: MasterAccess) -> None:
 
 
 def nodes_table(status: ClusterStatus) -> Table:
-    """All nodes."""
+    """Return a table of all nodes."""
     return table_of(
         f"Nodes of the master at {status.address}",
         {
@@ -221,7 +219,7 @@ def nodes_table(status: ClusterStatus) -> Table:
 
 
 def invitations_table(status: ClusterStatus) -> Table:
-    """All invitations."""
+    """Return a table of all invitations."""
     return table_of(
         "Invitations",
         {
@@ -242,35 +240,35 @@ def _open_for(one: InvitationStatus) -> str:
 
 
 def run_line(run: RunStatus) -> str:
-    """How the run is doing, and where its results will be."""
+    """Return a line with a run's progress and its folder."""
     accuracy = "" if run.accuracy is None else f", accuracy {run.accuracy:.2%}"
     epochs = f" of {run.epochs}" if run.epochs else ""
     how = f"{run.protocol}, by {run.submitter}" if run.submitter else run.protocol
     if run.nodes is not None:
         how += f", on {', '.join(run.nodes)}" if run.nodes else ", at rest"
     loss = f", loss {run.loss:.4f}" if run.version else ""
-    kept = f"; the checkpoint of step {run.checkpoint} is here" if run.checkpoint else ""
+    checkpoint = f"; the checkpoint of step {run.checkpoint} is here" if run.checkpoint else ""
     return (
         f"run {run.run} ({how}): epoch {run.epoch + 1}{epochs}, {run.version} updates{loss}"
-        f"{accuracy}{kept}; results will be in {run.folder}"
+        f"{accuracy}{checkpoint}; results will be in {run.folder}"
     )
 
 
 def reachable_address(bound: Address) -> Address:
-    """The address under which other machines find what listens at `bound`."""
+    """Return the address at which other machines reach a server that listens at `bound`."""
     if bound.path or bound.host not in ("", "0.0.0.0", "::"):
         return bound
     return Address(own_address(), bound.port)
 
 
 def _state(node: NodeStatus) -> str:
-    """The state of a node, with how long it lasts and why."""
+    """Return the state of a node, with its remaining time and reason."""
     seconds = "" if node.seconds is None else f" for {node.seconds:.0f} s"
     return node.state if node.state == "present" else f"{node.state}{seconds}: {node.reason}"
 
 
 def _last_beacon(home: StateDir) -> Beacon | None:
-    """How the last master of this home was reached; None if there was none."""
+    """Return the address of the last master with this state directory; None if there was none."""
     try:
         return home.beacon()
     except InvalidInput:

@@ -1,10 +1,10 @@
-"""`evener up --ssh`: nodes on machines that the system's ssh reaches; they end with the master, however that ends.
+"""`evener up --ssh`: nodes on other machines through the system's ssh; they end with the master, however it ends.
 
     here: ssh HOST 'evener join ADDRESS --token-stdin'     there: evener join
       stdin of it: the token, then nothing          ->       its stdin: the token, then nothing
-      closed, for the master has ended, by whatever ->       closed: the node leaves, and ends
+      closed when the master ends                   ->       closed: the node leaves, and ends
 
-The token is on no command line, neither here nor there. Who may log in is for OpenSSH and its configuration to say.
+The token is on no command line, neither here nor there. OpenSSH and its configuration decide on logins.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CANNOT_REACH, _NOT_FOUND = 255, 127
 
 
 def parse_hosts(text: str) -> list[str]:
-    """Machines as ssh knows them, of `gpu1,me@gpu2`. Raises InvalidValue."""
+    """Return the ssh hosts of `gpu1,me@gpu2`. Raise InvalidValue for a bad name."""
     hosts = [host.strip() for host in text.split(",")]
     is_good = all(_HOST.fullmatch(host) for host in hosts) and len(set(hosts)) == len(hosts)
     require(is_good, "--ssh", text, "machines with commas between, each once, such as gpu1,me@gpu2")
@@ -39,11 +39,11 @@ def parse_hosts(text: str) -> list[str]:
 
 
 def require_ssh() -> str:
-    """The path of the system's ssh. Raises InvalidInput: there is none."""
-    found = shutil.which("ssh")
-    if found is None:
+    """Return the path of the system's ssh. Raise InvalidInput if there is none."""
+    path = shutil.which("ssh")
+    if path is None:
         raise InvalidInput("--ssh needs OpenSSH's client: apt install openssh-client")
-    return found
+    return path
 
 
 @contextmanager
@@ -56,15 +56,15 @@ def nodes_by_ssh(
     join: str,
     config: Path | None = None,
 ) -> Iterator[None]:
-    """A node on each of `hosts`, from now on until the block is left.
+    """Run a node on each of `hosts` during the block.
 
     Args:
         hosts: as ssh knows them.
         address: of the master, for each of them.
         token: of nodes.
-        tell: takes what the nodes say, and how they end.
-        join: what is typed there; address and `--token-stdin` are put behind.
-        config: of OpenSSH; None for the user's own.
+        tell: takes the nodes' output, and how they end.
+        join: the command on each host; address and `--token-stdin` are appended.
+        config: of OpenSSH; the default is the user's.
 
     Raises:
         InvalidInput: there is no ssh here.
@@ -82,21 +82,21 @@ def nodes_by_ssh(
 
 
 def address_for(bound: Address, host: str) -> Address:
-    """At which `host` finds a master that listens at `bound`: of the interface that leads there, if it has several."""
+    """Return the address at which `host` reaches a master that listens at `bound`."""
     is_everywhere = bound.host in ("", "0.0.0.0", "::")
     return Address(own_address(host.rpartition("@")[2]), bound.port) if is_everywhere else bound
 
 
-_LONGEST_LINE = 4096
+_MAX_LINE_CHARS = 4096
 
 
 class _RemoteNode:
-    """A process of ssh, and the thread that reads what is said there."""
+    """An ssh process, and the thread that reads its output."""
 
-    def __init__(self, client: Sequence[str], host: str, words: str, token: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, client: Sequence[str], host: str, command: str, token: str, tell: Callable[[str], None]) -> None:
         self._host, self._tell, self._is_leaving = host, tell, False
         self._process = subprocess.Popen(
-            [*client, host, words],
+            [*client, host, command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -109,12 +109,12 @@ class _RemoteNode:
         self._thread.start()
 
     def leave(self) -> None:
-        """Have the node leave, in its own time."""
+        """Have the node leave after its current work."""
         self._is_leaving = True
         self._stdin.close()
 
     def end(self) -> None:
-        """Return when ssh has ended; it is ended if it does not."""
+        """Wait for the end of ssh; kill it after a timeout."""
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -139,7 +139,7 @@ class _RemoteNode:
         assert self._process.stdout is not None
         last = ""
         with self._process.stdout as said:
-            for line in iter(lambda: said.readline(_LONGEST_LINE), ""):
+            for line in iter(lambda: said.readline(_MAX_LINE_CHARS), ""):
                 last = shown(line).removeprefix("evener: ") or last
                 if line.strip():
                     self._tell(f"{self._host}: {last}")
@@ -149,7 +149,7 @@ class _RemoteNode:
 
 
 def _ending(host: str, code: int) -> str:
-    """How a node ended by itself, and what to do."""
+    """Return how a node ended by itself, and what to do."""
     if code == _CANNOT_REACH:
         return (
             f"ssh cannot reach it, or has lost it; try `ssh {shlex.quote(host)} evener version`, which must ask nothing"

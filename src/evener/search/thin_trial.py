@@ -12,7 +12,7 @@ from evener.records.errors import EvenerError
 from evener.records.events import RunEvent, encode_events
 from evener.records.record import Epoch
 from evener.search.local_backend import failure_of
-from evener.training.thin_training import ThinSeat, train_thin
+from evener.training.thin_training import ThinContext, train_thin
 
 PRELOAD = ["evener.training.thin_training", "evener.search.thin_trial"]
 _END, _CONTINUE = b"over", b"on"
@@ -56,4 +56,4 @@ def _run_node(parent: Parent, node: LocalNode, config: RunConfig) -> None:
         notify(epoch)
         return parent.hear() == _END
 
-    train_thin(ThinSeat(node, notify, is_over, lambda: bool(stopping)), config)
+    train_thin(ThinContext(node, notify, is_over, lambda: bool(stopping)), config)

@@ -1,1 +1,1 @@
-"""From the command to the record: each command, and what every rank does for it."""
+"""The training of every rank, from joining to the record."""

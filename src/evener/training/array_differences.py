@@ -1,4 +1,4 @@
-"""Compares training steps, as arrays: those of one process, and those of nodes that divide every batch.
+"""Comparison of training steps, as arrays: one process against nodes that divide every batch.
 
 A weight whose gradient is only rounding is left out, since some optimisers turn rounding into a whole step.
 """
@@ -23,12 +23,12 @@ _NOISE = 10.0
 
 
 def felt(clip_norm: float | None) -> float | None:
-    """A bound on the norm of a gradient for a check: so small that it shortens any."""
+    """Return a bound on gradient norms for a check: so small that it clips every gradient."""
     return None if clip_norm is None else min(clip_norm, _CLIPPED)
 
 
 class StepArrays(NamedTuple):
-    """What one training step computes.
+    """The values that one training step computes.
 
     Attributes:
         loss: mean over the samples.
@@ -104,7 +104,7 @@ def _largest(array: NDArray[Any]) -> float:
 
 
 def _off(value: NDArray[Any], expected: NDArray[Any], scale: float) -> float:
-    """The largest difference relative to `scale`; what is not finite has to be so in both."""
+    """Return the largest difference relative to `scale`; non-finite values must be the same in both."""
     if np.array_equal(value, expected, equal_nan=True):
         return 0.0
     with np.errstate(invalid="ignore"):

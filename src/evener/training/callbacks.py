@@ -1,4 +1,4 @@
-"""What can be called with everything that happens in a run, and what it may answer."""
+"""Callbacks: they receive every event of a run, and may end it at an epoch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EarlyStopping:
         self._best, self._since = math.inf, 0
 
     def __call__(self, event: RunEvent) -> bool:
-        """Whether to end."""
+        """Return whether the run should end."""
         if isinstance(event, Plan):  # of another run
             self._best, self._since = math.inf, 0
         if not isinstance(event, Epoch):
@@ -47,15 +47,15 @@ class EarlyStopping:
 
 @contextmanager
 def watched(callbacks: Sequence[Callback], loggers: Sequence[ScalarLogger]) -> Iterator[Callback]:
-    """All of them as one, each of which is called even if another wants an end; loggers are closed afterwards."""
+    """Combine callbacks and loggers into one callback, which calls each of them; close the loggers afterwards."""
     with ExitStack() as stack:
         logs = [ScalarLog(logger) for logger in loggers]
         for log in logs:
             stack.callback(log.close)
-        everybody: list[Callback] = [*logs, *callbacks]
+        receivers: list[Callback] = [*logs, *callbacks]
 
         def call(event: RunEvent) -> bool:
-            answers = [bool(one(event)) for one in everybody]
+            answers = [bool(one(event)) for one in receivers]
             return any(answers)
 
         yield call

@@ -31,7 +31,7 @@ from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, Missin
 from evener.records.schema import Noun, read_noun, write_noun
 from evener.training.plain_state import flatten, plain, revived, unflatten
 
-_KEPT = 2
+_MAX_CHECKPOINTS = 2
 _FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 _SUMS = "SHA256SUMS"
 
@@ -40,23 +40,23 @@ class WholeModel(Protocol):
     """A model, whatever part of it a rank holds, for checkpoints."""
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """State dict of the whole model, on the ranks that write one; every rank calls this."""
+        """Return the state dict of the whole model, on the ranks that write one; every rank calls this."""
         ...
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the state dict of the whole model. Raises InvalidInput: it is of another one."""
+        """Load the state dict of the whole model. Raise InvalidInput if it belongs to another model."""
         ...
 
 
 class WholeOptimizer(Protocol):
-    """Likewise its optimiser."""
+    """The optimiser of such a model, for checkpoints."""
 
     def gather(self) -> dict[str, Any]:
-        """State dict of an optimiser of the whole model; every rank calls this."""
+        """Return the state dict of an optimiser of the whole model; every rank calls this."""
         ...
 
     def load(self, whole: dict[str, Any]) -> None:
-        """Take over such a state dict."""
+        """Load such a state dict."""
         ...
 
 
@@ -90,7 +90,7 @@ class CheckpointState(Noun, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What a checkpoint holds, on the CPU, and nobody else changes: copies.
+    """The content of a checkpoint: copies on the CPU, which nothing else changes.
 
     Attributes:
         state: what is no tensor.
@@ -110,7 +110,7 @@ class Checkpoint:
         scheduler: LRScheduler | None,
         scaler: torch.amp.GradScaler,
     ) -> Checkpoint:
-        """A copy of what is there now.
+        """Return a copy of the current state.
 
         Args:
             state: what is no tensor; what belongs to the optimiser, schedule and scaler is filled in here.
@@ -139,7 +139,7 @@ class Checkpoint:
         scheduler: LRScheduler | None,
         scaler: torch.amp.GradScaler,
     ) -> None:
-        """Bring model, optimiser, schedule and scaler to this state. Raises InvalidInput: it is of another model."""
+        """Bring model, optimiser, schedule and scaler to this state. Raise InvalidInput if it is of another model."""
         model.load_weights(self.weights)
         groups = [
             {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in g.items()}
@@ -158,7 +158,7 @@ class Checkpoints:
         self.folder = folder
 
     def write(self, checkpoint: Checkpoint) -> Path:
-        """Write `checkpoint`, keep the one before, drop older ones; returns its folder.
+        """Write `checkpoint`, keep the previous one, delete older ones, and return its folder.
 
         Raises:
             OSError, SafetensorError: the disk is full or cannot be written to; what was there stays.
@@ -172,20 +172,20 @@ class Checkpoints:
             save_weights(checkpoint.optimizer, draft / "optimizer.safetensors")
             write_noun(checkpoint.state, draft / "state.json")
             (draft / _SUMS).write_text("".join(f"{_sum_of(draft / name)}  {name}\n" for name in _FILES))
-        for old in self._complete()[:-_KEPT]:
+        for old in self._complete()[:-_MAX_CHECKPOINTS]:
             shutil.rmtree(old, ignore_errors=True)
         return target
 
     def set_aside_damaged(self) -> list[Path]:
-        """Rename checkpoints that are not what was written, newest first, as far as a sound one; returns new names."""
-        found = []
+        """Rename damaged checkpoints, from the newest to the first intact one; return the new paths."""
+        renamed = []
         for folder in reversed(self._complete()):
             if _is_sound(folder):
                 break
             aside = folder.with_name(f"damaged-{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
-            found.append(folder.replace(aside))
-        return found
+            renamed.append(folder.replace(aside))
+        return renamed
 
     @property
     def is_empty(self) -> bool:
@@ -193,7 +193,7 @@ class Checkpoints:
         return not self._complete()
 
     def latest(self) -> tuple[Path, CheckpointState]:
-        """The newest complete checkpoint. Raises MissingFile if there is none."""
+        """Return the newest complete checkpoint. Raise MissingFile if there is none."""
         complete = self._complete()
         if not complete:
             raise MissingFile(f"no checkpoint to resume from in {self.folder}; start without --resume")
@@ -231,7 +231,7 @@ def _sum_of(path: Path) -> str:
 
 
 def _is_sound(folder: Path) -> bool:
-    """Whether its files are what was written."""
+    """Return whether its files match their checksums."""
     try:
         lines = (folder / _SUMS).read_text().splitlines()
         return all(f"{_sum_of(folder / name)}  {name}" in lines for name in _FILES)
@@ -240,15 +240,15 @@ def _is_sound(folder: Path) -> bool:
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU; what shares memory shares it afterwards, too."""
+    """Return copies on the CPU; tensors that share memory share it in the copy, too."""
     made: dict[tuple[int, torch.Size, tuple[int, ...]], Tensor] = {}
-    found = {}
+    copies = {}
     for name, tensor in tensors.items():
         key = (tensor.data_ptr(), tensor.shape, tensor.stride())
         if key not in made:
             made[key] = tensor.detach().to("cpu", copy=True)
-        found[name] = made[key]
-    return found
+        copies[name] = made[key]
+    return copies
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
@@ -257,18 +257,18 @@ def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict as safetensors writes it: tensors that share memory, as tied weights do, one by one."""
+    """Return a state dict that safetensors can write: tensors that share memory, such as tied weights, are copied."""
     seen: set[int] = set()
-    found = {}
+    separate = {}
     for name, tensor in weights.items():
         place = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.detach().clone() if place in seen else tensor.detach().contiguous()
+        separate[name] = tensor.detach().clone() if place in seen else tensor.detach().contiguous()
         seen.add(place)
-    return found
+    return separate
 
 
 def refuse_other_run(saved: CheckpointState, now: CheckpointState, folder: Path) -> None:
-    """Raises InvalidInput if the checkpoint was made with settings that would change the order of samples."""
+    """Raise InvalidInput if the checkpoint was made with settings that would change the order of samples."""
     for name in ("task", "seed", "batch_size", "accumulate", "samples", "precision", "parts"):
         before, after = getattr(saved, name), getattr(now, name)
         if before != after:

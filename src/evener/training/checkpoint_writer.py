@@ -1,6 +1,6 @@
-"""Writes checkpoints beside the training: a step waits while its weights are copied, not while they reach the disk.
+"""Writing of checkpoints in the background: a step waits while its weights are copied, not for the disk.
 
-A disk that is full or gone is not the end of a run: it is an event, and the next checkpoint tries again.
+A full or missing disk does not end a run: it is an event, and the next checkpoint tries again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from evener.records.errors import first_line
 from evener.records.record import Event
 from evener.training.checkpoint import Checkpoint, Checkpoints
 
-_MOST = 2
+_MAX_PENDING = 2
 """Copies of a checkpoint in memory: one that is written, and one that waits."""
 
 
@@ -23,7 +23,7 @@ class CheckpointWriter:
     """Writes checkpoints in a thread, in order; a context manager, which waits at the end until all are written.
 
     Args:
-        checkpoints: where to.
+        checkpoints: the folder to write to.
     """
 
     def __init__(self, checkpoints: Checkpoints) -> None:
@@ -34,19 +34,19 @@ class CheckpointWriter:
     def submit(self, checkpoint: Checkpoint) -> None:
         """Write `checkpoint` soon; returns at once, unless checkpoints come faster than the disk takes them."""
         under_way = [future for future in self._writing if not future.done()]
-        if len(under_way) == _MOST:
+        if len(under_way) == _MAX_PENDING:
             wait(under_way[:1])
         self._writing.append(self._thread.submit(self._write, checkpoint))
 
     def finished(self) -> list[Event]:
-        """What was written, or could not be, since the last call; returns at once."""
+        """Return events for the checkpoints that were written, or failed, since the last call; do not wait."""
         events = []
         while self._writing and self._writing[0].done():
             events.append(self._writing.popleft().result())
         return events
 
     def wait(self) -> list[Event]:
-        """What was written, or could not be, of all that was submitted."""
+        """Wait for all submitted checkpoints; return events for those that were written or failed."""
         wait(self._writing)
         return self.finished()
 
@@ -65,6 +65,6 @@ class CheckpointWriter:
             return Event(step=step, kind="no checkpoint", message=self._warning(step, error))
 
     def _warning(self, step: int, error: Exception) -> str:
-        kept = self._checkpoints
-        last = "there is none yet" if kept.is_empty else f"the last good one is {kept.latest()[0]}"
-        return f"cannot write the checkpoint of step {step} in {kept.folder}: {first_line(error)}; {last}"
+        checkpoints = self._checkpoints
+        last = "there is none yet" if checkpoints.is_empty else f"the last good one is {checkpoints.latest()[0]}"
+        return f"cannot write the checkpoint of step {step} in {checkpoints.folder}: {first_line(error)}; {last}"

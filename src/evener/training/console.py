@@ -1,4 +1,4 @@
-"""What the user sees of a run: the plan, one progress line, what happens, and the tables at the end."""
+"""Terminal output of a run: the plan, one progress line, events, and the tables at the end."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from evener.report.scalars import ScalarLog
 from evener.report.tables import agreement_line, plan_table, predicted_table, record_table
 from evener.report.text import human_seconds
 from evener.system.file_lock import FolderLock
-from evener.training.unfinished import Asked, unfinished_record
+from evener.training.partial_record import RunRequest, partial_record
 
-_PLAIN_INTERVAL = 5.0
-_BAR = 12
+_LINE_INTERVAL_S = 5.0
+_BAR_WIDTH = 12
 """Characters of the bar."""
-_ROOM = 64 * 2**10
+_FREE_BYTES = 64 * 2**10
 """Bytes that a disk must have left when a run begins: for its plan, its record and what it has shown."""
-_LAST_WORDS = 2.0
+_SHOW_TIMEOUT_S = 2.0
 """Seconds that a process that has to end waits for what is being shown by another thread."""
 
 
 class RunView:
-    """Shows what the leader of a run says, and keeps it in the run's folder.
+    """The display of a run: shows the events of its leader, and writes them to the run's folder.
 
     Args:
         output: folder for plan, record and scalars.
         to_stderr: keep stdout free for `--json`.
-        shows_steps: whether to show steps and validations, too; no where something else does.
-        by_lines: a line now and then and no bar, as a program of the user's prints, too.
-        asked: what its record says of what was asked for, if it ends before it is complete.
+        shows_steps: whether to show steps and validations; false where something else shows them.
+        by_lines: print a line now and then instead of a progress bar, since the user's program prints, too.
+        request: the request for the run, for its record if it ends early.
         checkpoints: folder of its checkpoints, if that is not one in `output`.
         is_leader: whether this is the process of several that writes into these folders: no other run may.
 
@@ -67,7 +67,7 @@ class RunView:
         to_stderr: bool = False,
         shows_steps: bool = True,
         by_lines: bool = False,
-        asked: Asked | None = None,
+        request: RunRequest | None = None,
         checkpoints: Path | None = None,
         is_leader: bool = True,
     ) -> None:
@@ -76,7 +76,7 @@ class RunView:
         self._by_lines = by_lines
         self.record: TrainRecord | None = None
         self._output, self._shows_steps = output, shows_steps
-        self._asked = asked or Asked(output.name)
+        self._request = request or RunRequest(output.name)
         self._began = self._trains_since = time.monotonic()
         self._plan: Plan | None = None
         self._scalars = ScalarLog(TensorBoard(output / "scalars")) if has_tensorboard() else None
@@ -89,7 +89,7 @@ class RunView:
         self._showing = threading.RLock()
 
     def __enter__(self) -> Self:
-        for event in self._asked.events:
+        for event in self._request.events:
             self(event)
         return self
 
@@ -97,7 +97,7 @@ class RunView:
         self.end(error)
 
     def end(self, error: BaseException | None) -> None:
-        """The run is over, or ended by `error`: then what it did until then is its record."""
+        """End the display of a run that is complete, or that `error` ended; write a partial record in that case."""
         with self._showing:
             try:
                 self._close()
@@ -108,21 +108,21 @@ class RunView:
                     self._writing.release()
 
     def end_process(self, error: EvenerError) -> None:
-        """As `end`, and end this process, from any thread: the main one may wait in a collective for ever."""
-        if self._showing.acquire(timeout=_LAST_WORDS):
+        """Call `end`, then end this process, from any thread: the main thread may wait in a collective forever."""
+        if self._showing.acquire(timeout=_SHOW_TIMEOUT_S):
             self.end(error)
         end_process(error)
 
     def __call__(self, event: RunEvent) -> None:
-        """Show `event`, and keep it."""
+        """Show `event`, and log it."""
         with self._showing:
             self._show(event)
 
     def _show(self, event: RunEvent) -> None:
         if self._log is None:
             self._log = EventLog(self._output / EVENTS_FILE, self.console.print, show=self._on_moment)
-            asked = self._asked
-            self._log.add(Phase(what="starting", options=asked.options, task=asked.task, file=asked.file))
+            request = self._request
+            self._log.add(Phase(what="starting", options=request.options, task=request.task, file=request.file))
         self._log.add(event)
         if isinstance(event, Plan):
             self._on_plan(event)
@@ -137,7 +137,7 @@ class RunView:
         self._keep_scalars(lambda scalars: scalars(event))
 
     def _keep_scalars(self, action: Callable[[ScalarLog], None]) -> None:
-        """Write curves; on a full disk they end, and the run goes on."""
+        """Write curves; on a full disk they end, and the run continues."""
         if self._scalars is None:
             return
         try:
@@ -147,7 +147,7 @@ class RunView:
             self.console.print(f"cannot write {self._output / 'scalars'} ({error.strerror}): its curves end here")
 
     def _log_end(self, log: EventLog, error: BaseException | None) -> None:
-        """Have whoever looks at the run know how it ended, and by whom."""
+        """Log how the run ended and which nodes failed."""
         sentence = first_line(error) if error is not None else ""
         if isinstance(error, NodeLost):
             log.add(Event(step=0, kind="node lost", message=sentence, nodes=error.nodes))
@@ -159,27 +159,27 @@ class RunView:
         log.close()
 
     def _keep_unfinished(self, ending: str) -> None:
-        """Write down what was done in a run that has no record, and will have none."""
+        """Write a partial record of a run that ends without a complete one."""
         if self.record is not None or self._plan is None or not self._live.history.last_step:
             return
-        record = unfinished_record(
+        record = partial_record(
             self._live,
             self._plan,
-            self._asked,
+            self._request,
             ending=ending,
             startup=self._trains_since - self._began,
             seconds=time.monotonic() - self._trains_since,
         )
-        record = replace(record, usual=self._asked.usual, options=self._asked.options)
+        record = replace(record, usual=self._request.usual, options=self._request.options)
         try:
             write_noun(record, self._output / "record.json")
-        except OSError as problem:  # what is to be told is how the run ended
+        except OSError as problem:  # the error that ended the run matters more
             self.console.print(f"cannot write {self._output / 'record.json'}: {problem.strerror}")
             return
         self.console.print(f"record of what was done is in {self._output}")
 
     def _on_plan(self, plan: Plan) -> None:
-        """Begin a table and columns; a master's run has another plan when a node has come."""
+        """Show and write the plan; a master's run gets another plan when a node joins."""
         self._close()
         self._plan = plan
         self._write(plan, "plan.json")
@@ -187,14 +187,14 @@ class RunView:
             self.console.print(plan_table(plan))
 
     def _on_moment(self, moment: Moment) -> None:
-        """Show how the run goes: on the terminal always, in lines now and then."""
+        """Show progress: always on a terminal, as a line now and then elsewhere."""
         self._live.take(moment)
         if not self._shows_steps or not any(isinstance(event, Step) for event in moment.events):
             return
         picture = self._live.picture()
         if self.console.is_terminal and not self._by_lines:
             self._show_bar(picture)
-        elif time.monotonic() - self._last_line > _PLAIN_INTERVAL:
+        elif time.monotonic() - self._last_line > _LINE_INTERVAL_S:
             self._last_line = time.monotonic()
             step = f"step {picture.step}"
             self.console.print(f"{step}  {progress_words(picture, self.console.width - len(step) - 2)}")
@@ -202,30 +202,30 @@ class RunView:
     def _show_bar(self, picture: Picture) -> None:
         if self._bar is None:
             self._end_phase()
-            columns = (TextColumn("step {task.fields[step]}"), BarColumn(_BAR), TextColumn("{task.description}"))
+            columns = (TextColumn("step {task.fields[step]}"), BarColumn(_BAR_WIDTH), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=self.console, transient=True)
             self._bar_task = self._bar.add_task("", total=None, step=picture.step)
             self._bar.start()
         assert self._bar_task is not None
         total = None if picture.progress is None else 1.0
-        words = progress_words(picture, self.console.width - len(f"step {picture.step}") - _BAR - 2)
+        description = progress_words(picture, self.console.width - len(f"step {picture.step}") - _BAR_WIDTH - 2)
         self._bar.update(
-            self._bar_task, total=total, completed=picture.progress or 0.0, description=words, step=picture.step
+            self._bar_task, total=total, completed=picture.progress or 0.0, description=description, step=picture.step
         )
 
     def _on_phase(self, phase: Phase) -> None:
-        """A sign of life: one that moves on a terminal, a line elsewhere."""
+        """Show the phase: a spinner on a terminal, a line elsewhere."""
         self._end_phase()
         if phase.what == "training":
             self._trains_since = time.monotonic()
         if phase.what == "training" or phase.what in OVER or not self._shows_steps:
             return
-        words = f"{phase.what}: {phase.detail}"
+        message = f"{phase.what}: {phase.detail}"
         if self.console.is_terminal and not self._by_lines:
-            self._status = self.console.status(words)
+            self._status = self.console.status(message)
             self._status.start()
         else:
-            self.console.print(words)
+            self.console.print(message)
 
     def _end_phase(self) -> None:
         if self._status is not None:
@@ -248,12 +248,12 @@ class RunView:
 
     def _on_record(self, record: TrainRecord) -> None:
         self._close()
-        asked = self._asked
+        request = self._request
         record = replace(
             record,
-            usual=asked.usual or record.usual,
-            options=asked.options or record.options,
-            events=(*asked.events, *record.events),
+            usual=request.usual or record.usual,
+            options=request.options or record.options,
+            events=(*request.events, *record.events),
         )
         self.record = record
         self.console.print(record_table(record))
@@ -265,7 +265,7 @@ class RunView:
         self.console.print(f"record {'is' if self._by_lines else 'and weights are'} in {self._output}")
 
     def _write(self, noun: Plan | TrainRecord, name: str) -> None:
-        """Write a file into the folder of the run. Raises CannotWrite: the disk is full or gone."""
+        """Write a file into the folder of the run. Raise CannotWrite if the disk is full or missing."""
         try:
             write_noun(noun, self._output / name)
         except OSError as error:
@@ -282,7 +282,7 @@ class RunView:
 class RunFolders:
     """The folders of a run, into which this process and its ranks alone write until `release`.
 
-    What processes left there that were killed while they wrote is removed, before and afterwards.
+    Drafts of killed processes are removed, before and afterwards.
 
     Args:
         output: of record, plan and weights.
@@ -302,7 +302,7 @@ class RunFolders:
         self._remove_drafts()
 
     def release(self) -> None:
-        """The run is over, and its processes have ended."""
+        """Unlock the folders after the run, whose processes have ended."""
         self._remove_drafts(but_of_living=True)
         self._locks.close()
 
@@ -312,15 +312,15 @@ class RunFolders:
 
 
 def run_folder(folder: Path) -> Path:
-    """The folder of a run, which is there afterwards, so that a long run does not end in front of a locked door.
+    """Create the folder of a run, so that a long run does not fail when it writes its results.
 
     Raises:
-        InvalidInput: it cannot be made, or not be written into, or the disk is full.
+        InvalidInput: it cannot be created or written to, or the disk is full.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder, buffering=0) as file:
-            file.write(bytes(_ROOM))
+            file.write(bytes(_FREE_BYTES))
             return folder
     except OSError as error:
         raise InvalidInput(f"cannot write into {folder}: {error.strerror}") from error
@@ -328,7 +328,7 @@ def run_folder(folder: Path) -> Path:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[Path]:
-    """Inside, this process alone writes into the folder of `run_folder`; a new one that stays empty is removed.
+    """Lock the folder of `run_folder` for this process; remove a new one that stays empty.
 
     Raises:
         FolderInUse: another process writes there.
@@ -344,7 +344,7 @@ def locked_folder(folder: Path) -> Iterator[Path]:
 
 
 def output_file(path: Path) -> Path:
-    """A file that will be written; its folder is there afterwards. Raises InvalidInput as `run_folder` does."""
+    """Return the path of a file to write, and create its folder. Raise InvalidInput as `run_folder` does."""
     if path.is_dir():
         raise InvalidInput(f"cannot write {path}: it is a folder; name a file in it")
     run_folder(path.parent)
@@ -352,7 +352,7 @@ def output_file(path: Path) -> Path:
 
 
 def open_console(to_stderr: bool, width_in_files: int = 120) -> Console:
-    """Where tables are printed: as wide as the terminal; in a file as wide as they need."""
+    """Return the console for tables: as wide as the terminal, or wide enough in a file."""
     console = Console(stderr=to_stderr, highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = width_in_files
@@ -360,23 +360,23 @@ def open_console(to_stderr: bool, width_in_files: int = 120) -> Console:
 
 
 def print_line(text: str) -> None:
-    """One line on stdout, the last."""
+    """Print the last line on stdout."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def progress_words(picture: Picture, width: int) -> str:
-    """What stands behind the step: what is done and left, how fast, who is waited for; as much as fits the width."""
-    words = [f"epoch {picture.epoch}/{picture.epochs}" if picture.epochs else f"epoch {picture.epoch}"]
+    """Return progress, speed and the slowest node as one line, as much as fits the width."""
+    parts = [f"epoch {picture.epoch}/{picture.epochs}" if picture.epochs else f"epoch {picture.epoch}"]
     if picture.left_seconds is not None:
-        words.append(f"{human_seconds(round(picture.left_seconds))} left")
-    words.append(f"{picture.samples_per_second:,.0f} samples/s")
+        parts.append(f"{human_seconds(round(picture.left_seconds))} left")
+    parts.append(f"{picture.samples_per_second:,.0f} samples/s")
     if picture.loss is not None:
-        words.append(f"loss {picture.loss:.4f}")
+        parts.append(f"loss {picture.loss:.4f}")
     if len(picture.nodes) > 1 and picture.ideal is not None:
-        words.append(f"{picture.ideal:.0%} of the ideal")
+        parts.append(f"{picture.ideal:.0%} of the ideal")
         last = next((node.name for node in picture.nodes if node.is_waited_for), "")
-        words += [f"waits for {last}"] if last else []
-    while len(words) > 1 and len("  ".join(words)) > width:
-        words.pop()
-    return "  ".join(words)
+        parts += [f"waits for {last}"] if last else []
+    while len(parts) > 1 and len("  ".join(parts)) > width:
+        parts.pop()
+    return "  ".join(parts)

@@ -1,4 +1,4 @@
-"""A rank's place in a run and its material, made once: everything that the run does later is given this."""
+"""The context of a rank: its place in a run, model, data and settings, created once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from evener.tracer.nested import map_tensors
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _AGREEMENTS = {"averaging": "average", "server": "sync", "asynchronous server": "async"}
-"""By strategy, the agreement under which a master's nodes train so."""
+"""The `--agreement` of a master's run, by strategy."""
 
 
 class Arithmetic:
@@ -56,26 +56,26 @@ class Arithmetic:
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Inside, operations choose their type as the precision says."""
+        """Return a context in which operations choose their type as the precision says."""
         if self.precision in _AUTOCAST:
             return torch.autocast(self._device.type, dtype=_AUTOCAST[self.precision])
         return nullcontext()
 
     def prepare_model(self, model: nn.Module, on_device: bool = True) -> nn.Module:
-        """The model with weights of the precision's type, on the device or left where it is."""
+        """Return the model with weights of the precision's type, moved to the device if `on_device`."""
         model = model._apply(_widened) if self.precision == "fp64" else model  # type: ignore[no-untyped-call]
         with noting("model, where it is moved to its device"):
             return model.to(self._device) if on_device else model
 
     def prepare(self, value: Any) -> Any:
-        """`value` with floating-point tensors widened where the whole run is fp64."""
+        """Return `value` with floating-point tensors in double precision if the run is fp64."""
         if self.precision != "fp64":
             return value
         return map_tensors(value, _widened)
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """`tensor` in double precision, if its elements are real or complex numbers."""
+    """Return `tensor` in double precision if its elements are real or complex numbers."""
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.double() if tensor.is_floating_point() else tensor
@@ -83,17 +83,17 @@ def _widened(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """A rank of a run, with its material.
+    """The context of a rank: its place in a run, model, data and settings.
 
     Attributes:
         env: of this rank: its node, its device, and how it reaches the user.
         group: the ranks that work together: all of them, until a plan leaves some out.
         task: to be trained.
-        given: the plan that the user gave; None: the ranks make one.
+        user_plan: the plan that the user gave; None if the ranks make one.
         batch_size: samples of a step, over all ranks.
         epochs: passes over the training data.
         seed: of weights, order of samples and random transforms.
-        arithmetic: of the precision that was asked for.
+        arithmetic: of the run's precision.
         model: the whole of it; weights follow the seed.
         train_data: map-style.
         validation_data: map-style, or None.
@@ -105,7 +105,7 @@ class RankContext:
     env: RankEnvironment
     group: Group
     task: Task
-    given: Plan | None
+    user_plan: Plan | None
     batch_size: int
     epochs: int
     seed: int
@@ -118,30 +118,30 @@ class RankContext:
     measured: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     def begins(self, what: str, detail: str = "") -> None:
-        """Have the leader say what the run is about from now on."""
+        """Have the leader announce the next phase of the run."""
         if self.group.is_leader:
             self.env.notify(Phase(what=what, detail=detail))
 
     def of_plan(self, plan: Plan) -> RankContext | None:
-        """The same among the ranks of `plan`; None for a rank that is left out. All ranks of the group call this."""
+        """Return the context among the ranks of `plan`; None on other ranks. All ranks of the group call this."""
         nodes = self.group.nodes
         group = self.group.subgroup([nodes.index(a.node) for a in plan.assignments])
         return None if group is None else replace(self, group=group)
 
     @property
     def num_samples(self) -> int:
-        """For training."""
+        """The number of training samples."""
         return count_samples(self.train_data)
 
     def samples(self, count: int) -> tuple[Any, Any]:
-        """Inputs and targets of so many of the run's samples, in its precision, on the CPU."""
+        """Return inputs and targets of `count` training samples, in the run's precision, on the CPU."""
         indices = torch.arange(count).remainder(self.num_samples).numpy()
         inputs, targets = split_batch(collect(self.train_data, indices, self.seed, 0))
         return self.arithmetic.prepare(inputs), self.arithmetic.prepare(targets)
 
 
 def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]:
-    """Join the other ranks; the first rank's config, which holds for all unless whoever started them gave it to all.
+    """Join the other ranks; return the first rank's config, unless each rank has its own paths.
 
     Raises:
         NodeLost: a rank does not come, or machines do not reach each other.
@@ -155,25 +155,25 @@ def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]
 
 
 def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Task | None = None) -> RankContext:
-    """The context of a rank of `group`, which has the task already or loads it.
+    """Return the context of a rank of `group`; load the task if it is None.
 
     Raises:
-        InvalidInput: the task, or what was asked of it, is wrong.
+        InvalidInput: the task or its options are wrong.
     """
-    task, given = task or load_task(config.task, config.data, config.option), read_plan(config)
+    task, user_plan = task or load_task(config.task, config.data, config.option), read_plan(config)
     arithmetic = Arithmetic(config.precision, env.device)
-    batch_size, epochs = config.sizes_of(task, given)
+    batch_size, epochs = config.sizes_of(task, user_plan)
     train_data = task.train_data()
     require_samples(batch_size, count_samples(train_data))
     validation_data = task.validation_data() if task.validation_data else None
     require(validation_data is None or count_samples(validation_data) > 0, "validation samples", 0, "at least one")
-    is_divided_later = (given.strategy if given else config.strategy).startswith("pipeline")
+    is_divided_later = (user_plan.strategy if user_plan else config.strategy).startswith("pipeline")
     seed_all(config.seed)
     return RankContext(
         env=env,
         group=group,
         task=task,
-        given=given,
+        user_plan=user_plan,
         batch_size=batch_size,
         epochs=epochs,
         seed=config.seed,
@@ -194,12 +194,12 @@ def require_same_material(context: RankContext) -> None:
 
 
 def join_world(env: RankEnvironment, backend: str | None = None, *, preflight: bool = True) -> Group:
-    """The group of all ranks, at the speed of this rank's node; before, several machines look at each other.
+    """Return the group of all ranks, after the preflight check between several machines.
 
     Args:
         env: of this rank.
-        backend: `nccl` or `gloo` for tensors; by default what suits the devices.
-        preflight: whether they look; that of the first rank counts.
+        backend: `nccl` or `gloo` for tensors; the default suits the devices.
+        preflight: whether to run the check; the first rank's value counts.
 
     Raises:
         NodeLost: a rank does not come, or machines do not reach each other.
@@ -223,7 +223,7 @@ def join_world(env: RankEnvironment, backend: str | None = None, *, preflight: b
 
 
 def _watch_lines(env: RankEnvironment) -> None:
-    """Have the heartbeat see whether a line of this rank's to another is cut, if they are on several machines."""
+    """Have the heartbeat watch this rank's connections to the others, if they are on several machines."""
     if env.heartbeat is None or env.store is None or len({node.host for node in env.nodes}) == 1:
         return
     mesh = join_mesh(
@@ -238,11 +238,11 @@ def _watch_lines(env: RankEnvironment) -> None:
 
 
 def read_plan(config: RunConfig) -> Plan | None:
-    """The plan to perform; None if there is none.
+    """Return the user's plan; None without `--plan`.
 
     Raises:
         MissingFile, InvalidFile: it cannot be read.
-        InvalidInput: what is asked for says otherwise, or a master would have to perform the plan.
+        InvalidInput: other options contradict the plan, or only a master can perform it.
     """
     if config.plan is None:
         return None

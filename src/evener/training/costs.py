@@ -1,4 +1,4 @@
-"""What samples cost on every node, measured by all ranks together before work is divided."""
+"""The cost of samples on every node, measured by all ranks together before work is divided."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from evener.training.context import RankContext
 
 MEASURE_SECONDS = 1.5
 CALIBRATION_SECONDS = 0.5
-"""For timing steps that slowed nodes are held to."""
+"""For timing the reference steps of throttled nodes."""
 _UNBOUNDED = 1 << 62
 
 Ring = tuple[float, float]
@@ -54,11 +54,11 @@ Ring = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredCosts:
-    """What was measured, the same on every rank.
+    """Measured costs, the same on every rank.
 
     Attributes:
         timings: of the whole model, one a node that holds it and one sample.
-        workers: what a micro-batch costs each of them.
+        workers: costs of a micro-batch on each of them.
         misfits: by rank, why a node cannot hold the model and one sample.
     """
 
@@ -70,7 +70,7 @@ class MeasuredCosts:
 def measure_costs(context: RankContext, micro: int, accumulate: int = 1) -> MeasuredCosts:
     """Time micro-batches of up to `micro` samples, `accumulate` a step, on all nodes at the same time.
 
-    They are timed once: another strategy may be planned when one was refused, and all is as it was.
+    The result is cached: after a refused strategy, the next one is planned with the same costs.
     """
     if (micro, accumulate) not in context.measured:
         context.measured[micro, accumulate] = _measure_costs(context, micro, accumulate)
@@ -81,11 +81,11 @@ def measure_costs(context: RankContext, micro: int, accumulate: int = 1) -> Meas
 def _measure_costs(context: RankContext, micro: int, accumulate: int) -> MeasuredCosts:
     watch = ProcessorWatch(context.env.node.name, context.env.node.cores)
     try:
-        own = b"+" + msgspec.json.encode(time_here(context, micro))
+        encoded = b"+" + msgspec.json.encode(time_here(context, micro))
     except DoesNotFit as error:
-        own = b"-" + str(error).encode()
+        encoded = b"-" + str(error).encode()
     tell_busy(context.env, context.group, watch)
-    rows = context.group.all_gather_bytes(own)
+    rows = context.group.all_gather_bytes(encoded)
     misfits = {rank: row[1:].decode() for rank, row in enumerate(rows) if row.startswith(b"-")}
     timings = tuple(msgspec.json.decode(row[1:], type=TaskTiming) for row in rows if row.startswith(b"+"))
     workers = tuple(worker_of(one, accumulate) for one in timings)
@@ -93,7 +93,7 @@ def _measure_costs(context: RankContext, micro: int, accumulate: int) -> Measure
 
 
 def tell_busy(env: RankEnvironment, group: Group, watch: ProcessorWatch) -> None:
-    """Have the leader name the CPU quotas of nodes, and nodes on which others wanted the CPU; all ranks call this."""
+    """Have the leader report CPU quotas and nodes whose CPU other processes use; all ranks call this."""
     rows = group.all_gather_bytes(msgspec.json.encode(watch.stop()))
     times = [msgspec.json.decode(row, type=ProcessorTime) for row in rows]
     shares = taken_by_others(times)
@@ -106,19 +106,19 @@ def tell_busy(env: RankEnvironment, group: Group, watch: ProcessorWatch) -> None
 
 
 def worker_of(timing: TaskTiming, accumulate: float = 1) -> Worker:
-    """What a micro-batch costs: the update, which a step makes once, counts to each of its micro-batches in part."""
+    """Return the cost of a micro-batch; the update of a step is divided among its micro-batches."""
     fixed, each = affine(timing)
     fixed -= timing.update_seconds * (1 - 1 / accumulate)
     return Worker(unit_seconds=max(each, 1e-9), fixed_seconds=max(fixed, 0.0), max_units=timing.max_samples)
 
 
 def measure_ring(context: RankContext) -> Ring:
-    """What it costs to sum the gradients of the whole model over all ranks."""
+    """Measure the all-reduce of the whole model's gradients over all ranks."""
     return measure_all_reduce(context.group, gradient_bytes(context.model))
 
 
 def gradient_sync(group: Group, model: nn.Module, ring: Ring, accumulate: int = 1) -> GradientSync:
-    """What whole models exchange in a step of so many micro-batches."""
+    """Return the exchanges of replicas in a step of `accumulate` micro-batches."""
     statistics, statistics_bytes = statistics_exchanges(model)
     return GradientSync(
         gradient_bytes=gradient_bytes(model),
@@ -131,18 +131,18 @@ def gradient_sync(group: Group, model: nn.Module, ring: Ring, accumulate: int = 
 
 
 def gradient_bytes(model: nn.Module) -> int:
-    """Of all weights that are trained."""
+    """Return the bytes of all gradients."""
     return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
 def node_memories(context: RankContext) -> list[int]:
-    """Bytes that every rank may use."""
-    own = str(memory_limit(context.env) or _UNBOUNDED).encode()
-    return [int(row) for row in context.group.all_gather_bytes(own)]
+    """Return the bytes that every rank may use."""
+    limit = str(memory_limit(context.env) or _UNBOUNDED).encode()
+    return [int(row) for row in context.group.all_gather_bytes(limit)]
 
 
 def memory_limit(env: RankEnvironment) -> int | None:
-    """What the user granted; else an equal part of the device's memory for every rank on it; None: all of a GPU's."""
+    """Return the user's limit, or an equal part of the device's memory for every rank on it; None: the whole GPU."""
     if env.node.memory_bytes is not None:
         return env.node.memory_bytes
     sharers = sum(node.device == env.node.device and node.host == env.node.host for node in env.nodes)
@@ -152,7 +152,7 @@ def memory_limit(env: RankEnvironment) -> int | None:
 
 
 def calibrate_pace(context: RankContext, micro: int, accumulate: int) -> None:
-    """`calibrate` by steps of the run's task, where a node holds the model."""
+    """Call `calibrate` with steps of the run's task, where a node holds the model."""
 
     def time_alone() -> TaskTiming | None:
         try:
@@ -166,14 +166,14 @@ def calibrate_pace(context: RankContext, micro: int, accumulate: int) -> None:
 def calibrate(
     env: RankEnvironment, group: Group, time_alone: Callable[[], TaskTiming | None], accumulate: int = 1
 ) -> None:
-    """Let every slowed local node find out, one after the other, what a step takes it at full speed, undisturbed.
+    """Let every throttled local node time a step at full speed, one node after the other.
 
-    A node that a CPU quota slows down cannot: the kernel would stop it while it measures.
+    A node with a CPU quota does not: the kernel would stop it while it measures.
 
     Args:
         env: of this rank.
         group: the ranks, all of which call this.
-        time_alone: what it takes this rank; None if it cannot tell.
+        time_alone: times a step of this rank; None if it cannot.
         accumulate: micro-batches of a step.
     """
     for rank, node in enumerate(env.nodes):
@@ -186,7 +186,7 @@ def calibrate(
 
 
 def time_here(context: RankContext, micro: int) -> TaskTiming:
-    """How long this rank takes for batches of the run's own samples, all ranks measuring at the same time.
+    """Time batches of the run's samples on this rank, while all other ranks do the same.
 
     Raises:
         DoesNotFit: this node cannot hold the model and one sample.
@@ -221,7 +221,7 @@ def _time(context: RankContext, micro: int, *, speed: float, seconds: float) -> 
 def price(
     context: RankContext, names: Sequence[str], costs: MeasuredCosts, ring: Ring, accumulate: int
 ) -> Sequence[CostEstimate]:
-    """What a step of each candidate would take that fits, fastest first; empty if there is nothing to choose from."""
+    """Return the predicted step times of candidates that fit, fastest first; empty if there is no choice."""
     if len(names) == 1 or costs.misfits:
         return ()
     memories = node_memories(context)
@@ -241,7 +241,7 @@ def price(
 
 
 def _optimizer_name(context: RankContext) -> str:
-    """What it keeps for every parameter, by the name that the oracle knows."""
+    """Return the oracle's name for an optimiser with the same state per parameter."""
     made = context.make_optimizer(stand_ins(context.model))
     if isinstance(made, torch.optim.SGD):
         return "momentum" if made.defaults["momentum"] else "sgd"
@@ -249,7 +249,7 @@ def _optimizer_name(context: RankContext) -> str:
 
 
 def _profile(nodes: Sequence[LocalNode], costs: MeasuredCosts, memories: Sequence[int], ring: Ring) -> ClusterProfile:
-    """The nodes as this run has measured them."""
+    """Return a profile of the nodes from this run's measurements."""
     return ClusterProfile(
         devices=tuple(
             DeviceProfile(

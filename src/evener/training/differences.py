@@ -1,4 +1,4 @@
-"""How far values are apart that ought to be the same."""
+"""Differences between values that should be the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MEAN, _VARIANCE = "running_mean", "running_var"
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """How far two values are apart.
+    """The difference of two values.
 
     Attributes:
         what: in words, with the name of the parameter.
@@ -25,17 +25,17 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """`tensor` as real numbers: complex ones as pairs of them."""
+    """Return `tensor` as real numbers; complex numbers become pairs."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def largest(tensor: Tensor) -> float:
-    """The largest of the absolute values."""
+    """Return the largest absolute value."""
     return float(tensor.detach().double().abs().max()) if tensor.numel() else 0.0
 
 
 def statistic_size(name: str, state: Mapping[str, Tensor]) -> float:
-    """The size of the values that a running mean is a mean of; 0 for anything else.
+    """Return the size of the values behind a running mean; 0 for other tensors.
 
     A mean of values that cancel out, such as of what a BatchNorm has normalised, is a rounding error of theirs.
     """

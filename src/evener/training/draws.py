@@ -1,4 +1,4 @@
-"""Random numbers that do not depend on how a batch is divided: a sample is given the same ones wherever it goes."""
+"""Random numbers that do not depend on how a batch is divided: each sample draws the same ones in any part."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Interval = tuple[int, int]
 
 
 class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, an operation that draws random numbers draws for every sample what that sample is given in any part.
+    """A mode in which an operation draws the same random numbers for a sample in any part of the batch.
 
     Neither the number of samples nor what was drawn before has an influence. A row of dimension 0 belongs to a sample
     if there are as many rows as samples; of tensors of three dimensions, which may have time first, a row of the first
-    two. Samples draw differently. Rows of which there is another number are all given the same numbers, as nobody knows
-    what sample they belong to.
+    two. Samples draw differently. If the number of rows is another one, all rows draw the same numbers, since their
+    samples are unknown.
 
     Args:
-        own: the part that is computed.
+        part: the part that is computed.
         parts: all parts that the batch is compared in. A tensor that has by chance as many rows as one of them is drawn
             as that one draws it, in all of them.
 
@@ -46,9 +46,9 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             drawn in one shape in all parts is drawn for the whole batch.
     """
 
-    def __init__(self, own: Interval = (0, 0), parts: Sequence[Interval] = ()) -> None:
+    def __init__(self, part: Interval = (0, 0), parts: Sequence[Interval] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.own, self.parts, self.round = own, tuple(parts), 0
+        self.part, self.parts, self.round = part, tuple(parts), 0
         self.notes = True
         self.shapes: set[tuple[int, ...]] = set()
         self._drawn: Counter[tuple[int, str, tuple[int, ...]]] = Counter()
@@ -71,7 +71,7 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         seeds = [seed if sample is None else zlib.crc32(b"%d,%d" % (seed, sample)) for sample in self._samples(lead)]
         if isinstance(args[0], Tensor):
-            return _of_tensors(func, args, kwargs, lead, seeds)
+            return _draw_by_row(func, args, kwargs, lead, seeds)
         size = next(i for i, one in enumerate(args) if isinstance(one, list))
         made: dict[int, Tensor] = {}
         for one in dict.fromkeys(seeds):
@@ -80,21 +80,21 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return torch.cat([made[one] for one in seeds]).reshape(args[size])
 
     def _samples(self, lead: tuple[int, ...]) -> Iterator[int | None]:
-        """The sample of every row of the dimensions `lead`; None: there is none.
+        """Yield the sample of every row of the dimensions `lead`; None: there is none.
 
-        Of two dimensions one may be time, and nobody knows which: row (i, j) counts as i + j, which is another one for
-        every sample of one time, and the same in any part.
+        One of two dimensions may be time, and it is unknown which: row (i, j) counts as i + j, which differs for
+        every sample of one time, and is the same in any part.
         """
-        found = [first for first, count in (self.own, *self.parts) if count in lead]
+        firsts = [first for first, count in (self.part, *self.parts) if count in lead]
         for row in range(math.prod(lead)):
-            yield found[0] + sum(divmod(row, lead[1]) if len(lead) == 2 else (row,)) if found else None
+            yield firsts[0] + sum(divmod(row, lead[1]) if len(lead) == 2 else (row,)) if firsts else None
 
 
 def _rows_of(func: Any, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(sizes of the dimensions that count samples, sizes of the others) of what a call draws; no such: ((), all)."""
+    """Return (sizes of the dimensions that count samples, sizes of the others) of a call's draw."""
     first = args[0] if args else None
-    given = first.shape if isinstance(first, Tensor) else next((one for one in args if isinstance(one, list)), ())
-    shape = tuple(given)
+    sizes = first.shape if isinstance(first, Tensor) else next((one for one in args if isinstance(one, list)), ())
+    shape = tuple(sizes)
     number = 2 if len(shape) == 3 else 1
     name = func.overloadpacket.__name__
     is_whole = "rnn" in name or not shape or (len(shape) == 1 and name in _OF_LAST_DIM)
@@ -102,10 +102,10 @@ def _rows_of(func: Any, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int
     return ((), shape) if is_whole else (shape[:number], shape[number:])
 
 
-def _of_tensors(
+def _draw_by_row(
     func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], lead: tuple[int, ...], seeds: Sequence[int]
 ) -> Any:
-    """What `func` returns of its arguments' rows one by one, each from its own of the `seeds`."""
+    """Call `func` for the arguments' rows one by one, each with its seed, and join the results."""
     number, dims = math.prod(lead), len(lead)
 
     def rows(value: Any) -> Any:
@@ -122,13 +122,13 @@ def _of_tensors(
     def named_rows(value: Any) -> Any:  # a mask of [T, S] has no samples, though there may be T of them
         return rows(value) if isinstance(value, Tensor) and value.dim() == args[0].dim() else value
 
-    given, named = [rows(one) for one in args], {name: named_rows(one) for name, one in kwargs.items()}
+    copies, named = [rows(one) for one in args], {name: named_rows(one) for name, one in kwargs.items()}
     made = []
     for i, seed in enumerate(seeds):
         torch.manual_seed(seed)
-        positional = [row(i, a, b) for a, b in zip(args, given, strict=True)]
+        positional = [row(i, a, b) for a, b in zip(args, copies, strict=True)]
         made.append(func(*positional, **{name: row(i, kwargs[name], named[name]) for name in kwargs}))
-    for original, copied in zip(args, given, strict=True):  # an operation in place has changed the copy
+    for original, copied in zip(args, copies, strict=True):  # an operation in place has changed the copy
         if copied is not original and func._schema.is_mutable:  # type: ignore[attr-defined]
             original.copy_(copied.reshape(original.shape))
     if not isinstance(made[0], Tensor):

@@ -1,4 +1,4 @@
-"""Ranks as a grid that divides images by rows and columns: who stands where in it, and how large each one's part is."""
+"""Ranks as a grid that divides images by rows and columns: the position and part of each rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evener.records.plan import Plan
 
 
 def grid_of(shares: Sequence[float], columns: int) -> Replica:
-    """Ranks in rows of `columns`, one row after the other: a row's share is that of its ranks, and so is a column's.
+    """Return the grid of ranks in rows of `columns`; a row's or column's share is the sum over its ranks.
 
     Args:
         shares: of the work, one a rank; as many as fill whole rows.
@@ -22,9 +22,9 @@ def grid_of(shares: Sequence[float], columns: int) -> Replica:
 
 
 def in_columns(plan: Plan, columns: int) -> Plan:
-    """`plan` with the ranks of every replica in rows of `columns`: each has its row's share times its column's.
+    """Return `plan` with the ranks of every replica in rows of `columns`.
 
-    Shares that are no such products cannot be: all ranks of a row have the same rows, all of a column the same columns.
+    A rank's share is its row's share times its column's: a row has the same image rows, a column the same columns.
     """
     assignments = list(plan.assignments)
     for ranks in plan.replica_ranks:

@@ -39,41 +39,41 @@ class _Stage(msgspec.Struct, frozen=True):
     reason: str
 
 
-def join_model(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool) -> tuple[ParallelModel, Plan]:
-    """This rank's part of the model, and the plan with its stages and, if `is_rehearsed`, what a step of it will take.
+def join_model(context: RankContext, plan: Plan, config: RunConfig, is_profiled: bool) -> tuple[ParallelModel, Plan]:
+    """Return this rank's part of the model, and the plan with its stages and, if `is_profiled`, a predicted step time.
 
-    All ranks of `context`, who are those of `plan`, call this. The model takes over the parts of the context's, unless
-    it is divided.
+    All ranks of `context`, which are those of `plan`, call this. The model takes over parts of the context's, unless it
+    is divided.
     """
     if len(plan.replica_ranks) > 1:
         refuse_parts_of_batches(context.model)
     if plan.strategy in WHOLE_MODEL:
-        return _join_replicas(context, plan, config, is_rehearsed)
+        return _join_replicas(context, plan, config, is_profiled)
     if is_pipeline(plan.strategy):
-        return _join_stages(context, plan, config, is_rehearsed)
-    return _join_parts(context, plan, config, is_rehearsed)
+        return _join_stages(context, plan, config, is_profiled)
+    return _join_parts(context, plan, config, is_profiled)
 
 
 def _join_replicas(
-    context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool
+    context: RankContext, plan: Plan, config: RunConfig, is_profiled: bool
 ) -> tuple[ParallelModel, Plan]:
-    """The whole model on every rank."""
+    """Return the whole model, on every rank."""
     reached = context.uses_all
     if reached is None:
-        own = context.group.is_alone or uses_all(context.model, context.task.loss, *context.samples(2))
-        reached = all(context.group.all_gather_bytes(b"all" if own else b""))
+        reaches_all = context.group.is_alone or uses_all(context.model, context.task.loss, *context.samples(2))
+        reached = all(context.group.all_gather_bytes(b"all" if reaches_all else b""))
 
     def build(model: nn.Module, group: Group) -> ParallelModel:
         whole = model if group.is_alone else synchronise_norms(model, group, LayerStatistics)
         return ReplicatedModel(whole, group, _criterion(context), config.compile, reached)
 
-    if is_rehearsed and context.group.size > 1:
+    if is_profiled and context.group.size > 1:
         plan = predict(context, plan, lambda silent: build(copied(context.model), silent))
     return build(context.model, context.group), plan
 
 
-def _join_parts(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool) -> tuple[ParallelModel, Plan]:
-    """A part of every layer: of its filters, channels or rows."""
+def _join_parts(context: RankContext, plan: Plan, config: RunConfig, is_profiled: bool) -> tuple[ParallelModel, Plan]:
+    """Return a part of every layer: of its filters, channels or rows."""
     mesh = form_process_mesh(context.group, arrangement_of(plan))
     inputs, _ = context.samples(max(1, plan.replica_samples[mesh.index]))
 
@@ -81,7 +81,7 @@ def _join_parts(context: RankContext, plan: Plan, config: RunConfig, is_rehearse
         recompute = config.rematerialise == "always"
         return ShardedModel(context.model, mesh, inputs, _criterion(context), recompute, config.compile)
 
-    if is_rehearsed:
+    if is_profiled:
         plan = predict(context, plan, lambda silent: build(silent_mesh(mesh, silent)), mesh.group)
     model = build(mesh)
     is_divided = any(one.divides for one in model.model.plans)
@@ -89,15 +89,15 @@ def _join_parts(context: RankContext, plan: Plan, config: RunConfig, is_rehearse
 
 
 def _undivided(plan: Plan) -> Plan:
-    """`plan` of a model of which its strategy divides nothing, such as rows of what has none: every rank does all."""
+    """Return `plan` for a model that its strategy cannot divide: every rank computes all."""
     reason = f"computes all: no layer of this model can be divided by {plan.strategy}"
     every = tuple(msgspec.structs.replace(one, share=1.0, reason=reason) for one in plan.assignments)
     return msgspec.structs.replace(plan, assignments=every)
 
 
-def _join_stages(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool) -> tuple[ParallelModel, Plan]:
-    """A stage of the model. All stages are known when they have been made, so it is then that a twin is rehearsed."""
-    twin = copied(context.model) if is_rehearsed else None
+def _join_stages(context: RankContext, plan: Plan, config: RunConfig, is_profiled: bool) -> tuple[ParallelModel, Plan]:
+    """Return a stage of the model. A twin is profiled once all stages are known."""
+    twin = copied(context.model) if is_profiled else None
 
     def build(model: nn.Module, group: Group, plan: Plan) -> StagedModel:
         among = replace(context, model=model, group=group)
@@ -111,7 +111,7 @@ def _join_stages(context: RankContext, plan: Plan, config: RunConfig, is_rehears
 
 
 def arrangement_of(plan: Plan) -> Arrangement:
-    """How the ranks of `plan` divide filters, channels or rows."""
+    """Return how the ranks of `plan` divide filters, channels or rows."""
     rows = [tuple(plan.assignments[rank].share for rank in ranks) for ranks in plan.replica_ranks]
     grids = tuple(grid_of(shares, plan.columns) for shares in rows)
     return Arrangement(division=division_of(plan.strategy), replicas=grids)
@@ -124,7 +124,7 @@ def _staged(
     rematerialise: Rematerialise,
     teams: StageTeams | None,
 ) -> StagedModel:
-    """A rank's stage of the model, whose parts it takes over."""
+    """Return a rank's stage of the model, whose parts it takes over."""
     rows = [sorted(ranks, key=lambda rank: plan.assignments[rank].stage) for ranks in plan.replica_ranks]
     firsts = rows[0] if teams is None else [team[0] for team in teams.teams]
     begins = [plan.assignments[rank].first_layer for rank in firsts[1:]]
@@ -147,31 +147,31 @@ def _staged(
 
 
 def _teams(plan: Plan, config: RunConfig) -> StageTeams | None:
-    """Who divides a stage with whom, where several do; shares are those of the plan if it, or the user, knows them."""
+    """Return the teams that divide stages, with the shares of the plan if they are known; None without teams."""
     if plan.members == 1:
         return None
-    given = config.shares != "measured" or any(a.first_layer for a in plan.assignments)
+    is_known = config.shares != "measured" or any(a.first_layer for a in plan.assignments)
     shares = tuple(tuple(plan.assignments[rank].share for rank in team) for team in plan.teams)
-    return StageTeams(division=division_of(plan.strategy), teams=plan.teams, shares=shares if given else None)
+    return StageTeams(division=division_of(plan.strategy), teams=plan.teams, shares=shares if is_known else None)
 
 
 def _criterion(context: RankContext) -> Criterion:
-    """How the loss of a run is computed."""
+    """Return the criterion of a run."""
     arithmetic = context.arithmetic
     return Criterion(loss=context.task.loss, autocast=arithmetic.autocast, scale=arithmetic.scaler.scale)
 
 
 def _team(context: RankContext) -> DeviceGroup | None:
-    """The memory that the user granted the ranks; None where he said nothing: then what is free."""
+    """Return the user's memory limits of the ranks; None without limits."""
     rows = context.group.all_gather_bytes(str(context.env.node.memory_bytes or 0).encode())
     granted = [int(row) for row in rows]
     return DeviceGroup(memory=tuple(map(float, granted))) if all(granted) else None
 
 
 def _with_stages(plan: Plan, model: StagedModel) -> Plan:
-    """`plan` with the stages that `model` has; every rank calls this and gets the same."""
-    own = msgspec.json.encode(_stage(plan, model))
-    rows = [msgspec.json.decode(row, type=_Stage) for row in model.group.all_gather_bytes(own)]
+    """Return `plan` with the stages of `model`; every rank calls this and gets the same."""
+    encoded = msgspec.json.encode(_stage(plan, model))
+    rows = [msgspec.json.decode(row, type=_Stage) for row in model.group.all_gather_bytes(encoded)]
     assignments = tuple(
         msgspec.structs.replace(a, **msgspec.structs.asdict(row)) for a, row in zip(plan.assignments, rows, strict=True)
     )
@@ -197,6 +197,6 @@ def _stage(plan: Plan, model: StagedModel) -> _Stage:
 
 
 def is_cut_alike(plan: Plan) -> bool:
-    """Whether the stages of all replicas begin at the same layers."""
+    """Return whether the stages of all replicas begin at the same layers."""
     rows = [sorted((plan.assignments[rank] for rank in ranks), key=lambda a: a.stage) for ranks in plan.replica_ranks]
     return len({tuple(a.first_layer for a in row) for row in rows}) == 1

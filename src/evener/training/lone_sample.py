@@ -1,4 +1,4 @@
-"""Refuses a batch of one sample, of which BatchNorm cannot take statistics, before the first step."""
+"""Refusal of batches of one sample before the first step: BatchNorm has no statistics of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from evener.data.loader import random_state_kept
 from evener.parallel.gradient_hooks import copied
 from evener.records.errors import InvalidInput
 
-_PYTORCHS_WORDS = ("Expected more than 1 value per channel", "BatchNorm needs more than one value per channel")
+_PYTORCH_MESSAGES = ("Expected more than 1 value per channel", "BatchNorm needs more than one value per channel")
 
 
 def is_of_lone_sample(sentence: str) -> bool:
-    """Whether an error says that a BatchNorm cannot take statistics of one sample."""
-    return any(words in sentence for words in _PYTORCHS_WORDS)
+    """Return whether an error says that a BatchNorm cannot take statistics of one sample."""
+    return any(message in sentence for message in _PYTORCH_MESSAGES)
 
 
 def refuse_lone_sample(
@@ -27,9 +27,9 @@ def refuse_lone_sample(
 
     Args:
         model: to be trained; it stays as it is.
-        forward: computes one sample of the training data by the copy of the model that it is given.
+        forward: computes one sample of the training data with a copy of the model.
         samples: of an epoch.
-        batch_size: of a step; the last one of an epoch has what is left.
+        batch_size: of a step; the last batch of an epoch has the remaining samples.
         parts: micro-batches of a step.
     """
     sizes = {size for size in (min(batch_size, samples), samples % batch_size) if size}
@@ -53,14 +53,14 @@ def refuse_lone_sample(
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the weights of a model are."""
+    """Return the device of a model's weights."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def better_size(samples: int, batch_size: int, parts: int = 1) -> str:
-    """A batch size near to `batch_size` that leaves no lone sample, in words; empty if there is none."""
+    """Suggest a batch size near `batch_size` that leaves no lone sample; empty if there is none."""
     near = sorted(range(2, min(samples, 2 * batch_size) + 1), key=lambda size: abs(size - batch_size))
     for size in near:
-        if all(left // parts > 1 for left in (size, samples % size) if left):
+        if all(count // parts > 1 for count in (size, samples % size) if count):
             return f", such as {size}"
     return ""

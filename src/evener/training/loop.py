@@ -1,4 +1,4 @@
-"""The loop of one rank, from the first step to the record. What is decided here is decided alike on every rank.
+"""The loop of one rank, from the first step to the record. Every rank comes to the same decisions.
 
 for step in steps:
     one optimiser step
@@ -29,12 +29,12 @@ class Loop:
     """The state of one rank's loop; `run` goes through it, `one_step` performs a single step of it.
 
     Args:
-        training: what it works with.
+        training: of this rank.
         config: says where and when to write checkpoints, whether to go on from one, and how to load data.
         fence: called before the weights are changed.
         is_followed: whether other ranks are to take part after this step.
-        keep: (step) -> whether somebody keeps its gradients, because the weights are not yet there to be changed.
-        is_behind: whether that is so.
+        keep: (step) -> whether its gradients are saved, because this rank does not have the weights yet.
+        is_behind: whether this rank does not have the weights yet.
 
     Attributes:
         last: step that the weights contain.
@@ -79,12 +79,12 @@ class Loop:
         )
 
     def regroup(self, training: Training, nodes: Sequence[str], awaited: Mapping[int, Worker] | None = None) -> None:
-        """Go on with other ranks.
+        """Continue with other ranks.
 
         Args:
             training: with the plan, the samples, and the model, or this rank's part of it, of these ranks.
             nodes: of the whole run.
-            awaited: as of a monitor.
+            awaited: see `Monitor`.
         """
         assert training.division is not None
         self._training, self._plan, self._model = training, training.plan, training.model
@@ -93,7 +93,7 @@ class Loop:
         self.monitor.regroup(training.division, training.balance, nodes, awaited or {})
 
     def run(self) -> History:
-        """All steps from the first, or from the checkpoint to resume from, to the last; the same history on every rank.
+        """Perform all steps, from the first or the checkpoint; return the history, the same on every rank.
 
         Raises:
             NonFiniteLoss: a loss is NaN or infinite; checkpoints are left as they were.
@@ -112,7 +112,7 @@ class Loop:
         return self.monitor.history
 
     def after_step(self, step: int) -> bool:
-        """What follows `step`, validation and checkpoint; whether whoever watches wants no other one.
+        """Validate and save after `step`, if due; return whether a callback ends the run here.
 
         Raises:
             Interrupted: a rank was asked to stop.
@@ -130,12 +130,12 @@ class Loop:
         return is_over
 
     def is_plain(self, step: int) -> bool:
-        """Whether nothing follows `step`, which is made, but the next one: nobody looks at the weights."""
+        """Return whether neither validation nor checkpoint follows `step`, which is made."""
         is_saved = self.monitor.is_saving or self.monitor.is_stopping or self.saving.is_due(step)
         return step % self._training.sampler.steps_per_epoch != 0 and not is_saved
 
     def loader(self, first: int) -> Loader:
-        """The batches from step `first` on."""
+        """Return a loader of batches from step `first` on."""
         return Loader(
             self._context.train_data,
             self._training.sampler,
@@ -147,7 +147,7 @@ class Loop:
         )
 
     def start(self) -> int:
-        """The first step to do: 1, or the one after the checkpoint to resume from; says how much there is to do."""
+        """Load the checkpoint, if any, and return the first step to perform; the leader announces the total."""
         self._model.train()
         self.last = self.saving.resume()
         first, context = self.last + 1, self._context
@@ -167,12 +167,12 @@ class Loop:
         self.monitor.add(step, result)
 
     def finish_step(self, step: int) -> None:
-        """Make the update of `step`, whose gradients are complete on all ranks, and which nobody has reported."""
+        """Make the update of `step`, whose gradients are complete on all ranks; no rank has reported it."""
         self._step.change(step)
         self.last = step
 
     def _end_epoch(self, step: int) -> bool:
-        """Validate and save; whether whoever watches ends the run here."""
+        """Validate and save; return whether a callback ends the run here."""
         self.monitor.settle()
         epoch = step // self._training.sampler.steps_per_epoch - 1
         if self._context.validation_data is not None:
@@ -202,7 +202,7 @@ class Loop:
         self.monitor.restart_clock()
 
     def state(self, step: int) -> CheckpointState:
-        """What of a checkpoint after `step` is no tensor."""
+        """Return the part of a checkpoint after `step` that is not tensors."""
         plan, context = self._plan, self._context
         return CheckpointState(
             task=context.task.name,

@@ -1,4 +1,4 @@
-"""Whether a loss is a mean over samples: then that of a batch is that of its parts, each by its number of samples.
+"""Check that a loss is a mean over samples: the loss of a batch is the weighted mean over its parts.
 
 The two steps of the self-check cut a batch once, where a loss of other weights (a mean over tokens that are not padded,
 classes with weights) may be the same by chance; here it is cut at every place.
@@ -17,37 +17,37 @@ from torch import Tensor
 
 from evener.tracer.nested import map_tensors, tensors_in
 
-_LEAST = 2
+_MIN_SAMPLES = 2
 """Samples of a part: of a single one some losses are not defined."""
 _SPREAD, _CUTS = 32, 4
 """Samples from all over the data whose targets are looked at, and places where they are cut."""
 
 
 def _undrawn(_first: int, _last: int) -> AbstractContextManager[Any]:
-    """What is drawn is nobody's affair."""
+    """Return a context that leaves random numbers alone."""
     return nullcontext()
 
 
 Drawing = Callable[[int, int], AbstractContextManager[Any]]
-"""Inside, a sample is given the same random numbers in any part; of the first sample, and the one after the last."""
+"""(first, last + 1) -> a context in which a sample draws the same random numbers in any part."""
 
 
 def off_in_parts(
     loss: Callable[[Any, Any], Tensor], outputs: Any, targets: Any, fewer: Any, drawing: Drawing = _undrawn
 ) -> float:
-    """How far the loss of a batch is off that of its parts, relative; 0 if nobody knows which outputs are of a sample.
+    """Return the relative difference between the loss of a batch and that of its parts; 0 if it cannot be cut.
 
     Args:
         loss: (outputs, targets) -> a scalar.
         outputs: of all samples.
-        targets: likewise.
+        targets: of all samples.
         fewer: the outputs of all samples but the last.
-        drawing: of what the loss draws, such as a mask.
+        drawing: fixes random numbers of the loss, such as a mask.
     """
     samples = _samples_of(targets)
     if not _is_by_sample(outputs, fewer, samples):
         return 0.0
-    return _worst(loss, outputs, targets, range(_LEAST, samples - _LEAST + 1), drawing)
+    return _worst(loss, outputs, targets, range(_MIN_SAMPLES, samples - _MIN_SAMPLES + 1), drawing)
 
 
 def off_over_data(
@@ -58,36 +58,38 @@ def off_over_data(
     others: Any,
     drawing: Drawing = _undrawn,
 ) -> float:
-    """The same for targets from all over the data, such as of sentences that are longer than the first ones.
+    """Return the same difference for targets from all over the data, such as longer sentences.
 
     Args:
-        loss: as of `off_in_parts`.
+        loss: see `off_in_parts`.
         outputs: of the first samples; they stand for those of the others.
         targets: of the first samples.
         fewer: the outputs of all first samples but the last.
         others: targets of samples from all over the data.
-        drawing: as of `off_in_parts`.
+        drawing: see `off_in_parts`.
     """
     samples, count = _samples_of(targets), _samples_of(others)
-    if not _is_by_sample(outputs, fewer, samples) or count < 2 * _LEAST:
+    if not _is_by_sample(outputs, fewer, samples) or count < 2 * _MIN_SAMPLES:
         return 0.0
     rows = torch.arange(count) % samples
     repeated = map_tensors(outputs, lambda tensor: tensor[rows.to(tensor.device)])
     try:
-        return _worst(loss, repeated, others, range(_LEAST, count - _LEAST + 1, max(1, count // _CUTS)), drawing)
+        return _worst(
+            loss, repeated, others, range(_MIN_SAMPLES, count - _MIN_SAMPLES + 1, max(1, count // _CUTS)), drawing
+        )
     except Exception:  # such as of targets that do not fit outputs of other samples
         return 0.0
 
 
 def spread(count: int) -> NDArray[np.int64]:
-    """Some samples from all over a data set of `count`."""
+    """Return the indices of some samples from all over a data set of `count`."""
     return np.unique(np.linspace(0, count - 1, min(count, _SPREAD)).astype(np.int64))
 
 
 def _worst(
     loss: Callable[[Any, Any], Tensor], outputs: Any, targets: Any, cuts: Iterable[int], drawing: Drawing
 ) -> float:
-    """How far the loss is off that of its parts, relative, where they are cut at one of the places `cuts`."""
+    """Return the largest relative difference between the loss and that of its parts, over all `cuts`."""
 
     def loss_of(first: int, last: int) -> float:
         with drawing(first, last):
@@ -102,13 +104,13 @@ def _worst(
 
 
 def _samples_of(targets: Any) -> int:
-    """The first dim of all targets; 0 if they have none in common."""
+    """Return the size of the first dim of all targets; 0 if they differ."""
     sizes = {len(tensor) if tensor.dim() else 0 for tensor in tensors_in(targets)}
     return sizes.pop() if len(sizes) == 1 else 0
 
 
 def _is_by_sample(outputs: Any, fewer: Any, samples: int) -> bool:
-    """Whether every output has a row for every sample."""
+    """Return whether every output has a row for every sample."""
     pairs = list(zip(tensors_in(outputs), tensors_in(fewer), strict=False))
     return bool(pairs) and all(
         a.shape[:1] == torch.Size([samples]) and b.shape == torch.Size([samples - 1, *a.shape[1:]]) for a, b in pairs

@@ -1,7 +1,7 @@
-"""How steps went on every rank, and what follows from it: the history, new shares, an end. The same on all ranks.
+"""The reports of all ranks' steps, and decisions from them: history, new shares, the end. The same on all ranks.
 
-A rank's report of a step travels while the next one computes. What is decided here is decided from the reports of all
-ranks, which all have, so nobody has to be told.
+A rank's report of a step travels while the next one computes. Every rank decides from the same reports of all ranks,
+so decisions need no message.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from evener.report.text import human_seconds
 from evener.system.memory import peak_memory
 from evener.training.step import Reports, StepReport, StepResult, entry_of
 
-_WALLS = 24
-"""Steps whose seconds tell what a step usually takes."""
+_NUM_TIMED_STEPS = 24
+"""Steps whose median is the usual step time."""
 WARM_UP = 6
-"""Steps that say nothing of a node's speed: they fill memory and caches, up to a fifth slower than all later ones."""
+"""Steps whose times are ignored: they fill memory and caches, up to a fifth slower than all later ones."""
 
-_SAME_RATE, _SAME_WEIGHT, _LEAST_WEIGHT = 1e-9, 1e-2, 1e-5
+_SAME_RATE, _SAME_WEIGHT, _MIN_WEIGHT = 1e-9, 1e-2, 1e-5
 """Relative and absolute differences: machines of several kinds differ in the last digits, which training magnifies."""
 
 
 class Monitor:
-    """Reports of this rank's steps to all others, and what all of them make of everybody's.
+    """The exchange of step reports between ranks, and the decisions that follow from them.
 
     Args:
         env: shows events to the user; knows whether a rank was asked to stop.
         group: the ranks.
         division: of samples; None if shares are fixed by where the data is.
-        balance: what re-balancing starts from; None to leave shares alone.
+        balance: the start of re-balancing; None to keep shares fixed.
         micro_batches: of a step.
         lead: steps that are loaded ahead, at most.
-        warm_up: steps after the first that nothing is learnt from.
-        advice: what a loss that is not finite is told with; None if such a loss is somebody else's affair.
+        warm_up: steps after the first whose times are ignored.
+        advice: the end of the error message for a non-finite loss; None to ignore such losses.
         is_due: whether it is time for a checkpoint, on this rank.
         is_followed: whether this rank knows that other ranks are to take part.
-        is_behind: whether this rank has not the state of the training yet.
+        is_behind: whether this rank does not have the state of the training yet.
 
     Attributes:
         history: of the run.
-        balance: what re-balancing knows now; None where shares are left alone.
-        awaited: ranks that have no samples before they have the state, and what samples will cost them.
+        balance: the current state of re-balancing; None if shares are fixed.
+        awaited: ranks that get samples once they have the state, with their costs.
         is_stopping: whether a rank was asked to stop.
-        is_saving: whether it is time for a checkpoint, on any rank; whoever saves one says that it is not any more.
+        is_saving: whether a checkpoint is due on any rank; the loop resets it after saving.
         is_leaving: whether other ranks are to take part after this step.
     """
 
@@ -85,7 +85,7 @@ class Monitor:
         self.history = History()
         self.awaited: dict[int, Worker] = {}
         self._nodes = list(group.nodes)
-        self._walls: deque[float] = deque(maxlen=_WALLS)
+        self._walls: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
         self._slow: tuple[str, ...] = ()
         for column in range(group.size):
             self.history.add_node(str(column))
@@ -96,20 +96,20 @@ class Monitor:
         self._lag = 1 if group.device.type == "cuda" else 0
 
     def start(self, first: int) -> None:
-        """The next step is number `first`, and begins now."""
+        """Start the clock of step `first`."""
         self._first = first
         self.restart_clock()
 
     def regroup(
         self, division: Division, balance: Balance | None, nodes: Sequence[str], awaited: Mapping[int, Worker]
     ) -> None:
-        """Other ranks take part from now on; reports of those before are not waited for.
+        """Continue with other ranks; reports of previous ones are dropped.
 
         Args:
             division: of samples, from now on.
-            balance: what re-balancing starts from; None to leave shares alone.
+            balance: the start of re-balancing; None to keep shares fixed.
             nodes: of the whole run, in the order of the history's columns.
-            awaited: see above.
+            awaited: see the attributes.
         """
         self._division, self.balance, self._nodes, self.awaited = division, balance, list(nodes), dict(awaited)
         for column in range(len(nodes)):
@@ -123,11 +123,11 @@ class Monitor:
         self.is_stopping = self.is_saving = self.is_leaving = False
 
     def restart_clock(self) -> None:
-        """The next step begins now: what was done since the last one belongs to none."""
+        """Restart the clock: the time since the last step belongs to no step."""
         self._mark, self._cpu_before = time.perf_counter(), time.process_time()
 
     def add(self, step: int, outcome: StepResult) -> None:
-        """`step` is over on this rank: report it, and receive the reports of the step before."""
+        """Report `step`, which is over on this rank, and receive the reports of the previous step."""
         self._timings.extend(self._group.timer.close_step(outcome.samples))
         now = time.perf_counter()
         loss = HostCopy(0.0 if outcome.loss is None else outcome.loss)
@@ -139,14 +139,14 @@ class Monitor:
             self._receive()
 
     def settle(self) -> None:
-        """Receive everything up to this step, so that what is saved or measured now is known to be sound."""
+        """Receive all reports up to this step, before weights are saved or validated."""
         while self._unsent:
             self._send()
         while len(self._reports):
             self._receive()
 
     def emit(self, what: Step | Validation | Event) -> None:
-        """Keep an event, and have the leader show it."""
+        """Record an event, and have the leader show it."""
         if isinstance(what, Event):
             self.history.events.append(what)
         if isinstance(what, Validation):
@@ -155,7 +155,7 @@ class Monitor:
             self._env.notify(what)
 
     def is_over(self, step: int, epoch: int) -> bool:
-        """Whether whoever watches the run ends it with `epoch`, whose last step was `step`; every rank calls this."""
+        """Return whether a callback ends the run with `epoch`, whose last step was `step`; every rank calls this."""
         word = b""
         if self._group.is_leader:
             last = self.history.validations[-1:]
@@ -187,7 +187,7 @@ class Monitor:
                 stop=int(self._env.stop_requested),
                 save=int(self._is_due()),
                 leave=int(self._is_followed()),
-                told=int(outcome.loss is not None),
+                has_loss=int(outcome.loss is not None),
                 rate=outcome.rate,
                 weight=outcome.weight,
                 behind=int(self._is_behind()),
@@ -220,7 +220,7 @@ class Monitor:
                 raise NonFiniteLoss(node, report.step, report.loss, self._advice())
 
     def _refuse_different(self, reports: Sequence[StepReport]) -> None:
-        """Raises TrainingFailed: replicas are not alike."""
+        """Raise TrainingFailed if replicas differ."""
         first, nodes = reports[0], self._group.nodes
         for other, node in zip(reports, nodes, strict=True):
             if not math.isclose(first.rate, other.rate, rel_tol=_SAME_RATE):
@@ -228,14 +228,14 @@ class Monitor:
                     f"in step {first.step} the learning rate is {first.rate:g} on node {nodes[0]} and {other.rate:g} "
                     f"on node {node}: give schedules the same numbers on all nodes, such as run.mean(loss)"
                 )
-            if not math.isclose(first.weight, other.weight, rel_tol=_SAME_WEIGHT, abs_tol=_LEAST_WEIGHT):
+            if not math.isclose(first.weight, other.weight, rel_tol=_SAME_WEIGHT, abs_tol=_MIN_WEIGHT):
                 raise TrainingFailed(
                     f"in step {first.step} a weight is {first.weight:g} on node {nodes[0]} and {other.weight:g} on "
                     f"node {node}: something that only one node knows changes the model or its optimiser"
                 )
 
     def _admit(self, reports: Sequence[StepReport]) -> bool:
-        """Give samples to ranks that were awaited and have the state now; whether there are any."""
+        """Give samples to awaited ranks that have the state now; return whether there are any."""
         come = [rank for rank in self.awaited if not reports[rank].behind]
         if not come or self._division is None:
             return False
@@ -253,7 +253,7 @@ class Monitor:
         return True
 
     def _next_change(self, step: int) -> int:
-        """The first step that nobody has loaded yet who reads the reports of `step` now."""
+        """Return the first step that no rank has loaded yet when it reads the reports of `step`."""
         return step + 3 + self._lag + self._lead
 
     def _rebalance(self, reports: Sequence[StepReport]) -> None:
@@ -272,22 +272,22 @@ class Monitor:
         self.emit(Event(step=reports[0].step, kind="rebalanced", message=message))
 
     def _name_slow_nodes(self, reports: Sequence[StepReport]) -> None:
-        """Say once which nodes make steps much longer: here they cannot be left out any more."""
+        """Report once which nodes make steps much longer; they cannot be removed any more."""
         if self.balance is None or self._slow:
             return
         self._walls.append(max(report.wall for report in reports))
         workers = self.balance.observed()
-        if workers is None or len(self._walls) < _WALLS:
+        if workers is None or len(self._walls) < _NUM_TIMED_STEPS:
             return
         seconds = median(self._walls)
         self._walls.clear()
-        found = faster_members(workers, self.balance.shares, self._micro_batches, seconds)
-        if found is None:
+        faster = faster_members(workers, self.balance.shares, self._micro_batches, seconds)
+        if faster is None:
             return
-        self._slow = tuple(node for rank, node in enumerate(self._group.nodes) if rank not in found[0])
+        self._slow = tuple(node for rank, node in enumerate(self._group.nodes) if rank not in faster[0])
         names = " and ".join(self._slow)
         message = (
-            f"a step takes {human_seconds(seconds)}; without {names} it would take {human_seconds(found[1])}: "
+            f"a step takes {human_seconds(seconds)}; without {names} it would take {human_seconds(faster[1])}: "
             f"train without {names}, or type `evener doctor` there to see why"
         )
         self.emit(Event(step=reports[0].step, kind="slows the run down", message=message, nodes=self._slow))

@@ -1,4 +1,4 @@
-"""Whether a model that is compared in double precision casts values down: that rounding is then no error."""
+"""Detection of casts to narrower types in a model that is compared in double precision."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _NOT_FINITE = "not finite"
 
 
 def flatten(state: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors of an optimiser's state, and its other values, by `<parameter index>.<name>`.
+    """Return the tensors of an optimiser's state, and its other values, by `<parameter index>.<name>`.
 
     Tensors of a list, as LBFGS keeps them, are `<parameter index>.<name>#<place>`; the list itself has None there.
     """
@@ -41,21 +41,21 @@ def flatten(state: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Tensor], 
 
 
 def unflatten(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """What `flatten` was given."""
+    """Return the state that `flatten` took."""
     state: dict[int, dict[str, Any]] = {}
     for key, value in (*values.items(), *tensors.items()):
         index, name = key.split(".", 1)
         name, _, place = name.partition("#")
-        own = state.setdefault(int(index), {})
+        entry = state.setdefault(int(index), {})
         if place:
-            own[name][int(place)] = value
+            entry[name][int(place)] = value
         else:
-            own[name] = list(value) if isinstance(value, list) else value
+            entry[name] = list(value) if isinstance(value, list) else value
     return state
 
 
 def plain(value: Any, owner: str) -> Any:
-    """`value` of `owner` as JSON holds it. Raises TrainingFailed if it cannot."""
+    """Return `value` of `owner` as plain JSON values. Raise TrainingFailed if that is impossible."""
     try:
         return msgspec.json.decode(msgspec.json.encode(_finite(value), enc_hook=_number))
     except (TypeError, ValueError) as error:
@@ -63,7 +63,7 @@ def plain(value: Any, owner: str) -> Any:
 
 
 def revived(value: Any) -> Any:
-    """What `plain` was given, with its numbers that are not finite."""
+    """Return the value that `plain` took, with its non-finite numbers."""
     if isinstance(value, dict):
         if set(value) == {_NOT_FINITE}:
             return float(value[_NOT_FINITE])
@@ -72,7 +72,7 @@ def revived(value: Any) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """`value` with words for numbers that are not finite: JSON has none, and the best loss so far begins with one."""
+    """Return `value` with strings for non-finite numbers: JSON has none, and the best loss starts as one."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

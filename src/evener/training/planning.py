@@ -1,10 +1,10 @@
-"""From what is asked for, and what was measured, to the plan; every rank comes to the same one.
+"""The plan of a run, from its options and measurements; every rank computes the same one.
 
-candidates    strategies that go with what is asked for            nothing is measured
-measure       what the whole model costs every node, and the ring  all ranks together
-price         what a step of every candidate would take            by the oracle
+candidates    strategies that the options allow                    nothing is measured
+measure       the whole model on every node, and the ring          all ranks together
+price         the step time of every candidate                     by the oracle
 choose        the first one, unless another is much faster         pure
-divide        who does how much                                    pure
+divide        the share of every node                              pure
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from evener.training.costs import (
 )
 from evener.training.image_grid import in_columns
 
-MUCH = 1.25
-"""A model is divided if that is predicted to be so many times as fast: data parallelism is the better known."""
+MIN_GAIN = 1.25
+"""A model is divided if that is predicted to be this many times as fast as data parallelism."""
 _UNTIMED = Worker(unit_seconds=1.0)
-"""A node of which nothing was measured: all are taken to be equally fast, and the plan names no seconds."""
+"""An unmeasured node: all are assumed to be equally fast, and the plan has no seconds."""
 PIPELINE_DEPTH = 4
 """Micro-batches a stage: bubbles then take a fifth of a step at most (Huang et al., 2019, section 2.3)."""
-LEAST_SAMPLES = 2
-"""Of a micro-batch, unless the user wants fewer: of a single one BatchNorm makes no statistics."""
+MIN_SAMPLES = 2
+"""Of a micro-batch, unless the user wants fewer: BatchNorm has no statistics of a single sample."""
 
 Rows = tuple[tuple[int, ...], ...]
 
@@ -69,19 +69,19 @@ class Shape(NamedTuple):
 
 
 def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejected] = ()) -> Plan:
-    """The plan that the user gave, or the best one of those that go with what is asked for; the same on every rank.
+    """Return the user's plan, or the best one that the options allow; the same on every rank.
 
     Args:
         context: of this rank.
-        config: what is asked for.
-        refused: strategies, by name, that are out of the question.
+        config: of the run.
+        refused: strategies, by name, that are excluded.
 
     Raises:
-        InvalidInput: the model, or a batch, cannot be divided among these nodes as it is asked for.
+        InvalidInput: the model, or a batch, cannot be divided among these nodes as requested.
         DoesNotFit: a node cannot hold its part.
     """
-    if context.given is not None:
-        return fit_plan(context.given, context.env.names)
+    if context.user_plan is not None:
+        return fit_plan(context.user_plan, context.env.names)
     nodes, batch_size, accumulate = context.env.nodes, context.batch_size, config.accumulate
     out = [one.what for one in refused]
     names = [name for name in candidate_strategies(config, len(nodes)) if name not in out]
@@ -111,7 +111,7 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
 
 
 def _divided(context: RankContext, shape: Shape, nodes: Sequence[LocalNode], costs: MeasuredCosts, ring: Ring) -> Plan:
-    """Who of `nodes` does how much, after what else has to be measured for that; all ranks call this."""
+    """Divide the work among `nodes`, after further measurements if needed; all ranks call this."""
     exchange = None
     if shape.strategy == "data":
         calibrate_pace(context, shape.samples, shape.micro_batches)
@@ -123,10 +123,10 @@ def _divided(context: RankContext, shape: Shape, nodes: Sequence[LocalNode], cos
 def _plan_without_misfits(
     context: RankContext, config: RunConfig, names: Sequence[str], costs: MeasuredCosts, ring: Ring
 ) -> Plan | None:
-    """The plan of the nodes that hold the model alone; None if those that do not are needed; all ranks call this.
+    """Return the plan of only the nodes that hold the model; None if the others are needed. All ranks call this.
 
     Raises:
-        DoesNotFit: they are needed, and layers may not be divided among the nodes.
+        DoesNotFit: the others are needed, and layers may not be divided among the nodes.
     """
     strategy, rows = names[0], config.replicas or config.columns > 1
     if strategy.startswith("data+") or rows or is_of_teams(strategy):
@@ -148,13 +148,15 @@ def _plan_without_misfits(
 
 
 def plan_without_smallest(context: RankContext, config: RunConfig, plan: Plan, why: str) -> Plan | None:
-    """`plan` of a pipeline without the node of the least memory, as its stages do not fit; all ranks call this.
+    """Return `plan` of a pipeline without the node of the least memory, as its stages do not fit.
+
+    All ranks call this.
 
     Returns:
-        None where that is not for Evener to say, or nothing is left.
+        None if the user decided on the nodes, or none would remain.
     """
     memories = dict(zip(context.env.names, node_memories(context), strict=True))
-    if plan.strategy != "pipeline" or len(plan.assignments) < 2 or context.given is not None:
+    if plan.strategy != "pipeline" or len(plan.assignments) < 2 or context.user_plan is not None:
         return None
     smallest = min((one.node for one in plan.assignments), key=memories.__getitem__)
     if memories[smallest] == max(memories[one.node] for one in plan.assignments):
@@ -164,15 +166,15 @@ def plan_without_smallest(context: RankContext, config: RunConfig, plan: Plan, w
     shares = relative_shares(config.shares, len(context.env.nodes))
     shape = shape_of(msgspec.structs.replace(config, shares="measured"), plan.strategy, len(nodes), context.batch_size)
     if shares is not None:
-        own = [share for share, name in zip(shares, context.env.names, strict=True) if name in names]
-        shape = shape._replace(shares=own if any(own) else None)
+        relative = [share for share, name in zip(shares, context.env.names, strict=True) if name in names]
+        shape = shape._replace(shares=relative if any(relative) else None)
     fewer = divide(shape, nodes, (), context.batch_size)
     out = Rejected(what=smallest, reason=f"{why} with this node, which has the least", is_node=True)
     return msgspec.structs.replace(fewer, rejected=(*plan.rejected, out))
 
 
 def fit_plan(plan: Plan, names: Sequence[str]) -> Plan:
-    """`plan` with its ranks in the order of the nodes `names`, some of which they are.
+    """Return `plan` with its ranks in the order of the nodes `names`, which include its nodes.
 
     Raises:
         InvalidInput: a node is missing, or ranks of one replica are not neighbours in that order.
@@ -192,28 +194,28 @@ def fit_plan(plan: Plan, names: Sequence[str]) -> Plan:
 
 
 def why_all_take_part(plan: Plan, reasons: Mapping[str, bool]) -> Plan:
-    """`plan` with the reason why all of its nodes take part, if one of them alone would be faster.
+    """Return `plan` with the reason why all of its nodes take part, if one of them alone would be faster.
 
     Args:
         plan: that was made.
-        reasons: why all of them have to, as the end of a sentence, and whether that is so.
+        reasons: possible reasons, as the end of a sentence, and whether each applies.
     """
     before = plan.prediction
     if before is None or before.alone_seconds is None or before.alone_seconds >= before.step_seconds:
         return plan
-    usual = "the difference is smaller than what measuring can tell"
-    reason = next((words for words, holds in reasons.items() if holds), usual)
+    usual = "the difference is smaller than the error of measurement"
+    reason = next((text for text, holds in reasons.items() if holds), usual)
     return msgspec.structs.replace(plan, advice=f"All nodes take part because {reason}.")
 
 
 def _is_alone(env: RankEnvironment, shape: Shape) -> bool:
-    """Whether there is nothing to decide: one node without a bound on its memory."""
+    """Return whether there is nothing to decide: one node without a bound on its memory."""
     is_free = env.node.memory_bytes is None and env.device.type == "cpu"
     return shape.strategy == "data" and len(env.nodes) == 1 and is_free
 
 
 def shape_of(config: RunConfig, strategy: str, size: int, batch_size: int) -> Shape:
-    """How `strategy` divides steps of `batch_size` samples among `size` ranks. Raises InvalidValue: it cannot."""
+    """Return how `strategy` divides steps among `size` ranks. Raise InvalidValue if it cannot."""
     shares = relative_shares(config.shares, size)
     if strategy == "data":
         require(batch_size >= size, "--batch-size", batch_size, f"at least the {size} nodes")
@@ -231,9 +233,9 @@ def shape_of(config: RunConfig, strategy: str, size: int, batch_size: int) -> Sh
 
 
 def candidate_strategies(config: RunConfig, size: int) -> list[str]:
-    """The strategies from which to choose on so many ranks: the one that was asked for, or all that go with the rest.
+    """Return the candidate strategies on `size` ranks: the requested one, or all that the other options allow.
 
-    The first one is taken unless another is much better. Whole models are best known, so data parallelism is first.
+    The first one is chosen unless another is much faster. Data parallelism comes first.
     """
     if config.strategy != "auto" or config.shares != "measured" or size == 1:
         return ["data" if config.strategy == "auto" else config.strategy]
@@ -242,12 +244,12 @@ def candidate_strategies(config: RunConfig, size: int) -> list[str]:
 
 
 def those_of_one_process(names: list[str], model: nn.Module) -> list[str]:
-    """`names` without pipelines, if others are left, of a model with BatchNorm: it would normalise micro-batches."""
+    """Return `names` without pipelines for a model with BatchNorm, if others remain: they normalise micro-batches."""
     return [name for name in names if not (is_pipeline(name) and has_batch_norm(model))] or names
 
 
 def replica_rows(strategy: str, replicas: str | None, size: int) -> Rows:
-    """The ranks of every replica: neighbours.
+    """Return the ranks of every replica: neighbours.
 
     Args:
         strategy: with `data+`, there are several replicas.
@@ -262,7 +264,7 @@ def replica_rows(strategy: str, replicas: str | None, size: int) -> Rows:
     require(size > 1, "--local-nodes", size, f"at least 2 for {strategy}")
     sizes = _replica_sizes(replicas, size)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return tuple(tuple(range(start, start + own)) for start, own in zip(starts, sizes, strict=True))
+    return tuple(tuple(range(start, start + length)) for start, length in zip(starts, sizes, strict=True))
 
 
 def _replica_sizes(replicas: str | None, size: int) -> Sequence[int]:
@@ -278,7 +280,7 @@ def _replica_sizes(replicas: str | None, size: int) -> Sequence[int]:
 
 
 def micro_batches(config: RunConfig, strategy: str, rows: Rows, batch_size: int) -> int:
-    """Of a step. Raises InvalidValue: they are more than there are samples."""
+    """Return the number of micro-batches of a step. Raise InvalidValue if it exceeds the samples."""
     if not is_pipeline(strategy):
         return config.accumulate
     if config.micro_batches is not None:
@@ -286,15 +288,15 @@ def micro_batches(config: RunConfig, strategy: str, rows: Rows, batch_size: int)
         require(config.micro_batches * len(rows) <= batch_size, "--micro-batches", config.micro_batches, allowed)
         return config.micro_batches
     lengths = [len(row) // (config.members if is_of_teams(strategy) else 1) for row in rows]
-    least = LEAST_SAMPLES * sum(lengths) // min(lengths)  # so that the smallest replica has as many
+    least = MIN_SAMPLES * sum(lengths) // min(lengths)  # so that the smallest replica has as many
     return max(1, min(PIPELINE_DEPTH * max(lengths), batch_size // least))
 
 
 def choose(names: Sequence[str], misfit: str, estimates: Sequence[CostEstimate]) -> str:
-    """One of the strategies `names`: the first, unless it does not fit or another is much faster.
+    """Choose one of the strategies `names`: the first, unless it does not fit or another is much faster.
 
     Args:
-        names: candidates; of several, the first is `data`, unless it is out of the question.
+        names: candidates; the first of several is `data`, unless it is excluded.
         misfit: why a node cannot hold the whole model; empty if all can.
         estimates: of those that fit, fastest first.
 
@@ -310,7 +312,7 @@ def choose(names: Sequence[str], misfit: str, estimates: Sequence[CostEstimate])
     whole = _of_whole_models(estimates, others)
     if names[0] != "data":
         return names[0] if divided is None else divided.strategy
-    if divided is None or (whole is not None and whole.step_seconds <= MUCH * divided.step_seconds):
+    if divided is None or (whole is not None and whole.step_seconds <= MIN_GAIN * divided.step_seconds):
         return names[0]
     return divided.strategy
 
@@ -318,7 +320,7 @@ def choose(names: Sequence[str], misfit: str, estimates: Sequence[CostEstimate])
 def why_divided(
     names: Sequence[str], chosen: str, misfit: str, estimates: Sequence[CostEstimate]
 ) -> tuple[Rejected, ...]:
-    """Why the model does not stay whole, which it could by `names`; nothing if it does. Arguments as of `choose`."""
+    """Return why data parallelism was rejected; empty if it was not. Arguments as for `choose`."""
     if names[0] != "data" or chosen == "data":
         return ()
     if misfit:
@@ -333,7 +335,7 @@ def why_divided(
 
 
 def _of_whole_models(estimates: Sequence[CostEstimate], others: Sequence[str]) -> CostEstimate | None:
-    """The fastest whose nodes hold whole models and whose batches fit as they are; None if there is none."""
+    """Return the fastest with whole models whose batches fit at once; None if there is none."""
     return next((one for one in estimates if one.strategy not in others and one.accumulate == 1), None)
 
 
@@ -344,14 +346,14 @@ def divide(
     batch_size: int,
     exchange: GradientSync | None = None,
 ) -> Plan:
-    """Who does how much.
+    """Divide the work among nodes.
 
     Args:
-        shape: who holds a model together, in how many micro-batches.
+        shape: the replicas and the number of micro-batches.
         nodes: one a rank.
-        workers: what a micro-batch costs each; empty if nothing was measured. A pipeline measures its parts by itself.
+        workers: costs of a micro-batch on each; empty without measurements. A pipeline measures its parts by itself.
         batch_size: samples of a step.
-        exchange: what whole models exchange; None where models are divided.
+        exchange: the exchanges of whole models; None if models are divided.
 
     Raises:
         InvalidValue: there is not a sample for every replica, or a replica has no speed.

@@ -1,10 +1,10 @@
-"""Predicts what a plan's step takes: every rank rehearses its part alone, exchanges are measured, the oracle combines.
+"""Prediction of a plan's step time: every rank profiles its part alone, exchanges are measured, the oracle combines.
 
-    rehearse     each rank performs its part in silence              what it computes between which exchanges
-    measure      exchanges of those kinds and sizes, nothing else    what the links take
-    replay       by the oracle, nothing is run                       what all take together
+    profile      each rank performs its part without exchanges       its computing between exchanges
+    measure      exchanges of those kinds and sizes, nothing else    the time of the links
+    replay       by the oracle, nothing is run                       the time of all together
 
-No step of the plan is performed: who waits for whom, and for how long, is computed.
+No step of the plan is performed; waiting times are computed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from evener.records.plan import Plan, Prediction
 from evener.training.context import RankContext
 
 _SECONDS = 1.2
-"""For the rehearsal, about."""
+"""For the profile, about."""
 _PART = 1 / 20
-"""Of the steps of a run that are rehearsed at most, so that a short one begins soon."""
+"""The largest fraction of a run's steps to profile, so that a short run starts soon."""
 
 _Ranks = tuple[int, ...]
 _Round = tuple[TraceEvent, ...]
@@ -42,15 +42,15 @@ _Timings = dict[_Ranks, list[ExchangeTiming]]
 
 
 def predict(context: RankContext, plan: Plan, build: Callable[[FakeGroup], ParallelModel], *others: Group) -> Plan:
-    """`plan` with what its step will take; the same on all ranks of `context`, who are those of the plan.
+    """Return `plan` with its predicted step time; the same on all ranks of `context`, which are those of the plan.
 
-    Without a prediction of its own if there is no memory for a second copy of this rank's part.
+    The plan stays as it is if there is no memory for a second copy of this rank's part.
 
     Args:
         context: of this rank.
         plan: with its stages, if it is of a pipeline.
-        build: makes a twin of this rank's part, among others who stay silent.
-        others: groups in which the part exchanges something, besides that of all ranks and those that it makes itself.
+        build: makes a twin of this rank's part in a fake group, which exchanges nothing.
+        others: further groups in which the part exchanges tensors.
     """
     group, device = context.group, context.env.device
     trace, timer = EventTrace(device), StepTimer(device, group.timer.pace.speed)
@@ -58,35 +58,35 @@ def predict(context: RankContext, plan: Plan, build: Callable[[FakeGroup], Paral
     silent = fake_group(group, range(group.size), timer, trace)
     num_steps = context.epochs * -(-context.num_samples // context.batch_size)
     with random_numbers_kept(device), known_to_torch(silent):
-        own = profile_step(
+        rounds_here = profile_step(
             group, trace, lambda: _step(context, plan, build(silent)), _SECONDS, round(_PART * num_steps)
         )
-    if not own:
+    if not rounds_here:
         return plan
-    sent = silent.traffic.sent_bytes / (len(own) + WARM_UP_STEPS)
-    rows = group.all_gather_bytes(msgspec.json.encode((sent, own)))
-    found = [msgspec.json.decode(row, type=tuple[float, list[_Round]]) for row in rows]
-    rounds = list(zip(*(events for _, events in found), strict=True))
+    sent = silent.traffic.sent_bytes / (len(rounds_here) + WARM_UP_STEPS)
+    rows = group.all_gather_bytes(msgspec.json.encode((sent, rounds_here)))
+    results = [msgspec.json.decode(row, type=tuple[float, list[_Round]]) for row in rows]
+    rounds = list(zip(*(events for _, events in results), strict=True))
     timings = _measure([group, *others, *silent.made], group, rounds[0])
     played = [_play(parts, timings) for parts in rounds]
     seconds = [max(rank.seconds for rank in ranks) for ranks in played]
     typical = played[seconds.index(median_low(seconds))]
-    prediction = _prediction(typical, max(sent for sent, _ in found))
+    prediction = _prediction(typical, max(sent for sent, _ in results))
     plan = msgspec.structs.replace(plan, prediction=prediction)
     return fitted_to_step_profile(plan, [rank.computing for rank in typical]) if plan.strategy == "data" else plan
 
 
 def silent_mesh(mesh: ProcessMesh, silent: FakeGroup) -> ProcessMesh:
-    """The same mesh among silent others."""
+    """Return the same mesh with fake groups."""
     if mesh.group is mesh.world:
         return replace(mesh, world=silent, group=silent)
-    own = fake_group(mesh.group, mesh.arrangement.ranks_of(mesh.index), silent.timer, silent.trace)
-    own.traffic = silent.traffic
-    return replace(mesh, world=silent, group=own)
+    silent_group = fake_group(mesh.group, mesh.arrangement.ranks_of(mesh.index), silent.timer, silent.trace)
+    silent_group.traffic = silent.traffic
+    return replace(mesh, world=silent, group=silent_group)
 
 
 def _step(context: RankContext, plan: Plan, model: ParallelModel) -> Callable[[], None]:
-    """Performs this rank's part of a step."""
+    """Return a function that performs this rank's part of a step."""
     optimizer, timer = ModelOptimizer(context.make_optimizer, model.held()), model.group.timer
     calls = plan.loaded_micro_batches
     samples, total = plan.replica_samples[model.replica], plan.micro_batch_size * calls
@@ -115,15 +115,15 @@ def _step(context: RankContext, plan: Plan, model: ParallelModel) -> Callable[[]
 
 
 def _measure(groups: Sequence[Group], world: Group, parts: Sequence[_Round]) -> _Timings:
-    """What exchanges such as those of `parts` cost, by the ranks that take part.
+    """Measure exchanges like those of `parts`, by participating ranks.
 
     Small groups come first, so that replicas exchange at the same time, as they do in a step; in one order everywhere.
     """
     named = {tuple(world.nodes.index(node) for node in group.nodes): group for group in groups if group.size > 1}
     ordered = sorted(named.items(), key=lambda one: (len(one[0]), one[0]))
-    own = [(ranks, measure_exchanges(group, _sizes(parts, ranks))) for ranks, group in ordered]
+    measured = [(ranks, measure_exchanges(group, _sizes(parts, ranks))) for ranks, group in ordered]
     timings: _Timings = {}
-    for row in world.all_gather_bytes(msgspec.json.encode(own)):
+    for row in world.all_gather_bytes(msgspec.json.encode(measured)):
         timings |= dict(msgspec.json.decode(row, type=list[tuple[_Ranks, list[ExchangeTiming]]]))
     messages = [event for part in parts for event in part if event.act == "begin" and event.kind == "message"]
     for hop in sorted({event.ranks for event in messages}):
@@ -133,7 +133,7 @@ def _measure(groups: Sequence[Group], world: Group, parts: Sequence[_Round]) -> 
 
 
 def _passing(world: Group, hop: _Ranks, sizes: Sequence[int]) -> ExchangeTiming:
-    """What messages from one rank to another take; they are taken to hide behind computing."""
+    """Measure messages from one rank to another; they are assumed to overlap with computing."""
     points = (
         ExchangePoint(nbytes=size, seconds=measure_message(world, hop[0], hop[1], size), beside=0.0) for size in sizes
     )
@@ -141,7 +141,7 @@ def _passing(world: Group, hop: _Ranks, sizes: Sequence[int]) -> ExchangeTiming:
 
 
 def _sizes(parts: Sequence[_Round], ranks: _Ranks) -> dict[ExchangeKind, set[int]]:
-    """Bytes of the exchanges among `ranks` by kind; any may turn out to be one of neighbours where some are."""
+    """Return the sizes of exchanges among `ranks` by kind; with neighbour exchanges, each may become one."""
     sizes: dict[ExchangeKind, set[int]] = {}
     for event in (event for part in parts for event in part):
         if event.act == "begin" and event.ranks == ranks and event.kind != "message":
@@ -161,7 +161,7 @@ def _play(parts: Sequence[_Round], timings: _Timings) -> list[RankStep]:
 def _prediction(played: Sequence[RankStep], sent: float) -> Prediction:
     seconds = max(rank.seconds for rank in played)
     slowest = max(played, key=lambda rank: rank.computing)
-    words = {
+    times = {
         "computing of the slowest rank": slowest.computing,
         "exchanges": slowest.exchanging,
         "waiting for the slowest rank of every exchange": seconds - slowest.computing - slowest.exchanging,
@@ -172,5 +172,5 @@ def _prediction(played: Sequence[RankStep], sent: float) -> Prediction:
         communication_seconds=slowest.exchanging,
         waiting_seconds=max(0.0, seconds - slowest.computing - slowest.exchanging),
         sent_bytes=round(sent),
-        bottleneck=max(words, key=lambda word: words[word]),
+        bottleneck=max(times, key=lambda part: times[part]),
     )

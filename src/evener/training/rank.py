@@ -1,7 +1,7 @@
-"""The whole way of a run on one page: join -> plan -> build -> check -> train -> record.
+"""A whole run on one page: join -> plan -> build -> check -> train -> record.
 
-`train_rank` is what every rank runs, whoever started it. All decisions are made on every rank from the same numbers, so
-that no rank has to be sent the plan. What was asked for is read by the steps that are given `config`, by no others.
+Every rank runs `train_rank`. It makes all decisions from numbers that all ranks share, so the plan is never sent. Only
+functions with a `config` read the options.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from evener.report.canvas import can_draw, png
 from evener.report.figures import timeline_figure
 from evener.system.memory import peak_memory
 from evener.tracer.nested import call
+from evener.training.admission import require_beneficial, slowest_line
 from evener.training.checkpoint import require_writable, write_weights
 from evener.training.context import RankContext, join_run, make_context, require_same_material
 from evener.training.elastic.divided import DividedElasticLoop
 from evener.training.elastic.replicated import ReplicatedElasticLoop
-from evener.training.elastic.start import cost_here, late_context, leave_word, place_here, why_fixed, with_copies
+from evener.training.elastic.start import cost_here, late_context, place_here, publish_state, why_fixed, with_copies
 from evener.training.lone_sample import device_of, refuse_lone_sample
 from evener.training.loop import Loop
-from evener.training.needed import require_needed, slowest_line
 from evener.training.planning import candidate_strategies, make_plan, plan_without_smallest, why_all_take_part
 from evener.training.self_check import self_check
 from evener.training.task_faults import refuse_outputs, task_fault_of
@@ -52,11 +52,11 @@ from evener.training.training import Training, is_divided_by_costs, make_trainin
 
 
 def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None) -> None:
-    """One rank's whole way; the leader emits plan, steps and record through the env.
+    """Run one rank from start to end; the leader emits plan, steps and record through the env.
 
     Args:
         env: of the rank.
-        config: what is asked for.
+        config: of the run.
         task: to be trained; None: the one that `config` names.
     """
     if env.line is not None and env.line.is_late:
@@ -83,7 +83,7 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
         env.notify(training.plan)
     if env.line is not None and not why:
         uses_all = isinstance(training.model, ReplicatedModel) and training.model.uses_all
-        leave_word(env, training.group, training.plan, uses_all=uses_all)
+        publish_state(env, training.group, training.plan, uses_all=uses_all)
         run_elastic(context, training, config, env.line)
         return
     if config.elastic and training.group.is_leader:
@@ -96,7 +96,7 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
 
 
 def run_elastic(context: RankContext, training: Training, config: RunConfig, line: Line) -> None:
-    """From the first step to the record, in a run whose ranks may change; the model of `context` is whole."""
+    """Train from the first step to the record, while ranks may change; the model of `context` is whole."""
     ranks = ElasticGroup(line, training.group, context.env.address, context.env.stop_heartbeat)
     if training.plan.strategy in WHOLE_MODEL:
         slowest = slowest_line(training, config)
@@ -107,12 +107,12 @@ def run_elastic(context: RankContext, training: Training, config: RunConfig, lin
 
 
 def run_late(context: RankContext, plan: Plan, config: RunConfig, line: Line) -> None:
-    """The same, of a rank that comes when a run by this plan has begun. Raises NotNeeded: that goes on without it."""
+    """Train on a rank that joins a run of this plan later. Raise NotNeeded if the run continues without it."""
     ranks = ElasticGroup(line, context.group, context.env.address)
     if plan.strategy in WHOLE_MODEL:
         training = make_training(context, plan, config)
         cost = cost_here(context, plan, config)
-        slowest = require_needed(context, plan, config, cost)
+        slowest = require_beneficial(context, plan, config, cost)
         loop = ReplicatedElasticLoop(training, config, ranks, is_late=True, own_cost=cost, line=slowest)
         loop.run(partial(finish_elastic, config))
     else:
@@ -121,18 +121,18 @@ def run_late(context: RankContext, plan: Plan, config: RunConfig, line: Line) ->
 
 
 def finish_elastic(config: RunConfig, ended: Training, history: History) -> None:
-    """The results of a run whose ranks may have changed."""
+    """Write the results of a run whose ranks may have changed."""
     startup = time.time() - config.started - history.wall_seconds
     write_results(ended, history, config.folder, max(0.0, startup))
 
 
 def prepare(context: RankContext, config: RunConfig) -> Training | Plan:
-    """All that the loop needs; the plan alone for a rank that it leaves out. Every rank of the context calls this.
+    """Return all that the loop needs, or only the plan on a rank without work. Every rank of the context calls this.
 
-    Of a strategy that would train something else than one process does, `auto` takes the next.
+    If a strategy would not train like a single process, `auto` takes the next one.
 
     Raises:
-        NotExact: the strategy that was asked for, or every one, would.
+        NotExact: the requested strategy, or every one, would not train like a single process.
         DoesNotFit: no nodes hold the model together.
     """
     refused: list[Rejected] = []
@@ -144,31 +144,31 @@ def prepare(context: RankContext, config: RunConfig) -> Training | Plan:
         misfit = ""
         try:
             training, sentence = (None, "") if among is None else checked(among, plan, config)
-        except DoesNotFit as error:  # of a pipeline, in which all of its ranks find the same
+        except DoesNotFit as error:  # all ranks of a pipeline raise the same
             if not is_pipeline(plan.strategy):
                 raise
             training, sentence, misfit = None, str(error), str(error)
-        found = refusals(context, sentence)
-        if not found:
+        reasons = refusals(context, sentence)
+        if not reasons:
             fewer = plan_of_fewer(context, training, config)
             if fewer is None:
                 return plan if training is None else explained(training, config)
             continue
         if is_pipeline(plan.strategy) and any(context.group.all_gather_bytes(misfit.encode())):
-            fewer = plan_without_smallest(context, config, plan, found[0])
+            fewer = plan_without_smallest(context, config, plan, reasons[0])
             if fewer is None:
-                raise DoesNotFit(found[0])
+                raise DoesNotFit(reasons[0])
             continue
         fewer = None
-        refused.append(Rejected(what=plan.strategy, reason=found[0]))
-        if context.given or len(refused) == len(candidate_strategies(config, len(context.env.nodes))):
-            raise NotExact(found[0])
+        refused.append(Rejected(what=plan.strategy, reason=reasons[0]))
+        if context.user_plan or len(refused) == len(candidate_strategies(config, len(context.env.nodes))):
+            raise NotExact(reasons[0])
 
 
 def explained(training: Training, config: RunConfig) -> Training:
-    """`training` whose plan says why nodes take part that make steps longer, if some do."""
+    """Return `training` whose plan says why all nodes take part, if some make steps longer."""
     reasons = {
-        "--plan says so": training.context.given is not None,
+        "--plan says so": training.context.user_plan is not None,
         f"--shares {config.shares} gives each its part": config.shares != "measured",
         "--stationary leaves data on each": config.stationary,
     }
@@ -176,12 +176,12 @@ def explained(training: Training, config: RunConfig) -> Training:
 
 
 def plan_of_fewer(context: RankContext, training: Training | None, config: RunConfig) -> Plan | None:
-    """The plan without nodes that make its steps longer, as a rehearsal showed; None if the run needs all of its nodes.
+    """Return the plan without nodes that make its steps longer, by its prediction; None if all nodes help.
 
-    Every rank of the context calls this; `training` is None on ranks that are left out already.
+    Every rank of the context calls this; `training` is None on ranks that have no work already.
     """
     fewer = None
-    if training is not None and context.given is None and is_divided_by_costs(training.plan, config):
+    if training is not None and context.user_plan is None and is_divided_by_costs(training.plan, config):
         fewer = without_slow_nodes(training.plan)
     rows = context.group.all_gather_bytes(b"" if fewer is None else msgspec.json.encode(fewer))
     return next((msgspec.json.decode(row, type=Plan) for row in rows if row), None)
@@ -198,31 +198,31 @@ def _refuse_lone_sample(context: RankContext, plan: Plan) -> None:
     )
 
 
-def refusals(context: RankContext, own: str) -> list[str]:
-    """Why ranks would train something else, if any would; `own` is what this one says.
+def refusals(context: RankContext, reason: str) -> list[str]:
+    """Return why ranks cannot train like a single process; `reason` is that of this rank.
 
     Raises:
         NotExact: this rank alone cannot train its part; the others are in the middle of the step, waiting for it.
     """
     mesh = context.group.reports
     if mesh is None:
-        return [own] if own else []
-    if not own:
+        return [reason] if reason else []
+    if not reason:
         return [row.decode() for row in mesh.all_gather(b"") if row]
     try:
         with mesh.within(context.env.patience):
-            return [row.decode() for row in mesh.all_gather(own.encode()) if row]
+            return [row.decode() for row in mesh.all_gather(reason.encode()) if row]
     except NodeLost as error:
-        raise NotExact(own) from error
+        raise NotExact(reason) from error
 
 
 def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Training | None, str]:
-    """What the loop needs for `plan`, or why it would train something else."""
+    """Return all that the loop needs for `plan`, or why it would not train like a single process."""
     model = copied(context.model)  # parts of the other one are taken over
     try:
         training = make_training(replace(context, model=model), plan, config)
     except InvalidInput as error:
-        if config.strategy != "auto" or context.given is not None:
+        if config.strategy != "auto" or context.user_plan is not None:
             raise
         return None, str(error)
     if not config.check or context.group.size == 1:
@@ -259,7 +259,7 @@ def write_results(training: Training, history: History, folder: Path, startup: f
 
 
 def left_out(plan: Plan) -> list[Event]:
-    """What the record says of nodes that the plan does without, and of strategies."""
+    """Return events for nodes and strategies that the plan rejected."""
     return [
         Event(
             step=0,
@@ -272,7 +272,7 @@ def left_out(plan: Plan) -> list[Event]:
 
 
 def build_record(training: Training, history: History, startup: float) -> TrainRecord:
-    """The record of a run; its nodes' figures are gathered from all ranks."""
+    """Return the record of a run; its nodes' figures are gathered from all ranks."""
     context, plan = training.context, training.plan
     history.events[:0] = left_out(plan)
     return history.record(
@@ -289,14 +289,14 @@ def build_record(training: Training, history: History, startup: float) -> TrainR
 
 
 def node_summaries(group: Group, plan: Plan, history: History) -> Iterator[NodeSummary]:
-    """What every node did, from the steps that all know and from each rank's own counts; all ranks call this."""
+    """Yield the summary of every node, from the history and each rank's counts; all ranks call this."""
     works = list(history.totals.values())
     samples = sum(entry.samples for entry in history.steps())
-    own = [group.traffic.sent_bytes, group.traffic.received_bytes, peak_memory(str(group.device))]
-    told = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(own))]
-    rows = dict(zip(group.nodes, told, strict=True))
+    counts = [group.traffic.sent_bytes, group.traffic.received_bytes, peak_memory(str(group.device))]
+    gathered = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(counts))]
+    rows = dict(zip(group.nodes, gathered, strict=True))
     for work, assignment in zip(works, plan.assignments, strict=True):
-        sent, received, peak = rows.get(assignment.node, (0, 0, 0))  # of a node that is gone, nobody knows
+        sent, received, peak = rows.get(assignment.node, (0, 0, 0))  # unknown for a lost node
         yield NodeSummary(
             name=assignment.node,
             device=assignment.device,

@@ -1,6 +1,6 @@
-"""The checkpoints of a rank's run: which one it goes on from, when another one is due, and what becomes of it.
+"""The checkpoints of a rank's run: resuming from the last one, and saving the next.
 
-step = saving.resume()                  # 0, or that of the last checkpoint, whose state everything is in now
+step = saving.resume()                  # 0, or the step of the last checkpoint, which is loaded
 with saving.writing():
     ...
     if saving.is_due(step):
@@ -34,17 +34,17 @@ from evener.training.checkpoint_writer import CheckpointWriter
 
 
 class Saving:
-    """Saves one rank's training, and brings it to what was saved. Methods are called by all ranks alike.
+    """Saving and resuming of one rank's training. All ranks make the same calls.
 
     Args:
-        config: says where and when, and whether to go on from a checkpoint.
+        config: says where and when to save, and whether to resume.
         group: the ranks.
-        model: of which the weights are.
-        optimizer: likewise its state.
+        model: whose weights are saved.
+        optimizer: whose state is saved.
         scheduler: of the learning rate.
         scaler: of the loss.
-        state: (step) -> what of a checkpoint after it is no tensor.
-        emit: takes what is to be told.
+        state: (step) -> the part of a checkpoint after it that is not tensors.
+        emit: takes events.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Saving:
         self._saved_at = time.monotonic()
 
     def rebuild(self, model: WholeModel, optimizer: WholeOptimizer, scheduler: LRScheduler | None) -> None:
-        """From now on the training is in these."""
+        """Save these objects from now on."""
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
 
     def resume(self) -> int:
-        """The last step that is done: 0, or that of the checkpoint to go on from, whose state is loaded.
+        """Load the checkpoint to resume from, if any; return the last step that is done.
 
         Raises:
             InvalidInput: the folder holds checkpoints of another run, or the ranks see different ones.
-            MissingFile: there is none to go on from.
+            MissingFile: there is no checkpoint to resume from.
             InvalidFile: it is damaged, or of another model.
         """
         if not self._config.resume:
@@ -94,31 +94,31 @@ class Saving:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, checkpoints are written; afterwards all of them are."""
+        """Write checkpoints inside the block; wait for all of them at its end."""
         with self._writer:
             yield
             self.settle()
 
     def settle(self) -> None:
-        """Wait until all checkpoints are written, and tell of them."""
+        """Wait until all checkpoints are written, and emit their events."""
         self._emit_all(self._writer.wait())
 
     def tell(self) -> None:
-        """Tell of those that have been written meanwhile."""
+        """Emit events of checkpoints that were written meanwhile."""
         self._emit_all(self._writer.finished())
 
     def is_due(self, step: int) -> bool:
-        """Whether `step` is one of those after which a checkpoint was asked for."""
+        """Return whether the options request a checkpoint after `step`."""
         every = self._config.checkpoint_steps
         return every is not None and step % every == 0
 
     def is_time(self) -> bool:
-        """Whether it is, by the clock of the first rank of all."""
+        """Return whether a checkpoint is due by the leader's clock."""
         seconds = self._config.checkpoint_seconds
         return self._group.is_leader and seconds is not None and time.monotonic() - self._saved_at >= seconds
 
     def save(self, step: int) -> None:
-        """The leader copies, and has it written; the others go on and meet it again in the next collective."""
+        """Save after `step`: the leader copies the state and writes it in the background; the others continue."""
         weights, optimizer = self._model.gather_weights(), self._optimizer.gather()
         if self._group.is_leader:
             state = self._state(step)
@@ -126,7 +126,7 @@ class Saving:
         self._saved_at = time.monotonic()
 
     def stop(self, step: int) -> None:
-        """Save after `step`, and end the run, as a rank was asked to. Raises Interrupted."""
+        """Save after `step`, and end the run, as a rank was asked to stop. Raises Interrupted."""
         if self._config.keeps_checkpoints:
             self.save(step)
             self.settle()
@@ -140,19 +140,19 @@ class Saving:
         raise Interrupted(f"stopped after step {step} as asked{advice}")
 
     def last_good(self) -> str:
-        """Where to go on from, in words."""
+        """Return the end of an error message that names the last good checkpoint."""
         self.settle()
         is_nothing = self._checkpoints.is_empty or not self._config.keeps_checkpoints
         return "" if is_nothing else f"; the last good checkpoint is {self._checkpoints.latest()[0]}"
 
     def _set_aside_damaged(self) -> None:
-        """The first rank of all renames damaged checkpoints, before anybody reads one."""
+        """Have the leader rename damaged checkpoints, before any rank reads one."""
         for folder in self._checkpoints.set_aside_damaged() if self._group.is_leader else ():
             self._emit(Event(step=0, kind="damaged checkpoint", message=f"it is called {folder} now"))
         self._group.barrier()
 
     def _refuse_different_checkpoints(self, step: int) -> None:
-        """Raises InvalidInput on every rank if the ranks do not see the same checkpoint."""
+        """Raise InvalidInput on every rank if the ranks do not see the same checkpoint."""
         group = self._group
         steps = [int(row) for row in group.all_gather_bytes(str(step).encode())]
         if len(set(steps)) > 1:

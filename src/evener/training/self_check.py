@@ -1,11 +1,11 @@
-"""Holds what the ranks will train against one process, on a few samples, before the first step.
+"""Comparison of the ranks' training with a single process, on a few samples, before the first step.
 
     both     an evaluation, then training steps, of the same samples from the same weights
     equal?   outputs, loss, gradients, buffers, weights after the optimiser
 
-The ranks do what the plan says: each its uneven share, none where the plan gives none. One of them does the whole by
-itself, too. What is random is drawn alike: by the same seed where the division promises the draws of one process, else
-the same for every sample.
+The ranks perform the plan: each its uneven share, none if the plan gives none. One of them also computes the whole by
+itself. Random numbers are equal: from the same seed if the division promises the draws of one process, else the same
+for every sample.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from evener.training.trial import Results, StepValues, Trial, Values
 _LOSS_IN_PARTS = "the loss of a batch in parts"
 _DRAWN_FOR_ALL = "a random number for the whole batch"
 _EXACT: Precision = "fp64"
-_MOST = 4
+_MAX_SAMPLES = 4
 """Samples of the largest replica."""
 _TOLERANCES = {"fp64": 1e-8, "fp32": 0.05, "bf16": 0.5, "fp16": 0.5}
 """By precision, relative: sums in another order differ in the last digits, and normalisation magnifies that.
@@ -42,20 +42,20 @@ In double precision, what a model casts down is held to the rounding of the narr
 """
 _ROUNDING = 1e3 * 2.0**-52
 """Of the largest value: what is smaller in float64 may be a rounding error."""
-_LEAST = 1e-3
+_MIN_GRADIENT = 1e-3
 """Of the largest gradient: a smaller one is judged as if it had this size, as it may be a sum that cancels out."""
 _SECONDS, _PART = 5.0, 0.03
 """Seconds of the check, or part of the run, whichever is more."""
 _SMALL_MODEL = 10_000_000
 """Weights of a model that is compared in double precision, too, however slow the machine is."""
 _DOUBLE = 2.0
-"""Times as long as in single precision."""
+"""Double precision takes this many times as long as single precision."""
 _WAIT, _BUDGETS, _WHOLES = 60.0, 10.0, 20.0
-"""After so many seconds, or times what the check may take, or the whole took, ranks that are not done never will be."""
+"""The timeout of the ranks: the maximum of these seconds, times the budget, and times the single process."""
 
 
 def self_check(context: RankContext, plan: Plan, config: RunConfig) -> Check:
-    """What was compared, and how far off it was; every rank of `plan`, and no other, calls this.
+    """Compare and return the largest difference; every rank of `plan`, and no other, calls this.
 
     Args:
         context: of this rank; its model stays as it is.
@@ -63,7 +63,7 @@ def self_check(context: RankContext, plan: Plan, config: RunConfig) -> Check:
         config: of the run.
 
     Raises:
-        NotExact: the ranks would train something else than one process; says what, and how far off.
+        NotExact: the ranks would not train like a single process; says which value differs, and by how much.
     """
     begin = time.perf_counter()
     small = small_plan(plan, context.model)
@@ -74,10 +74,10 @@ def self_check(context: RankContext, plan: Plan, config: RunConfig) -> Check:
         [spent] = context.group.all_reduce_max([time.perf_counter() - begin])
         if precisions and size > _SMALL_MODEL and (1 + _DOUBLE) * spent > budget:
             break
-        found = _hold(context, small, config, precision, budget, divides_samples(plan))
-        if found is not None:
+        difference = _compare(context, small, config, precision, budget, divides_samples(plan))
+        if difference is not None:
             precisions.append(precision)
-            worst = found
+            worst = difference
     return Check(
         samples=small.replica_samples,
         precisions=tuple(precisions),
@@ -88,9 +88,9 @@ def self_check(context: RankContext, plan: Plan, config: RunConfig) -> Check:
 
 
 def small_plan(plan: Plan, model: nn.Module) -> Plan:
-    """`plan` for as few samples as show its division: uneven, and none where it has none."""
+    """Return `plan` for the fewest samples that show its uneven division."""
     samples = plan.replica_samples
-    scale = min(1.0, _MOST / max(samples))
+    scale = min(1.0, _MAX_SAMPLES / max(samples))
     sizes = [0 if n == 0 else max(min(n, 2), round(n * scale)) for n in samples]
     if len(set(sizes)) == 1 < len(sizes):
         sizes[0] += 1
@@ -108,7 +108,7 @@ def small_plan(plan: Plan, model: nn.Module) -> Plan:
 
 
 def divides_samples(plan: Plan) -> bool:
-    """Whether the loss of a step is computed part by part, on replicas or in micro-batches of pipelines."""
+    """Return whether the loss of a step is computed part by part, on replicas or in micro-batches of pipelines."""
     return len(plan.replica_ranks) > 1 or (is_pipeline(plan.strategy) and plan.accumulate > 1)
 
 
@@ -117,10 +117,10 @@ def _run_seconds(context: RankContext, plan: Plan) -> float:
     return steps * plan.prediction.step_seconds if plan.prediction else 0.0
 
 
-def _hold(
+def _compare(
     context: RankContext, plan: Plan, config: RunConfig, precision: Precision, budget: float, in_parts: bool
 ) -> Difference | None:
-    """The largest difference in `precision`; None if the model does not compute in fp64, which nobody asked for.
+    """Return the largest difference in `precision`; None if the model does not compute in an fp64 not requested.
 
     Raises:
         NotExact: it is too large.
@@ -138,15 +138,15 @@ def _hold(
         raise error or TrainingFailed(failures[0])
     if failures:
         return None
-    own = trial.narrowing.tolerance if precision == _EXACT else 0.0
-    spent, narrow = group.all_reduce_max([time.perf_counter() - begin, own])
+    tolerance_here = trial.narrowing.tolerance if precision == _EXACT else 0.0
+    spent, narrow = group.all_reduce_max([time.perf_counter() - begin, tolerance_here])
     tolerance = max(_TOLERANCES[precision], narrow)
     with _within(context, plan, max(_WAIT, _BUDGETS * budget, _WHOLES * spent)):
-        found = [Difference(_LOSS_IN_PARTS, trial.off_in_parts())] if in_parts else []
-        found += _differences(_divided(trial, plan), expected, trial.initial, precision)
+        differences = [Difference(_LOSS_IN_PARTS, trial.off_in_parts())] if in_parts else []
+        differences += _differences(_divided(trial, plan), expected, trial.initial, precision)
         if trial.shared_draws:
-            found.insert(0, Difference(_DRAWN_FOR_ALL, float("inf")))
-        rows = group.all_gather_bytes(msgspec.msgpack.encode(found))  # JSON has no infinity
+            differences.insert(0, Difference(_DRAWN_FOR_ALL, float("inf")))
+        rows = group.all_gather_bytes(msgspec.msgpack.encode(differences))  # JSON has no infinity
     ordered = [one for row in rows for one in msgspec.msgpack.decode(row, type=list[Difference])]
     for one in ordered:
         if not one.off <= tolerance:
@@ -156,7 +156,7 @@ def _hold(
 
 @contextmanager
 def _within(context: RankContext, plan: Plan, seconds: float) -> Iterator[None]:
-    """Inside, this process ends if it is not done after `seconds`: nobody knows what the ranks are waiting for."""
+    """End this process if the block takes longer than `seconds`: the ranks may wait for each other forever."""
     error = NotExact(
         f"--strategy {plan.strategy} cannot train this model: in the check before the first step node "
         f"{context.env.node.name} waited {seconds:.0f} s for the others; take another strategy, or --no-check"
@@ -184,7 +184,7 @@ def _divided(trial: Trial, plan: Plan) -> Results:
 
 
 def _differences(divided: Results, whole: Results, initial: Values, precision: Precision) -> Iterator[Difference]:
-    """Of all that both have, as it was computed: the first one that is large shows where it began."""
+    """Yield the differences of all values in the order of computing: the first large one shows the cause."""
     if divided.outputs is not None:
         assert whole.outputs is not None
         yield Difference("the number of tensors in the outputs", abs(len(divided.outputs) - len(whole.outputs)))
@@ -194,15 +194,15 @@ def _differences(divided: Results, whole: Results, initial: Values, precision: P
     for number, (step, right) in enumerate(zip(divided.steps, whole.steps, strict=False), 1):
         yield Difference(f"the loss of step {number}", abs(step.loss - right.loss) / max(abs(right.loss), 1e-6))
         if precision != _EXACT:
-            yield _of_whole_gradient(step, right)
+            yield _whole_gradient_difference(step, right)
             continue
-        yield from _of_gradients(step, right, number)
+        yield from _gradient_differences(step, right, number)
         noise = {name: noise.get(name, False) | one for name, one in _uncertain(step, right).items()}
-        yield from _of_state(step, right, initial, number, noise)
+        yield from _state_differences(step, right, initial, number, noise)
 
 
-def _of_whole_gradient(step: StepValues, expected: StepValues) -> Difference:
-    """Of all parameters together: single ones may be rounding errors alone."""
+def _whole_gradient_difference(step: StepValues, expected: StepValues) -> Difference:
+    """Return the difference of all gradients together: single ones may be only rounding errors."""
     both = list(_gradients(step, expected))
     missing = [name for name, value, right in both if value.shape != right.shape]
     if missing:
@@ -212,34 +212,34 @@ def _of_whole_gradient(step: StepValues, expected: StepValues) -> Difference:
     return Difference("the gradient of step 1", (off / max(size, 1e-30)) ** 0.5)
 
 
-def _of_gradients(step: StepValues, expected: StepValues, number: int) -> Iterator[Difference]:
+def _gradient_differences(step: StepValues, expected: StepValues, number: int) -> Iterator[Difference]:
     most = max(map(largest, expected.gradients.values()), default=0.0)
     for name, value, right in _gradients(step, expected):
-        off = off_by(value, right, max(largest(right), _LEAST * most))
+        off = off_by(value, right, max(largest(right), _MIN_GRADIENT * most))
         yield Difference(f"the gradient of {name} in step {number}", off)
 
 
 def _gradients(step: StepValues, expected: StepValues) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """(name, that of `step`, that expected); a missing one counts as zeros: if that matters, weights will differ."""
+    """Yield (name, actual, expected) gradients; missing ones are zeros: if that matters, weights will differ."""
     for name, one in reversed({**step.gradients, **expected.gradients}.items()):
         none = torch.zeros_like(one)
         yield name, step.gradients.get(name, none), expected.gradients.get(name, none)
 
 
 def _uncertain(step: StepValues, expected: StepValues) -> Values:
-    """By parameter, where its gradient is so small that rounding errors decide it, which some optimisers magnify."""
-    found: Values = {}
+    """Return, by parameter, where its gradient is only rounding, which some optimisers magnify."""
+    uncertain: Values = {}
     for name, right in expected.gradients.items():
         value = step.gradients.get(name)
         if value is not None and value.shape == right.shape:
-            found[name] = right.abs() <= 10 * largest(value - right) / _TOLERANCES[_EXACT]
-    return found
+            uncertain[name] = right.abs() <= 10 * largest(value - right) / _TOLERANCES[_EXACT]
+    return uncertain
 
 
-def _of_state(
+def _state_differences(
     step: StepValues, expected: StepValues, initial: Values, number: int, noise: Values
 ) -> Iterator[Difference]:
-    """Of the changes since the first step."""
+    """Yield the differences of the state dict, relative to its change since the first step."""
     for name, right in expected.state.items():
         value = _at(step.state, name)
         rounding = _ROUNDING * max(largest(right), largest(initial[name]))
@@ -250,26 +250,26 @@ def _of_state(
 
 
 def _at(values: Values, name: str) -> Tensor:
-    """The value called `name`, or one that is equal to none."""
+    """Return the value called `name`, or a tensor that equals no other."""
     return values.get(name, torch.empty(0, 0))
 
 
-def _sentence(plan: Plan, precision: Precision, found: Difference) -> str:
+def _sentence(plan: Plan, precision: Precision, difference: Difference) -> str:
     samples = "+".join(map(str, plan.replica_samples))
-    if found.what == _DRAWN_FOR_ALL:
+    if difference.what == _DRAWN_FOR_ALL:
         return (
             f"--strategy {plan.strategy} divides the samples, and the model or its loss draws a random number for the "
             "whole batch, such as a coin for a layer or noise for a weight, which every node would draw for itself: "
             "draw one for every sample, or write a BatchTask, in which all nodes draw alike; or --no-check"
         )
-    if found.what == _LOSS_IN_PARTS:
+    if difference.what == _LOSS_IN_PARTS:
         return (
             f"--strategy {plan.strategy} divides the samples, and the loss of a batch is no mean over samples (that of "
-            f"its parts is {found.off:.2g} times its size off), but over what a mask leaves, say: take the mean of "
-            "every sample first, write a BatchTask whose count= says what it is a mean over, take --strategy filter, "
-            "which divides layers, or --no-check"
+            f"its parts is {difference.off:.2g} times its size off), but over what a mask leaves, say: take the mean "
+            "of every sample first, write a BatchTask whose count= says what it is a mean over, take --strategy "
+            "filter, which divides layers, or --no-check"
         )
     return (
-        f"--strategy {plan.strategy} would train something else than one process does: of {samples} samples in "
-        f"{precision}, {found.what} is {found.off:.2g} times its size off; take another strategy, or --no-check"
+        f"--strategy {plan.strategy} would not train like a single process: {difference.what} differs by a factor of "
+        f"{difference.off:.2g} ({precision}, {samples} samples); take another strategy, or --no-check"
     )

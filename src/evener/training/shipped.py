@@ -1,7 +1,6 @@
-"""A task that lies in no file, such as one of a notebook, on its way to the processes of this machine's nodes.
+"""Tasks without a file, such as those of a notebook, for the processes of this machine's nodes.
 
-It goes through pipes between processes of one user, by value where it was defined in the program itself; never through
-the wire between machines, which knows no pickle.
+They are pickled through pipes between processes of one user; the protocol between machines has no pickle.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from evener.records.errors import InvalidInput, first_line
 
 
 def shipped(program: Any, task: Any) -> Program:
-    """`program` of a rank's environment, a config and a task, as a process can be started with it.
+    """Return `program` with `task` pickled, so that a process can be started with it.
 
     Raises:
         MissingExtra: cloudpickle is not installed.

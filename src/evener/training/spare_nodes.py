@@ -1,4 +1,4 @@
-"""What the nodes of a local run do without a lost one, where its ranks cannot simply go on.
+"""Restarts of a local run without a lost node, where its ranks cannot continue.
 
 no step was made, replicas           the other nodes begin again without the lost node
 the plan uses one node of several    the others are spare: one goes on from the last checkpoint, or begins again
@@ -19,7 +19,7 @@ from evener.training.checkpoint import Checkpoints
 
 
 class SpareNodes:
-    """The nodes of one run.
+    """The nodes of one local run, for restarts.
 
     Args:
         show: shows what happens.
@@ -32,7 +32,7 @@ class SpareNodes:
         self._has_trained = False
 
     def show(self, event: RunEvent) -> object:
-        """Show `event`; the record tells of the nodes that were lost before the last beginning, too."""
+        """Show `event`; add the nodes that were lost before the last restart to the record."""
         if isinstance(event, Plan):
             self._plan = event
         elif isinstance(event, Step):
@@ -41,13 +41,13 @@ class SpareNodes:
             event = replace(event, events=(*self._lost, *event.events))
         return self._show(event)
 
-    def take(self, config: RunConfig, kept: Sequence[int], lost: Event) -> RunConfig | None:
-        """Return what the nodes at the positions `kept` have to do without the lost ones; None: the run ends.
+    def take(self, config: RunConfig, positions: Sequence[int], lost: Event) -> RunConfig | None:
+        """Return the config for the nodes at `positions`, without the lost ones; None if the run ends.
 
         The result is the same as that of all nodes.
         """
         if not self._has_trained and config.strategy in ("auto", "data") and config.plan is None:
-            instead = _among(config, kept)
+            instead = _among(config, positions)
         elif self._plan is None or len(self._plan.assignments) > 1 or config.shares not in ("measured", "equal"):
             instead = None
         else:
@@ -57,14 +57,15 @@ class SpareNodes:
         return instead
 
 
-def _among(config: RunConfig, kept: Sequence[int]) -> RunConfig | None:
-    """Return `config` for the nodes at the positions `kept`; None: the user gave them no share of the samples."""
-    shares = shares_of(config.shares, kept)
+def _among(config: RunConfig, positions: Sequence[int]) -> RunConfig | None:
+    """Return `config` for the nodes at `positions`; None if the user gave them no samples."""
+    shares = shares_of(config.shares, positions)
     if shares is None:
         return None
     if shares == config.shares or config.local_nodes is None:
         return replace(config, shares=shares)
     speeds, memory = config.local_nodes.split(","), config.memory
     if memory is not None and len(sizes := memory.split(",")) > 1:
-        memory = ",".join(sizes[position] for position in kept)
-    return replace(config, shares=shares, local_nodes=",".join(speeds[position] for position in kept), memory=memory)
+        memory = ",".join(sizes[position] for position in positions)
+    local_nodes = ",".join(speeds[position] for position in positions)
+    return replace(config, shares=shares, local_nodes=local_nodes, memory=memory)

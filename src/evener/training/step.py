@@ -1,6 +1,6 @@
-"""What one rank does in a step: load, forward, backward, update; its share of a validation; its report to the others.
+"""A step on one rank: load, forward, backward, update; its share of a validation; its report to the others.
 
-Reports travel while the next step computes, so they cost no waiting. All see the same reports, and decide alike.
+Reports travel while the next step computes, so no rank waits for them. All ranks decide from the same reports.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from evener.training.training import Training, seed_update
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one step gave on this rank.
+    """The result of one step on this rank.
 
     Attributes:
         epoch: from 0.
         samples: of its replica; `total` of all ranks.
-        loss: its part of the mean loss, a scalar; None if nobody knows it.
-        rate: learning rate, which has to be the same on all ranks; 0 where that needs no proof.
-        weight: one of the weights, likewise.
+        loss: its part of the mean loss, a scalar; None if it is unknown.
+        rate: learning rate, which must be the same on all ranks; 0 if it is not compared.
+        weight: one of the weights, which must be the same on all ranks; 0 if it is not compared.
     """
 
     epoch: int
@@ -48,7 +48,7 @@ class TrainStep:
     Args:
         training: of this rank.
         fence: called before the weights are changed.
-        keep: (step) -> whether somebody keeps its gradients, so that the weights are not changed by them now.
+        keep: (step) -> whether its gradients are saved for later instead of changing the weights now.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class TrainStep:
             self.change(step)
 
     def change(self, step: int) -> None:
-        """Change the weights by the gradients of `step`, which are complete; no other rank is waited for."""
+        """Update the weights with the complete gradients of `step`, without waiting for other ranks."""
         scaler = self._arithmetic.scaler
         seed_update(self._context, step)
         self._optimizer.step(scaler)
@@ -120,7 +120,7 @@ class TrainStep:
 
 @torch.no_grad()
 def evaluate(training: Training, sizes: Sequence[int], batch: int) -> tuple[float, float | None]:
-    """Mean loss over all validation samples, and the fraction that is right (None if the task does not say).
+    """Return the mean loss over all validation samples, and the accuracy (None if the task does not count it).
 
     Args:
         training: gives task, data and this rank's part of the model.
@@ -129,12 +129,12 @@ def evaluate(training: Training, sizes: Sequence[int], batch: int) -> tuple[floa
     """
     model, task = training.model, training.context.task
     start = sum(sizes[: model.replica])
-    own = np.arange(start, start + sizes[model.replica], dtype=np.int64)
+    indices = np.arange(start, start + sizes[model.replica], dtype=np.int64)
     sums = torch.zeros(2, dtype=torch.float64)
     model.train(False)
     model.group.timer.resume("fb")
-    for i in range(0, len(own), batch):
-        sums += _validation_sums(training, own[i : i + batch])
+    for i in range(0, len(indices), batch):
+        sums += _validation_sums(training, indices[i : i + batch])
     model.group.timer.discard()
     model.train()
     loss, correct = _total(sums, model.group)
@@ -143,7 +143,7 @@ def evaluate(training: Training, sizes: Sequence[int], batch: int) -> tuple[floa
 
 
 def _validation_sums(training: Training, indices: Any) -> Tensor:
-    """Sum of losses and number of right answers of the samples `indices`, shape (2,), on the reporting rank."""
+    """Return the sum of losses and the number of correct samples of `indices`, shape (2,), on the reporting rank."""
     context, model = training.context, training.model
     assert context.validation_data is not None
     batch = to_device(split_batch(collect(context.validation_data, indices, seed=0, epoch=0)), model.group.device)
@@ -167,14 +167,14 @@ def _correct(task: Task, outputs: Any, targets: Any) -> Tensor:
 
 
 def _one_number(correct: Any) -> Tensor:
-    """What a task's `correct` returned. Raises InvalidInput: it is not one number."""
-    found = torch.as_tensor(correct).detach()
-    if found.numel() != 1:
-        shape = tuple(found.shape)
+    """Return the result of a task's `correct` as a tensor. Raise InvalidInput if it is not one number."""
+    number = torch.as_tensor(correct).detach()
+    if number.numel() != 1:
+        shape = tuple(number.shape)
         raise InvalidInput(
             f"the task's correct returns a tensor of shape {shape}, not one number: add up what is right"
         )
-    return found.reshape(())
+    return number.reshape(())
 
 
 def _total(sums: Tensor, group: Group) -> tuple[float, float]:
@@ -185,7 +185,7 @@ def _total(sums: Tensor, group: Group) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """How a step went on one rank.
+    """The report of a step on one rank.
 
     Attributes:
         step: from 1.
@@ -193,15 +193,15 @@ class StepReport:
         epoch: from 0.
         loss: this rank's part of the mean loss of the step.
         wall: seconds of the step on this rank.
-        timed_samples: samples that the seconds of IO, FB and WU belong to (on a GPU those of a step before).
+        timed_samples: samples of the seconds of IO, FB and WU (on a GPU, of a previous step).
         sent: bytes handed to collectives.
         stop: 1 if this rank was asked to stop.
         save: 1 if it is time for a checkpoint.
         leave: 1 if other ranks are to take part after this step.
-        behind: 1 if this rank has not the state of the training yet.
-        told: 1 if the loss is known.
-        rate: as that of a StepResult.
-        weight: likewise.
+        behind: 1 if this rank does not have the state of the training yet.
+        has_loss: 1 if the loss is known.
+        rate: see `StepResult`.
+        weight: see `StepResult`.
         cpu: seconds of CPU time of this rank's process.
         memory: bytes that it held at its peak until now.
     """
@@ -220,7 +220,7 @@ class StepReport:
     stop: int
     save: int
     leave: int
-    told: int
+    has_loss: int
     rate: float
     weight: float
     behind: int = 0
@@ -255,21 +255,21 @@ class Reports:
             self._mesh.send(row)
 
     def receive(self) -> list[StepReport]:
-        """All ranks' reports of the oldest step, in order of ranks; waits for the last of them."""
-        own = self._own.popleft()
-        rows = [own] if self._mesh is None else self._mesh.receive()
+        """Wait for all ranks' reports of the oldest step; return them in order of ranks."""
+        report = self._own.popleft()
+        rows = [report] if self._mesh is None else self._mesh.receive()
         return [_report(np.frombuffer(row).tolist()) for row in rows]
 
 
 def entry_of(reports: Sequence[StepReport], columns: Sequence[str]) -> Entry:
-    """One step of the history from every rank's report of it; `columns` names those of the ranks, in order."""
+    """Return one step of the history from every rank's report; `columns` has the ranks' columns, in order."""
     first = reports[0]
     return Entry(
         step=first.step,
         epoch=first.epoch,
         samples=first.total,
         loss=sum(report.loss for report in reports) * first.total,
-        num_unknown=0 if first.told else first.total,
+        num_unknown=0 if first.has_loss else first.total,
         seconds=max(report.wall for report in reports),
         steps=1,
         nodes={

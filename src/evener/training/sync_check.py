@@ -1,4 +1,4 @@
-"""Holds what the nodes of `--agreement sync` will train against one process, before the run is submitted.
+"""Comparison of the nodes of `--agreement sync` with a single process, before the run is submitted.
 
     one process    a batch as a whole, and a step of the task's own optimiser
     the nodes      each a part of that batch, as a node computes it; merged, and a step made, as the master does
@@ -48,7 +48,7 @@ _MAX_SAMPLES = 6
 _LOSS_TOLERANCES = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 0.05}
 """By precision: the relative difference of a loss that rounding explains."""
 _TOLERANCES = {"fp64": 1e-8, "fp32": 0.05, "bf16": 0.5}
-"""Likewise, of everything else."""
+"""By precision: the relative difference of other values that rounding explains."""
 _BUDGET_SECONDS, _DOUBLE = 10.0, 2.0
 """The check repeats in float64, which takes that many times as long, if it then ends within the budget: of processor
 time, so that what is found does not depend on what else the machine does."""
@@ -78,11 +78,11 @@ class TaskProbe(Protocol):
         ...
 
     def off_in_parts(self, indices: NDArray[np.int64]) -> float:
-        """How far the loss of these samples is off that of their parts, relative; 0 where nobody can tell."""
+        """Return the relative difference between the loss of these samples and of their parts; 0 if unknown."""
         ...
 
     def draws_for_all(self, indices: NDArray[np.int64], /) -> bool:
-        """Whether these samples and fewer of them draw the same random numbers, such as a coin for a whole batch."""
+        """Return whether these samples and fewer of them draw the same numbers, such as one for a whole batch."""
         ...
 
     def whole(self, batches: Sequence[NDArray[np.int64]], num_steps: int) -> list[StepArrays]:
@@ -90,7 +90,7 @@ class TaskProbe(Protocol):
         ...
 
     def drawing(self) -> AbstractContextManager[Any]:
-        """Inside, every sample is given the same random numbers."""
+        """Return a context in which every sample draws the same random numbers."""
         ...
 
 
@@ -107,21 +107,21 @@ def sync_check(probe_of: ProbeOf, job: Job, initial: Flat) -> Check | None:
         initial: weights.
 
     Raises:
-        NeedsRanks: the nodes would train something else; says what differs and how far, and what to do instead.
+        NeedsRanks: the nodes would not train like a single process; says which value differs, and the alternative.
     """
     begun, busy = time.perf_counter(), time.thread_time()
     sizes = _sizes(job.agreement.batch)
-    asked: Any = job.precision
+    requested: Any = job.precision
     done: list[Precision] = []
-    for precision in dict.fromkeys((asked, _EXACT)):
+    for precision in dict.fromkeys((requested, _EXACT)):
         if done and (1 + _DOUBLE) * (time.thread_time() - busy) > _BUDGET_SECONDS:
             break
-        found = _compare(probe_of(precision, precision == asked), job, initial, precision, sizes)
-        if found is None and precision == asked:
+        difference = _compare(probe_of(precision, precision == requested), job, initial, precision, sizes)
+        if difference is None and precision == requested:
             return None
-        if found is not None:
+        if difference is not None:
             done.append(precision)
-            worst = found
+            worst = difference
     return Check(
         samples=sizes,
         precisions=tuple(done),
@@ -132,7 +132,7 @@ def sync_check(probe_of: ProbeOf, job: Job, initial: Flat) -> Check | None:
 
 
 def _sizes(batch: int) -> tuple[int, int]:
-    """Samples of two uneven nodes, of a few of a batch."""
+    """Return sample counts of two uneven nodes, for part of a batch."""
     count = min(batch, _MAX_SAMPLES)
     return count - max(1, count // 3), max(1, count // 3)
 
@@ -140,7 +140,7 @@ def _sizes(batch: int) -> tuple[int, int]:
 def _compare(
     probe: TaskProbe, job: Job, initial: Flat, precision: Precision, sizes: tuple[int, int]
 ) -> ArrayDifference | None:
-    """The largest difference; None if one process does not compute here. Raises NeedsRanks: it is too large."""
+    """Return the largest difference; None if one process does not compute here. Raise NeedsRanks if too large."""
     if norm := probe.batch_norm():
         raise NeedsRanks(
             f"--agreement sync cannot train {norm} as one process does, for every node would normalise by the samples "
@@ -168,16 +168,16 @@ def _compare(
     before = _arrays(nodes.weights)
     divided = [nodes.step(positions, sizes) for positions in rounds]
     in_parts = probe.off_in_parts(order[rounds[0]])
-    found = [ArrayDifference("the loss of a batch in parts", in_parts, is_loss=True)]
+    results = [ArrayDifference("the loss of a batch in parts", in_parts, is_loss=True)]
     narrow = probe.tolerance if precision == _EXACT else 0.0
     if precision == _EXACT:
-        found += differences(divided, whole, before, _TOLERANCES[precision])
+        results += differences(divided, whole, before, _TOLERANCES[precision])
     else:
-        found += [loss_difference(divided[0], whole[0], 1), gradient_difference(divided[0], whole[0])]
-    for one in found:
+        results += [loss_difference(divided[0], whole[0], 1), gradient_difference(divided[0], whole[0])]
+    for one in results:
         if not one.off <= max((_LOSS_TOLERANCES if one.is_loss else _TOLERANCES)[precision], narrow):
             raise _difference(one, precision, sizes)
-    return max(found, key=lambda one: one.off)
+    return max(results, key=lambda one: one.off)
 
 
 class _Nodes:
@@ -237,7 +237,7 @@ class _Nodes:
         return StepArrays(loss, gradients, _arrays(self._common.weights))
 
     def _work(self, replica: WorkerReplica, positions: NDArray[np.int64]) -> tuple[Push, Flat]:
-        """What one node says of its contribution, and that, which is valid until its next work."""
+        """Return one node's push and its contribution, which is valid until its next work."""
         version = self._common.version
         answer = Answer(version=version, answers=version - 1 if version else None, contents="weights")
         replica.take(answer, self._common.lend())
@@ -252,7 +252,7 @@ class _Nodes:
 
 
 def _computes(probe: TaskProbe, batch: NDArray[np.int64], num_steps: int) -> bool:
-    """Whether one process computes a whole batch on this machine."""
+    """Return whether one process computes a whole batch on this machine."""
     try:
         probe.whole([batch], num_steps)
     except Exception:
@@ -269,18 +269,18 @@ def _failed(error: Exception) -> NeedsRanks:
 
 
 def _steps_of(job: Job) -> int:
-    """Steps of the run."""
+    """Return the steps of the run."""
     return (job.workload.num_epochs or 1) * -(-job.workload.num_samples // job.agreement.batch)
 
 
 def _arrays(flat: Flat) -> dict[str, NDArray[Any]]:
-    """The arrays of a state by name, as float64."""
+    """Return the arrays of a state by name, as float64."""
     return {name: array.astype(np.float64) for name, array in flat.views().items()}
 
 
-def _difference(found: ArrayDifference, precision: Precision, sizes: Sequence[int]) -> NeedsRanks:
+def _difference(difference: ArrayDifference, precision: Precision, sizes: Sequence[int]) -> NeedsRanks:
     return NeedsRanks(
-        f"--agreement sync would train something else than one process does: of {'+'.join(map(str, sizes))} samples in "
-        f"{precision}, {found.what} is {found.off:.2g} times its size off",
+        f"--agreement sync would not train like a single process: {difference.what} differs by a factor of "
+        f"{difference.off:.2g} ({precision}, {'+'.join(map(str, sizes))} samples)",
         _INSTEAD.format(ranks="may divide layers"),
     )

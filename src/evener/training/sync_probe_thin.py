@@ -66,9 +66,9 @@ class ThinProbe:
             backend.save_gradients(gradients)
             backend.step(number)
             backend.save(state)
-            found = {name: gradients.views()[name].astype(np.float64) for name in trained}
-            kept = {name: array.astype(np.float64) for name, array in state.views().items()}
-            steps.append(StepArrays(loss, found, kept))
+            gradient_arrays = {name: gradients.views()[name].astype(np.float64) for name in trained}
+            state_arrays = {name: array.astype(np.float64) for name, array in state.views().items()}
+            steps.append(StepArrays(loss, gradient_arrays, state_arrays))
         return steps
 
     def off_in_parts(self, indices: NDArray[np.int64]) -> float:

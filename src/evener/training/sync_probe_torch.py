@@ -134,5 +134,5 @@ class TorchProbe:
 
 
 def _arrays(tensors: dict[str, Tensor]) -> Arrays:
-    """The tensors as float64, copied."""
+    """Return float64 copies of the tensors."""
     return {name: np.array(tensor.detach().to_dense().double().numpy()) for name, tensor in tensors.items()}

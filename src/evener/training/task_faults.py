@@ -1,4 +1,4 @@
-"""What a Task cannot have, said before the first step, with the front end that takes it: a BatchTask or a program."""
+"""Refusals of features that a Task cannot have; the messages name the front end that supports them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def refuse_scheduler(scheduler: Any) -> None:
 
 
 def task_fault_of(context: RankContext, error: Exception) -> Exception:
-    """The error that says what a Task cannot have; `error` itself if it is something else."""
+    """Return an error that explains the unsupported feature; `error` itself for other causes."""
     text = first_line(error)
     if isinstance(error, EvenerError):
         return error
@@ -68,11 +68,11 @@ def task_fault_of(context: RankContext, error: Exception) -> Exception:
 
 
 def _works(context: RankContext, samples: int) -> bool:
-    """Whether a copy of the model computes the loss of so many samples."""
+    """Return whether a copy of the model computes the loss of this many samples."""
     try:
         inputs, targets = context.samples(samples)
         with torch.no_grad(), context.arithmetic.autocast():
             context.task.loss(call(copied(context.model).cpu(), inputs), targets)
-    except Exception:  # it is asked whether there is one
+    except Exception:  # any error means no
         return False
     return True

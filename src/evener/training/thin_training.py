@@ -1,7 +1,7 @@
 """The training of a thin task on one node, from its first step to its weights, without PyTorch.
 
     for epoch: for step: forward, backward, step         paced, as local nodes are
-               validate; checkpoint; does it end here?
+               validate; checkpoint; end here if a callback says so
 
 Samples, their order, seeds and learning rates are those of the nodes of a master that agree at every step.
 """
@@ -33,18 +33,18 @@ from evener.records.record import Epoch, Validation
 from evener.system.pace import Pace
 
 _STEP = "step"
-_KEPT = 2
-"""Checkpoints, as of runs of PyTorch."""
+_MAX_CHECKPOINTS = 2
+"""The same as for runs of PyTorch."""
 
 
 @dataclass(frozen=True)
-class ThinSeat:
-    """Where a thin task is trained, and who hears of it.
+class ThinContext:
+    """The node of a thin training, and its callbacks.
 
     Attributes:
         node: that computes.
         notify: shows an event to the user.
-        is_over: notifies of the end of an epoch; whether the run ends there.
+        is_over: receives the end of an epoch; returns whether the run ends there.
         is_stopping: whether the process was asked to stop.
     """
 
@@ -54,7 +54,7 @@ class ThinSeat:
     is_stopping: Callable[[], bool]
 
 
-def train_thin(seat: ThinSeat, config: RunConfig) -> None:
+def train_thin(context: ThinContext, config: RunConfig) -> None:
     """Train the thin task that `config` names; the weights are then in its folder.
 
     Raises:
@@ -63,33 +63,35 @@ def train_thin(seat: ThinSeat, config: RunConfig) -> None:
         EvenerError: task, data or checkpoint are not what they should be.
     """
     task = load_thin_task(config.task, config.data, config.option)
-    training = _ThinTraining(seat, config, ThinBackend(task, config.seed, config.precision), *config.sizes_of(task))
+    training = _ThinTraining(context, config, ThinBackend(task, config.seed, config.precision), *config.sizes_of(task))
     training.run()
 
 
 class _ThinTraining:
-    def __init__(self, seat: ThinSeat, config: RunConfig, backend: ThinBackend, batch_size: int, epochs: int) -> None:
+    def __init__(
+        self, context: ThinContext, config: RunConfig, backend: ThinBackend, batch_size: int, epochs: int
+    ) -> None:
         require_samples(batch_size, backend.num_samples)
-        self._seat, self._config, self._backend = seat, config, backend
+        self._context, self._config, self._backend = context, config, backend
         self._batch, self._epochs = batch_size, epochs
         self._steps_per_epoch = -(-backend.num_samples // batch_size)
-        self._pace = Pace(seat.node.speed_at(0))
+        self._pace = Pace(context.node.speed_at(0))
         backend.prepare(epochs * self._steps_per_epoch)
         self._done = self._restored() if config.resume else 0
 
     def run(self) -> None:
-        """All epochs, from the first or the checkpoint, to the last or the one where it is to end."""
+        """Train all epochs, from the first or the checkpoint, until the last or until a callback ends the run."""
         for epoch in range(self._done // self._steps_per_epoch, self._epochs):
             loss = self._train(epoch)
             validation = self._validate(epoch) if self._backend.num_validation else None
             self._save()
-            if self._seat.is_over(Epoch(step=self._done, epoch=epoch, loss=loss, validation=validation)):
+            if self._context.is_over(Epoch(step=self._done, epoch=epoch, loss=loss, validation=validation)):
                 break
         state = self._backend.initial_weights()
         atomic_write(self._config.folder / "model.safetensors", weights_of(state))
 
     def _train(self, epoch: int) -> float:
-        """The rest of an epoch; the mean loss over the samples of it."""
+        """Train the rest of an epoch; return the mean loss over its samples."""
         self._backend.set_training(True)
         total, count = 0.0, 0
         for indices in self._batches(epoch):
@@ -98,7 +100,7 @@ class _ThinTraining:
                 loss = self._backward(enough, epoch)
             total, count = total + loss * len(indices), count + len(indices)
             self._done += 1
-            if self._seat.is_stopping():
+            if self._context.is_stopping():
                 self._save()
                 raise Interrupted(f"stopped after step {self._done} as asked")
         return total / count if count else 0.0
@@ -110,10 +112,10 @@ class _ThinTraining:
             yield order[step * self._batch : (step + 1) * self._batch]
 
     def _backward(self, indices: NDArray[np.int64], epoch: int) -> float:
-        """The loss of a step that is then made."""
+        """Make a step; return its loss."""
         loss = self._backend.backward(indices, epoch, (self._config.seed, self._done))
         if not np.isfinite(loss):
-            raise NonFiniteLoss(self._seat.node.name, self._done + 1, loss)
+            raise NonFiniteLoss(self._context.node.name, self._done + 1, loss)
         self._backend.step(self._done)
         return loss
 
@@ -126,7 +128,7 @@ class _ThinTraining:
                 sums = backend.evaluate(first, min(first + self._batch, total))
             loss, correct = loss + sums[0], correct + sums[1]
         if not np.isfinite(loss):
-            raise NonFiniteLoss(self._seat.node.name, self._done, loss)
+            raise NonFiniteLoss(self._context.node.name, self._done, loss)
         return Validation(
             step=self._done,
             epoch=epoch,
@@ -139,23 +141,23 @@ class _ThinTraining:
         folder = self._config.checkpoint_folder
         arrays: dict[str, NDArray[Any]] = {**self._backend.checkpoint(), _STEP: np.array([self._done])}
         atomic_write(folder / f"step-{self._done:08d}.safetensors", save(arrays))
-        for old in _checkpoints(folder)[:-_KEPT]:
+        for old in _checkpoints(folder)[:-_MAX_CHECKPOINTS]:
             old.unlink()
 
     def _restored(self) -> int:
-        """The step after which the last checkpoint was written; model and optimiser are as they were then."""
+        """Load the last checkpoint; return its step."""
         folder = self._config.checkpoint_folder
-        found = _checkpoints(folder)
-        if not found:
+        checkpoints = _checkpoints(folder)
+        if not checkpoints:
             raise MissingFile(f"no checkpoint to resume from in {folder}; start without --resume")
         try:
-            arrays = load_file(found[-1])
+            arrays = load_file(checkpoints[-1])
             self._backend.restore(arrays)
             return int(arrays[_STEP][0])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise InvalidFile(f"checkpoint {found[-1]} does not fit this task: {first_line(error)}") from error
+            raise InvalidFile(f"checkpoint {checkpoints[-1]} does not fit this task: {first_line(error)}") from error
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Oldest first."""
+    """Return the checkpoints, oldest first."""
     return sorted(folder.glob("step-*"))

@@ -24,14 +24,14 @@ from evener.training.task_faults import refuse_scheduler
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """All that one rank's loop works with, ready to go.
+    """All that one rank's loop works with.
 
     Attributes:
         context: of this rank, among those that take part.
-        plan: with what was decided in making the model.
+        plan: with the decisions made while building the model.
         sampler: the samples of this rank's replica, by step.
         division: of samples among replicas; None if shares are fixed by where the data is.
-        balance: what re-balancing starts from; None to leave shares alone.
+        balance: the start of re-balancing; None to keep shares fixed.
     """
 
     context: RankContext
@@ -50,21 +50,21 @@ class Training:
 
     @property
     def num_steps(self) -> int:
-        """Of the whole run."""
+        """The number of steps of the whole run."""
         return self.context.epochs * self.sampler.steps_per_epoch
 
 
-def make_training(context: RankContext, plan: Plan, config: RunConfig, *, is_foretold: bool = True) -> Training:
-    """Everything that the loop of a rank needs that takes part in `plan`; all ranks of the context call this.
+def make_training(context: RankContext, plan: Plan, config: RunConfig, *, is_predicted: bool = True) -> Training:
+    """Return all that the loop of a rank of `plan` needs; all ranks of the context call this.
 
-    With `is_foretold`, the plan says afterwards what its step will take, unless it is a user's own that says so itself.
+    With `is_predicted`, the plan gets a predicted step time, unless it is a user's plan that has one.
     """
     task = context.task
-    is_rehearsed = is_foretold and (plan.prediction is None or context.given is None)
-    if is_rehearsed and context.group.size > 1:
-        context.begins("rehearsing", f"{plan.strategy} on {context.group.size} nodes")
-    model, plan = join_model(context, plan, config, is_rehearsed)
-    if is_rehearsed and is_divided_by_costs(plan, config):
+    is_profiled = is_predicted and (plan.prediction is None or context.user_plan is None)
+    if is_profiled and context.group.size > 1:
+        context.begins("profiling", f"{plan.strategy} on {context.group.size} nodes")
+    model, plan = join_model(context, plan, config, is_profiled)
+    if is_profiled and is_divided_by_costs(plan, config):
         plan = reapportioned(plan)
     seed_update(context, 0)
     optimizer = ModelOptimizer(context.make_optimizer, model.held())
@@ -89,33 +89,33 @@ def make_training(context: RankContext, plan: Plan, config: RunConfig, *, is_for
 
 
 def seed_update(context: RankContext, step: int) -> None:
-    """What the optimiser draws in `step` (0: when it is made) is the same on all ranks, whatever they divide."""
+    """Seed the optimiser's random numbers of `step` (0: its creation), the same on all ranks."""
     seed_all(context.seed, step, 0, 1, device=context.group.device)
 
 
 def division_workers(plan: Plan, is_balanced: bool) -> tuple[Worker, ...]:
-    """What batches are divided by, one a replica: measured costs if shares follow them, else the plan's shares."""
+    """Return a worker per replica, to divide batches: measured costs if shares follow them, else the plan's shares."""
     firsts = [plan.assignments[ranks[0]] for ranks in plan.replica_ranks]
     if not is_balanced or not all(a.sample_seconds for a in firsts):
         return tuple(weights_to_workers([a.samples for a in firsts], [a.max_samples for a in firsts]))
     return tuple(
         worker_of_assignment(a, min_units=min(1, a.samples)) for a in firsts
-    )  # else nobody would see it gain speed
+    )  # a node without samples could not show that it gained speed
 
 
 def is_divided_by_costs(plan: Plan, config: RunConfig) -> bool:
-    """Whether `plan` divides samples by what they cost the nodes, and says what a step of several nodes takes."""
+    """Return whether `plan` divides samples by measured costs, and has a prediction."""
     is_timed = all(one.sample_seconds for one in plan.assignments)
     return plan.strategy == "data" and plan.prediction is not None and is_timed and follows_speeds(config, plan)
 
 
 def follows_speeds(config: RunConfig, plan: Plan) -> bool:
-    """Whether samples are divided by how fast the nodes turn out to be."""
+    """Return whether samples are divided by measured speeds."""
     return config.shares == "measured" and not config.stationary and plan.strategy in WHOLE_MODEL
 
 
 def make_sampler(context: RankContext, plan: Plan, replica: int, division: Division | None) -> Sampler:
-    """The samples of one replica, by step."""
+    """Return the sampler of one replica."""
     if division is not None:
         return ShuffledSampler(
             count=context.num_samples,

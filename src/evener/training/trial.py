@@ -47,7 +47,7 @@ Values = dict[str, Tensor]
 
 
 class StepValues(NamedTuple):
-    """What comes of one training step.
+    """The values that one training step computes.
 
     Attributes:
         loss: mean over the samples.
@@ -61,7 +61,7 @@ class StepValues(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What comes of a trial on one rank.
+    """The results of a trial on one rank.
 
     Attributes:
         outputs: of the evaluation of this rank's samples, every tensor in them; None where another rank reports.
@@ -84,8 +84,8 @@ class Trial:
     Attributes:
         initial: the state dict before the first step.
         narrowing: of what one process computes.
-        shared_draws: shapes of what is drawn in one shape for all samples and for this rank's: such as a coin, which
-            every replica would throw for itself.
+        shared_draws: shapes of draws that are the same for all samples and for this rank's: one number for the batch,
+            which every replica would draw separately.
     """
 
     def __init__(self, context: RankContext, plan: Plan, config: RunConfig, precision: Precision) -> None:
@@ -117,9 +117,9 @@ class Trial:
         return self._arithmetic.prepare_model(copied(context.model), on_device)
 
     def whole(self) -> Results:
-        """What one process computes: the outputs for this rank's samples, and on the first rank all the rest.
+        """Return the results of a single process: outputs of this rank's samples, and all else on the first rank.
 
-        It is computed by the processor where the device cannot hold the whole.
+        The CPU computes it if the device cannot hold the whole.
         """
         try:
             return self._whole_on(self._device)
@@ -154,10 +154,10 @@ class Trial:
         return Results(outputs, self._trained_whole(model, loss))
 
     def off_in_parts(self) -> float:
-        """How far the loss of all samples, in evaluation mode, is off that of their parts; 0 for a mean over samples.
+        """Return the relative difference between the loss of all samples, in evaluation mode, and of their parts.
 
-        To be called before `divided`, which takes the model over.
-        The first rank computes it as one process; by the processor where the device cannot hold the whole.
+        Call this before `divided`, which takes the model over. The first rank computes it as one process, on the CPU if
+        the device cannot hold the whole.
         """
         if self._starts[-1] < 2 or not self._context.group.is_leader:
             return 0.0
@@ -183,14 +183,14 @@ class Trial:
 
     @contextmanager
     def _drawing_loss(self, first: int, last: int) -> Iterator[None]:
-        """Inside, a loss draws for the samples from `first` up to `last`, as it does in the whole."""
+        """Make a loss draw the same numbers for the samples from `first` up to `last` as in the whole."""
         seed_all(self._context.seed, 0, 0, device=self._device)
         draws: Any = SameDraws((first, last - first))
         with draws:
             yield
 
     def _trained_whole(self, model: nn.Module, loss_of: Callable[[int], Tensor]) -> list[StepValues]:
-        """Of all samples at once; of each pipeline's by themselves, if they are normalised so."""
+        """Train on all samples at once, or on each pipeline's separately if they are normalised so."""
         model.train()
         seed_update(self._context, 0)
         optimizer = self._context.make_optimizer(model.parameters())
@@ -209,12 +209,12 @@ class Trial:
         return steps
 
     def _state(self, state: dict[str, Tensor]) -> Values:
-        """Without statistics that pipelines combine in a way of their own."""
+        """Return a copy of `state` without statistics that pipelines combine differently."""
         return {name: tensor for name, tensor in _copied(state).items() if name not in self._norms}
 
     def divided(self) -> Results:
-        """What the ranks compute: the outputs for the own samples on ranks that report, the rest on the first one."""
-        model, _ = join_model(self._context, self._plan, self._config, is_rehearsed=False)
+        """Return the results of the ranks: outputs on ranks that report, all else on the first one."""
+        model, _ = join_model(self._context, self._plan, self._config, is_profiled=False)
         model.train(False)
         inputs, targets = self._batch(*self._interval(self._replica), self._device)
         interval = self._interval(self._replica)
@@ -226,7 +226,7 @@ class Trial:
         steps = []
         for step in range(1, self._num_steps + 1):
             with self._drawing(step, interval) as draws:
-                own = model.add_gradients(
+                loss = model.add_gradients(
                     _fresh(inputs), targets, samples=self._sizes[self._replica], total=self._starts[-1], is_last=True
                 )
             if self._plan.strategy in WHOLE_MODEL and interval[1] - interval[0] != self._starts[-1]:
@@ -237,11 +237,11 @@ class Trial:
             seed_update(self._context, step)
             optimizer.step()
             optimizer.clear_gradients()
-            steps.append(StepValues(self._summed(own), gradients, self._state(model.gather_weights())))
+            steps.append(StepValues(self._summed(loss), gradients, self._state(model.gather_weights())))
         return Results(_tensors(outputs) if model.is_reporter else None, steps)
 
     def _gradients(self, model: ParallelModel) -> Values:
-        """Gathered as weights are; a weight without a gradient travels as one that is no number."""
+        """Gather gradients like weights; a weight without a gradient is sent as NaN."""
         held = [(parameter, parameter.data) for parameter in model.parameters()]
         for parameter, data in held:
             none = torch.full_like(data, torch.nan if data.is_floating_point() else 0)
@@ -257,12 +257,12 @@ class Trial:
         return float(sum(np.frombuffer(row)[0] for row in rows))
 
     def _interval(self, replica: int) -> tuple[int, int]:
-        """(first, last + 1) of the samples of `replica`; a stand-in if it has none."""
+        """Return (first, last + 1) of the samples of `replica`; a stand-in if it has none."""
         first, last = self._starts[replica : replica + 2]
         return first, max(first + 1, last)
 
     def _batch(self, first: int, last: int, device: torch.device) -> tuple[Any, Any]:
-        """Inputs and targets of the samples from `first` up to `last`."""
+        """Return inputs and targets of the samples from `first` up to `last`."""
         return self._placed(np.arange(first, last, dtype=np.int64) % self._context.num_samples, device)
 
     def _placed(self, indices: NDArray[np.int64], device: torch.device) -> tuple[Any, Any]:
@@ -273,26 +273,26 @@ class Trial:
 
     @contextmanager
     def _drawing(self, step: int, interval: tuple[int, int]) -> Iterator[Any]:
-        """Inside, the random numbers of `step` are drawn for the samples from the first up to the last + 1."""
+        """Draw the random numbers of `step` for the samples of `interval`."""
         seed_all(self._context.seed, step, 0, device=self._device)
         with self._draws(interval) as draws:
             yield draws
 
     def _draws(self, interval: tuple[int, int]) -> AbstractContextManager[Any]:
-        """Draws of samples that do not depend on the part of the batch that they are in.
+        """Return a context in which draws of samples do not depend on their part of the batch.
 
-        Stages of a pipeline cut a part into micro-batches themselves: there all samples draw alike.
+        Stages of a pipeline cut a part into micro-batches themselves, so all samples draw the same numbers there.
         """
         if self._plan.strategy in WHOLE_MODEL:
-            own, *parts = [
+            part, *parts = [
                 (a, b - a) for a, b in (interval, (0, self._starts[-1]), *map(self._interval, range(len(self._sizes))))
             ]
-            return SameDraws(own, parts)
+            return SameDraws(part, parts)
         return SameDraws() if is_pipeline(self._plan.strategy) else nullcontext()
 
 
 def _plain_attributes(model: nn.Module) -> dict[str, Any]:
-    """Numbers, words and flags that the modules of `model` hold, by path and name."""
+    """Return the numbers, strings and flags of the modules of `model`, by path and name."""
     return {
         f"{path or 'the model'}.{name}": value
         for path, module in model.named_modules()
@@ -312,13 +312,13 @@ def _refuse_counting(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 
 def _statistics_of(model: nn.Module) -> set[str]:
-    """Names of the running statistics of BatchNorms; of several pipelines, each normalises by itself."""
+    """Return the names of BatchNorms' running statistics; each of several pipelines normalises by itself."""
     norms = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
     return {f"{path}.{name}" if path else name for path, module in norms for name, _ in module.named_buffers()}
 
 
 def _fresh(inputs: Any) -> Any:
-    """A copy, which the model may change."""
+    """Return a copy, which the model may change."""
     return map_tensors(inputs, Tensor.clone)
 
 

@@ -157,7 +157,7 @@ class ComparedCopy(Understudy):
         """From now on samples of `part` draw, in another way than those of other batches."""
         sizes = self._divide(part.total)
         parts = [part_of(rank, sizes) for rank in range(len(sizes))]
-        self._draws.own = part.first, part.loaded
+        self._draws.part = part.first, part.loaded
         self._draws.parts = ((0, part.total), *((one.first, one.loaded) for one in parts))
         self._draws.round, self._draws.notes = self._rounds, True
 

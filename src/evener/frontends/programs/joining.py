@@ -34,7 +34,7 @@ from evener.system.process_exit import exit_now
 from evener.system.signals import outlive_terminal
 from evener.training.console import RunView, run_folder
 from evener.training.context import join_world
-from evener.training.unfinished import Asked
+from evener.training.partial_record import RunRequest
 
 _runs: list[Run] = []
 """That of this process, once it has joined."""
@@ -106,8 +106,8 @@ def _join_torchrun() -> Run:
     assert env is not None
     say_where_the_run_is_shown(env)
     if env.rank == 0:
-        asked = Asked(config.script.stem, options={"--shares": config.shares}, file=config.script.name)
-        views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True, asked=asked))
+        request = RunRequest(config.script.stem, options={"--shares": config.shares}, file=config.script.name)
+        views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True, request=request))
         env.end = views[0].end_process
     hide_torchrun()
     env.stop_on(signal.SIGTERM, signal.SIGHUP)

@@ -17,15 +17,15 @@ from evener.records.errors import InvalidInput, TrainingFailed
 from evener.report.tables import summary
 from evener.system.signals import STOP_SIGNALS
 from evener.training.console import RunView, print_line, run_folder
-from evener.training.unfinished import Asked
+from evener.training.partial_record import RunRequest
 
 
 def run_program(config: ScriptConfig, *, as_json: bool) -> None:
     """`evener run`: as a rank if torchrun started this process, else on nodes of this machine."""
     options, folder = {"--shares": config.shares}, run_folder(config.folder)
-    asked = Asked(config.script.stem, options=options, file=config.script.name)
+    request = RunRequest(config.script.stem, options=options, file=config.script.name)
     is_leader = not is_torchrun(config) or os.environ["RANK"] == "0"
-    with RunView(folder, to_stderr=True, by_lines=True, asked=asked, is_leader=is_leader) as view:
+    with RunView(folder, to_stderr=True, by_lines=True, request=request, is_leader=is_leader) as view:
         if is_torchrun(config):
             env = torchrun_env(config.patience, view)
             env.end = view.end_process

@@ -35,7 +35,7 @@ from evener.report.html import write_page
 from evener.report.tables import summary
 from evener.system.signals import STOP_SIGNALS
 from evener.training.console import RunView, print_line, run_folder
-from evener.training.unfinished import Asked
+from evener.training.partial_record import RunRequest
 
 LICENCE = (
     "Ultralytics is under the AGPL-3.0, and so is what is made with it, models included, "
@@ -134,8 +134,8 @@ def _shown(config: YoloConfig, perform: Callable[[YoloConfig, Callable[[RunEvent
     options = {"--shares": config.shares, "--stationary": "yes" if config.stationary else ""}
     options |= {"workers": settings.get("workers", "8"), "batch": settings.get("batch", "16")}
     model = Path(settings.get("model", "")).name
-    request = Asked(folder.name, usual=config.usual, options=options, file=model)
-    with RunView(run_folder(folder), to_stderr=config.to_stderr, shows_steps=False, asked=request) as view:
+    request = RunRequest(folder.name, usual=config.usual, options=options, file=model)
+    with RunView(run_folder(folder), to_stderr=config.to_stderr, shows_steps=False, request=request) as view:
         view.console.print(LICENCE)
         perform(msgspec.structs.replace(config, overrides=overrides), view)
     if view.record is None:

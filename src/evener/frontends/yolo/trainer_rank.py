@@ -22,7 +22,7 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import NodeLost
 from evener.records.plan import Plan
 from evener.records.record import Validation
-from evener.training.elastic.start import leave_word
+from evener.training.elastic.start import publish_state
 from evener.training.step import StepResult
 
 
@@ -119,7 +119,7 @@ class TrainerRank:
         if self.is_late:
             require_same_data(self.env.store, self.env.node.name, trainer)
         else:
-            leave_word(self.env, self.group, self.work.plan, uses_all=False)
+            publish_state(self.env, self.group, self.work.plan, uses_all=False)
             if self.group.is_leader:
                 leave_data(self.env.store, self.env.node.name, trainer)
         self.generations = Generations(self.env, self.group, self.work, trainer, is_late=self.is_late)

@@ -1,1 +1,1 @@
-"""A run that goes on when nodes leave or come: its loop, what state it holds, and how that is passed on."""
+"""Elastic runs, which continue when nodes leave or join: loop, state, and state transfer."""

@@ -1,13 +1,13 @@
-"""The loop through generations where a model is divided: the state is put together of parts.
+"""The elastic loop for a divided model: its state is assembled from the ranks' parts.
 
 enter the next generation
-put the state together               the newest whole one that the ranks' parts make; everybody gets it
-take a part of it                    by a plan for those who are there
-train                                all have their gradients? only then does anybody change weights
+assemble the state                   the newest whole one that the ranks' parts make; all ranks get it
+take a part of it                    by a plan for the present ranks
+train                                weights change only when all ranks have their gradients
 copy parts every k steps             where no other replica has them
 
-Where there are several replicas, a step is made by all or by none: whoever is interrupted after all had their gradients
-makes the update before it goes on, so no step is lost. Where there is one, all go back to the step of the last copies.
+With several replicas, a step is made by all or by none: a rank that is interrupted after all had their gradients
+makes the update before it continues, so no step is lost. With one replica, all go back to the step of the last copies.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from evener.parallel.gradient_hooks import copied
 from evener.records.errors import DoesNotFit, InvalidInput
 from evener.records.plan import Assignment, Plan
 from evener.records.record import Event
+from evener.training.admission import publish_places
 from evener.training.checkpoint import Checkpoints, write_weights
 from evener.training.context import RankContext
 from evener.training.elastic.divided_state import DividedState
@@ -35,7 +36,6 @@ from evener.training.elastic.loop import NO_STEP, ElasticLoop
 from evener.training.elastic.plan import plan_among, vacant_places, with_nodes
 from evener.training.elastic.telling import add_untold
 from evener.training.loop import Loop
-from evener.training.needed import leave_places
 from evener.training.training import Training, make_training
 
 
@@ -47,8 +47,8 @@ class DividedElasticLoop(ElasticLoop):
         plan: with which the run began.
         config: of the run.
         ranks: that change.
-        training: of a founder, before the first generation; None for a rank that comes later.
-        own_place: that this rank's node comes in, if that is none of the plan's.
+        training: of an initial rank, before the first generation; None for a rank that joins later.
+        own_place: the place of this rank's node, if the plan does not know the node.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class DividedElasticLoop(ElasticLoop):
         return Loop(training, self._config, self._before_update, lambda: self._ranks.is_followed)
 
     def _before_update(self) -> None:
-        """Return when all ranks have their gradients of this step, where others hold what a lost one held."""
+        """Wait until all ranks have their gradients of this step, if there are several replicas."""
         self._ranks.fence()
         if self._training is not None and len(self._training.plan.replica_ranks) > 1:
             self._is_ready = True
@@ -88,7 +88,7 @@ class DividedElasticLoop(ElasticLoop):
         while True:
             generation = self._ranks.enter()
             before = self._complete_step()
-            self._know_nodes()
+            self._add_nodes()
             wall = 0.0 if self._loop is None else time.perf_counter() - self._begin
             whole = self._state.put_together(self._loop, wall, is_settled=self._is_settled)
             self._begin = time.perf_counter() - whole.history.wall_seconds
@@ -96,16 +96,16 @@ class DividedElasticLoop(ElasticLoop):
             if training is not None:
                 break
         loop = self._resumed(training, whole)
-        leave_places(self._context.env, self._group, vacant_places(self._first_plan, generation.nodes, self._came))
+        publish_places(self._context.env, self._group, vacant_places(self._first_plan, generation.nodes, self._came))
         self._tell(self._ranks.what_began(), loop, training, max(0, before - loop.last))
         self._begin_copies(loop)
         return loop, training
 
-    def _know_nodes(self) -> None:
-        """Have the plan of the whole run name all nodes that ever came; if there are new ones, it is told again."""
+    def _add_nodes(self) -> None:
+        """Add nodes that joined to the plan of the whole run; the leader announces a changed plan."""
         rows = self._group.all_gather_bytes(msgspec.json.encode(self._came))
-        told = [one for row in rows for one in msgspec.json.decode(row, type=list[Assignment])]
-        self._came = list({one.node: one for one in told}.values())
+        assignments = [one for row in rows for one in msgspec.json.decode(row, type=list[Assignment])]
+        self._came = list({one.node: one for one in assignments}.values())
         plan = with_nodes(self._plan, self._came)
         if plan is not self._plan:
             self._plan = plan
@@ -113,7 +113,7 @@ class DividedElasticLoop(ElasticLoop):
                 self._context.env.notify(plan)
 
     def _complete_step(self) -> int:
-        """Make the step that others have made, or undo what there is of it; the last step that anybody has made."""
+        """Complete the step that others have made, or undo a partial one; return the newest step of any rank."""
         loop, last = self._loop, NO_STEP if self._loop is None else self._loop.last
         rows = self._group.all_gather_bytes(msgspec.json.encode(Standing(step=last)))
         newest = max(msgspec.json.decode(row, type=Standing).step for row in rows)
@@ -128,16 +128,16 @@ class DividedElasticLoop(ElasticLoop):
         return newest
 
     def _built(self, generation: Generation, whole: HeldState) -> Training | None:
-        """This rank's part of `whole` by a plan for `generation`; None if none fits, and others come soon."""
+        """Return this rank's part of `whole` for `generation`; None if no plan fits and more ranks come soon."""
         context = replace(self._context, group=self._group, model=copied(self._context.model))
         if self._loop is not None:
             self._loop.last = whole.head.step
         try:
-            training = make_training(context, self._planned(generation), self._config, is_foretold=False)
+            training = make_training(context, self._planned(generation), self._config, is_predicted=False)
         except (InvalidInput, DoesNotFit) as error:
             if self._ranks.is_followed_within(context.env.patience):
                 return None
-            raise DoesNotFit(self._words_of_misfit(error, generation, whole)) from error
+            raise DoesNotFit(self._save_misfit(error, generation, whole)) from error
         whole.restore(training)
         training.model.train()
         self._state.live_in(training)
@@ -146,16 +146,16 @@ class DividedElasticLoop(ElasticLoop):
     def _planned(self, generation: Generation) -> Plan:
         return plan_among(self._first_plan, generation.nodes, self._config.shares, self._came)
 
-    def _words_of_misfit(self, error: Exception, generation: Generation, whole: HeldState) -> str:
-        """Why the run ends, once the leader has written what remains of it."""
-        kept = self._keep(whole)
+    def _save_misfit(self, error: Exception, generation: Generation, whole: HeldState) -> str:
+        """Have the leader save the state, and return why the run ends."""
+        outcome = self._save_state(whole)
         self._group.barrier()
         count = len(generation.nodes)
-        left = f"{count} node{'' if count == 1 else 's'} of {len(self._first_plan.assignments)} are left"
-        return f"{left}, and hold the model no more: {error}; {kept}"
+        remaining = f"{count} node{'' if count == 1 else 's'} of {len(self._first_plan.assignments)} are left"
+        return f"{remaining}, which cannot hold the model: {error}; {outcome}"
 
-    def _keep(self, whole: HeldState) -> str:
-        """Have the leader write what remains; what that is, and what to type."""
+    def _save_state(self, whole: HeldState) -> str:
+        """Have the leader save the state; return where it is, and how to continue."""
         config, after = self._config, f"after step {whole.head.step}"
         if not config.keeps_checkpoints:
             if self._group.is_leader:
@@ -169,7 +169,7 @@ class DividedElasticLoop(ElasticLoop):
         )
 
     def _resumed(self, training: Training, whole: HeldState) -> Loop:
-        """The loop that goes on from `whole` with `training`."""
+        """Return the loop that continues from `whole` with `training`."""
         loop = self._new_loop(training) if self._loop is None else self._loop
         self._loop, self._training = loop, training
         loop.monitor.history, loop.last = whole.history, whole.head.step
@@ -179,7 +179,7 @@ class DividedElasticLoop(ElasticLoop):
         return loop
 
     def _begin_copies(self, loop: Loop) -> None:
-        """Copy parts that nobody else has, from now on every k steps, and let the whole state go."""
+        """Copy parts that no other rank has, from now on every k steps, and free the whole state."""
         assert self._training is not None
         copies, plan = self._state.copies, self._training.plan
         if len(plan.replica_ranks) > 1 or self._group.size == 1:

@@ -1,7 +1,7 @@
-"""What a rank holds of a divided model's state, and how all ranks put the newest whole one together.
+"""A rank's parts of a divided model's state, and how all ranks assemble the newest whole state.
 
 live      the part that it trains; of the step that its weights contain
-whole     from when it was put together until all have taken their parts of it
+whole     from its assembly until all ranks have taken their parts
 copies    of its part and a neighbour's, where no other replica has them (`part_copies`)
 """
 
@@ -31,8 +31,8 @@ _Held = tuple[StateHead, Callable[[], bytes]]
 """Something that a rank holds: what it is, and how it is encoded."""
 
 
-class _Told(Part, frozen=True, kw_only=True):
-    """What a rank knows of a run whose state is put together, also of steps that the state does not contain.
+class _RunProgress(Part, frozen=True, kw_only=True):
+    """A rank's record of the run, including steps that the assembled state does not contain.
 
     Attributes:
         events: that it knows of.
@@ -65,7 +65,7 @@ class DividedState:
         self._buffers_step = _NONE
 
     def live_in(self, training: Training) -> None:
-        """This rank's part is that of `training` from now on; returns when all ranks have theirs."""
+        """Use the part in `training` from now on; return when all ranks have theirs."""
         head = head_of(training, 0, is_settled=True)
         rows = self._group.all_gather_bytes(msgspec.json.encode({n: p.shape for n, p in head.weights.items()}))
         self._shapes = {name: shape for row in rows for name, shape in msgspec.json.decode(row).items()}
@@ -74,28 +74,28 @@ class DividedState:
         self._buffers_step = _NONE
 
     def keep_buffers(self, step: int) -> None:
-        """Before `step`, which may have to be done again: its forward pass changes them."""
+        """Save buffers before `step`, whose forward pass changes them and may have to be repeated."""
         assert self._live is not None
         if self._buffers:
             torch._foreach_copy_(self._buffers, list(self._live.model.buffers()))
         self._buffers_step = step
 
     def undo(self, step: int) -> None:
-        """Bring buffers to what they were before `step`, which was torn, if it had begun."""
+        """Restore the buffers of before `step`, if it had begun."""
         if self._live is not None and self._buffers_step == step:
             for buffer, before in zip(self._live.model.buffers(), self._buffers, strict=True):
                 buffer.copy_(before)
 
     def encoded(self, loop: Loop, *, is_settled: bool = True) -> bytes:
-        """This rank's part after the last step of `loop`."""
+        """Return this rank's encoded part after the last step of `loop`."""
         assert self._live is not None
         return HeldState.of(self._live, loop.state(loop.last), loop.monitor.history, is_settled=is_settled).encode()
 
     def put_together(self, loop: Loop | None, wall_seconds: float, *, is_settled: bool) -> HeldState:
-        """The newest whole state that all ranks make together, each of which calls this and keeps it.
+        """Assemble the newest whole state from the parts of all ranks, each of which calls this.
 
         Args:
-            loop: of this rank; None if it comes only now.
+            loop: of this rank; None if it has just joined.
             wall_seconds: since the run began here.
             is_settled: whether what follows its last step is done.
 
@@ -104,28 +104,29 @@ class DividedState:
         """
         held = self._held(loop, is_settled)
         offered = tuple(Holding(step=head.step, pieces=head.weights) for head, _ in held)
-        own = msgspec.json.encode(Holdings(held=offered, shapes=self._shapes))
-        choice = choose([msgspec.json.decode(row, type=Holdings) for row in self._group.all_gather_bytes(own)])
-        given = [held[number][1]() for rank, number in choice.givers if rank == self._group.rank]
-        whole = assemble(share_states(given, self._group))
-        self._tell(whole.history, loop, wall_seconds)
+        holdings = msgspec.json.encode(Holdings(held=offered, shapes=self._shapes))
+        choice = choose([msgspec.json.decode(row, type=Holdings) for row in self._group.all_gather_bytes(holdings)])
+        encoded = [held[number][1]() for rank, number in choice.givers if rank == self._group.rank]
+        whole = assemble(share_states(encoded, self._group))
+        self._update_history(whole.history, loop, wall_seconds)
         self.whole, self._live = whole, None
         return whole
 
     def _held(self, loop: Loop | None, is_settled: bool) -> list[_Held]:
-        found: list[_Held] = [(head, partial(bytes, data)) for head, data in self.copies.held()]
+        states: list[_Held] = [(head, partial(bytes, data)) for head, data in self.copies.held()]
         if self.whole is not None:
-            found.append((self.whole.head, self.whole.encode))
+            states.append((self.whole.head, self.whole.encode))
         if self._live is not None and loop is not None:
             head = head_of(self._live, loop.last, is_settled=is_settled)
-            found.append((head, lambda: self.encoded(loop, is_settled=is_settled)))
-        return found
+            states.append((head, lambda: self.encoded(loop, is_settled=is_settled)))
+        return states
 
-    def _tell(self, history: History, loop: Loop | None, wall_seconds: float) -> None:
-        """Let `history` know what happened, up to now, to a run that may have gone back to an earlier step."""
+    def _update_history(self, history: History, loop: Loop | None, wall_seconds: float) -> None:
+        """Update `history` with all events so far, since the run may have gone back to an earlier step."""
         known = History() if loop is None else loop.monitor.history
-        own = _Told(events=known.events, lost_seconds=known.lost_seconds, wall_seconds=wall_seconds)
-        rows = [msgspec.json.decode(row, type=_Told) for row in self._group.all_gather_bytes(msgspec.json.encode(own))]
+        progress = _RunProgress(events=known.events, lost_seconds=known.lost_seconds, wall_seconds=wall_seconds)
+        encoded = self._group.all_gather_bytes(msgspec.json.encode(progress))
+        rows = [msgspec.json.decode(row, type=_RunProgress) for row in encoded]
         history.events = max((row.events for row in rows), key=len)
         history.lost_seconds = max(row.lost_seconds for row in rows)
         history.wall_seconds = max(row.wall_seconds for row in rows)

@@ -1,14 +1,14 @@
-"""How a rank that has come gets the state while the others train on: it takes part in steps before it has it.
+"""State transfer to a rank that joins while the others train: it takes part in steps before it has the state.
 
-    step t         somebody who has made it copies the state; a thread sends the copy
+    step t         a rank that has made it copies the state; a thread sends the copy
     t+1, t+2 ...   the others train. The rank that has come has no samples, and its weights are not yet those of the
                    others: so what it adds to sums counts for nothing. It keeps the sums of gradients
     the state of t is there
                    the rank makes the steps t+1, t+2 ... from the sums that it has kept, and is where the others are
     later          all have heard that from its report, and it has samples
 
-Nobody waits, and the steps are those of one process. What a step changes besides by gradients, running statistics, the
-giver sends after every step, until the rank that has come reports that it has caught up.
+No rank waits, and the steps are those of one process. After every step, the giver sends running statistics, which do
+not follow from gradients, until the new rank reports that it has caught up.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ _FEWEST_KEPT, _KEPT_BYTES = 4, 2**30
 
 
 class Giver:
-    """Gives another rank the state that this one has now.
+    """The sender of this rank's current state to another rank.
 
     Args:
         ranks: of this generation.
-        own: this rank.
+        rank: this rank.
         taker: the other one.
         held: a copy of the state.
         buffers: of the model.
     """
 
-    def __init__(self, ranks: ElasticGroup, own: int, taker: int, held: HeldState, buffers: Iterable[Tensor]) -> None:
+    def __init__(self, ranks: ElasticGroup, rank: int, taker: int, held: HeldState, buffers: Iterable[Tensor]) -> None:
         self.taker = taker
         self._held: HeldState | None = held
-        self._given = [buffer.clone() for buffer in buffers]
-        self._aside = ranks.aside(own, taker, self._give)
+        self._sent = [buffer.clone() for buffer in buffers]
+        self._aside = ranks.aside(rank, taker, self._give)
 
     def made(self, step: int, buffers: Iterable[Tensor]) -> None:
-        """This rank has made `step`; `buffers` are the model's now. Raises what keeps the state from being given."""
+        """Send the buffers after `step`. Raise the error of the transfer if it failed."""
         if self._aside.error is not None and not isinstance(self._aside.error, NodeLost):
             raise self._aside.error
         changed = {
             str(i): now.detach().contiguous()
-            for i, (now, given) in enumerate(zip(buffers, self._given, strict=True))
-            if not torch.equal(now, given)
+            for i, (now, sent) in enumerate(zip(buffers, self._sent, strict=True))
+            if not torch.equal(now, sent)
         }
         self._aside.inbox.put(_STEP.pack(step) + save(changed))
 
     def end(self) -> None:
-        """The other rank has caught up."""
+        """End the transfer: the other rank has caught up."""
         self._aside.inbox.put(None)
 
     def _give(self, mesh: Mesh, inbox: Inbox) -> None:
@@ -75,32 +75,32 @@ class Giver:
 
 
 class Taker:
-    """Takes the state that another rank gives, and what is missing from it.
+    """The receiver of another rank's state, and of the changes since.
 
     Args:
         ranks: of this generation.
         giver: the other rank.
-        own: this rank.
+        rank: this rank.
         training: that is to have the state.
     """
 
-    def __init__(self, ranks: ElasticGroup, giver: int, own: int, training: Training) -> None:
+    def __init__(self, ranks: ElasticGroup, giver: int, rank: int, training: Training) -> None:
         self._training = training
         self._kept: deque[tuple[int, list[Tensor | None]]] = deque()
         self._held: HeldState | None = None
         self._after = (-1, b"")  # the last step of the giver's, and its buffers
-        self._aside = ranks.aside(giver, own, self._take)
+        self._aside = ranks.aside(giver, rank, self._take)
 
     @property
     def has_come(self) -> bool:
-        """Whether the state is here; raises why it will not come."""
+        """Whether the state is here. Raises the error of a failed transfer."""
         if self._aside.error is not None and self._held is None:
             raise self._aside.error
         return self._held is not None
 
     @property
     def is_full(self) -> bool:
-        """Whether no more gradients are to be kept."""
+        """Whether the buffer of gradients is full."""
         one = sum(0 if grad is None else grad.nbytes for _, grads in list(self._kept)[:1] for grad in grads)
         return len(self._kept) >= max(_FEWEST_KEPT, _KEPT_BYTES // max(1, one))
 
@@ -110,10 +110,10 @@ class Taker:
         self._kept.append((step, grads))
 
     def catch_up(self, make: Callable[[int], None]) -> None:
-        """Be where the others are; waits for the state if it is not here. Raises the error for which it never comes.
+        """Reach the step of the others; wait for the state if necessary. Raise the error of a failed transfer.
 
         Args:
-            make: a step, from the gradients that are there.
+            make: makes a step from the current gradients.
         """
         self._aside.wait_for(lambda: self._held is not None)
         assert self._held is not None
@@ -144,6 +144,6 @@ class Taker:
 
 @torch.no_grad()
 def _put(changed: dict[str, Tensor], buffers: Sequence[Tensor]) -> None:
-    """Let those of `buffers` that have changed be these, by their place."""
+    """Copy changed buffers, by index, into `buffers`."""
     for place, value in changed.items():
         buffers[int(place)].copy_(value)

@@ -1,7 +1,7 @@
-"""The state of a training after a step, or one rank's part of it, as it is kept in memory and sent: without pickle.
+"""The state of a training after a step, or one rank's part of it, in memory and on the wire, without pickle.
 
-What it holds is what a checkpoint holds, and the history: whoever goes on may be the one that writes the record. Parts
-that together are all of the model make the whole state, whatever division they are of; any other division takes it.
+It holds the content of a checkpoint, and the history, since any rank may write the record later. Parts that together
+make up the model make the whole state, for any division; any other division can load it.
 
     length of the head (8 bytes) | head: step, pieces, lengths | settings | weights | optimiser | history
 """
@@ -27,7 +27,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class StateHead(Part, frozen=True, kw_only=True):
-    """What is said of a state before it comes.
+    """The header of an encoded state.
 
     Attributes:
         step: after which it is.
@@ -60,7 +60,7 @@ class HeldState:
 
     @staticmethod
     def of(training: Training, state: CheckpointState, history: History, *, is_settled: bool = True) -> HeldState:
-        """What this rank has now.
+        """Copy this rank's current state.
 
         Args:
             training: whose state.
@@ -77,7 +77,7 @@ class HeldState:
 
     @staticmethod
     def decode(data: bytes | bytearray | memoryview) -> HeldState:
-        """What `encode` was called on."""
+        """Decode the result of `encode`."""
         view = memoryview(data)
         head, start = _read_head(view)
         parts = []
@@ -92,7 +92,7 @@ class HeldState:
         )
 
     def encode(self) -> bytes:
-        """As it travels."""
+        """Return the encoded state."""
         parts = (
             msgspec.json.encode(self.checkpoint.state),
             save(apart(self.checkpoint.weights)),
@@ -104,13 +104,13 @@ class HeldState:
         return b"".join((_LENGTH.pack(len(head)), head, *parts))
 
     def restore(self, training: Training) -> None:
-        """Bring `training` to this state, which is whole. Raises InvalidInput: it is of another model."""
+        """Bring `training` to this whole state. Raise InvalidInput if it is of another model."""
         scaler = training.context.arithmetic.scaler
         self.checkpoint.restore(training.model, training.optimizer, training.scheduler, scaler)
 
 
 def head_of(training: Training, step: int, *, is_settled: bool) -> StateHead:
-    """What a rank's part of the state after `step` is; nothing is copied."""
+    """Return the header of this rank's part of the state after `step`; copy nothing."""
     weights, divided = training.model.own_weights()
     _, pieces = training.optimizer.own()
     held = {name: divided.get(name) or whole_piece(tensor.shape) for name, tensor in weights.items()}
@@ -118,12 +118,12 @@ def head_of(training: Training, step: int, *, is_settled: bool) -> StateHead:
 
 
 def read_head(data: bytes | bytearray | memoryview) -> StateHead:
-    """That of an encoded state."""
+    """Return the header of an encoded state."""
     return _read_head(memoryview(data))[0]
 
 
 def assemble(parts: Sequence[HeldState]) -> HeldState:
-    """The whole state that `parts` together are; what several of them have is alike."""
+    """Assemble the whole state from `parts`, which may overlap."""
     first = parts[0]
     numbers = {name: value for part in reversed(parts) for name, value in part.checkpoint.state.numbers.items()}
     state = msgspec.structs.replace(first.checkpoint.state, numbers=numbers)
@@ -153,7 +153,7 @@ def _assembled(rows: Sequence[Mapping[str, Tensor]], places: Sequence[Mapping[st
 
 
 def _read_head(view: memoryview) -> tuple[StateHead, int]:
-    """The head, and where what follows begins."""
+    """Return the header, and the offset of the data after it."""
     (length,) = _LENGTH.unpack(view[: _LENGTH.size])
     start = _LENGTH.size + length
     return msgspec.json.decode(view[_LENGTH.size : start], type=StateHead), start

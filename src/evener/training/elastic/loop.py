@@ -1,13 +1,12 @@
-"""The loop of a rank whose run goes on when others are gone: the same loop, in generations.
+"""The loop of a rank in a run that survives lost nodes: the same loop, in generations.
 
 while steps are left:
-    enter the next generation            new connections among the ranks that are there; a state that all agree upon
+    enter the next generation            new connections among the present ranks; a state that all agree upon
     train with new shares                from the step after it: the same samples as one process, so nothing is lost
-        somebody is gone                 every wait for another rank raises
-        somebody has come                the step is finished first
+        a rank is lost                   every wait for another rank raises
+        a rank joins                     the step is finished first
 
-How ranks come to agree on a state is another matter where each has all of it (`elastic_replicated`) than where each has
-a part (`elastic_divided`).
+Ranks agree on a state in `replicated` if each has all of it, and in `divided` if each has a part.
 """
 
 from __future__ import annotations
@@ -38,24 +37,24 @@ class ElasticLoop(ABC):
 
     Args:
         group: the ranks of the first generation.
-        plan: with which the run began.
+        plan: the first plan of the run.
         config: of the run.
-        ranks: that change.
+        ranks: the changing ranks.
     """
 
     def __init__(self, group: Group, plan: Plan, config: RunConfig, ranks: ElasticGroup) -> None:
         self._group, self._plan, self._config, self._ranks = group, plan, config, ranks
         self._loop: Loop | None = None
-        self._was_ended = False  # by whoever watches the run
+        self._was_ended = False  # by a callback
         self._settled = NO_STEP  # the last step after which all is done
         self._first, self._begin, self._mark = 1, 0.0, 0.0
 
     def run(self, finish: Callable[[Training, History], None]) -> None:
-        """All steps to the last, and `finish`, which all ranks of the last generation call.
+        """Perform all steps, then call `finish`, on all ranks of the last generation.
 
         Raises:
-            NodeLost: those who are left do not hold the state, or the authority knows of nobody who is gone.
-            DoesNotFit: nor do they hold the model; a checkpoint of the whole is written.
+            NodeLost: the remaining ranks do not hold the state, or the coordinator knows of no lost rank.
+            DoesNotFit: the remaining ranks cannot hold the model; a checkpoint of the whole is written.
             Interrupted: a rank was asked to stop; a checkpoint is written.
         """
         self._ranks.start(tuple(self._group.nodes) if self._begin_run() else ())
@@ -77,19 +76,19 @@ class ElasticLoop(ABC):
 
     @abstractmethod
     def _begin_run(self) -> bool:
-        """Begin, or go on from a checkpoint, if this rank is one of the first; whether it is."""
+        """Begin, or resume from a checkpoint, on an initial rank; return whether this is one."""
 
     @abstractmethod
     def _enter(self) -> tuple[Loop, Training]:
-        """Be a rank of the next generation, with the state that its ranks agree upon."""
+        """Enter the next generation, with the state that its ranks agree upon."""
 
     @abstractmethod
     def _before_step(self, step: int) -> None:
-        """Keep what `step` changes before it can be known to be whole."""
+        """Save the state that `step` changes before all ranks have completed it."""
 
     @abstractmethod
     def _after_step(self, loop: Loop) -> None:
-        """Do what this rank does for the others after a step that all have made."""
+        """Serve the other ranks after a step that all have made."""
 
     @property
     def _has_state(self) -> bool:
@@ -105,7 +104,7 @@ class ElasticLoop(ABC):
         self._settled = loop.last
 
     def _tell(self, generation: Generation, loop: Loop, training: Training, repeated: int = 0) -> None:
-        """Have the record say what happened, and what it cost."""
+        """Record why the generation began, and how much time it cost."""
         self._mark = tell_generation(
             generation, self._ranks, loop.monitor, training.group, self._mark, len(self._plan.assignments), loop.last,
             repeated,
@@ -115,7 +114,7 @@ class ElasticLoop(ABC):
             self._ranks.has_state()
 
     def _train(self, loop: Loop, training: Training) -> bool:
-        """Steps to the last; False if other ranks are to take part before."""
+        """Perform steps; return whether the run is over, or False if the ranks change first."""
         loader = loop.loader(loop.last + 1)
         loop.monitor.start(loop.last + 1)
         if not self._is_settled:
@@ -130,7 +129,7 @@ class ElasticLoop(ABC):
         return self._was_ended or loop.last == training.num_steps
 
     def _settle(self, loop: Loop) -> None:
-        """Do what follows the last step; again, if somebody was lost meanwhile."""
+        """Validate and save after the last step; repeat this if a rank was lost meanwhile."""
         history = loop.monitor.history
         history.validations = [one for one in history.validations if one.step != loop.last]
         self._was_ended = loop.after_step(loop.last)

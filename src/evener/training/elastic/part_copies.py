@@ -1,4 +1,4 @@
-"""Every rank's part of a model that nobody else has, copied into the memory of the next rank: no loss takes all of it.
+"""Copies of every rank's part of a model in the memory of the next rank: one lost node loses no state.
 
 own part  ->  kept here  ->  sent to the rank after this one, on another node
                              kept there, until all ranks have the copies of a later step
@@ -21,7 +21,7 @@ _TAG = 77
 
 
 class PartCopies:
-    """The copies that this rank keeps: of its own part, and of that of the rank before it.
+    """The copies on this rank: of its part, and of the part of the previous rank.
 
     Args:
         group: the ranks, which may change.
@@ -38,37 +38,37 @@ class PartCopies:
         self.every, self.seconds = 0, 0.0
 
     def end(self) -> None:
-        """None are needed, nor made, any more."""
+        """Drop the copies, and make no more."""
         self._kept, self.every = [], 0
 
     def is_due(self, step: int) -> bool:
-        """Whether the state after `step` is to be copied."""
+        """Return whether a copy is due after `step`."""
         return self.every > 0 and step >= self._step + self.every
 
     @property
     def words(self) -> str:
-        """How often, for the user."""
+        """The interval of the copies, as a message to the user."""
         steps = "every step" if self.every == 1 else f"every {self.every} steps"
         return (
             f"{steps} each node's part is copied into the next node's memory, up to {self._largest / 1e6:.1f} MB in "
             f"{self.seconds:.3f} s: a lost node costs no more than the steps since then"
         )
 
-    def copy(self, step: int, own: bytes, step_seconds: float) -> None:
+    def copy(self, step: int, part: bytes, step_seconds: float) -> None:
         """Keep this rank's encoded part, and that of the rank before; all ranks call this after the same step.
 
-        Whoever returns knows that all have the copies; who is interrupted keeps those of before, too.
+        On return, all ranks have the copies; an interrupted rank keeps the previous ones, too.
 
         Args:
             step: whose state it is.
-            own: the part.
-            step_seconds: that a step takes, alike on all ranks, by which it is decided when the next copy is due.
+            part: this rank's encoded part.
+            step_seconds: of a step, the same on all ranks; it decides when the next copy is due.
         """
         group, begin = self._group, time.perf_counter()
-        sizes = [int(row) for row in group.all_gather_bytes(str(len(own)).encode())]
+        sizes = [int(row) for row in group.all_gather_bytes(str(len(part)).encode())]
         before = (group.rank - 1) % group.size
         taken = torch.empty(sizes[before], dtype=torch.uint8)
-        sent = _tensor_of(own)
+        sent = _tensor_of(part)
         works = [
             dist.isend(sent, group=group.process_group, group_dst=(group.rank + 1) % group.size, tag=_TAG),
             dist.irecv(taken, group=group.process_group, group_src=before, tag=_TAG),
@@ -76,14 +76,14 @@ class PartCopies:
         for work in works:
             assert work is not None
             work.wait()
-        new = [own, taken.numpy().tobytes()]
+        new = [part, taken.numpy().tobytes()]
         self._kept += new
         (self.seconds,) = group.all_reduce_max([time.perf_counter() - begin])
         self._kept, self._step, self._largest = new, step, max(sizes)
         self.every = replication_interval(self.seconds, step_seconds)
 
     def held(self) -> list[tuple[StateHead, bytes]]:
-        """What is kept, and what each of it is."""
+        """Return the copies, each with its header."""
         return [(read_head(data), data) for data in self._kept]
 
 

@@ -1,8 +1,8 @@
-"""The plan of a divided model's run for the nodes that are there: as the first one divides, among fewer or others.
+"""The plan of a divided model's run for the present nodes, which divide it as the first plan does.
 
-Samples and layers are divided anew, unevenly, by what the first plan gave each node; micro-batches stay, as they decide
-what BatchNorm sees. A replica keeps as many nodes as are left of it; of one replica alone, its layers are divided. A
-node that the first plan does not name comes in the place of one that is gone.
+Samples and layers are divided again, in proportion to the shares of the first plan; micro-batches stay, as they decide
+what BatchNorm sees. A replica keeps its remaining nodes; if one replica remains, its layers are divided. A node that
+the first plan does not name takes the place of a lost one.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from evener.records.plan import Assignment, Plan, Strategy
 from evener.training.planning import Rows, Shape, divide
 
 
-def plan_among(first: Plan, nodes: Sequence[str], asked: str, came: Sequence[Assignment] = ()) -> Plan:
-    """`first` divided among `nodes`, in the order of their ranks.
+def plan_among(first: Plan, nodes: Sequence[str], shares: str, came: Sequence[Assignment] = ()) -> Plan:
+    """Return `first` divided among `nodes`, in the order of their ranks.
 
     Args:
         first: with which the run began.
         nodes: that are there, some of its own or of those that came.
-        asked: shares that the user named, as of the first plan's nodes.
-        came: when the run had begun, each in the place of one of the first plan's, and with what samples cost it.
+        shares: the user's `--shares` for the nodes of the first plan.
+        came: nodes that joined later, each in the place of one of the first plan, with its costs.
 
     Raises:
-        InvalidInput: there are too few samples for what is left.
+        InvalidInput: there are too few samples for the remaining nodes.
     """
     if list(nodes) == [assignment.node for assignment in first.assignments]:
         return first
-    speeds = _speeds(first, asked, came)
+    speeds = _speeds(first, shares, came)
     known = (*first.assignments, *came)
     rows = _rows(first, known, nodes)
     shape = Shape(
@@ -47,17 +47,17 @@ def plan_among(first: Plan, nodes: Sequence[str], asked: str, came: Sequence[Ass
 
 
 def vacant_places(first: Plan, nodes: Sequence[str], came: Sequence[Assignment]) -> list[Assignment]:
-    """Those of nodes that are gone, in replicas that have fewer nodes than they began with; see `plan_among`."""
-    left = _left((*first.assignments, *came), first, nodes)
+    """Return the places of lost nodes in replicas that have fewer nodes than in the first plan."""
+    sizes = _sizes_among((*first.assignments, *came), first, nodes)
     places: list[Assignment] = []
-    for row, number in zip(first.replica_ranks, left, strict=True):
+    for row, number in zip(first.replica_ranks, sizes, strict=True):
         gone = [first.assignments[rank] for rank in row if first.assignments[rank].node not in nodes]
         places += gone[: max(0, len(row) - number)]
     return places
 
 
 def with_nodes(plan: Plan, came: Iterable[Assignment]) -> Plan:
-    """`plan` with those of `came` whose nodes it does not know, as its last ranks."""
+    """Return `plan` with the unknown nodes of `came` as its last ranks."""
     known = [one.node for one in plan.assignments]
     new = [one for one in came if one.node not in known]
     if not new:
@@ -67,7 +67,7 @@ def with_nodes(plan: Plan, came: Iterable[Assignment]) -> Plan:
 
 
 def came(plan: Plan, costs: Mapping[str, Worker]) -> list[Assignment]:
-    """Nodes of `costs` in the plan of a run that had begun without them, none of whose samples it has divided."""
+    """Return assignments without samples for the nodes of `costs`, which joined the run later."""
     return [
         Assignment(
             rank=0,
@@ -83,9 +83,9 @@ def came(plan: Plan, costs: Mapping[str, Worker]) -> list[Assignment]:
     ]
 
 
-def _speeds(first: Plan, asked: str, came: Sequence[Assignment]) -> dict[str, float]:
-    """Of every node, relative: what the user said, else what was measured; a stage's share tells of its layers."""
-    named = relative_shares(asked, len(first.assignments))
+def _speeds(first: Plan, shares: str, came: Sequence[Assignment]) -> dict[str, float]:
+    """Return the relative speed of every node: the user's shares, else the measured speeds."""
+    named = relative_shares(shares, len(first.assignments))
     if named is not None:
         usual = dict.fromkeys((a.node for a in came), sum(named) / len(named))
         return usual | {a.node: share for a, share in zip(first.assignments, named, strict=True)}
@@ -95,18 +95,18 @@ def _speeds(first: Plan, asked: str, came: Sequence[Assignment]) -> dict[str, fl
 
 
 def _rows(first: Plan, known: Sequence[Assignment], nodes: Sequence[str]) -> Rows:
-    """The ranks of every replica, which are neighbours: as many as are left of each."""
-    left = _left(known, first, nodes)
-    starts = [sum(left[:index]) for index in range(len(left))]
-    return tuple(tuple(range(start, start + size)) for start, size in zip(starts, left, strict=True) if size)
+    """Return the ranks of every replica: neighbours, as many as remain of each."""
+    sizes = _sizes_among(known, first, nodes)
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True) if size)
 
 
-def _left(known: Sequence[Assignment], first: Plan, nodes: Sequence[str]) -> list[int]:
-    """How many of `nodes` every replica has."""
+def _sizes_among(known: Sequence[Assignment], first: Plan, nodes: Sequence[str]) -> list[int]:
+    """Return how many of `nodes` every replica has."""
     replicas = [first.assignments[row[0]].replica for row in first.replica_ranks]
     return [sum(one.node in nodes and one.replica == replica for one in known) for replica in replicas]
 
 
 def _strategy(first: Strategy, rows: Rows) -> Strategy:
-    """That of one replica, if one is left."""
+    """Return the strategy, without `data+` if one replica remains."""
     return cast(Strategy, first.removeprefix("data+")) if len(rows) == 1 else first

@@ -1,11 +1,11 @@
-"""The loop through generations where each rank has the whole model: whoever has made the last step gives its state.
+"""The elastic loop for replicas: each rank has the whole model, and the rank with the last step gives its state.
 
 enter the next generation
-agree                                on the state of the highest step; who is below it takes it over
-    who is new                       does so in the background, while the others train (`healing`)
-    somebody is gone                 the step under way is done again
+agree                                on the state of the highest step; the other ranks load it
+    a rank joins                     it loads the state in the background, while the others train (`healing`)
+    a rank is lost                   the current step is repeated
 
-Nothing is voted upon, or sent besides, in steps that nothing disturbs.
+Undisturbed steps need no vote and no extra message.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from evener.oracle.rebalance import Balance
 from evener.parallel.replicated import ReplicatedModel
 from evener.records.history import History
 from evener.records.plan import Plan
+from evener.training.admission import publish_costs
 from evener.training.elastic.healing import Giver, Taker
 from evener.training.elastic.held_state import HeldState
 from evener.training.elastic.loop import NO_STEP, ElasticLoop
 from evener.training.elastic.plan import came, with_nodes
 from evener.training.elastic.telling import add_untold
 from evener.training.loop import Loop
-from evener.training.needed import leave_present
 from evener.training.training import Training, division_workers, follows_speeds, make_sampler
 
 
@@ -46,9 +46,9 @@ class ReplicatedElasticLoop(ElasticLoop):
         training: with the plan that the run began with.
         config: of the run.
         ranks: that change.
-        is_late: whether this rank comes when the run has begun.
-        own_cost: what samples cost this rank's node, if that is none of the plan's.
-        line: with which newcomers are compared (`needed`); None: they are not.
+        is_late: whether this rank joins after the start.
+        own_cost: the costs of this rank's node, if the plan does not know it.
+        line: for the admission of new nodes (`admission`); None if all are admitted.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         return not self._is_late
 
     def _before_step(self, step: int) -> None:
-        """Keep statistics: the forward pass changes them, and it may have to be done again."""
+        """Save statistics: the forward pass changes them, and may have to be repeated."""
         if self._taker is not None and (self._taker.has_come or self._taker.is_full or self._has_samples(step)):
             self._catch_up()
         if self._before:
@@ -93,7 +93,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         self._kept_for = step
 
     def _after_step(self, loop: Loop) -> None:
-        """Nothing: all others have the whole model, too."""
+        """Do nothing: all others have the whole model, too."""
 
     def _settle(self, loop: Loop) -> None:
         for giver in self._givers:
@@ -107,7 +107,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         is_over = super()._train(loop, training)
         self._catch_up()
         if loop.monitor.awaited:
-            training.group.barrier()  # who gives the state stays until then
+            training.group.barrier()  # the givers stay until then
         for giver in self._givers:
             giver.end()
         return is_over
@@ -115,32 +115,32 @@ class ReplicatedElasticLoop(ElasticLoop):
     def _enter(self) -> tuple[Loop, Training]:
         generation = self._ranks.enter()
         self._givers = []
-        if self._taker is not None:  # it came to nothing
+        if self._taker is not None:  # the transfer failed
             self._taker, self._loop.last = None, NO_STEP
         group = self._training.group
-        own = Standing(step=self._loop.last, is_settled=self._is_settled)
-        rows = group.all_gather_bytes(msgspec.json.encode(own))
+        standing = Standing(step=self._loop.last, is_settled=self._is_settled)
+        rows = group.all_gather_bytes(msgspec.json.encode(standing))
         agreement = agree([msgspec.json.decode(row, type=Standing) for row in rows])
         self._divide(generation, agreement)
         self._take_over(agreement)
         if group.is_leader:
             present = {node: self._costs[node] for node in generation.nodes}
-            leave_present(self._training.context.env.store, present, self._line)
+            publish_costs(self._training.context.env.store, present, self._line)
         self._tell(self._ranks.what_began(), self._loop, self._training)
         return self._loop, self._training
 
     def _divide(self, generation: Generation, agreement: Agreement) -> None:
-        """Divide samples among the ranks of `generation`, by what one that has the state knows of the nodes."""
+        """Divide samples among the ranks of `generation`, by the costs that a rank with the state knows."""
         before, monitor, group = self._training, self._loop.monitor, self._training.group
         if monitor.balance is not None:
             known = zip(before.plan.assignments, monitor.balance.workers, strict=True)
             self._costs |= {a.node: worker for rank, (a, worker) in enumerate(known) if rank not in monitor.awaited}
         rows = group.all_gather_bytes(msgspec.json.encode(self._costs))
-        told = [msgspec.json.decode(row, type=dict[str, Worker]) for row in rows]
-        self._costs = told[agreement.source]
-        for node, own in zip(generation.nodes, told, strict=True):
-            self._costs.setdefault(node, own[node])  # of one that is new, it alone knows them
-        self._know_nodes()
+        costs_by_rank = [msgspec.json.decode(row, type=dict[str, Worker]) for row in rows]
+        self._costs = costs_by_rank[agreement.source]
+        for node, costs in zip(generation.nodes, costs_by_rank, strict=True):
+            self._costs.setdefault(node, costs[node])  # only a new node knows its own costs
+        self._add_nodes()
         workers = tuple(self._costs[node] for node in generation.nodes)
         plan = plan_of(self._plan, generation.nodes, workers)
         awaited = self._awaited(workers, agreement.new)
@@ -159,14 +159,14 @@ class ReplicatedElasticLoop(ElasticLoop):
         self._loop.regroup(self._training, [a.node for a in self._plan.assignments], awaited)
 
     def _awaited(self, workers: Sequence[Worker], new: Sequence[int]) -> dict[int, Worker]:
-        """Those of the ranks `new` that get the state in the background, and what samples will cost them."""
+        """Return the `new` ranks that get the state in the background, with their costs."""
         others = sum(worker.capacity for rank, worker in enumerate(workers) if rank not in new)
         if others < self._plan.micro_batch_size or self._training.context.arithmetic.scaler.is_enabled():
             return {}  # the others do not hold all samples, or gradients alone do not tell what a step does
         return {rank: workers[rank] for rank in new}
 
-    def _know_nodes(self) -> None:
-        """Have the plan of the whole run name all nodes that ever came; if there are new ones, it is told again."""
+    def _add_nodes(self) -> None:
+        """Add nodes that joined to the plan of the whole run; the leader announces a changed plan."""
         plan = with_nodes(self._plan, came(self._plan, self._costs))
         if plan is not self._plan:
             self._plan = plan
@@ -174,7 +174,7 @@ class ReplicatedElasticLoop(ElasticLoop):
                 self._training.context.env.notify(plan)
 
     def _take_over(self, agreement: Agreement) -> None:
-        """Be at the step that was agreed upon, or on the way to it."""
+        """Reach the agreed step, or start the transfer of its state."""
         rank, loop = self._training.group.rank, self._loop
         if rank not in [taker for _, taker in agreement.gifts]:
             if self._kept_for == loop.last + 1:
@@ -198,7 +198,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         self._givers.append(Giver(self._ranks, group.rank, taker, held, self._model.buffers()))
 
     def _take(self, giver: int, agreement: Agreement) -> None:
-        """Take the state from rank `giver`: now, if this rank has samples in the next step, or had a state before."""
+        """Load the state of rank `giver`: in the background if this rank is awaited, else now."""
         group, loop = self._training.group, self._loop
         assert group.mesh is not None
         history = msgspec.msgpack.decode(group.mesh.receive_from(giver), type=History)
@@ -208,7 +208,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         else:
             taker.catch_up(loop.finish_step)
         loop.monitor.history = history
-        self._mark = time.perf_counter()  # what was lost before, those know who have been there
+        self._mark = time.perf_counter()  # the other ranks know the time lost before
         self._begin = self._mark - history.wall_seconds
         loop.last, self._kept_for = agreement.step, NO_STEP
         self._settled = loop.last if agreement.is_settled else NO_STEP
@@ -221,13 +221,13 @@ class ReplicatedElasticLoop(ElasticLoop):
         return any(len(part.indices) for part in self._training.sampler.step(step))
 
     def _keep(self, step: int) -> bool:
-        """Whether this rank has not the state yet; it then keeps the gradients of `step`."""
+        """Save the gradients of `step` if this rank has no state yet; return whether it has none."""
         if self._taker is not None:
             self._taker.keep(step)
         return self._taker is not None
 
     def _catch_up(self) -> None:
-        """Have the state, if this rank has not."""
+        """Load the state, if this rank does not have it."""
         if self._taker is not None:
             last = self._loop.last
             self._taker.catch_up(self._loop.finish_step)
@@ -235,7 +235,7 @@ class ReplicatedElasticLoop(ElasticLoop):
             self._ranks.has_state()
 
     def _end_givers(self) -> None:
-        """Give no more to those who have caught up."""
+        """End transfers to ranks that have caught up."""
         for giver in self._givers:
             if giver.taker not in self._loop.monitor.awaited:
                 giver.end()
@@ -243,12 +243,12 @@ class ReplicatedElasticLoop(ElasticLoop):
 
 
 def _without(workers: Sequence[Worker], awaited: Mapping[int, Worker]) -> tuple[Worker, ...]:
-    """What samples cost if those ranks have none."""
+    """Return `workers` with no samples for the `awaited` ranks."""
     return tuple(replace(one, max_units=0, min_units=0) if rank in awaited else one for rank, one in enumerate(workers))
 
 
 def plan_of(plan: Plan, nodes: Sequence[str], workers: Sequence[Worker]) -> Plan:
-    """`plan` with `nodes` alone, some of its own in whatever order, and samples by what these cost the `workers`."""
+    """Return `plan` with only `nodes`, in their order, and samples divided by the costs in `workers`."""
     assignments = {assignment.node: assignment for assignment in plan.assignments}
     shares = apportion(plan.micro_batch_size, workers)
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""How a rank comes into an elastic run: from its beginning, or later, by itself, from what the others left for it."""
+"""The entry of a rank into an elastic run: at its start, or later with the state that the others published."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from evener.records.profile import TaskTiming
 from evener.records.schema import Part
 from evener.records.task import Task
 from evener.system.pace import StepSeconds
+from evener.training.admission import place_for
 from evener.training.context import RankContext, make_context
 from evener.training.costs import time_here, worker_of
 from evener.training.elastic.held_state import HeldState
 from evener.training.elastic.part_copies import PartCopies
 from evener.training.loop import Loop
-from evener.training.needed import place_for
 from evener.training.training import Training, follows_speeds
 
-_LEFT = "elastic/left"
+_STATE_KEY = "elastic/left"
 _decode_reference = msgspec.json.Decoder(StepSeconds | None).decode
 
 
-class Left(Part, frozen=True, kw_only=True):
-    """What ranks that come later need to know.
+class PublishedState(Part, frozen=True, kw_only=True):
+    """The published state for ranks that join later.
 
     Attributes:
         plan: of the run.
         uses_all: whether every weight has a gradient in every step.
-        references: of slowed nodes, by name, what their steps are held to: in the midst of a run nobody measures it.
+        references: reference steps of throttled nodes, by name; they are measured only at the start.
     """
 
     plan: Plan
@@ -48,7 +48,7 @@ class Left(Part, frozen=True, kw_only=True):
 
 
 def why_fixed(training: Training, config: RunConfig) -> str:
-    """Why the run needs all of its ranks, in words; empty if it can go on without some: each has all that it needs."""
+    """Return why the run needs all of its ranks; empty if it can continue without some."""
     env, strategy = training.context.env, training.plan.strategy
     reasons = {
         "nodes are replaced only where this command starts several on this machine": env.line is None,
@@ -61,32 +61,32 @@ def why_fixed(training: Training, config: RunConfig) -> str:
         "--compile would compile again for other shares": config.compile,
         "collectives of GPUs cannot be left": any(node.device != "cpu" for node in env.nodes),
     }
-    return next((words for words, is_so in reasons.items() if is_so), "")
+    return next((reason for reason, is_so in reasons.items() if is_so), "")
 
 
-def leave_word(env: RankEnvironment, group: Group, plan: Plan, *, uses_all: bool) -> None:
-    """Leave what ranks that come later need to know; all ranks call this."""
+def publish_state(env: RankEnvironment, group: Group, plan: Plan, *, uses_all: bool) -> None:
+    """Publish the state that ranks need when they join later; all ranks call this."""
     rows = group.all_gather_bytes(msgspec.json.encode(group.timer.pace.reference))
-    found = {name: _decode_reference(row) for name, row in zip(group.nodes, rows, strict=True)}
+    decoded = {name: _decode_reference(row) for name, row in zip(group.nodes, rows, strict=True)}
     if group.is_leader and env.store is not None:
-        references = {name: one for name, one in found.items() if one is not None}
-        left = Left(plan=plan, uses_all=uses_all, references=references)
-        env.store.set(_LEFT, msgspec.json.encode(left).decode())
+        references = {name: one for name, one in decoded.items() if one is not None}
+        state = PublishedState(plan=plan, uses_all=uses_all, references=references)
+        env.store.set(_STATE_KEY, msgspec.json.encode(state).decode())
 
 
-def late_group(env: RankEnvironment) -> tuple[Group, Left]:
-    """The group of a rank that comes when the run has begun, in which it is alone as yet; and what was left for it."""
+def late_group(env: RankEnvironment) -> tuple[Group, PublishedState]:
+    """Return a group of this late rank alone, and the state that the others published."""
     assert env.store is not None
-    left = msgspec.json.decode(env.store.get(_LEFT), type=Left)
+    state = msgspec.json.decode(env.store.get(_STATE_KEY), type=PublishedState)
     alone = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
     timer = StepTimer(env.device, env.node.speed_at(0))
-    timer.pace.reference = left.references.get(env.node.name)
-    return Group(rank=0, size=1, device=env.device, nodes=[env.node.name], timer=timer, is_elastic=True), left
+    timer.pace.reference = state.references.get(env.node.name)
+    return Group(rank=0, size=1, device=env.device, nodes=[env.node.name], timer=timer, is_elastic=True), state
 
 
 def with_copies(training: Training, config: RunConfig) -> Training:
-    """`training`, whose plan says how often parts are copied, of which nobody else has any; all ranks call this."""
+    """Return `training` whose plan has the interval of part copies, if it needs them; all ranks call this."""
     plan = training.plan
     if plan.strategy in WHOLE_MODEL or len(plan.replica_ranks) > 1:
         return training
@@ -97,9 +97,9 @@ def with_copies(training: Training, config: RunConfig) -> Training:
 
 
 def cost_here(context: RankContext, plan: Plan, config: RunConfig) -> Worker | None:
-    """What samples cost this rank's node, measured while the others train; None where `plan` knows it.
+    """Measure the costs of samples on this node while the others train; None if `plan` knows them.
 
-    Where the user named shares, it is to have as many as the others have on the average.
+    With `--shares`, the node gets the average share of the others.
 
     Raises:
         NotNeeded: the node cannot hold the model and one sample.
@@ -113,7 +113,7 @@ def cost_here(context: RankContext, plan: Plan, config: RunConfig) -> Worker | N
 
 
 def time_to_come(time: Callable[[], TaskTiming]) -> TaskTiming:
-    """What `time` measures on a node that comes to a run. Raises NotNeeded: it cannot hold the model and one sample."""
+    """Call `time` on a node that joins. Raise NotNeeded if it cannot hold the model and one sample."""
     try:
         return time()
     except DoesNotFit as error:
@@ -121,7 +121,7 @@ def time_to_come(time: Callable[[], TaskTiming]) -> TaskTiming:
 
 
 def place_here(context: RankContext, plan: Plan, config: RunConfig) -> Assignment | None:
-    """The place in a divided model that this rank's node comes in, with what samples cost it; None: `plan` knows it.
+    """Return the place of this rank's node in a divided model, with its costs; None if `plan` knows it.
 
     Raises:
         NotNeeded: no node of the plan is missing.
@@ -130,20 +130,20 @@ def place_here(context: RankContext, plan: Plan, config: RunConfig) -> Assignmen
     if place is None:
         return None
     node, reason = context.env.node, f"came in the place of {place.node}"
-    own = msgspec.structs.replace(place, node=node.name, device=node.device, samples=0, reason=reason)
+    assignment = msgspec.structs.replace(place, node=node.name, device=node.device, samples=0, reason=reason)
     if config.shares != "measured" or not all(one.sample_seconds for one in plan.assignments):
-        return own
+        return assignment
     cost = worker_of(time_to_come(lambda: time_here(context, plan.micro_batch_size)), plan.accumulate)
-    return msgspec.structs.replace(own, fixed_seconds=cost.fixed_seconds, sample_seconds=cost.unit_seconds)
+    return msgspec.structs.replace(assignment, fixed_seconds=cost.fixed_seconds, sample_seconds=cost.unit_seconds)
 
 
 def late_context(env: RankEnvironment, config: RunConfig, task: Task | None) -> tuple[RankContext, Plan]:
-    """The context of a rank that comes when the run has begun, and the plan with which that was.
+    """Return the context of a rank that joins later, and the first plan of the run.
 
     Args:
         env: of the rank.
         config: of the run.
         task: of the run, if it is known; None: the one that `config` names.
     """
-    group, left = late_group(env)
-    return replace(make_context(env, group, config, task), uses_all=left.uses_all), left.plan
+    group, state = late_group(env)
+    return replace(make_context(env, group, config, task), uses_all=state.uses_all), state.plan

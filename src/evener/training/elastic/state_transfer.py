@@ -1,8 +1,8 @@
 """States of a training between ranks, over the mesh (`held_state` says what they are).
 
-send_state, take_state    from one that holds the whole to one that does not
-send_large, take_large    likewise, of any state
-share_states              parts from all who have some to all
+send_state, take_state    a whole state, from one rank to another
+send_large, take_large    any large data, from one rank to another
+share_states              parts, from the ranks that have some to all ranks
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evener.records.schema import Amount
 from evener.training.elastic.held_state import HeldState
 
 _PIECE = 2**20
-"""Bytes of a message, at most: while one travels, the next is signed, and the one before it proved."""
+"""Bytes of a message, at most: while one travels, the next is signed and the previous one verified."""
 
 
 def send_state(held: HeldState, mesh: Mesh, rank: int) -> None:
@@ -26,7 +26,7 @@ def send_state(held: HeldState, mesh: Mesh, rank: int) -> None:
 
 
 def take_state(mesh: Mesh, source: int) -> HeldState:
-    """What rank `source` sends."""
+    """Receive the state that rank `source` sends."""
     return HeldState.decode(take_large(mesh, source))
 
 
@@ -38,7 +38,7 @@ def send_large(data: bytes, mesh: Mesh, rank: int) -> None:
 
 
 def take_large(mesh: Mesh, source: int) -> bytearray:
-    """What rank `source` sends in pieces."""
+    """Receive data that rank `source` sends in pieces."""
     size = msgspec.json.decode(mesh.receive_from(source), type=Amount)
     data = bytearray()
     while len(data) < size:
@@ -46,18 +46,18 @@ def take_large(mesh: Mesh, source: int) -> bytearray:
     return data
 
 
-def share_states(own: Sequence[bytes], group: Group) -> list[HeldState]:
-    """The encoded states that ranks give, `own` among them: of the first rank first; all ranks call this."""
+def share_states(encoded: Sequence[bytes], group: Group) -> list[HeldState]:
+    """Return the states that all ranks give, in the order of ranks; all ranks call this with theirs, `encoded`."""
     rows = [
         msgspec.json.decode(row, type=list[Amount])
-        for row in group.all_gather_bytes(msgspec.json.encode([len(data) for data in own]))
+        for row in group.all_gather_bytes(msgspec.json.encode([len(data) for data in encoded]))
     ]
-    found = []
+    states = []
     for rank, sizes in enumerate(rows):
         for number, size in enumerate(sizes):
             data = bytearray()
             for start in range(0, size, _PIECE):
-                mine = own[number][start : start + _PIECE] if rank == group.rank else b""
-                data += group.told_by(rank, mine)
-            found.append(HeldState.decode(data))
-    return found
+                piece = encoded[number][start : start + _PIECE] if rank == group.rank else b""
+                data += group.told_by(rank, piece)
+            states.append(HeldState.decode(data))
+    return states

@@ -1,4 +1,4 @@
-"""What an elastic run's record says: of nodes that went or came, what that cost, and steps that nobody reported."""
+"""The record of an elastic run: nodes that left or joined, the time this cost, and unreported steps."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def tell_generation(
     last: int,
     repeated: int = 0,
 ) -> float:
-    """Have the record say why `generation` began and what that cost; all ranks call this. When it ended, on this one.
+    """Record why `generation` began and how much time it cost; return the time on this rank. All ranks call this.
 
     Args:
-        generation: with the reasons of those before it that nobody has told of.
-        ranks: know when this process learnt of a loss.
+        generation: with the reasons of previous ones that were not recorded.
+        ranks: with the time when this process learnt of a loss.
         monitor: keeps the history.
         group: the ranks of the generation.
         mark: when the last step ended here, by `time.perf_counter`.
@@ -38,8 +38,8 @@ def tell_generation(
         repeated: steps that were done and will be done again.
     """
     now = time.perf_counter()
-    own = (now - mark, now - ranks.known_at if ranks.known_at else 0.0)
-    rows = group.all_gather_bytes(msgspec.json.encode(own))
+    seconds_here = (now - mark, now - ranks.known_at if ranks.known_at else 0.0)
+    rows = group.all_gather_bytes(msgspec.json.encode(seconds_here))
     lost, since = map(max, zip(*(msgspec.json.decode(row) for row in rows), strict=True))
     ranks.known_at, history = 0.0, monitor.history
     if generation.number == 1:
@@ -47,13 +47,13 @@ def tell_generation(
     lost += repeated * history.seconds / max(1, history.last_step)
     history.lost_seconds += lost
     count = len(generation.participants)
-    words = f"{generation.reason}; {count} node{'' if count == 1 else 's'} of {num_nodes} go on"
+    message = f"{generation.reason}; {count} node{'' if count == 1 else 's'} of {num_nodes} go on"
     if generation.lost:
-        words += f" with step {last + 1}, {since:.3f} s after that was known; {lost:.3f} s lost"
+        message += f" with step {last + 1}, {since:.3f} s after that was known; {lost:.3f} s lost"
     if repeated:
-        words += f"; {repeated} step{'' if repeated == 1 else 's'} to be done again"
+        message += f"; {repeated} step{'' if repeated == 1 else 's'} to be done again"
     kind, nodes = ("node lost", generation.lost) if generation.lost else ("joined", generation.joined)
-    monitor.emit(Event(step=last, kind=kind, message=words, nodes=nodes))
+    monitor.emit(Event(step=last, kind=kind, message=message, nodes=nodes))
     return now
 
 

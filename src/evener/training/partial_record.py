@@ -1,4 +1,4 @@
-"""The record of a run that ended before it was complete: of what was shown of it, as its nodes may be gone."""
+"""The record of a run that ended early, from the events that were shown, as its nodes may be gone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from evener.report.live.live_run import LiveRun
 from evener.system.host import environment
 
 
-class Asked(NamedTuple):
-    """What a record says of what was asked for; see `TrainRecord`.
+class RunRequest(NamedTuple):
+    """The request for a run, for its record; see `TrainRecord`.
 
     Attributes:
-        events: what the user has to know before anything else happens.
+        events: shown before the run starts.
         file: that defines the task, without its folder; empty for a built-in task.
     """
 
@@ -34,41 +34,41 @@ class Asked(NamedTuple):
     file: str = ""
 
 
-def asked_of(config: RunConfig) -> Asked:
-    """What the record of a run says that ends before it is complete."""
+def request_of(config: RunConfig) -> RunRequest:
+    """Return the request of `config`, for the record of a run that ends early."""
     path = Path(config.task)
     file = path.name if is_path(config.task) else ""
-    return Asked(path.stem, config.seed, config.precision, config.usual, config.dividing_options, file=file)
+    return RunRequest(path.stem, config.seed, config.precision, config.usual, config.dividing_options, file=file)
 
 
-def unfinished_record(
-    live: LiveRun, plan: Plan, asked: Asked, *, ending: str, startup: float, seconds: float
+def partial_record(
+    live: LiveRun, plan: Plan, request: RunRequest, *, ending: str, startup: float, seconds: float
 ) -> TrainRecord:
-    """What happened in a run that ended with the sentence `ending`, as far as it was shown.
+    """Return the record of a run that ended with the sentence `ending`, from the events that were shown.
 
-    Bytes received and peak memory are not known of nodes that cannot be asked any more: 0.
+    Received bytes and peak memory are unknown: 0.
 
     Args:
-        live: all that was shown.
-        plan: that was performed last.
-        asked: of the run.
+        live: the shown events.
+        plan: the last one.
+        request: of the run.
         ending: how it ended.
         startup: seconds before its first step.
         seconds: since then.
     """
-    told = [one for _, one in live.log]
+    events = [one for _, one in live.log]
     history = msgspec.structs.replace(
         live.history,
-        events=[one for one in told if isinstance(one, Event)],
-        validations=[one for one in told if isinstance(one, Validation)],
+        events=[one for one in events if isinstance(one, Event)],
+        validations=[one for one in events if isinstance(one, Validation)],
     )
     return history.record(
         list(_nodes(history, plan)),
-        task=asked.task,
+        task=request.task,
         plan=plan,
-        seed=asked.seed,
+        seed=request.seed,
         epochs=live.epochs,
-        precision=asked.precision,
+        precision=request.precision,
         seconds=seconds,
         startup_seconds=startup,
         environment=environment(),

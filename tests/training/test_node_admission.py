@@ -15,8 +15,8 @@ from evener.oracle.apportion import Worker
 from evener.oracle.cost.topology import LinkCost
 from evener.records.errors import NotNeeded
 from evener.records.plan import Assignment, Plan
-from evener.training import needed
-from evener.training.needed import leave_places, leave_present, place_for, require_needed, slowest_line
+from evener.training import admission
+from evener.training.admission import place_for, publish_costs, publish_places, require_beneficial, slowest_line
 from support.stores import memory_store
 
 ASSIGNED = Assignment(rank=0, node="a", device="cpu", samples=100, sample_seconds=0.01)
@@ -28,9 +28,9 @@ LINE = LinkCost(1e-3, 1e-8)
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> SignedStore:
     """Of a run of a master's, with what its leader has left; every line is as fast as any."""
-    monkeypatch.setattr(needed, "_line_cost", lambda *_: LINE)
+    monkeypatch.setattr(admission, "_line_cost", lambda *_: LINE)
     one = memory_store()
-    leave_present(one, {"a": Worker(unit_seconds=0.01)}, LINE)
+    publish_costs(one, {"a": Worker(unit_seconds=0.01)}, LINE)
     return one
 
 
@@ -44,14 +44,14 @@ def rank_that(*, is_leader: bool) -> Any:
 
 
 def test_one_that_makes_a_step_shorter_is_taken_and_knows_what_later_ones_are_compared_with(store: SignedStore) -> None:
-    assert require_needed(context_of(store), PLAN, CONFIG, Worker(unit_seconds=0.02)) == LINE
+    assert require_beneficial(context_of(store), PLAN, CONFIG, Worker(unit_seconds=0.02)) == LINE
 
 
 def test_one_that_makes_it_longer_is_not_and_says_what_was_predicted(store: SignedStore) -> None:
     slow = Worker(unit_seconds=0.01, fixed_seconds=2.0)
     said = "2 s per step with it, 1 s without it"
     with pytest.raises(NotNeeded, match=said):
-        require_needed(context_of(store), PLAN, CONFIG, slow)
+        require_beneficial(context_of(store), PLAN, CONFIG, slow)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_where_nothing_can_be_compared_all_are_taken(
     store: SignedStore, plan: Plan, config: RunConfig, is_of_master: bool, own: float
 ) -> None:
     worker = Worker(unit_seconds=0.01, fixed_seconds=own)
-    assert require_needed(context_of(store, is_of_master=is_of_master), plan, config, worker) is None
+    assert require_beneficial(context_of(store, is_of_master=is_of_master), plan, config, worker) is None
 
 
 def test_a_node_of_the_plan_is_taken_back_however_slow_it_has_become(store: SignedStore) -> None:
-    assert require_needed(context_of(store), PLAN, CONFIG, None) == LINE
+    assert require_beneficial(context_of(store), PLAN, CONFIG, None) == LINE
 
 
 def test_a_line_is_timed_by_values_that_are_gone_afterwards() -> None:
@@ -86,14 +86,14 @@ def test_a_line_is_timed_by_values_that_are_gone_afterwards() -> None:
 
 def test_a_divided_model_has_a_place_for_a_new_node_where_one_is_gone(store: SignedStore) -> None:
     context = context_of(store)
-    leave_places(context.env, rank_that(is_leader=True), [ASSIGNED])
-    leave_places(context.env, rank_that(is_leader=False), [])
+    publish_places(context.env, rank_that(is_leader=True), [ASSIGNED])
+    publish_places(context.env, rank_that(is_leader=False), [])
     assert place_for(context.env, PLAN) == ASSIGNED
 
 
 def test_a_divided_model_has_none_where_all_are_there(store: SignedStore) -> None:
     context = context_of(store)
-    leave_places(context.env, rank_that(is_leader=True), [])
+    publish_places(context.env, rank_that(is_leader=True), [])
     with pytest.raises(NotNeeded, match="the model is divided among 1 nodes, and as many are there"):
         place_for(context.env, PLAN)
 

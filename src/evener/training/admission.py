@@ -1,0 +1,140 @@
+"""Admission of nodes to a master's run: a new node joins if it makes steps shorter. The other ranks do not wait.
+
+    initial ranks    measure the slowest connection to the master       before the first step
+    the leader       publishes the costs of the present nodes           in every generation
+    a new node       times the model and its connection, and predicts a step
+
+With `--shares`, every new node takes part; nodes that the plan knows do so, too. A divided model stays divided among as
+many nodes as the run began with: a new node takes the place of a lost one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from evener.comm.group import Group
+from evener.comm.signed_store import SignedStore
+from evener.config.run_config import RunConfig
+from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.admission import Forecast, forecast
+from evener.oracle.apportion import Worker
+from evener.oracle.cost.topology import LinkCost
+from evener.oracle.data_parallel import GradientSync
+from evener.parallel.shared_statistics import statistics_exchanges
+from evener.records.errors import NotNeeded
+from evener.records.plan import Assignment, Plan
+from evener.records.schema import Part
+from evener.training.context import RankContext
+from evener.training.costs import gradient_bytes
+from evener.training.training import Training, follows_speeds
+
+_PRESENT, _PLACES = "elastic/present", "elastic/places"
+_BYTES, _MESSAGES = 2**19, 3
+
+
+class _Present(Part, frozen=True, kw_only=True):
+    """The present nodes, with which a new one is compared.
+
+    Attributes:
+        costs: of samples, on the present nodes.
+        line: latency in seconds, and seconds per byte, of the slowest connection of an initial rank to the master.
+    """
+
+    costs: dict[str, Worker]
+    line: tuple[float, float]
+
+
+def slowest_line(training: Training, config: RunConfig) -> LinkCost | None:
+    """Return the slowest rank's connection to the master; None if all nodes are admitted. All ranks call this."""
+    store = _store_to_compare(training.context, training.plan, config)
+    if store is None:
+        return None
+    line = _line_cost(store, training.context.env.node.name)
+    return LinkCost(*training.group.all_reduce_max([line.alpha, line.beta]))
+
+
+def publish_costs(store: SignedStore | None, costs: Mapping[str, Worker], line: LinkCost | None) -> None:
+    """Publish the costs that new nodes are compared with, if they are compared."""
+    if line is not None and store is not None:
+        store.set(_PRESENT, msgspec.json.encode(_Present(costs=dict(costs), line=(line.alpha, line.beta))).decode())
+
+
+def require_beneficial(context: RankContext, plan: Plan, config: RunConfig, cost: Worker | None) -> LinkCost | None:
+    """Require that steps are shorter with this rank's node; return the result of `slowest_line` on initial ranks.
+
+    Args:
+        context: of a rank that joins later.
+        plan: the first plan of the run.
+        config: of the run.
+        cost: costs of this node; None for a node of the plan, which is always admitted.
+
+    Raises:
+        NotNeeded: a step is predicted to be no shorter.
+    """
+    store = _store_to_compare(context, plan, config)
+    if store is None:
+        return None
+    present = msgspec.json.decode(store.get(_PRESENT), type=_Present)
+    line = LinkCost(*present.line)
+    if cost is not None:
+        prediction = _forecast(context, plan, present, cost, _line_cost(store, context.env.node.name))
+        if not prediction.is_shorter:
+            raise NotNeeded(f"a step would not be shorter: {prediction.summary}")
+    return line
+
+
+def publish_places(env: RankEnvironment, group: Group, places: Sequence[Assignment]) -> None:
+    """Have the leader of a master's run publish the places of lost nodes in a divided model."""
+    if group.is_leader and env.has_own_paths and env.store is not None:
+        env.store.set(_PLACES, msgspec.json.encode(places).decode())
+
+
+def place_for(env: RankEnvironment, plan: Plan) -> Assignment | None:
+    """Return the vacant place for this rank's node in a divided model; None if the first plan, `plan`, names it.
+
+    Raises:
+        NotNeeded: no place is vacant.
+    """
+    if env.node.name in [one.node for one in plan.assignments]:
+        return None
+    assert env.store is not None
+    places = msgspec.json.decode(env.store.get(_PLACES), type=list[Assignment])
+    if not places:
+        raise NotNeeded(f"the model is divided among {len(plan.assignments)} nodes, and as many are there")
+    return places[0]
+
+
+def _store_to_compare(context: RankContext, plan: Plan, config: RunConfig) -> SignedStore | None:
+    """Return the store if nodes are compared: in a master's run whose samples are divided by measured speeds."""
+    is_compared = context.env.has_own_paths and plan.ring is not None and follows_speeds(config, plan)
+    return context.env.store if is_compared else None
+
+
+def _forecast(context: RankContext, plan: Plan, present: _Present, cost: Worker, line: LinkCost) -> Forecast:
+    assert plan.ring is not None
+    exchange = GradientSync(
+        gradient_bytes=gradient_bytes(context.model),
+        statistics=statistics_exchanges(context.model)[0],
+        alpha=plan.ring[0],
+        beta=plan.ring[1],
+    )
+    batch = plan.micro_batch_size, plan.accumulate
+    return forecast(tuple(present.costs.values()), cost, batch, exchange, (LinkCost(*present.line), line))
+
+
+def _line_cost(store: SignedStore, node: str) -> LinkCost:
+    """Measure this rank's connection to the master: the best of a few messages, as it may be busy."""
+    key = f"elastic/line/{node}"
+
+    def seconds(nbytes: int) -> float:
+        begin = time.perf_counter()
+        store.set(key, bytes(nbytes))
+        return time.perf_counter() - begin
+
+    seconds(0)  # the first value of a key is written down there
+    small, large = (min(seconds(nbytes) for _ in range(_MESSAGES)) for nbytes in (0, _BYTES))
+    seconds(0)
+    return LinkCost(small / 2, max(0.0, large - small) / _BYTES)
