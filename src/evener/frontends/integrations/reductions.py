@@ -84,7 +84,7 @@ class Reductions:
         """Return the leader's object."""
         if self.run.group.size == 1:
             return thing
-        return pickle.loads(self.run.group.told_by_leader(pickle.dumps(thing)))  # among ranks of one user
+        return pickle.loads(self.run.group.broadcast(pickle.dumps(thing)))  # among ranks of one user
 
     def rows(self, rows: Tensor) -> Tensor:
         """Return `rows` of a single rank. Raises InvalidInput with several, whose numbers of rows differ."""

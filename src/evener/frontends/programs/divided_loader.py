@@ -251,7 +251,7 @@ def _broadcast_batches(group: Group, batches: Any) -> Iterator[list[Any]]:
     while True:
         batch = next(leaders, None) if group.is_leader else None
         message = b"" if batch is None else msgspec.msgpack.encode([_plain(index) for index in batch])
-        message = group.told_by_leader(message, NEXT_BATCH)
+        message = group.broadcast(message, NEXT_BATCH)
         if not message:
             return
         yield [tuple(one) if isinstance(one, list) else one for one in msgspec.msgpack.decode(message)]

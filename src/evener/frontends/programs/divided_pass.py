@@ -124,9 +124,9 @@ class _Gathering:
             chosen = [i for i, part in enumerate(parts) if part.dtype == dtype]
             routes = [self._routes[i] for i in chosen]
             if dtype not in self._exchanges:
-                numbered = [Route(route.own, route.need, source=i) for i, route in enumerate(routes)]
+                numbered = [Route(route.owned, route.need, source=i) for i, route in enumerate(routes)]
                 self._exchanges[dtype] = Exchange(self._group, numbered, self._kind)
-            shapes = [shape_of(route.own[self._group.rank]) for route in routes]
+            shapes = [shape_of(route.owned[self._group.rank]) for route in routes]
             blocks = [parts[i].reshape(shape) for i, shape in zip(chosen, shapes, strict=True)]
             for i, whole in zip(chosen, self._exchanges[dtype].all_gather(blocks), strict=True):
                 gathered[i] = whole

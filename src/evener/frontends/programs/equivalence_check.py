@@ -213,7 +213,7 @@ class EquivalenceCheck:
             max(minimum, int(samples * min(1.0, affordable / _ROUNDS))),
             max(_ROUNDS, min(_LATER_ROUNDS, int(affordable))),
         )
-        message = self._group.told_by_leader(msgspec.json.encode(proposal), _TOPIC)
+        message = self._group.broadcast(msgspec.json.encode(proposal), _TOPIC)
         token, limit, rounds = msgspec.json.decode(message, type=tuple[str, int, int])
         extent = Extent(samples=limit, rounds=rounds, seed=step, in_background=True)
         folder = Path(tempfile.mkdtemp(prefix="evener-"))
@@ -235,7 +235,7 @@ class EquivalenceCheck:
             return
         later.pids[:] = [pid for pid in later.pids if os.waitpid(pid, 0 if wait else os.WNOHANG)[0] == 0]
         report = b"" if later.pids else msgspec.json.encode(self._report(later.folder, is_wide=True))
-        leaders = self._group.told_by_leader(report, _TOPIC)
+        leaders = self._group.broadcast(report, _TOPIC)
         if not leaders:
             return
         _wait(later.pids)
@@ -259,7 +259,7 @@ class EquivalenceCheck:
                     return
                 _wait([pid])
             reason = failure(path).encode() if self._group.is_leader else b""
-            failed = self._group.told_by_leader(reason, _LONE_TOPIC).decode()
+            failed = self._group.broadcast(reason, _LONE_TOPIC).decode()
         if is_of_lone_sample(failed):
             raise InvalidInput(lone)
 
@@ -300,7 +300,7 @@ class EquivalenceCheck:
         self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], samples: int, *, is_wide: bool
     ) -> list[Report]:
         """Return the reports of all ranks' replicas with at most `samples` of a batch; empty in a replica."""
-        token = self._group.told_by_leader(secrets.token_hex(8).encode()).decode()
+        token = self._group.broadcast(secrets.token_hex(8).encode()).decode()
         extent = Extent(samples=samples, rounds=_ROUNDS, is_wide=is_wide)
         with self._folder() as folder:
             pids = self._copies(models, optimizers, token, folder, extent)

@@ -72,7 +72,7 @@ def agreed_model(model: nn.Module, group: Group) -> nn.Module:
     state = [*model.parameters(), *model.buffers()]
     shapes = repr([(name, tuple(t.shape), t.dtype) for name, t in model.state_dict().items()])
     require_alike(group, zlib.crc32(shapes.encode()), "the model must be the same on all nodes")
-    group.take_leaders(state)
+    group.broadcast_(state)
     return model
 
 

@@ -22,7 +22,7 @@ from evener.comm.group import Group
 
 def take_leaders_state(group: Group, topic: str = "") -> None:
     """Copy the leader's states of the CPU generators (torch, Python, NumPy); every rank calls this."""
-    state = msgspec.msgpack.decode(group.told_by_leader(_state(), topic))
+    state = msgspec.msgpack.decode(group.broadcast(_state(), topic))
     torch.set_rng_state(torch.frombuffer(bytearray(state[0]), dtype=torch.uint8))
     version, numbers, gauss = state[1]
     random.setstate((version, tuple(numbers), gauss))
@@ -53,7 +53,7 @@ class OwnDraws:
             torch.manual_seed(drawn + self._group.rank)
         else:
             torch.set_rng_state(before)
-        self._seed = int.from_bytes(self._group.told_by_leader(drawn.to_bytes(8), "the first batch"))
+        self._seed = int.from_bytes(self._group.broadcast(drawn.to_bytes(8), "the first batch"))
 
     def leave(self) -> None:
         """Switch to the shared stream; all ranks call this equally often."""

@@ -58,6 +58,6 @@ def share_states(own: Sequence[bytes], group: Group) -> list[HeldState]:
             data = bytearray()
             for start in range(0, size, _PIECE):
                 mine = own[number][start : start + _PIECE] if rank == group.rank else b""
-                data += group.told_by(rank, mine)
+                data += group.broadcast_from(rank, mine)
             found.append(HeldState.decode(data))
     return found
