@@ -34,7 +34,7 @@ STEPS_PER_EPOCH = 25
 def run_seconds(env: RankEnvironment, group: Group, words: dict[str, Any], *, is_compared: bool) -> float:
     """Seconds of a whole program."""
     run = Run(env, group, ScriptConfig(script=SCRIPT, shares="3,1"))
-    run.rehearsal.is_wanted = is_compared
+    run.equivalence_check.is_wanted = is_compared
     model = make_model()
     optimizer = sgd(model)
     loader = DataLoader(make_data(words["batch"] * STEPS_PER_EPOCH), words["batch"], shuffle=True)
@@ -46,7 +46,7 @@ def run_seconds(env: RankEnvironment, group: Group, words: dict[str, Any], *, is
             optimizer.zero_grad()
             torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
             optimizer.step()
-    run.rehearsal.collect(wait=True)
+    run.equivalence_check.collect(wait=True)
     group.barrier()
     return time.perf_counter() - begin
 

@@ -65,7 +65,7 @@ def plain_step(group: Group, batch: int) -> Step:
 def prepared_step(env: RankEnvironment, group: Group, batch: int) -> Step:
     """Of a program with `run.prepare`."""
     run = Run(env, group, ScriptConfig(script=SCRIPT, shares="equal"))
-    run.rehearsal.is_wanted = False
+    run.equivalence_check.is_wanted = False
     model = make_model()
     return step_of(*run.prepare(model, sgd(model), DataLoader(make_data(batch * 10), batch, shuffle=True)))
 

@@ -135,7 +135,7 @@ def test_what_a_master_says_of_its_nodes_is_printable(text: str) -> None:
 
 @pytest.mark.parametrize("text", EVIL)
 def test_a_rank_has_a_printable_name(text: str) -> None:
-    for hello in (Hello(node=text), Hello(node="a", founders=(text,))):
+    for hello in (Hello(node=text), Hello(node="a", initial_nodes=(text,))):
         with pytest.raises(msgspec.DecodeError):
             decode_from_rank(msgspec.msgpack.encode(hello))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evener.comm.exchange import Exchange, Intervals, Region, Route, blocks, numel, shape_of
 from evener.comm.group import Group
-from evener.comm.mesh import LARGEST_ROUND
+from evener.comm.mesh import MAX_ROUND_BYTES
 from evener.records.errors import InvalidValue
 from support.thread_ranks import together
 
@@ -54,7 +54,7 @@ def test_spread_brings_what_is_needed_and_collect_sums_what_was_made_of_it(small
         exchange = Exchange(group, [Route(own, need)], "test")
         return exchange.all_gather([take(own[group.rank])])[0], exchange.reduce_scatter([take(need[group.rank])])[0]
 
-    with mock.patch("evener.comm.exchange.LARGEST_ROUND", LARGEST_ROUND if small else -1):
+    with mock.patch("evener.comm.exchange.MAX_ROUND_BYTES", MAX_ROUND_BYTES if small else -1):
         results = together(ranks, work)
     times = torch.zeros_like(whole)
     for rank in range(ranks):

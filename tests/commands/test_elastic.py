@@ -153,7 +153,7 @@ def test_when_the_process_that_was_typed_is_killed_its_ranks_end_and_the_run_can
 
 @pytest.mark.slow
 def test_a_run_of_which_nobody_is_left_says_how_to_go_on(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="nobody is left who holds the state of the training"):
+    with pytest.raises(AssertionError, match="no remaining node holds the state of the training"):
         run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.05, "--patience", "20", victims=2)
 
 

@@ -14,14 +14,14 @@ import torch.distributed as dist
 from evener.comm.signed_store import SignedStore
 from evener.launch.line_store import LineStore, RankLine
 from evener.membership.generation import Generation, Heard, Participant, encode_message
-from evener.membership.meeting import Meeting
+from evener.membership.rendezvous import Rendezvous
 from evener.membership.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
 from evener.records.errors import NodeLost
 
 SECRET = b"s" * 16
 
 
-class Authority:
+class Coordinator:
     """Keeps values for some processes in this one."""
 
     def __init__(self) -> None:
@@ -60,14 +60,14 @@ class Authority:
 
 
 @pytest.fixture
-def authority() -> Iterator[Authority]:
-    one = Authority()
+def coordinator() -> Iterator[Coordinator]:
+    one = Coordinator()
     yield one
     one.close()
 
 
-def test_what_one_leaves_the_other_finds_and_waits_for(authority: Authority) -> None:
-    first, second = (SignedStore(LineStore(authority.line(number)), SECRET) for number in (1, 2))
+def test_what_one_leaves_the_other_finds_and_waits_for(coordinator: Coordinator) -> None:
+    first, second = (SignedStore(LineStore(coordinator.line(number)), SECRET) for number in (1, 2))
     found: list[bytes] = []
     waiting = threading.Thread(target=lambda: found.append(second.get("place")))
     waiting.start()
@@ -78,28 +78,28 @@ def test_what_one_leaves_the_other_finds_and_waits_for(authority: Authority) -> 
     assert found == [b"here"]
 
 
-def test_a_value_that_nobody_signed_is_refused(authority: Authority) -> None:
-    authority.values.by_key["place"] = b"x" * 40
+def test_a_value_that_nobody_signed_is_refused(coordinator: Coordinator) -> None:
+    coordinator.values.by_key["place"] = b"x" * 40
     with pytest.raises(NodeLost, match="was not signed"):
-        SignedStore(LineStore(authority.line(1)), SECRET).get("place")
+        SignedStore(LineStore(coordinator.line(1)), SECRET).get("place")
 
 
-def test_what_does_not_come_in_time_is_an_error_as_of_any_store(authority: Authority) -> None:
+def test_what_does_not_come_in_time_is_an_error_as_of_any_store(coordinator: Coordinator) -> None:
     with pytest.raises(dist.DistStoreError, match=r"did not answer for 0\.05 s"):
-        LineStore(authority.line(1)).wait(["never"], timedelta(seconds=0.05))
+        LineStore(coordinator.line(1)).wait(["never"], timedelta(seconds=0.05))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_meeting_over_a_line_that_was_left_ends_and_one_to_which_all_come_does_not(
-    authority: Authority, rank: int
+def test_a_rendezvous_over_a_line_that_was_left_ends_and_one_to_which_all_come_does_not(
+    coordinator: Coordinator, rank: int
 ) -> None:
     changed = threading.Condition()
     present = tuple(Participant(process=number, node=f"n{number}", since=1) for number in range(2))
 
-    def meet(number: int, rank: int) -> Meeting:
+    def meet(number: int, rank: int) -> Rendezvous:
         generation = Generation(number=number, participants=present, reason="", is_urgent=False)
-        line = authority.line(10 * number + rank)
-        return Meeting(generation, rank, lambda: SignedStore(LineStore(line), SECRET), "127.0.0.1", changed)
+        line = coordinator.line(10 * number + rank)
+        return Rendezvous(generation, rank, lambda: SignedStore(LineStore(line), SECRET), "127.0.0.1", changed)
 
     left = meet(1, rank)
     with changed:
@@ -115,10 +115,10 @@ def test_a_meeting_over_a_line_that_was_left_ends_and_one_to_which_all_come_does
         assert one.connections.has_ended()
 
 
-def test_words_that_are_no_values_are_for_who_listens_and_the_end_ends_all(authority: Authority) -> None:
-    line = authority.line(1)
-    authority.tell(1, encode_message(Heard(count=3)))
+def test_words_that_are_no_values_are_for_who_listens_and_the_end_ends_all(coordinator: Coordinator) -> None:
+    line = coordinator.line(1)
+    coordinator.tell(1, encode_message(Heard(count=3)))
     assert line.receive() == encode_message(Heard(count=3))
-    authority.tell(1, None)
+    coordinator.tell(1, None)
     with pytest.raises(EOFError):
         line.receive()

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from evener.comm.abortable import GlooPlace
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
+from evener.membership.control_channel import ControlChannel
 from evener.membership.elastic_group import ElasticGroup
-from evener.membership.generation import Beat, Generation, Heard, Participant, decode_for_authority, encode_message
-from evener.membership.line import Line
-from evener.membership.meeting import Connections, Meeting
+from evener.membership.generation import Beat, Generation, Heard, Participant, decode_for_coordinator, encode_message
+from evener.membership.rendezvous import Connections, Rendezvous
 from evener.records.errors import EvenerError, NodeLost
 from support.stores import memory_store
 
@@ -28,14 +28,14 @@ PATIENCE = 4.0
 
 
 class Rank:
-    """A process that takes part, in this one: its group, and the authority's end of its line."""
+    """A process that takes part, in this one: its group, and the coordinator's end of its line."""
 
     def __init__(self, process: int, store: object) -> None:
         self.said: SimpleQueue[bytes] = SimpleQueue()
         self.heard: SimpleQueue[bytes | None] = SimpleQueue()
         self.ended: SimpleQueue[EvenerError] = SimpleQueue()
         self.group = Group(rank=0, size=1, device=torch.device("cpu"), nodes=[""], timer=StepTimer(torch.device("cpu")))
-        line = Line(
+        line = ControlChannel(
             process=process, node=f"n{process}", is_late=False, send=self.said.put, receive=self._receive,
             open_store=lambda: store, end=self.ended.put, patience=PATIENCE,
         )  # fmt: skip
@@ -44,13 +44,13 @@ class Rank:
         self.changing.start(("n0", "n1", "n2"))
 
     def tell(self, message: Generation | Heard) -> None:
-        """As the authority."""
+        """As the coordinator."""
         self.heard.put(encode_message(message))
 
     def hang_up(self) -> None:
-        """As an authority that ends; the process's threads end with it."""
+        """As a coordinator that ends; the process's threads end with it."""
         self.heard.put(None)
-        assert "does not hear from the authority" in str(self.ended.get(timeout=5))
+        assert isinstance(self.ended.get(timeout=5), NodeLost)
 
     def _receive(self) -> bytes:
         data = self.heard.get()
@@ -98,12 +98,12 @@ def test_survivors_leave_what_waits_for_the_lost_and_go_on_without_it() -> None:
             rank.tell(generation(2, 1, 2))
         assert [one.result(timeout=10) for one in lives[1:]] == [[b"1", b"2"]] * 2
         assert time.monotonic() - since < PATIENCE
-    assert "node n0 was given up by the run" in str(ranks[0].ended.get(timeout=5))
+    assert "node n0 was dropped by the run" in str(ranks[0].ended.get(timeout=5))
     for rank in ranks[1:]:
         rank.hang_up()
 
 
-def test_the_authority_alone_sees_who_is_silent_as_soon_as_there_is_a_generation() -> None:
+def test_the_coordinator_alone_sees_who_is_silent_as_soon_as_there_is_a_generation() -> None:
     store = memory_store()
     rank, frozen = (Rank(process, store) for process in range(2))
     with ThreadPoolExecutor(1) as threads:
@@ -131,7 +131,7 @@ def test_a_rank_that_woke_up_changes_nothing_before_it_is_answered() -> None:
     thread.start()
     assert not passed.wait(0.2)
     while not passed.is_set():
-        message = decode_for_authority(rank.said.get(timeout=5))
+        message = decode_for_coordinator(rank.said.get(timeout=5))
         if isinstance(message, Beat):
             rank.tell(Heard(count=message.count))
         passed.wait(0.05)
@@ -163,28 +163,28 @@ def test_an_error_that_is_nobodys_loss_is_raised() -> None:
     rank.hang_up()
 
 
-def await_the_end_of_meetings(seconds: float) -> None:
-    """No thread of a meeting is left."""
+def await_the_end_of_rendezvous(seconds: float) -> None:
+    """No thread of a rendezvous remains."""
     deadline = time.monotonic() + seconds
-    while any(thread.name == "evener-elastic-meeting" for thread in threading.enumerate()):
+    while any(thread.name == "evener-elastic-rendezvous" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["waits to be called", "waits for an address"])
-def test_a_meeting_to_which_the_other_never_comes_ends_soon_after_it_is_left(rank: int) -> None:
+def test_a_rendezvous_to_which_the_other_never_comes_ends_soon_after_it_is_left(rank: int) -> None:
     changed = threading.Condition()
-    meeting = Meeting(generation(1, 0, 1), rank, memory_store, "127.0.0.1", changed)
+    rendezvous = Rendezvous(generation(1, 0, 1), rank, memory_store, "127.0.0.1", changed)
     time.sleep(0.1)
     with changed:
-        assert not meeting.has_ended
-        meeting.leave()
-        assert changed.wait_for(lambda: meeting.has_ended, 10)
-    assert isinstance(meeting.error, NodeLost)
-    await_the_end_of_meetings(10)
+        assert not rendezvous.has_ended
+        rendezvous.leave()
+        assert changed.wait_for(lambda: rendezvous.has_ended, 10)
+    assert isinstance(rendezvous.error, NodeLost)
+    await_the_end_of_rendezvous(10)
 
 
-def test_a_meeting_that_waits_for_sums_ends_soon_after_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rendezvous_that_waits_for_sums_ends_soon_after_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank came to both meshes, and was lost then."""
     store, changed = memory_store(), threading.Condition()
     join, gone = GlooPlace.join, threading.Event()
@@ -196,17 +196,17 @@ def test_a_meeting_that_waits_for_sums_ends_soon_after_it_is_left(monkeypatch: p
         return join(place)
 
     monkeypatch.setattr(GlooPlace, "join", join_unless_second)
-    here, _ = (Meeting(generation(1, 0, 1), rank, lambda: store, "127.0.0.1", changed) for rank in range(2))
+    here, _ = (Rendezvous(generation(1, 0, 1), rank, lambda: store, "127.0.0.1", changed) for rank in range(2))
     assert gone.wait(10)
     time.sleep(0.1)
     with changed:
         assert not here.has_ended
         here.leave()
         assert changed.wait_for(lambda: here.has_ended, 10)
-    await_the_end_of_meetings(10)
+    await_the_end_of_rendezvous(10)
 
 
-class LeftTooLate(Meeting):
+class LeftTooLate(Rendezvous):
     """One that is left at the very moment at which all have come."""
 
     def _meet(self) -> Connections:
@@ -219,11 +219,11 @@ def test_connections_that_come_when_nobody_waits_any_more_are_closed() -> None:
     store, changed = memory_store(), threading.Condition()
     late, here = (
         kind(generation(1, 0, 1), rank, lambda: store, "127.0.0.1", changed)
-        for rank, kind in enumerate((LeftTooLate, Meeting))
+        for rank, kind in enumerate((LeftTooLate, Rendezvous))
     )
     with changed:
         assert changed.wait_for(lambda: here.has_ended, 20)
-    await_the_end_of_meetings(10)
+    await_the_end_of_rendezvous(10)
     assert late.connections is None
     assert here.connections is not None
     here.connections.abort(NodeLost("this generation is over"))

@@ -11,7 +11,7 @@ import pytest
 
 from evener.launch.nodes import LocalNode
 from evener.launch.ranks import _relay
-from evener.membership.authority import JOIN_SECONDS
+from evener.membership.coordinator import JOIN_SECONDS
 from evener.membership.elastic_ranks import ElasticRanks
 from evener.membership.generation import Beat, Generation, Hello, decode_for_process, encode_message
 from evener.records.errors import NodeLost
@@ -56,8 +56,8 @@ class World:
         self.started: list[Any] = []
         self.elastic: ElasticRanks[Any] = ElasticRanks(self.ranks, 60.0, self._start)
         for rank in self.ranks:
-            rank.said.append(encode_message(Hello(node=NODES[rank.number].name, founders=("a", "b"))))
-        self.elastic.govern()
+            rank.said.append(encode_message(Hello(node=NODES[rank.number].name, initial_nodes=("a", "b"))))
+        self.elastic.step()
 
     def _start(self, _rank: int, number: int) -> Any:
         self.started.append(Imitation(number))
@@ -68,7 +68,7 @@ def test_the_others_are_told_at_once_and_the_lost_node_is_given_another_process(
     world = World()
     first, second = world.ranks
     first.has_ended = True
-    world.elastic.govern()
+    world.elastic.step()
     assert second.generations() == [[0, 1], [1]]
     assert [one.number for one in world.started] == [2]
     assert not world.elastic.ends_the_run(first)
@@ -81,10 +81,10 @@ def test_who_has_ended_is_not_replaced_before_all_that_it_said_is_read_and_the_o
     world = World()
     first, second = world.ranks
     first.has_ended = first.is_unread = True
-    world.elastic.govern()
+    world.elastic.step()
     assert (world.started, second.generations()) == ([], [[0, 1]])
     first.is_unread = False
-    world.elastic.govern()
+    world.elastic.step()
     assert second.generations() == [[0, 1], [1]]
     assert [one.number for one in world.started] == [2]
 
@@ -92,9 +92,9 @@ def test_who_has_ended_is_not_replaced_before_all_that_it_said_is_read_and_the_o
 def test_a_process_that_ends_again_and_again_is_started_after_pauses() -> None:
     world = World()
     world.ranks[0].has_ended = True
-    world.elastic.govern()
+    world.elastic.step()
     world.started[0].has_ended = True
-    world.elastic.govern()
+    world.elastic.step()
     assert len(world.started) == 1
 
 
@@ -102,7 +102,7 @@ def test_nobody_is_replaced_when_the_run_was_asked_to_stop() -> None:
     world = World()
     world.elastic.is_stopping = True
     world.ranks[0].has_ended = True
-    world.elastic.govern()
+    world.elastic.step()
     assert world.started == []
 
 
@@ -110,8 +110,8 @@ def test_when_all_have_ended_the_run_has() -> None:
     world = World()
     for rank in world.ranks:
         rank.has_ended = True
-    with pytest.raises(NodeLost, match="nobody is left who holds the state of the training; go on from the last"):
-        world.elastic.govern()
+    with pytest.raises(NodeLost, match="no remaining node holds the state of the training; continue from the last"):
+        world.elastic.step()
 
 
 def test_when_all_have_ended_between_two_looks_the_run_has() -> None:
@@ -121,7 +121,7 @@ def test_when_all_have_ended_between_two_looks_the_run_has() -> None:
         rank.has_ended = True
     processes: Any = None  # nobody is left to be heard
     lone: Any = None  # nor to be looked for
-    with pytest.raises(NodeLost, match="nobody is left who holds the state of the training"):
+    with pytest.raises(NodeLost, match="no remaining node holds the state of the training"):
         _relay(processes, world.ranks, lambda _: None, 60.0, world.elastic, lambda: True, lone)
 
 
@@ -129,9 +129,9 @@ def test_when_one_has_done_all_steps_nobody_is_lost_any_more() -> None:
     world = World()
     first, second = world.ranks
     first.has_finished = first.has_ended = True
-    world.elastic.govern()
+    world.elastic.step()
     second.has_ended = True
-    world.elastic.govern()
+    world.elastic.step()
     assert second.generations() == [[0, 1]]
     assert not world.elastic.is_needed(second)
 
@@ -140,13 +140,13 @@ def test_beats_are_answered_until_a_process_is_given_up() -> None:
     world = World()
     first, second = world.ranks
     second.said.append(encode_message(Beat(count=5, step=3, holds=1)))
-    world.elastic.govern()
+    world.elastic.step()
     assert second.told[-1].count == 5
     second.has_ended = True
-    world.elastic.govern()
+    world.elastic.step()
     told = len(second.told)
     second.said.append(encode_message(Beat(count=6, step=3, holds=1)))
-    world.elastic.govern()
+    world.elastic.step()
     assert len(second.told) == told
     assert first.generations() == [[0, 1], [0]]
 
@@ -154,19 +154,19 @@ def test_beats_are_answered_until_a_process_is_given_up() -> None:
 def test_one_who_was_given_the_state_has_the_patience_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     world, clock = World(), time.monotonic
     world.ranks[0].has_ended = True
-    world.elastic.govern()
+    world.elastic.step()
     third = world.started[0]
     world.ranks[1].said.append(encode_message(Beat(count=1, step=3, holds=2)))
     third.said.append(encode_message(Hello(node="a")))
-    world.elastic.govern()
+    world.elastic.step()
     assert world.ranks[1].generations()[-1] == [1]
     time.sleep(JOIN_SECONDS)
-    world.elastic.govern()
+    world.elastic.step()
     assert third.generations() == [[1, 2]]
     world.ranks[1].has_ended = True
-    world.elastic.govern()  # nobody has said that the state is there
+    world.elastic.step()  # nobody has said that the state is there
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 10)
-    world.elastic.govern()
+    world.elastic.step()
     third.said.append(encode_message(Beat(count=1, step=3, holds=3)))
-    world.elastic.govern()
+    world.elastic.step()
     assert third.generations()[-1] == [2]

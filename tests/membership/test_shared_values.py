@@ -1,4 +1,4 @@
-"""Values that processes leave for each other with the authority: who waits is answered when all of them are there."""
+"""Values that processes leave for each other with the coordinator: who waits is answered when all of them are there."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_who_is_gone_is_not_answered() -> None:
 
 
 def test_a_value_that_is_set_again_counts_once_and_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_values, "MOST_BYTES", 300)
+    monkeypatch.setattr(shared_values, "MAX_BYTES", 300)
     values = SharedValues()
     for _ in range(20):
         list(values.answers(1, SetValue(number=1, key="beat", value=b"1")))

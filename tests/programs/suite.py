@@ -148,7 +148,7 @@ def rank_of_suite(env: RankEnvironment, work: tuple[str, str, Sequence[str], str
             try:
                 outcome = perform(source(name), name)
             except EvenerError as error:
-                if run.rehearsal.understudy is not None:
+                if run.equivalence_check.replica is not None:
                     raise
                 outcome = Outcome({}, str(error), is_refused=True)
         run.finish()
@@ -159,8 +159,8 @@ def rank_of_suite(env: RankEnvironment, work: tuple[str, str, Sequence[str], str
 
 
 def _end_copy(run: Run, _kind: object, error: BaseException | None, _trace: object) -> None:
-    """A copy that is in the rehearsal ends here."""
-    copy = run.rehearsal.understudy
+    """End a forked replica."""
+    copy = run.equivalence_check.replica
     if copy is not None and error is None:
         copy.end()
     if copy is not None and error is not None:

@@ -21,11 +21,11 @@ from evener.comm.step_timing import StepTimer
 from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
-from evener.membership.authority import Authority
+from evener.membership.control_channel import ControlChannel
+from evener.membership.coordinator import Coordinator
 from evener.membership.elastic_group import ElasticGroup
-from evener.membership.generation import Generation, Heard, Hello, Participant, decode_for_authority, encode_message
-from evener.membership.line import Line
-from evener.membership.meeting import Connections, Meeting
+from evener.membership.generation import Generation, Heard, Hello, Participant, decode_for_coordinator, encode_message
+from evener.membership.rendezvous import Connections, Rendezvous
 from evener.records.errors import NodeLost
 from evener.records.history import History
 from evener.records.plan import Plan
@@ -126,7 +126,7 @@ class ElasticThreads:
         shape = Shape(strategy, tuple(map(tuple, rows)), micro, 10 // micro, shares)
         self.plan: Plan = divide(shape, self.nodes, (), 10)
         self.store = memory_store()
-        self.authority = Authority(PATIENCE)
+        self.coordinator = Coordinator(PATIENCE)
         self._lock = threading.Lock()
         self._lives: dict[int, _Life] = {}
         self._told: set[int] = set()
@@ -149,7 +149,7 @@ class ElasticThreads:
             while (left := [one for one in left if not one.has_ended()]) and time.monotonic() < deadline:
                 gc.collect()  # models of steps that were broken off refer to groups that others wait for
                 time.sleep(0.01)
-        while _is_meeting() and time.monotonic() < deadline + MEETING_SECONDS:
+        while _is_connecting() and time.monotonic() < deadline + MEETING_SECONDS:
             time.sleep(0.01)
         if self.errors:
             raise self.errors[0]
@@ -159,7 +159,7 @@ class ElasticThreads:
         """Whether all have ended but those who came too late to take part; the parent of real processes ends these."""
         is_done = any(life.has_finished for life in self._lives.values())
         return all(
-            life.has_ended or (is_done and not self.authority.holds_state(process))
+            life.has_ended or (is_done and not self.coordinator.holds_state(process))
             for process, life in self._lives.items()
         )
 
@@ -171,18 +171,18 @@ class ElasticThreads:
         now = time.monotonic()
         for process, life in list(self._lives.items()):
             while not life.said.empty():
-                message = decode_for_authority(life.said.get())
+                message = decode_for_coordinator(life.said.get())
                 if isinstance(message, Hello):
-                    self.authority.arrive(process, message, now)
+                    self.coordinator.arrive(process, message, now)
                 else:
-                    self.authority.hear(process, message)
+                    self.coordinator.hear(process, message)
                     life.heard.put(encode_message(Heard(count=message.count)))
-            if life.was_killed and not self.authority.has_given_up(process):
-                self.authority.lose(process, "was killed")
+            if life.was_killed and not self.coordinator.has_given_up(process):
+                self.coordinator.lose(process, "was killed")
                 if life.fault is not None and life.fault.returns:
                     self._begin(max(self._lives) + 1, life.node, life.fault.by)
         if not any(life.has_finished for life in self._lives.values()):
-            generation = self.authority.decide(now)
+            generation = self.coordinator.decide(now)
             if generation is not None:
                 self._announce(generation)
 
@@ -271,7 +271,7 @@ class _Life:
         self.heard.put(None)
         if self.ranks is not None:
             self.ranks._abort_all(NodeLost("the run is over"))
-            self.opened += [self.ranks._connections, *self.ranks._left]
+            self.opened += [self.ranks._connections, *self.ranks._abandoned]
         for connections in self.opened:
             connections.abort(RuntimeError("the run is over"))
         return self.opened
@@ -312,27 +312,27 @@ class _Life:
             store=run.store,
         )  # fmt: skip
         if group is None:
-            group = self._founders_group() if not self._is_late else _group(0, [self._name])
+            group = self._initial_group() if not self._is_late else _group(0, [self._name])
         with _SEEDED:  # DistributedDataParallel knows no groups of threads
             return replace(make_context(env, group, run.config), uses_all=False)
 
-    def _founders_group(self) -> Group:
+    def _initial_group(self) -> Group:
         """Before the first generation."""
         run = self._run
         present = tuple(Participant(process=i, node=one.name, since=0) for i, one in enumerate(run.nodes))
         generation = Generation(number=0, participants=present, reason="", is_urgent=False)
         changed = threading.Condition()
-        meeting = Meeting(generation, self.process, lambda: run.store, "127.0.0.1", changed)
+        rendezvous = Rendezvous(generation, self.process, lambda: run.store, "127.0.0.1", changed)
         with changed:
-            changed.wait_for(lambda: meeting.has_ended, 20)
-        assert meeting.connections is not None
-        group, met = _group(self.process, generation.nodes), meeting.connections
+            changed.wait_for(lambda: rendezvous.has_ended, 20)
+        assert rendezvous.connections is not None
+        group, met = _group(self.process, generation.nodes), rendezvous.connections
         self.opened.append(met)
         group.become(self.process, generation.nodes, met.mesh, met.reports, met.sums)
         return group
 
-    def _line(self) -> Line:
-        return Line(
+    def _line(self) -> ControlChannel:
+        return ControlChannel(
             process=self.process, node=self._name, is_late=self._is_late, send=self.said.put,
             receive=self._receive, open_store=lambda: self._run.store, end=lambda _: None, patience=PATIENCE,
         )  # fmt: skip
@@ -344,8 +344,8 @@ class _Life:
         return data
 
 
-def _is_meeting() -> bool:
-    return any(thread.name == "evener-elastic-meeting" for thread in threading.enumerate())
+def _is_connecting() -> bool:
+    return any(thread.name == "evener-elastic-rendezvous" for thread in threading.enumerate())
 
 
 def _tell_one_that_all_is_complete(group: Group) -> None:

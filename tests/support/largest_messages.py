@@ -131,7 +131,7 @@ def buffers_of(kind: type[Any], number: int) -> list[list[Any]]:
         SetValue(number=number, key="again", value=bytes(most[0] - 100)),
         AskValues(number=number, keys=("again",) * 100_000, waits=False),
         AskValues(number=number, keys=(f"missing{number}" * 30,) * 3000, waits=True),
-        Hello(node="x" * 200, founders=("x" * 250,) * 1024),
+        Hello(node="x" * 200, initial_nodes=("x" * 250,) * 1024),
         Beat(count=number, step=number, holds=0),
     ]
     return [[msgspec.msgpack.encode(one)] for one in said]
@@ -317,7 +317,7 @@ class Evil:
             self._connection.send(r.RankReady(run=self.run, process=self.process, speed=1.0))
             if not self.process:
                 self.process = self._until(r.StartRank).process
-                for message in (Hello(node=NAME, founders=(NAME,)), Beat(count=1, step=1, holds=1)):
+                for message in (Hello(node=NAME, initial_nodes=(NAME,)), Beat(count=1, step=1, holds=1)):
                     said = msgspec.msgpack.encode(message)
                     self._connection.send(r.RankSaid(run=self.run, process=self.process), [said])
 

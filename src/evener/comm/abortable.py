@@ -1,9 +1,8 @@
-"""Operations of Gloo's that another thread can end: a rank leaves those whose other ranks are gone, and computes on.
+"""Operations of Gloo that another thread can end, so that a rank can abandon lost peers and continue.
 
-A collective of Gloo's cannot be left: to wait for it, to abort it or to destroy its group blocks as long as a silent
-peer is silent. So nobody waits for it here, but for a future of our own, which its end or `abort` fulfils, whichever is
-first. What was left may still be under way, and a peer that wakes up writes into its tensors: these, and the group, are
-kept until it ends.
+A collective of Gloo cannot be abandoned: waiting for it, aborting it and destroying its group all block while a peer is
+silent. Callers therefore wait for a future of this module, which the collective or `abort` completes. An abandoned
+collective may still run, and a peer that wakes up writes into its tensors. So these and the group live until it ends.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ Pending = torch.futures.Future[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class GlooPlace:
-    """Where ranks meet for a process group of Gloo's.
+    """The rendezvous of ranks for a process group of Gloo.
 
     Attributes:
-        store: a part of it that nobody else uses; Gloo does not keep it alive.
-        rank: of this process among them.
+        store: with a prefix that only this group uses; Gloo does not keep it alive.
+        rank: of this process in the group.
         size: number of ranks.
         longest_wait: seconds that an operation may take.
     """
@@ -42,11 +41,11 @@ class GlooPlace:
     longest_wait: float
 
     def join(self) -> Any:
-        """The process group, once all ranks have called this."""
+        """Return the process group, once all ranks have called this."""
         return dist.ProcessGroupGloo(self.store, self.rank, self.size, timedelta(seconds=self.longest_wait))
 
     def among(self, ranks: Sequence[int], is_over: Callable[[], bool]) -> GlooPlace:
-        """That of some of the ranks, this one among them, who are awaited until `is_over`."""
+        """Return the rendezvous of some of the ranks, which this rank waits for until `is_over`."""
         return GlooPlace(
             store=self.store.under("-".join(map(str, ranks))).until(is_over),
             rank=list(ranks).index(self.rank),
@@ -56,14 +55,14 @@ class GlooPlace:
 
 
 class AbortableGloo:
-    """A process group of Gloo's, whose every operation may be given up.
+    """A process group of Gloo whose operations can be aborted.
 
     Args:
-        gloo: the group; nobody else uses it.
-        place: where its ranks met; None where no groups of some of them will be made.
+        gloo: the group, used by this object only.
+        place: rendezvous of its ranks; None if no subgroups are needed.
 
     Attributes:
-        error: why there will be no further operation; None while all is well.
+        error: error that ended the group; None while it works.
     """
 
     def __init__(self, gloo: Any, place: GlooPlace | None = None) -> None:
@@ -76,34 +75,34 @@ class AbortableGloo:
         self._parts: list[AbortableGloo] = []
 
     def all_reduce(self, tensor: Tensor) -> Pending:
-        """Start to sum `tensor` over the ranks, in place; the future holds it, or raises why there is no sum."""
+        """Start to sum `tensor` over the ranks, in place; the future returns it or raises the error."""
         return self.begin(lambda gloo: gloo.allreduce([tensor]), tensor)
 
-    def begin(self, start: Callable[[Any], Any], kept: Any) -> Pending:
-        """Start a collective; a future of `kept`, its tensors, or of why it failed.
+    def begin(self, start: Callable[[Any], Any], tensors: Any) -> Pending:
+        """Start a collective; return a future of its `tensors`.
 
         Args:
-            start: begins it in the process group, and returns its work.
-            kept: all tensors that it reads or writes.
+            start: starts it in the process group, and returns its work.
+            tensors: all tensors that it reads or writes.
         """
-        key, found, work = self._started(start, kept)
+        key, future, work = self._started(start, tensors)
         work.get_future().then(lambda done: self._end(key, done.value))
-        return found
+        return future
 
-    def message(self, start: Callable[[Any], Any], kept: Any, way: Hashable) -> Pending:
-        """Start a message of one rank to another, as `begin`; it can only be waited for, in a thread of its `way`.
+    def message(self, start: Callable[[Any], Any], tensors: Any, lane: Hashable) -> Pending:
+        """Start a message between two ranks; a thread of its `lane` waits for it.
 
         Args:
-            start: see above.
-            kept: see above.
-            way: whose messages end in order: from whom, to whom, and of what kind.
+            start: starts it in the process group, and returns its work.
+            tensors: all tensors that it reads or writes.
+            lane: sender, receiver and tag; messages of one lane complete in order.
         """
-        key, found, work = self._started(start, kept)
-        self._lane(way).put(lambda: self._end(key, work.wait))
-        return found
+        key, future, work = self._started(start, tensors)
+        self._lane(lane).put(lambda: self._end(key, work.wait))
+        return future
 
     def among(self, ranks: Sequence[int]) -> AbortableGloo:
-        """The group of some ranks, this one among them, who all call this; it ends with this one."""
+        """Return the group of some ranks including this one, which all call this; it ends with this group."""
         assert self._place is not None
         joining = _Joining(self._place.among(ranks, lambda: self.error is not None))
         self.message(lambda _: joining, joining, "joining").wait()
@@ -116,24 +115,24 @@ class AbortableGloo:
         return part
 
     def abort(self, error: Exception) -> None:
-        """From now on whoever waits, or begins, raises `error`; from any thread."""
+        """Raise `error` in all current and later operations; from any thread."""
         with self._lock:
             if self.error is not None:
                 return
             self.error = error
-            left, parts = [found for found, _, _ in self._open.values()], list(self._parts)
-        for found in left:
-            found.set_exception(error)
+            futures, parts = [future for future, _, _ in self._open.values()], list(self._parts)
+        for future in futures:
+            future.set_exception(error)
         for part in parts:
             part.abort(error)
 
     @property
     def has_failed(self) -> bool:
-        """Whether an operation failed, or was given up, here or among some of the ranks."""
+        """Whether an operation failed or was aborted, here or in a subgroup."""
         return self.error is not None or any(part.has_failed for part in self._parts)
 
     def let_go(self) -> bool:
-        """Whether nothing is under way after `abort`; the group is then let go, which does not block any more."""
+        """Release the group if all operations have ended after `abort`; return whether it did. Does not block."""
         parts_end = [part.let_go() for part in self._parts]
         gloo = None
         with self._lock:
@@ -143,10 +142,10 @@ class AbortableGloo:
             for lane in self._lanes.values():
                 lane.put(None)
             self._lanes = {}
-        del gloo  # without the lock, which a thread that it waits for may want
+        del gloo  # without the lock, which a thread that it joins may need
         return True
 
-    def _started(self, start: Callable[[Any], Any], kept: Any) -> tuple[int, Pending, Any]:
+    def _started(self, start: Callable[[Any], Any], tensors: Any) -> tuple[int, Pending, Any]:
         try:
             with self._lock:
                 if self.error is not None:
@@ -154,50 +153,50 @@ class AbortableGloo:
                 assert self._gloo is not None
                 work = start(self._gloo)
                 key, self._next = self._next, self._next + 1
-                found: Pending = torch.futures.Future()
-                self._open[key] = (found, kept, work)
+                future: Pending = torch.futures.Future()
+                self._open[key] = (future, tensors, work)
         except RuntimeError as error:  # as when a peer has closed the connection already
             self.abort(error)
             raise
-        return key, found, work
+        return key, future, work
 
-    def _lane(self, way: Hashable) -> SimpleQueue[Callable[[], None] | None]:
-        """What the thread of a way has to wait for."""
-        if way not in self._lanes:
-            lane = self._lanes[way] = SimpleQueue()
+    def _lane(self, name: Hashable) -> SimpleQueue[Callable[[], None] | None]:
+        """Return the queue of the thread that waits for messages of this lane."""
+        if name not in self._lanes:
+            lane = self._lanes[name] = SimpleQueue()
             threading.Thread(target=_follow, args=(lane,), name="evener-messages", daemon=True).start()
-        return self._lanes[way]
+        return self._lanes[name]
 
     def _end(self, key: int, outcome: Callable[[], object]) -> None:
-        """An operation ends, in another thread; one that failed is the end of all."""
+        """Complete an operation, in another thread; a failure aborts the group."""
         failed: Exception | None = None
         try:
             outcome()
         except (RuntimeError, NodeLost) as error:
             failed = error
         with self._lock:
-            found, kept, _ = self._open.pop(key)
+            future, tensors, _ = self._open.pop(key)
             if self.error is not None:
                 return
         if failed is not None:
-            self.abort(failed)  # first: whoever waits for this one asks why when it wakes up
-            found.set_exception(failed)
+            self.abort(failed)  # first, as the thread that waits for this future reads `error`
+            future.set_exception(failed)
         else:
-            found.set_result(kept)
+            future.set_result(tensors)
 
 
 class _Joining:
-    """A process group that is being made: what `message` can wait for."""
+    """A rendezvous under way, in the form that `message` waits for."""
 
     def __init__(self, place: GlooPlace) -> None:
         self.place, self.gloo = place, None
 
     def wait(self) -> None:
-        """Make it."""
+        """Create the process group."""
         self.gloo = self.place.join()
 
 
 def _follow(lane: SimpleQueue[Callable[[], None] | None]) -> None:
-    """The thread of one way."""
+    """Wait for the messages of one lane, in order."""
     while (waiting := lane.get()) is not None:
         waiting()

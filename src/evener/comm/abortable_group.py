@@ -1,4 +1,4 @@
-"""A process group as PyTorch's functions call it, each of whose operations another thread can end (`abortable`)."""
+"""A process group for PyTorch's functions whose operations another thread can abort (`abortable`)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from evener.comm.abortable import AbortableGloo, Pending
 
 
 class _Awaited(dist.Work):
-    """An operation that is under way."""
+    """An operation under way."""
 
     def __init__(self, pending: Pending) -> None:
         super().__init__()
         self._pending = pending
 
     def wait(self, *_timeout: Any) -> bool:
-        """Return when it has ended. Raises why it failed, or was given up."""
+        """Return when the operation has ended. Raises its error."""
         self._pending.wait()
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Of its tensors."""
+        """Return the future of its tensors."""
         return self._pending
 
 
 class AbortableProcessGroup(dist.ProcessGroup):
-    """The process group of rank `rank` of `size`; methods are those that PyTorch calls, with what it gives them."""
+    """The process group of `rank` among `size` ranks, with the methods that PyTorch calls."""
 
     def __init__(self, rank: int, size: int, operations: AbortableGloo) -> None:
         cast(Any, super()).__init__(rank, size)  # the constructor for those written in Python
@@ -37,36 +37,36 @@ class AbortableProcessGroup(dist.ProcessGroup):
         groups_known_to_torch()[self] = (dist.Backend.GLOO, None)
 
     def getBackendName(self) -> str:
-        """Of the one that PyTorch has."""
+        """Return the name of the backend that PyTorch knows."""
         return "gloo"
 
     def alltoall_base(self, *arguments: Any, **named: Any) -> Any:
-        """Blocks for every peer."""
+        """Start to exchange blocks with every peer."""
         return self._begun("alltoall_base", arguments, named)
 
     def allreduce(self, *arguments: Any, **named: Any) -> Any:
-        """The sum over all ranks, in place."""
+        """Start to sum tensors over all ranks, in place."""
         return self._begun("allreduce", arguments, named)
 
     def broadcast(self, *arguments: Any, **named: Any) -> Any:
-        """What one rank has, in place."""
+        """Start to copy one rank's tensors to all, in place."""
         return self._begun("broadcast", arguments, named)
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Any:
-        """A message to one peer."""
+        """Start to send a message to one peer."""
         return _Awaited(self.operations.message(lambda gloo: gloo.send(tensors, to, tag), tensors, ("to", to, tag)))
 
     def recv(self, tensors: list[Tensor], sender: int, tag: int) -> Any:
-        """A message of one peer."""
-        way = ("from", sender, tag)
-        return _Awaited(self.operations.message(lambda gloo: gloo.recv(tensors, sender, tag), tensors, way))
+        """Start to receive a message from one peer."""
+        lane = ("from", sender, tag)
+        return _Awaited(self.operations.message(lambda gloo: gloo.recv(tensors, sender, tag), tensors, lane))
 
     def _begun(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> _Awaited:
-        """A collective of the group of Gloo's, by name; its tensors are among the arguments."""
+        """Start a collective of Gloo by its name; its tensors are among the arguments."""
         return _Awaited(self.operations.begin(lambda gloo: getattr(gloo, name)(*arguments, **named), arguments))
 
 
 def groups_known_to_torch() -> dict[Any, Any]:
-    """Where PyTorch looks for the backend of a group: one that is written in Python has to be in it."""
+    """Return PyTorch's table of backends, which has to contain a group written in Python."""
     known: dict[Any, Any] = dist.distributed_c10d._world.pg_map
     return known

@@ -1,9 +1,9 @@
-"""One connection of the mesh: messages with their lengths, numbered and signed, so that nobody in between adds one.
+"""One connection of the mesh, whose messages have a length, a number and a signature against forgery.
 
     length (4 bytes) | message | the first 16 bytes of HMAC-SHA256(key, side, number, message)
 
-The key is made of the ranks' secret and of the fresh random numbers of the greeting, so a message is worth nothing in
-another connection, at another place of this one, or sent back to its sender. Nothing is encrypted.
+The key is derived from the ranks' secret and the random numbers of the handshake. A message is therefore invalid in
+another connection, at another position of this one, or sent back to its sender. Messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _TAG_BYTES = 16
 
 
 class Channel:
-    """One end; one thread may send while another one receives.
+    """One end of a connection; one thread may send while another receives.
 
     Args:
-        sock: connected, on which both have proved the secret.
+        sock: connected, after the handshake.
         key: of this connection.
-        is_caller: whether this end has called; the other one has not.
+        is_caller: whether this end opened the connection.
     """
 
     def __init__(self, sock: socket.socket, key: bytes, *, is_caller: bool) -> None:
@@ -39,12 +39,12 @@ class Channel:
         self.sock.sendall(_LENGTH.pack(len(message)) + message + tag)
 
     def receive(self, deadline: float | None = None) -> bytes:
-        """The next message. Raises OSError: the connection ended, or what came was not signed by the other end."""
+        """Return the next message. Raises OSError if the connection ended or the signature is wrong."""
         (length,) = _LENGTH.unpack(read(self.sock, _LENGTH.size, deadline))
         signed = read(self.sock, length + _TAG_BYTES, deadline)
         message = bytes(memoryview(signed)[:length])
         if not hmac.compare_digest(signed[length:], self._tag(self._other, self._received, message)):
-            raise ConnectionError("a message came that it has not signed")
+            raise ConnectionError("a message with a wrong signature arrived")
         self._received += 1
         return message
 
@@ -53,7 +53,7 @@ class Channel:
 
 
 def read(peer: socket.socket, count: int, deadline: float | None = None) -> bytearray:
-    """Exactly `count` bytes. Raises OSError if the connection ends before, or the deadline is over."""
+    """Read exactly `count` bytes. Raises OSError if the connection ends early or the deadline passes."""
     buffer = bytearray(count)
     view, done = memoryview(buffer), 0
     while done < count:

@@ -1,4 +1,4 @@
-"""The ranks of one run: who they are, the process groups that join them, and a count of every byte they send.
+"""The ranks of one run: their names, process groups, and a count of all bytes sent.
 
 Large tensors travel in `process_group` (NCCL between GPUs, Gloo otherwise); control messages, and small tensors of
 CPUs, travel in a `mesh` of sockets. Messages are plain bytes: nothing is ever unpickled.
@@ -31,7 +31,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 @dataclass
 class Group:
-    """This rank among the others.
+    """The ranks of a run, as seen by one of them.
 
     Attributes:
         rank: of this process, from 0.
@@ -41,7 +41,7 @@ class Group:
         timer: this rank's clock.
         process_group: for tensors; None: they travel in the mesh, too.
         mesh: for small messages.
-        reports: likewise, for messages that are read later than the next one is sent.
+        reports: for messages that are read after the next one is sent.
         world_ranks: of these ranks among all that run; empty if they are all.
         is_elastic: whether other ranks may come and go; its fields are then others afterwards.
         sums: of an elastic group: its process group's operations, each of which may be given up.
@@ -73,23 +73,23 @@ class Group:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other rank, and never will be."""
+        """Whether this is the only rank, for the whole run."""
         return self.size == 1 and not self.is_elastic
 
     def all_gather_bytes(self, message: bytes, topic: str = "") -> list[bytes]:
-        """Every rank's `message`, in order of ranks.
+        """Return every rank's `message`, in order of ranks.
 
         Raises:
             OutOfStep: another rank has come to a call for something else than `topic`.
         """
         return [message] if self.mesh is None else self.mesh.all_gather(message, topic)
 
-    def told_by_leader(self, message: bytes, topic: str = "") -> bytes:
-        """The leader's `message`, of any size; the leader waits for nobody."""
-        return self.told_by(0, message, topic)
+    def broadcast(self, message: bytes, topic: str = "") -> bytes:
+        """Return the leader's `message`, of any size; the leader does not wait."""
+        return self.broadcast_from(0, message, topic)
 
-    def told_by(self, rank: int, message: bytes, topic: str = "") -> bytes:
-        """The `message` of one rank, of any size; that rank waits for nobody."""
+    def broadcast_from(self, rank: int, message: bytes, topic: str = "") -> bytes:
+        """Return the `message` of one rank, of any size; that rank does not wait."""
         if self.mesh is None:
             return message
         if self.rank != rank:
@@ -99,7 +99,7 @@ class Group:
         return message
 
     def meet(self, topic: str) -> None:
-        """Return when every rank has come to `topic`; computing pauses meanwhile.
+        """Wait until every rank has reached `topic`; computing pauses meanwhile.
 
         Raises:
             OutOfStep: another rank has come to something else, or exchanged other tensors before.
@@ -112,29 +112,29 @@ class Group:
                 differing = f"{topic}, after other exchanges of tensors"
                 raise out_of_step(self.nodes[self.rank], topic, self.nodes[rank], differing)
 
-    def take_leaders(self, tensors: Sequence[Tensor]) -> None:
-        """Let `tensors`, as many of the same shapes on every rank, be those of the leader."""
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        """Copy the leader's `tensors` into those of every rank, which have the same shapes."""
         for tensor in tensors if self.size > 1 else ():
             same = tensor.detach().contiguous()
             if self.process_group is None and self.mesh is not None:
                 if tensor.numel():
-                    told = self.told_by_leader(same.cpu().flatten().view(torch.uint8).numpy().tobytes())
-                    same = torch.frombuffer(bytearray(told), dtype=tensor.dtype).view(tensor.shape)
+                    message = self.broadcast(same.cpu().flatten().view(torch.uint8).numpy().tobytes())
+                    same = torch.frombuffer(bytearray(message), dtype=tensor.dtype).view(tensor.shape)
             else:
                 dist.broadcast(same, group_src=0, group=self.process_group)
             tensor.detach().copy_(same)
 
     def all_reduce_max(self, values: Sequence[float]) -> list[float]:
-        """The largest of every rank's values, one by one; the same list on every rank."""
+        """Return the element-wise maximum of every rank's values."""
         rows = self.all_gather_bytes(np.asarray(values, dtype=np.float64).tobytes())
         return [float(v) for v in np.max([np.frombuffer(row) for row in rows], axis=0)]
 
     def barrier(self, topic: str = "") -> None:
-        """Return when every rank has called this."""
+        """Wait until every rank has called this."""
         self.all_gather_bytes(b".", topic)
 
     def all_reduce(self, tensor: Tensor, kind: str) -> Tensor:
-        """Sum `tensor` over the ranks, in place; computing pauses meanwhile. Returns `tensor`."""
+        """Sum `tensor` over the ranks, in place, and return it; computing pauses meanwhile."""
         if self.size == 1:
             return tensor
         with self.waiting(kind):
@@ -142,7 +142,7 @@ class Group:
         return tensor
 
     def begin_all_reduce(self, tensor: Tensor, kind: str) -> Callable[[], object]:
-        """Start to sum `tensor` over the ranks, in place; the function that is returned waits for it."""
+        """Start to sum `tensor` over the ranks, in place; return a function that waits for it."""
         if self.size == 1:
             return lambda: None
         if self.sums is not None:
@@ -156,7 +156,7 @@ class Group:
         return lambda: work.wait()
 
     def sum_later(self, tensor: Tensor, kind: str) -> torch.futures.Future[Tensor]:
-        """Start to sum `tensor` over the ranks, in place, by their process group; a future of it."""
+        """Start to sum `tensor` over the ranks by their process group, in place; return its future."""
         if self.size == 1:
             alone: torch.futures.Future[Tensor] = torch.futures.Future()
             alone.set_result(tensor)
@@ -169,18 +169,18 @@ class Group:
         return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
 
     def all_gather(self, tensor: Tensor, kind: str, topic: str = "") -> Tensor:
-        """Every rank's `tensor`, of one shape on all, stacked: (size, *tensor.shape); computing pauses meanwhile."""
+        """Return every rank's `tensor` of one shape, stacked: (size, *tensor.shape); computing pauses meanwhile."""
         if self.size == 1:
             return tensor.unsqueeze(0)
         with self.waiting(kind):
             return self._begin_gather(tensor, kind, topic)()
 
     def all_sum(self, tensor: Tensor, kind: str) -> Tensor:
-        """Sum of every rank's small `tensor`, in the order of ranks, so the same bits on each; computing pauses."""
+        """Return the sum of small tensors in the order of ranks, bitwise equal on all; computing pauses meanwhile."""
         return self.all_gather(tensor, kind).sum(0)
 
     def begin_all_sum(self, tensor: Tensor, kind: str, topic: str = "") -> Callable[[], Tensor]:
-        """Start what `all_sum` does; the function that is returned waits for it, before anything else is begun."""
+        """Start `all_sum`; return a function that waits for it, to be called before another collective begins."""
         if self.size == 1:
             return lambda: tensor
         self.timer.break_for_others()
@@ -194,7 +194,7 @@ class Group:
 
     @contextmanager
     def waiting(self, kind: str) -> Iterator[None]:
-        """Inside, this rank waits for others: computing pauses, and the seconds are counted under `kind`."""
+        """Pause computing inside, and count the seconds under `kind`."""
         phase = self.timer.phase
         self.timer.pause()
         start = time.perf_counter()
@@ -205,7 +205,7 @@ class Group:
 
     @property
     def prefers_mesh(self) -> bool:
-        """Whether small tensors travel sooner over the mesh than by a collective, or there is nothing else."""
+        """Whether small tensors are faster over the mesh than by a collective."""
         return self.mesh is not None and (self.process_group is None or dist.get_backend(self.process_group) == "gloo")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
@@ -236,7 +236,7 @@ class Group:
         self.traffic.count(kind, nbytes, nbytes)
 
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
-        """The group of `ranks` of this one (all ranks have to call this); None on a rank that is not among them.
+        """Return the group of `ranks`, which all ranks have to call; None on a rank outside of it.
 
         The same ranks share one process group, however often this is called: each has threads and connections.
         """
@@ -261,17 +261,17 @@ class Group:
         )
 
     def narrow(self, ranks: Sequence[int]) -> bool:
-        """Have only `ranks` of this group be in it from now on (all of it have to call this); whether this one is."""
-        found = self.subgroup(ranks)
-        if found is None or found is self:
-            return found is not None
-        self.rank, self.size, self.nodes = found.rank, found.size, found.nodes
-        self.process_group, self.mesh, self.reports = found.process_group, found.mesh, found.reports
-        self.sums, self.world_ranks, self._joined = found.sums, found.world_ranks, {}
+        """Restrict this group to `ranks`, which all of it have to call; return whether this rank is among them."""
+        group = self.subgroup(ranks)
+        if group is None or group is self:
+            return group is not None
+        self.rank, self.size, self.nodes = group.rank, group.size, group.nodes
+        self.process_group, self.mesh, self.reports = group.process_group, group.mesh, group.reports
+        self.sums, self.world_ranks, self._joined = group.sums, group.world_ranks, {}
         return True
 
     def _joined_among(self, ranks: tuple[int, ...], world: list[int]) -> dist.ProcessGroup | None:
-        """The process group of `ranks`, numbers `world` among all that run; None if it needs none."""
+        """Return the process group of `ranks`, numbers `world` among all ranks; None if it needs none."""
         if ranks not in self._joined:
             if self.sums is None:  # others of the world than this group's ranks do not call this
                 made = dist.new_group(world, use_local_synchronization=bool(self.world_ranks))
@@ -285,10 +285,10 @@ class Group:
     def become(
         self, rank: int, nodes: Sequence[str], mesh: Mesh | None, reports: Mesh | None, sums: AbortableGloo | None
     ) -> None:
-        """From now on other ranks are in this elastic group, with these connections; None for a rank alone."""
-        for left in (self.process_group, *self._joined.values()):
-            if isinstance(left, AbortableProcessGroup):
-                groups_known_to_torch().pop(left, None)
+        """Replace ranks and connections of this elastic group; connections are None for a single rank."""
+        for group in (self.process_group, *self._joined.values()):
+            if isinstance(group, AbortableProcessGroup):
+                groups_known_to_torch().pop(group, None)
         self.rank, self.size, self.nodes = rank, len(nodes), nodes
         self.mesh, self.reports, self.sums = mesh, reports, sums
         self.process_group = None if sums is None else AbortableProcessGroup(rank, len(nodes), sums)
@@ -296,6 +296,6 @@ class Group:
 
 
 def bytes_of(flat: Tensor) -> bytes:
-    """The bytes of a tensor of one dim; that of one element is contiguous whatever its stride, which `view` minds."""
+    """Return the bytes of a tensor of one dim, also of one element with any stride, which `view` would refuse."""
     dense = flat.detach().cpu().contiguous().as_strided(flat.shape, (1,))
     return dense.view(torch.uint8).numpy().tobytes()

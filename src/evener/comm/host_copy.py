@@ -1,7 +1,7 @@
-"""A number that the device has not computed yet, on its way to the host.
+"""A copy of a number from the device to the host that does not wait for later work.
 
-`float(tensor)` of a GPU waits for all work that was queued before it, also for the step that follows the one that is
-asked about. A copy that is started behind the step's own work can be read one step later without waiting.
+`float(tensor)` of a GPU waits for all queued work, including the next step. A copy that is queued right after a step's
+work can be read one step later without waiting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks come together as a group, and leave it."""
+"""Creation and end of the group of ranks."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def join_group(
     address: str = "127.0.0.1",
     timer: StepTimer | None = None,
 ) -> Group:
-    """Join the ranks on `nodes` (one a rank); with a single one no process group is made.
+    """Join the ranks on `nodes`, one per rank; a single rank has no process group.
 
     Args:
         rank: of this process.
         nodes: name of every rank's node.
-        device: that this rank computes on.
-        store: where the ranks find each other; None only for a single rank.
-        patience: seconds within which all have to come together, and not less than 30.
-        longest_wait: seconds that a collective may take: slow is not dead.
+        device: of this rank.
+        store: rendezvous of the ranks; None only for a single rank.
+        patience: seconds within which all ranks have to join, at least 30.
+        longest_wait: timeout of a collective in seconds; a slow rank is not lost.
         backend: `nccl` or `gloo` for tensors.
         address: of this machine, at which the other ranks reach it.
-        timer: this rank's clock; by default one of the device's own speed.
+        timer: this rank's clock; by default one of full speed.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,6 +1,7 @@
-"""How ranks come together in a mesh: each calls those before it, and both prove that they know the secret.
+"""Connection of ranks in a mesh: each calls the ranks before it, and both prove that they know the secret.
 
-By the wire's handshake, so the secret never travels; a rank has it from whoever started it (`signed_store`).
+They use the wire's handshake, so the secret is never sent; the process that starts a rank gives it the secret
+(`signed_store`).
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ def join_mesh(
     Args:
         rank: of this process.
         nodes: name of every rank's node.
-        store: where the ranks find each other's address; it knows their secret, and whether they are still awaited.
+        store: rendezvous of the ranks, with their secret and the end of the wait.
         address: of this machine, at which the others reach it.
-        patience: seconds within which all have to come together.
-        longest_wait: seconds that a message may be waited for afterwards.
-        connect_seconds: in which the machine of a rank that has come answers; `patience` by default.
+        patience: seconds within which all ranks have to join.
+        longest_wait: timeout of a message in seconds, after that.
+        connect_seconds: timeout of a connection to a rank that has joined; `patience` by default.
 
     Raises:
-        LineCut: this rank calls another one that has come, whose machine does not answer.
-        NodeLost: a rank cannot be reached within the patience, and is named; or nobody is awaited any more.
+        LineCut: the machine of a rank that has joined does not answer.
+        NodeLost: a rank cannot be reached within the patience, or the wait was ended.
     """
     token = Token(secret=store.secret, fingerprint=None)
     mesh = Mesh(rank=rank, nodes=nodes, peers={})
@@ -76,7 +77,7 @@ def join_meshes(
     patience: float,
     longest_wait: float,
 ) -> tuple[Mesh, Mesh]:
-    """The two of a group, for small messages and for reports, which do not overtake each other; as `join_mesh`."""
+    """Join the two meshes of a group, for small messages and for reports, which do not overtake each other."""
     with ExitStack() as undo:
         meshes = []
         for name in ("small", "reports"):
@@ -103,7 +104,7 @@ def _call(
     patience: float,
     connect_seconds: float,
 ) -> Channel:
-    """A connection to `other` on which both have proved the secret, and that has said who calls."""
+    """Connect to `other`, perform the handshake, and send this rank."""
     host, port = store.get(f"mesh/{other}").decode().split()
     deadline = time.monotonic() + patience
     handshake = NodeHandshake(token, secrets.token_bytes(NONCE_BYTES), f"{host}, port {port}")
@@ -128,7 +129,7 @@ def _call(
         ) from error
     except CannotJoin as error:
         raise NodeLost(
-            f"node {mesh.nodes[mesh.rank]} is not listened to by node {mesh.nodes[other]} (rank {other}) "
+            f"node {mesh.nodes[mesh.rank]} was rejected by node {mesh.nodes[other]} (rank {other}) "
             f"at {host}:{port}: {error.rule}",
             (mesh.nodes[other],),
         ) from error
@@ -136,7 +137,7 @@ def _call(
 
 
 def _await_readable(peer: socket.socket, store: SignedStore, deadline: float) -> None:
-    """Wait until there is something to read, or to accept. Raises TimeoutError."""
+    """Wait until data or a caller can be read. Raises TimeoutError."""
     waiting = select.poll()  # select() knows no descriptor beyond 1023
     waiting.register(peer, select.POLLIN)
     for seconds in slices(deadline, store.is_over):
@@ -146,7 +147,7 @@ def _await_readable(peer: socket.socket, store: SignedStore, deadline: float) ->
 
 
 def _accept(mesh: Mesh, server: socket.socket, store: SignedStore, token: Token, patience: float) -> None:
-    """Take one caller in, if it knows the secret."""
+    """Accept one caller, if it knows the secret."""
     try:
         _await_readable(server, store, time.monotonic() + patience)
         caller, _ = server.accept()
@@ -157,7 +158,7 @@ def _accept(mesh: Mesh, server: socket.socket, store: SignedStore, token: Token,
     try:
         rank, channel = _authenticated(caller, token, time.monotonic() + min(patience, _HANDSHAKE_SECONDS))
     except (OSError, struct.error):
-        rank, channel = -1, None  # somebody who does not know how to greet
+        rank, channel = -1, None  # not an Evener rank
     if channel is None or rank not in range(mesh.rank + 1, mesh.size):
         caller.close()
         return
@@ -166,7 +167,7 @@ def _accept(mesh: Mesh, server: socket.socket, store: SignedStore, token: Token,
 
 
 def _authenticated(caller: socket.socket, token: Token, deadline: float) -> tuple[int, Channel | None]:
-    """The rank of a caller that proves the secret, and the connection to it; else -1 and None."""
+    """Return the rank of a caller that proves the secret, and its connection; otherwise -1 and None."""
     handshake = MasterHandshake(token, secrets.token_bytes(NONCE_BYTES))
     while True:
         reply = handshake.answer(bytes(read(caller, MESSAGE_BYTES, deadline)))

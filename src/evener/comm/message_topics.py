@@ -31,19 +31,19 @@ def statistics(layer: str) -> str:
 
 
 def framed(topic: str, message: bytes) -> bytes:
-    """`message` with its topic in front."""
+    """Return `message` with its topic in front."""
     name = topic.encode()[:_LONGEST]
     return bytes([len(name)]) + name + message
 
 
 def unframed(data: bytes) -> tuple[str, bytes]:
-    """(topic, message)."""
+    """Return (topic, message)."""
     begin = 1 + data[0]
     return data[1:begin].decode(errors="replace"), data[begin:]
 
 
 def out_of_step(node: str, topic: str, other_node: str, other_topic: str) -> OutOfStep:
-    """The error of two nodes that have come to different calls.
+    """Return the error of two nodes that wait for different calls.
 
     Args:
         node: that waits.

@@ -1,9 +1,8 @@
-"""Sees that the line between two ranks is cut, though both reach everybody else.
+"""Detection of a broken connection between two ranks that both still reach all others.
 
-Heartbeats do not show that, as they pass through the store; a collective waits, as for a slow rank. So every two ranks
-keep a connection on which nothing is ever sent. The kernels at its ends ask each other for a sign of life (TCP's
-keepalive), and they answer while a process computes, or stands still: only a line that is cut ends the connection. On a
-connection with data under way, the kernel would send these again for a quarter of an hour.
+Heartbeats cannot detect this, because they pass through the store; a collective waits, as for a slow rank. So every two
+ranks keep an idle connection with TCP keepalive. The kernels answer it even while a process computes or is stopped, so
+only a broken link ends the connection. With data under way, the kernel would retransmit for a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from evener.comm.mesh import Mesh
 from evener.records.errors import LineCut, NodeLost
 
 _PROBES = 8
-"""Within the patience, if it is long enough: between two of them are whole seconds."""
-_FEWEST_PROBES = 3
+"""Number within the patience, if it is long enough for intervals of whole seconds."""
+_MIN_PROBES = 3
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDED = select.POLLIN | getattr(select, "POLLRDHUP", 0)
-"""What shows that the other end was closed: nothing is ever sent."""
+"""Events that show a closed connection, as no data are sent."""
 
 
 class RankLines:
-    """The lines from one rank to all others.
+    """The idle connections from one rank to all others.
 
     Args:
-        mesh: nobody else uses it.
-        patience: seconds for which a line may be cut; somewhat more are borne, as heartbeats may know more.
+        mesh: of idle connections.
+        patience: seconds for which a connection may be broken; heartbeats, which may know more, have slightly less.
     """
 
     def __init__(self, mesh: Mesh, patience: float) -> None:
@@ -40,7 +39,7 @@ class RankLines:
         self._open = {peer.sock.fileno(): (rank, peer.sock) for rank, peer in mesh.peers.items()}
         self._poll = select.poll()
         for number, (_, sock) in self._open.items():
-            _ask_for_signs(sock, patience)
+            _set_keepalive(sock, patience)
             self._poll.register(number, _ENDED)
 
     def cut(self) -> NodeLost | None:
@@ -53,10 +52,10 @@ class RankLines:
                     self._cut.add(rank)
         if not self._cut:
             return None
-        own, other, nodes = self._mesh.rank, min(self._cut), self._mesh.nodes
-        sentence = f"node {nodes[own]} (rank {own}) does not reach node {nodes[other]} (rank {other}) any more"
-        kind = LineCut if other < own else NodeLost
-        return kind(f"{sentence}, though others hear both: the line between them is cut", (nodes[max(own, other)],))
+        rank, other, nodes = self._mesh.rank, min(self._cut), self._mesh.nodes
+        sentence = f"node {nodes[rank]} (rank {rank}) does not reach node {nodes[other]} (rank {other}) any more"
+        kind = LineCut if other < rank else NodeLost
+        return kind(f"{sentence}, though others hear both: the line between them is cut", (nodes[max(rank, other)],))
 
     def close(self) -> None:
         """Stop watching; another thread may be in `cut`."""
@@ -66,16 +65,16 @@ class RankLines:
 
 
 def is_unreachable(error: OSError) -> bool:
-    """Whether a connection was not made because nothing comes back from the other machine."""
+    """Whether a connection failed because the other machine did not answer."""
     return isinstance(error, TimeoutError) or error.errno in _UNREACHABLE
 
 
-def _ask_for_signs(sock: socket.socket, patience: float) -> None:
-    """Have the kernel end an idle connection with ETIMEDOUT when nothing has come back for the patience."""
+def _set_keepalive(sock: socket.socket, patience: float) -> None:
+    """Let the kernel end an idle connection with ETIMEDOUT after `patience` seconds without an answer."""
     seconds = max(1, int(patience / _PROBES))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
-        count = max(_FEWEST_PROBES, math.ceil(patience / seconds))
+        count = max(_MIN_PROBES, math.ceil(patience / seconds))
         for option, value in (
             (socket.TCP_KEEPIDLE, seconds),
             (socket.TCP_KEEPINTVL, seconds),

@@ -1,8 +1,8 @@
-"""The store where ranks find each other, with every value signed: who reaches it and lacks the secret is no rank.
+"""The rendezvous store of the ranks, with a signature on every value: only ranks with the secret can write to it.
 
-PyTorch's stores ask nobody who he is. A value is written with a keyed hash of it and of its key (HMAC-SHA256), and one
-that was not is refused; the secret comes to each rank by whoever started it, never through the store. What PyTorch's
-own groups leave there, the addresses of their connections, is signed with it.
+PyTorch's stores do not authenticate clients. This store writes every value with an HMAC-SHA256 of key and value, and
+rejects others. The process that starts a rank gives it the secret, which never passes through the store. The addresses
+that PyTorch's groups write are signed, too.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from evener.comm.waiting import never, slices
 from evener.records.errors import NodeLost
 
 TAG_BYTES = 32
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.05
-_stores: Any = dist  # whose stores are not typed
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.0005, 0.05
+_stores: Any = dist  # its stores are not typed
 
 
 class SignedStore(_stores.Store):  # type: ignore[misc]
-    """Passes everything on to another store, signed.
+    """A store that signs all values of another store.
 
-    PyTorch's groups and prefixes do not keep it alive: whoever makes one of it has to.
+    PyTorch's groups do not keep a reference to it: their creator has to.
 
     Args:
-        inner: the other one.
+        inner: the other store.
         secret: of all ranks of this run.
         prefix: of all keys.
-        is_over: asked while a value is waited for: whether nobody wants it any more.
+        is_over: called during waits; true ends the wait.
 
     Attributes:
-        inner: see above.
-        secret: see above.
-        is_over: see above.
+        inner: the other store.
+        secret: of all ranks of this run.
+        is_over: called during waits; true ends the wait.
     """
 
     def __init__(self, inner: Any, secret: bytes, prefix: str = "", is_over: Callable[[], bool] = never) -> None:
@@ -45,21 +45,21 @@ class SignedStore(_stores.Store):  # type: ignore[misc]
         self.inner, self.secret, self.is_over, self._prefix = inner, secret, is_over, prefix
 
     def under(self, prefix: str) -> SignedStore:
-        """The part of the store whose keys begin with `prefix` and a slash."""
+        """Return the part of the store whose keys begin with `prefix` and a slash."""
         return SignedStore(self.inner, self.secret, f"{self._prefix}{prefix}/", self.is_over)
 
     def until(self, is_over: Callable[[], bool]) -> SignedStore:
-        """The same store, where values are waited for only until `is_over`."""
+        """Return the same store, which waits for values only until `is_over`."""
         return SignedStore(self.inner, self.secret, self._prefix, is_over)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Leave a value."""
+        """Write a value."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         key = self._prefix + key
         self.inner.set(key, self._tag(key, data) + data)
 
     def get(self, key: str) -> bytes:
-        """A value, once it is there. Raises NodeLost: no rank of this run has left it, or nobody wants it any more."""
+        """Return a value, once it exists. Raises NodeLost if its signature is wrong or the wait is over."""
         if self.is_over is not never:
             self.wait([key])
         key = self._prefix + key
@@ -68,12 +68,12 @@ class SignedStore(_stores.Store):  # type: ignore[misc]
         if not hmac.compare_digest(tag, self._tag(key, data)):
             raise NodeLost(
                 f"the store of the ranks has a value ({key}) that was not signed with their secret: "
-                "$EVENER_SECRET has to be the same on all machines, and known to nobody else"
+                "$EVENER_SECRET has to be the same on all machines, and secret"
             )
         return data
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all these values are there. Raises NodeLost: one of them was not signed."""
+        """Whether all these values exist. Raises NodeLost if a signature is wrong."""
         if not self.inner.check([self._prefix + key for key in keys]):
             return False
         for key in keys:
@@ -81,7 +81,7 @@ class SignedStore(_stores.Store):  # type: ignore[misc]
         return True
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all these values are there. Raises NodeLost: nobody wants them any more."""
+        """Wait until all these values exist. Raises NodeLost if the wait is over."""
         names = [self._prefix + key for key in keys]
         if self.is_over is never:
             self.inner.wait(names, *(() if timeout is None else (timeout,)))
@@ -91,25 +91,25 @@ class SignedStore(_stores.Store):  # type: ignore[misc]
             raise dist.DistStoreError(f"{', '.join(names)} did not come within {seconds:g} s")
 
     def _poll(self, names: list[str], deadline: float) -> bool:
-        """Whether the values came in time: a store that is waited in cannot be left."""
-        pause = _SHORTEST_PAUSE
-        for left in slices(deadline, self.is_over):
+        """Whether the values exist before the deadline; polls, because a wait in the inner store cannot be aborted."""
+        pause = _MIN_PAUSE_S
+        for seconds in slices(deadline, self.is_over):
             if self.inner.check(names):
                 return True
-            time.sleep(min(left, pause))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            time.sleep(min(seconds, pause))
+            pause = min(2 * pause, _MAX_PAUSE_S)
         return bool(self.inner.check(names))
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long values are waited for."""
+        """Set how long to wait for values."""
         self.inner.set_timeout(timeout)
 
     def delete_key(self, key: str) -> bool:
-        """Remove a value; whether it was there."""
+        """Delete a value; return whether it existed."""
         return bool(self.inner.delete_key(self._prefix + key))
 
     def num_keys(self) -> int:
-        """Of all values."""
+        """Return the number of values."""
         return int(self.inner.num_keys())
 
     def _tag(self, key: str, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Tells a rank's computing from its waiting, phase by phase, and has a slowed rank idle where computing pauses.
+"""Measurement of a rank's computing, phase by phase, apart from its waiting; slowed ranks idle at every pause.
 
 A rank computes between `resume` and `pause` and waits for others between `pause` and `resume`:
 
@@ -34,7 +34,7 @@ class StepTiming:
         samples: computed in the step.
         io: seconds of loading and moving the batch.
         fb: seconds of forward and backward.
-        wu: seconds of the optimiser's update.
+        wu: seconds of the optimizer's update.
     """
 
     samples: int
@@ -44,12 +44,12 @@ class StepTiming:
 
     @property
     def seconds(self) -> float:
-        """All phases together."""
+        """The seconds of all phases."""
         return self.io + self.fb + self.wu
 
 
 class _Instant(NamedTuple):
-    """A moment: by the wall clock, by this thread's processor time and, on a GPU, in the stream."""
+    """A moment: by the wall clock, by this thread's CPU time and, on a GPU, in the stream."""
 
     wall: float
     busy: float
@@ -60,14 +60,14 @@ _Segment = tuple[Phase, _Instant, _Instant]
 
 
 class StepTimer:
-    """Times one rank's steps.
+    """A clock of one rank's steps.
 
     Args:
         device: that computes.
         speed: 1.0 for the device's own speed, 0.25 for a quarter of it.
 
     Attributes:
-        pace: by which the rank idles when it is to be slower than its device.
+        pace: throttle of a rank that is slower than its device.
     """
 
     def __init__(self, device: torch.device, speed: float = 1.0) -> None:
@@ -79,18 +79,18 @@ class StepTimer:
 
     @property
     def phase(self) -> Phase | None:
-        """The phase in which the rank computes now; None while it waits."""
+        """The current phase of computing; None while the rank waits."""
         return self._open[0] if self._open else None
 
     def resume(self, phase: Phase) -> None:
-        """Computing begins (again), in `phase`."""
+        """Begin or continue to compute, in `phase`."""
         self._open = (phase, self._now(phase))
 
     def pause(self, *, before_update: bool = False) -> None:
-        """Computing ends; a slowed rank idles before this returns.
+        """Stop computing; a slowed rank idles before this returns.
 
         Args:
-            before_update: all of the step is computed but its update, and the others wait for it from now on.
+            before_update: whether only the update of the step remains, for which the others wait.
         """
         if self._open is None:
             return
@@ -101,14 +101,14 @@ class StepTimer:
         self._segments.append((phase, begin, end))
 
     def break_for_others(self) -> None:
-        """Pause and resume in the same phase: a slowed rank pays its idling before it hands anything to the others."""
+        """Pause and resume in the same phase, so that a slowed rank idles before it sends to the others."""
         if self._open is not None and self.pace.speed < 1.0:
             phase = self._open[0]
             self.pause()
             self.resume(phase)
 
     def close_step(self, samples: int) -> list[StepTiming]:
-        """End the step of `samples` samples; returns the timings, oldest first, that are complete by now."""
+        """End the step of `samples` samples; return the complete timings, oldest first."""
         self.pause()
         self.pace.end_step()
         self._steps.append((samples, self._segments))
@@ -120,7 +120,7 @@ class StepTimer:
         return done
 
     def discard(self) -> None:
-        """Forget what was timed since the last step: work that is not part of any."""
+        """Discard the times since the last step, of work that is part of none."""
         self.pause()
         self.pace.discard()
         self._segments = []

@@ -1,4 +1,4 @@
-"""What a rank has handed to collectives: bytes and seconds by kind."""
+"""A rank's counts of bytes and seconds in collectives, by kind."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Traffic:
-    """What this rank handed to collectives, by kind, in bytes that cross its link in a ring algorithm.
+    """This rank's collectives by kind, in bytes that cross its link in a ring algorithm.
 
     Attributes:
         sent: bytes.
         received: bytes.
-        seconds: that this rank waited for them to end; on a GPU, until they were queued.
+        seconds: of this rank's waits for their end; on a GPU, until they were queued.
     """
 
     sent: dict[str, float] = field(default_factory=dict)
@@ -26,10 +26,10 @@ class Traffic:
 
     @property
     def sent_bytes(self) -> int:
-        """Over all kinds."""
+        """The bytes sent, over all kinds."""
         return round(sum(self.sent.values()))
 
     @property
     def received_bytes(self) -> int:
-        """Over all kinds."""
+        """The bytes received, over all kinds."""
         return round(sum(self.received.values()))

@@ -1,4 +1,4 @@
-"""Waiting for others in slices, so that another thread can end it."""
+"""Waits in short slices, which another thread can end."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _SLICE = 0.5
 
 
 def never() -> bool:
-    """Whether a wait that nobody ends is over."""
+    """Return False, as `is_over` of a wait without an end."""
     return False
 
 
 def slices(deadline: float, is_over: Callable[[], bool]) -> Iterator[float]:
-    """Seconds to wait for, again and again until the `deadline` of the monotonic clock.
+    """Yield seconds to wait for, until the `deadline` of the monotonic clock.
 
     Raises:
-        NodeLost: `is_over` says that nobody waits any more.
+        NodeLost: `is_over` ends the wait.
     """
-    while (left := deadline - time.monotonic()) > 0:
+    while (remaining := deadline - time.monotonic()) > 0:
         if is_over():
-            raise NodeLost("those who were waited for are not awaited any more")
-        yield min(_SLICE, left)
+            raise NodeLost("the wait for other ranks was ended")
+        yield min(_SLICE, remaining)

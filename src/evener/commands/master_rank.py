@@ -19,7 +19,7 @@ from evener.launch.nodes import LocalNode
 from evener.launch.parent import Parent
 from evener.launch.rank_environment import RankEnvironment, run_rank
 from evener.launch.rank_heartbeat import RankHeartbeat
-from evener.membership.line import Line
+from evener.membership.control_channel import ControlChannel
 from evener.ps.master.node_state import return_seconds
 from evener.ps.protocol.rank_messages import RankPlace, decode_rank_place
 from evener.records.events import encode_events
@@ -47,7 +47,7 @@ def be_rank(parent: Parent, task: RankTask) -> None:
         has_own_paths=True,
     )
     parent.on_stop(env.request_stop)
-    env.line = Line(
+    env.line = ControlChannel(
         process=task.process,
         node=env.node.name,
         is_late=place.is_late,

@@ -14,7 +14,7 @@ from evener.comm.signed_store import SignedStore
 from evener.data.loading_process import loading_death
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_heartbeat import RankHeartbeat
-from evener.membership.line import Line
+from evener.membership.control_channel import ControlChannel
 from evener.records.error_kind import restated
 from evener.records.errors import (
     DoesNotFit,
@@ -73,7 +73,7 @@ class RankEnvironment:
     address: str = "127.0.0.1"
     end: Callable[[EvenerError], None] = end_process
     answer: Callable[[Epoch], bool] | None = None
-    line: Line | None = None
+    line: ControlChannel | None = None
     tell: Callable[[str], None] | None = None
     has_own_paths: bool = False
     step: int = 0

@@ -18,7 +18,7 @@ from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.launch.rank_environment import Program, RankEnvironment, run_rank
 from evener.launch.rank_heartbeat import RankHeartbeat
 from evener.launch.store import connect_store, keep_store, new_secret
-from evener.membership.line import Line
+from evener.membership.control_channel import ControlChannel
 from evener.records.events import RunEvent, encode_events
 from evener.records.record import Epoch
 
@@ -115,9 +115,11 @@ def _end_of(epoch: Epoch) -> str:
     return f"epoch/{epoch.epoch}"
 
 
-def _line_to(parent: Parent, env: RankEnvironment, number: int, open_store: Callable[[], SignedStore]) -> Line:
+def _line_to(
+    parent: Parent, env: RankEnvironment, number: int, open_store: Callable[[], SignedStore]
+) -> ControlChannel:
     """To the authority, which is the parent."""
-    return Line(
+    return ControlChannel(
         process=number,
         node=env.node.name,
         is_late=number >= len(env.nodes),

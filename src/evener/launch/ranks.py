@@ -205,7 +205,7 @@ def _relay(
                     for event in decode_events(data):
                         show(event)
             if elastic is not None:
-                elastic.govern()
+                elastic.step()
             lone.look()
             failed = [rank for rank in ranks if (rank.failure or rank in gone) and _has_failed(rank, elastic)]
             if failed and deadline is None:
@@ -224,7 +224,7 @@ def _relay(
                 processes.request_stop()
         else:
             if elastic is not None:
-                elastic.govern()  # of those who ended since it last did, it may be that nobody is left
+                elastic.step()  # of those who ended since it last did, it may be that nobody is left
     return was_stopped
 
 

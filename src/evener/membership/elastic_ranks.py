@@ -1,8 +1,7 @@
-"""The ranks of an elastic run, wherever they are: who is gone is left behind, and its node is given another process.
+"""The ranks of an elastic run, local or remote: lost processes are dropped and replaced.
 
-Whoever had the ranks started is the authority, the process that was typed or a master: it sees a process end, hears the
-beats of the others, and is the only one that makes generations. What it decides is decided by
-`evener.membership.authority`.
+The process that started the ranks is the coordinator: a command or a master. It sees processes end, receives the beats
+of the others, and is the only one that creates generations, by the rule in `evener.membership.coordinator`.
 """
 
 from __future__ import annotations
@@ -13,68 +12,68 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from evener.membership.authority import LAST_HOLDER, Authority
-from evener.membership.generation import Generation, Heard, Hello, decode_for_authority, encode_message
+from evener.membership.coordinator import LAST_HOLDER, Coordinator
+from evener.membership.generation import Generation, Heard, Hello, decode_for_coordinator, encode_message
 from evener.records.errors import NodeLost
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
-"""Seconds before another process is started on a node where one after the other ends without having taken part."""
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 10.0
+"""Pause before a restart on a node whose processes end repeatedly without having taken part."""
 
 
 class Failure(Protocol):
-    """How a process says that it failed."""
+    """A failure as reported by a process."""
 
     @property
     def is_own(self) -> bool:
-        """Whether it arose there; else another process was gone."""
+        """Whether the error arose in this process, not from the loss of another."""
         ...
 
     @property
     def sentence(self) -> str:
-        """For the user."""
+        """The message for the user."""
         ...
 
 
 class RankProcess(Protocol):
-    """A process that stands for a node, here or on another machine, as the authority sees it."""
+    """A process of a node, here or on another machine, as seen by the coordinator."""
 
     @property
     def said(self) -> deque[bytes]:
-        """To the authority, and not yet read by it."""
+        """Messages to the coordinator that it has not read."""
         ...
 
     @property
     def failure(self) -> Failure | None:
-        """How it failed; None if it did not say so."""
+        """The reported failure; None without one."""
         ...
 
     @property
     def has_finished(self) -> bool:
-        """Whether it said that its work is done."""
+        """Whether the process reported the end of its work."""
         ...
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more, however it ended."""
+        """Whether the process has ended, for any reason."""
         ...
 
     @property
     def is_silent(self) -> bool:
-        """Whether all that it said has been read."""
+        """Whether all its messages were read."""
         ...
 
     @property
     def has_failed(self) -> bool:
-        """Whether it said so, or ended without a word."""
+        """Whether the process reported a failure, or ended without a report."""
         ...
 
     @property
     def ending(self) -> str:
-        """How it ended, in words."""
+        """How the process ended, for the user."""
         ...
 
     def tell(self, data: bytes) -> None:
-        """Let the process hear the authority's words; one that has ended hears nothing."""
+        """Send a message of the coordinator; a process that has ended ignores it."""
         ...
 
 
@@ -83,13 +82,13 @@ P = TypeVar("P", bound=RankProcess)
 
 @dataclass
 class _Post:
-    """A node, and the process that stands for it now.
+    """A node and its current process.
 
     Attributes:
-        rank: of the node among those that the run was started on.
+        rank: of the node at the start of the run.
         number: of the process.
-        failures: processes that ended here, one after the other, before they took part.
-        due: when the next one may start.
+        failures: number of consecutive processes that ended here before they took part.
+        due: earliest start of the next one.
     """
 
     rank: int
@@ -99,20 +98,20 @@ class _Post:
 
 
 class ElasticRanks(Generic[P]):
-    """Follows the ranks of one run, and replaces those that are gone.
+    """The processes of one run, and their replacement.
 
     Args:
         ranks: the processes that stand for the nodes, by rank at the start; replaced in place.
-        patience: seconds of silence after which a process is given up.
-        start: a process on the node of this rank, with this number.
-        can_start: whether there can be another process on the node of this rank now.
+        patience: seconds of silence after which a process is lost.
+        start: starts a process on the node of this rank, with this number.
+        can_start: whether a process can start on the node of this rank now.
         first: number of the first process.
-        keep: called with every generation before anybody is told of it.
-        advice: what a user does when nobody is left.
-        notify: takes (kind, message, node) of what happens besides generations.
+        keep: stores every generation before it is sent.
+        advice: for the user, if no process remains.
+        notify: called with (kind, message, node) of other events.
 
     Attributes:
-        is_stopping: whether the run was asked to stop, so that nobody is replaced any more.
+        is_stopping: whether the run was asked to stop, so that lost processes are not replaced.
     """
 
     def __init__(
@@ -123,13 +122,13 @@ class ElasticRanks(Generic[P]):
         can_start: Callable[[int], bool] = lambda _: True,
         first: int = 0,
         keep: Callable[[Generation], None] = lambda _: None,
-        advice: str = "; go on from the last checkpoint with --resume",
+        advice: str = "; continue from the last checkpoint with --resume",
         notify: Callable[[str, str, str], None] = lambda _kind, _message, _node: None,
     ) -> None:
         self._keep, self._advice, self._notify = keep, advice, notify
         self._awaited: tuple[int, ...] = ()
         self._ranks, self._start, self._can_start = ranks, start, can_start
-        self._authority, self._patience = Authority(patience), patience
+        self._coordinator, self._patience = Coordinator(patience), patience
         self._posts = [_Post(rank, first + rank) for rank in range(len(ranks))]
         self._next = first + len(ranks)
         self._inside: set[int] = set()
@@ -138,23 +137,23 @@ class ElasticRanks(Generic[P]):
 
     @property
     def has_begun(self) -> bool:
-        """Whether all ranks had come, and train."""
-        return self._authority.generation is not None
+        """Whether all initial ranks have joined."""
+        return self._coordinator.generation is not None
 
     @property
     def has_trained(self) -> bool:
-        """Whether a step may have been made."""
-        return self._authority.has_trained
+        """Whether a step may be complete."""
+        return self._coordinator.has_trained
 
     @property
     def generation(self) -> Generation | None:
-        """The newest; None before all have come."""
-        return self._authority.generation
+        """The newest generation; None before all initial ranks have joined."""
+        return self._coordinator.generation
 
     @property
     def is_settled(self) -> bool:
         """Whether the ranks of the newest generation compute again."""
-        return self._authority.is_settled
+        return self._coordinator.is_settled
 
     def resume(
         self,
@@ -164,58 +163,58 @@ class ElasticRanks(Generic[P]):
         next: int,
         absence: float = 0.0,
     ) -> None:
-        """Go on with a run whose authority was killed.
+        """Continue a run whose coordinator was killed.
 
         Args:
-            generation: the newest; None before all had come.
+            generation: the newest; None before all initial ranks had joined.
             numbers: of the processes, by rank.
-            given_up: those of them that the run goes on without.
+            given_up: lost processes among them.
             next: number of the next process.
-            absence: seconds that its processes may take to be heard again, if that is more than the patience.
+            absence: seconds within which the processes have to be heard, if more than the patience.
         """
-        self._authority.resume(generation, given_up, time.monotonic(), absence)
+        self._coordinator.resume(generation, given_up, time.monotonic(), absence)
         self._posts = [_Post(rank, number) for rank, number in enumerate(numbers)]
         self._next, self._inside = next, {one.process for one in generation.participants} if generation else set()
 
     def has_given_up(self, rank: P) -> bool:
-        """Whether the run goes on without this process."""
+        """Whether the run continues without this process."""
         number = self._number_of(rank)
-        return number is None or self._authority.has_given_up(number)
+        return number is None or self._coordinator.has_given_up(number)
 
     def is_last_holder(self, rank: P) -> bool:
-        """Whether this process holds the state of the training, and no other that does is heard."""
+        """Whether this process holds the state of the training, and no other holder is heard."""
         number = self._number_of(rank)
-        return number is not None and self._authority.is_last_holder(number)
+        return number is not None and self._coordinator.is_last_holder(number)
 
     def add_node(self) -> None:
-        """Have a process on another node, which has come."""
+        """Start a process on another node, which has joined."""
         rank, number = len(self._ranks), self._next
         self._next += 1
         self._ranks.append(self._start(rank, number))
         self._posts.append(_Post(rank, number))
 
     def is_needed(self, rank: P) -> bool:
-        """Whether the run is not over without this process."""
+        """Whether the run still needs this process."""
         number = self._number_of(rank)
         if number is not None and self._is_over():  # the others have done all steps
-            return self._authority.holds_state(number) and not (rank.has_failed and rank.failure is None)
+            return self._coordinator.holds_state(number) and not (rank.has_failed and rank.failure is None)
         return self.may_speak(rank)
 
     def ends_the_run(self, rank: P) -> bool:
-        """Whether the failure of this process is one of the run, and not the loss of a node."""
-        if self._authority.generation is None:
+        """Whether the failure of this process ends the run, instead of the loss of a node."""
+        if self._coordinator.generation is None:
             return rank.has_failed
         return rank.failure is not None and rank.failure.is_own and self._number_of(rank) in self._inside
 
     def may_speak(self, rank: P) -> bool:
-        """Whether this process takes part, so that what it says is of the run."""
-        generation, number = self._authority.generation, self._number_of(rank)
+        """Whether this process takes part, so that its reports belong to the run."""
+        generation, number = self._coordinator.generation, self._number_of(rank)
         return generation is None or (number is not None and generation.rank_of(number) is not None)
 
-    def govern(self) -> None:
-        """Read what the processes said, see who is gone, and do what follows. Raises NodeLost: nobody holds the state.
+    def step(self) -> None:
+        """Read all messages, detect lost processes, and act on them. Raises NodeLost if no process holds the state.
 
-        Called whenever a process did or said anything, and several times a second.
+        Called after every message or end of a process, and several times a second.
         """
         now = time.monotonic()
         for post in self._posts:
@@ -224,31 +223,31 @@ class ElasticRanks(Generic[P]):
             return
         for post in self._posts:
             self._see_end(post)
-        generation = self._authority.decide(now)
+        generation = self._coordinator.decide(now)
         self._tell_awaited()
         if generation is not None:
             self._announce(generation)
         self._require_state(now)
-        if self._authority.generation is not None and not self.is_stopping:
+        if self._coordinator.generation is not None and not self.is_stopping:
             for post in self._posts:
                 self._replace(post, now)
 
     def _read(self, post: _Post, now: float) -> None:
         rank = self._ranks[post.rank]
         while rank.said:
-            message = decode_for_authority(rank.said.popleft())
+            message = decode_for_coordinator(rank.said.popleft())
             if isinstance(message, Hello):
-                self._authority.arrive(post.number, message, now)
+                self._coordinator.arrive(post.number, message, now)
             else:
-                self._authority.hear(post.number, message)
+                self._coordinator.hear(post.number, message)
                 if message.holds:
                     post.failures = 0
-                if not self._authority.has_given_up(post.number):
+                if not self._coordinator.has_given_up(post.number):
                     rank.tell(encode_message(Heard(count=message.count)))
 
     def _is_over(self) -> bool:
-        """Whether a rank has done all its work, which none does before all have done all steps."""
-        generation = self._authority.generation
+        """Whether a rank has done all its work, which implies that all have done all steps."""
+        generation = self._coordinator.generation
         return generation is not None and any(
             self._ranks[post.rank].has_finished and generation.rank_of(post.number) is not None for post in self._posts
         )
@@ -256,10 +255,10 @@ class ElasticRanks(Generic[P]):
     def _see_end(self, post: _Post) -> None:
         rank = self._ranks[post.rank]
         if rank.has_ended and rank.is_silent and not rank.has_finished and not self.ends_the_run(rank):
-            self._authority.lose(post.number, rank.ending if rank.failure is None else rank.failure.sentence)
+            self._coordinator.lose(post.number, rank.ending if rank.failure is None else rank.failure.sentence)
 
     def _announce(self, generation: Generation) -> None:
-        """Tell everybody who takes part, and who does no more."""
+        """Send the generation to its participants and to those of the previous one."""
         self._keep(generation)
         concerned = self._inside | {one.process for one in generation.participants}
         for post in self._posts:
@@ -268,45 +267,45 @@ class ElasticRanks(Generic[P]):
         self._inside = {one.process for one in generation.participants}
 
     def _tell_awaited(self) -> None:
-        """Have the user know for which silent process the run waits, and which one is heard again."""
-        before, self._awaited = self._awaited, self._authority.awaited
+        """Notify the user of silent processes that the run waits for, and of those that respond again."""
+        before, self._awaited = self._awaited, self._coordinator.awaited
         for process in self._awaited:
             if process not in before:
-                node, seconds = self._authority.name_of(process), LAST_HOLDER * self._patience
+                node, seconds = self._coordinator.name_of(process), LAST_HOLDER * self._patience
                 message = (
                     f"node {node} has been silent for {self._patience:g} s; the run waits up to {seconds:g} s for it, "
                     "as no other node that responds holds the state of the training"
                 )
                 self._notify("waiting", message, node)
         for process in before:
-            if process not in self._awaited and not self._authority.has_given_up(process):
-                node = self._authority.name_of(process)
+            if process not in self._awaited and not self._coordinator.has_given_up(process):
+                node = self._coordinator.name_of(process)
                 self._notify("heard again", f"node {node} responds again", node)
 
     def _require_state(self, now: float) -> None:
-        """Raise NodeLost once it is certain that nobody is left who holds the state of the training."""
-        generation = self._authority.generation
-        if self._authority.has_state or generation is None:
+        """Raise NodeLost once it is certain that no remaining process holds the state of the training."""
+        generation = self._coordinator.generation
+        if self._coordinator.has_state or generation is None:
             self._stateless_since = None
             return
         self._stateless_since = self._stateless_since or now
-        if not self._authority.may_have_state or now - self._stateless_since > self._patience:
-            sentence = f"{generation.reason}: nobody is left who holds the state of the training{self._advice}"
+        if not self._coordinator.may_have_state or now - self._stateless_since > self._patience:
+            sentence = f"{generation.reason}: no remaining node holds the state of the training{self._advice}"
             raise NodeLost(sentence, generation.lost)
 
     def _replace(self, post: _Post, now: float) -> None:
-        """Start another process on a node whose last one has ended, and is known to be lost, soon."""
+        """Restart a process on a node whose last one has ended and is lost."""
         rank = self._ranks[post.rank]
-        if not rank.has_ended or rank.has_finished or not self._authority.has_given_up(post.number):
+        if not rank.has_ended or rank.has_finished or not self._coordinator.has_given_up(post.number):
             return
         if not post.due:
-            pause = _FIRST_PAUSE * 2**post.failures if post.failures else 0.0
+            pause = _MIN_PAUSE_S * 2**post.failures if post.failures else 0.0
             post.failures += 1
-            post.due = now + min(pause, _LONGEST_PAUSE)
+            post.due = now + min(pause, _MAX_PAUSE_S)
         if now >= post.due and self._can_start(post.rank):
             post.number, self._next, post.due = self._next, self._next + 1, 0.0
             self._ranks[post.rank] = self._start(post.rank, post.number)
 
     def _number_of(self, rank: P) -> int | None:
-        """None: another process has taken its place."""
+        """Return the number of the process; None if another one has replaced it."""
         return next((post.number for post in self._posts if self._ranks[post.rank] is rank), None)

@@ -1,11 +1,11 @@
-"""What the authority and the processes of an elastic run tell each other, and the generation: who trains together now.
+"""Generations of an elastic run, and the messages between its coordinator and its processes.
 
-    process -> authority    Hello       it can take part, and is told when it does
-                            Beat        it lives
-    authority -> process    Generation  who takes part from now on, itself perhaps no more
-                            Heard       the answer to a Beat: until then at least it was not given up
+    process -> coordinator    Hello       the process can take part
+                              Beat        the process is alive
+    coordinator -> process    Generation  the new participants, perhaps without the receiver
+                              Heard       the answer to a Beat: the process was not lost before it
 
-A process has a number that no other one of the run ever has: one that was given up comes back as another.
+Every process of a run has a unique number: a node that was lost returns as another process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from evener.records.schema import Amount, Name, Part
 
 
 class Participant(Part, frozen=True, kw_only=True):
-    """A process that takes part.
+    """A process in a generation.
 
     Attributes:
-        process: its number.
-        node: that it computes on.
-        since: number of the first generation that it is in.
+        process: number of the process.
+        node: of the process.
+        since: number of its first generation.
     """
 
     process: Amount
@@ -35,15 +35,15 @@ class Participant(Part, frozen=True, kw_only=True):
 
 
 class Generation(Part, frozen=True, kw_only=True, tag=True):
-    """Who takes part; the authority alone makes one, and its participants stay until the next.
+    """The ranks that train together, until the next generation; only the coordinator creates one.
 
     Attributes:
-        number: from 1, each larger by one than the one before.
-        participants: in order of their ranks, those that came first before others.
-        reason: why it began, in words.
-        is_urgent: whether somebody is gone, so that no step can be finished; else it begins after a step.
-        lost: nodes that are gone since the one before.
-        joined: nodes that came.
+        number: counts from 1.
+        participants: in order of ranks, which is the order of joining.
+        reason: cause of the generation, for the user.
+        is_urgent: whether a rank is lost, so that no step can finish; otherwise it begins after a step.
+        lost: nodes lost since the previous generation.
+        joined: nodes that joined.
     """
 
     number: Amount
@@ -55,17 +55,17 @@ class Generation(Part, frozen=True, kw_only=True, tag=True):
 
     @property
     def nodes(self) -> list[str]:
-        """In order of ranks."""
+        """The nodes in order of ranks."""
         return [one.node for one in self.participants]
 
     def rank_of(self, process: int) -> int | None:
-        """Of the process; None: it takes no part."""
+        """Return the rank of the process; None if it takes no part."""
         ranks = [rank for rank, one in enumerate(self.participants) if one.process == process]
         return ranks[0] if ranks else None
 
 
 def as_one(generations: Sequence[Generation]) -> Generation:
-    """The last of some that follow each other, with what happened in all of them; nobody computed in those before."""
+    """Merge consecutive generations into the last one; the earlier ones never computed."""
     return replace(
         generations[-1],
         reason=", ".join(one.reason for one in generations),
@@ -76,24 +76,24 @@ def as_one(generations: Sequence[Generation]) -> Generation:
 
 
 class Hello(Part, frozen=True, kw_only=True, tag=True):
-    """A process can take part.
+    """A report that a process can take part.
 
     Attributes:
-        node: that it computes on.
-        founders: nodes that are to be in the first generation; empty for one that comes later.
+        node: of the process.
+        initial_nodes: nodes of the first generation; empty for a process that joins later.
     """
 
     node: Name
-    founders: Annotated[tuple[Name, ...], Meta(max_length=1024)] = ()
+    initial_nodes: Annotated[tuple[Name, ...], Meta(max_length=1024)] = ()
 
 
 class Beat(Part, frozen=True, kw_only=True, tag=True):
-    """A process lives.
+    """A heartbeat of a process.
 
     Attributes:
-        count: grows with every one.
-        step: that it works on.
-        holds: number of the last generation in which it had, or was given, the state of the training; 0: none yet.
+        count: increases with every beat.
+        step: current step of the process.
+        holds: number of the last generation in which it held the state of the training; 0 if it never did.
     """
 
     count: Amount
@@ -107,25 +107,25 @@ class Heard(Part, frozen=True, kw_only=True, tag=True):
     count: Amount
 
 
-ToAuthority: TypeAlias = Hello | Beat
+ToCoordinator: TypeAlias = Hello | Beat
 ToProcess: TypeAlias = Generation | Heard
 
-_to_authority = msgspec.msgpack.Decoder(ToAuthority)
+_to_coordinator = msgspec.msgpack.Decoder(ToCoordinator)
 _to_process = msgspec.msgpack.Decoder(ToProcess)
 
 
-def encode_message(message: ToAuthority | ToProcess) -> bytes:
-    """`message` as it travels."""
+def encode_message(message: ToCoordinator | ToProcess) -> bytes:
+    """Encode `message` for sending."""
     return msgspec.msgpack.encode(message)
 
 
-def decode_for_authority(data: bytes) -> ToAuthority:
-    """What a process said. Raises msgspec.DecodeError."""
-    message: ToAuthority = _to_authority.decode(data)
+def decode_for_coordinator(data: bytes) -> ToCoordinator:
+    """Decode a message of a process. Raises msgspec.DecodeError."""
+    message: ToCoordinator = _to_coordinator.decode(data)
     return message
 
 
 def decode_for_process(data: bytes) -> ToProcess:
-    """What the authority said. Raises msgspec.DecodeError."""
+    """Decode a message of the coordinator. Raises msgspec.DecodeError."""
     message: ToProcess = _to_process.decode(data)
     return message

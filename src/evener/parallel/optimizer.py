@@ -161,7 +161,7 @@ class _WholeTensors:
         rows = self._group.all_gather_bytes(bytes(held.part.grad is not None for held in some))
         parts = [held.part.detach() for held in some]
         grads = [torch.zeros_like(w) if h.part.grad is None else h.part.grad for h, w in zip(some, parts, strict=True)]
-        shapes = [shape_of(route.own[self._group.rank]) for route in _routes(some)]
+        shapes = [shape_of(route.owned[self._group.rank]) for route in _routes(some)]
         whole = exchange.all_gather([x.reshape(shape) for x, shape in zip((*parts, *grads), shapes, strict=True)])
         for i, (held, part) in enumerate(zip(some, parts, strict=True)):
             self._parts.append((held, part))
@@ -174,7 +174,7 @@ class _WholeTensors:
         for held, part in self._parts:
             assert held.route is not None
             whole = held.part.detach().view(shape_of(held.route.need[self._group.rank]))
-            part.copy_(part_of(whole, held.route.own[self._group.rank]).reshape(part.shape))
+            part.copy_(part_of(whole, held.route.owned[self._group.rank]).reshape(part.shape))
             held.part.grad = None
             held.part.data = part
         self._parts = []
@@ -183,14 +183,14 @@ class _WholeTensors:
 def _routes(some: Sequence[HeldParameter]) -> list[Route]:
     """Return the routes of the weights, then those of their gradients."""
     routes = [held.route for held in some if held.route is not None]
-    return [Route(route.own, route.need, source=i) for i, route in enumerate((*routes, *routes))]
+    return [Route(route.owned, route.need, source=i) for i, route in enumerate((*routes, *routes))]
 
 
 def _own_region(held: HeldParameter, rank: int) -> Region | None:
     """Return the region of the whole that `rank` has; None if it uses nothing of it."""
     if not held.is_here:
         return None
-    return held.route.own[rank] if held.part.shape != held.shape and held.route else whole_of(held.shape)
+    return held.route.owned[rank] if held.part.shape != held.shape and held.route else whole_of(held.shape)
 
 
 def _refuse_closures(optimizer: Optimizer) -> None:

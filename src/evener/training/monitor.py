@@ -162,7 +162,7 @@ class Monitor:
             validation = last[0] if last and last[0].epoch == epoch else None
             end = Epoch(step=step, epoch=epoch, loss=self.history.last_loss(), validation=validation)
             word = b"over" if self._env.is_over(end) else b""
-        if not self._group.told_by_leader(word):
+        if not self._group.broadcast(word):
             return False
         self.emit(Event(step=step, kind="ended", message=f"as was said at the end of epoch {epoch + 1}"))
         return True

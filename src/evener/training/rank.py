@@ -21,8 +21,8 @@ from evener.config.run_config import RunConfig
 from evener.data.loader import to_device
 from evener.launch.left_out import stay
 from evener.launch.rank_environment import RankEnvironment
+from evener.membership.control_channel import ControlChannel
 from evener.membership.elastic_group import ElasticGroup
-from evener.membership.line import Line
 from evener.oracle.data_parallel import without_slow_nodes
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.pipeline.staged import StagedModel
@@ -95,7 +95,7 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
     leave_group()
 
 
-def run_elastic(context: RankContext, training: Training, config: RunConfig, line: Line) -> None:
+def run_elastic(context: RankContext, training: Training, config: RunConfig, line: ControlChannel) -> None:
     """Train from the first step to the record, while ranks may change; the model of `context` is whole."""
     ranks = ElasticGroup(line, training.group, context.env.address, context.env.stop_heartbeat)
     if training.plan.strategy in WHOLE_MODEL:
@@ -106,7 +106,7 @@ def run_elastic(context: RankContext, training: Training, config: RunConfig, lin
         DividedElasticLoop(among, training.plan, config, ranks, training).run(partial(finish_elastic, config))
 
 
-def run_late(context: RankContext, plan: Plan, config: RunConfig, line: Line) -> None:
+def run_late(context: RankContext, plan: Plan, config: RunConfig, line: ControlChannel) -> None:
     """Train on a rank that joins a run of this plan later. Raise NotNeeded if the run continues without it."""
     ranks = ElasticGroup(line, context.group, context.env.address)
     if plan.strategy in WHOLE_MODEL:

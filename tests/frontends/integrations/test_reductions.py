@@ -31,14 +31,14 @@ def rank(env: RankEnvironment, folder: str) -> None:
     run = Run(env, join_world(env), ScriptConfig(script=Path("x"), shares="3,1"))
     every = Reductions(run, "samples")
     loader: Any = every.loader(DataLoader(TensorDataset(torch.arange(8.0)), batch_size=8))
-    run.rehearsal.is_wanted = False
+    run.equivalence_check.is_wanted = False
     found: dict[str, Any] = {"again": every.loader(loader) is loader}
     for [x] in loader:
         with every.inside():
             found["mean"], found["sum"] = every.reduced(x.mean(), "mean"), every.reduced(x.sum(), "ReduceOp.SUM")
     found["outside"] = every.reduced(torch.tensor(float(run.rank)), "mean")
     found["decided"] = [every.decided(run.rank == 0, True), every.decided(run.rank == 0, False)]
-    found["told"] = every.told({"path": Path("a") / str(run.rank)})
+    found["told"] = every.broadcast({"path": Path("a") / str(run.rank)})
     with pytest.raises(InvalidInput, match=r"call evener\.gather in the place of all_gather"):
         every.rows(torch.ones(1))
     with pytest.raises(InvalidInput, match="give the class of the data a __len__"):

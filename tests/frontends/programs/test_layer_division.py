@@ -47,7 +47,7 @@ def run_of(group: Group, strategy: str, shares: str) -> Run:
         notify=lambda _: None,
     )
     run = Run(env, group, ScriptConfig(script=Path("program.py"), strategy=strategy, shares=shares))
-    run.rehearsal.is_wanted = False
+    run.equivalence_check.is_wanted = False
     return run
 
 

@@ -28,7 +28,7 @@ model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
 scale = None
 model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
-run.rehearsal.is_wanted = False  # added
+run.equivalence_check.is_wanted = False  # added
 for epoch in run.epochs(2):  # was: for epoch in range(2):
     {before}
     for x, y in loader:
@@ -75,7 +75,7 @@ def test_what_comes_in_between_two_epochs_is_trained_as_in_one_process(kind: str
 @pytest.mark.slow
 def test_copies_that_are_compared_later_take_in_what_the_run_does(tmp_path: Path) -> None:
     text = PROGRAM.format(before=f"if epoch == 1: {NEW['a head']}", amid="pass")
-    text = text.replace("run.rehearsal.is_wanted = False  # added", "").replace("(2)", "(4)")
+    text = text.replace("run.equivalence_check.is_wanted = False  # added", "").replace("(2)", "(4)")
     assert off(trained(text, tmp_path), perform(plain(text), "program")) < 1e-10
 
 

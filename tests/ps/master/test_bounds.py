@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from evener.membership.shared_values import (
-    MOST_ANSWER_BYTES,
-    MOST_OWN_BYTES,
-    MOST_QUESTIONS,
+    MAX_ANSWER_BYTES,
+    MAX_NODE_BYTES,
+    MAX_QUESTIONS,
     AskValues,
     SetValue,
     SharedValues,
@@ -72,7 +72,7 @@ def leave_without_end(values: SharedValues) -> None:
 
 
 def wait_without_end(values: SharedValues) -> None:
-    for number in range(MOST_QUESTIONS + 1):
+    for number in range(MAX_QUESTIONS + 1):
         ask(values, AskValues(number=number, keys=("missing",), waits=True))
 
 
@@ -80,7 +80,7 @@ def test_what_one_node_leaves_for_the_others_is_bounded_and_leaves_room_for_them
     values = SharedValues()
     with pytest.raises(InvalidInput):
         leave_without_end(values)
-    assert len(values.by_key) < MOST_OWN_BYTES // 100
+    assert len(values.by_key) < MAX_NODE_BYTES // 100
     assert ask(values, SetValue(number=1, key="other", value=bytes(1000)), owner="b")
     ask(values, SetValue(number=1, key="k0", value=b"1"), owner="b")  # another node writes what this one has left
     assert ask(values, SetValue(number=2, key="more", value=b""))
@@ -101,7 +101,7 @@ def test_questions_that_wait_are_bounded_and_asked_again_they_are_one() -> None:
 
 def test_one_value_is_not_asked_for_a_hundred_thousand_times_at_once() -> None:
     values = SharedValues()
-    ask(values, SetValue(number=1, key="k", value=bytes(MOST_ANSWER_BYTES // 10)))
+    ask(values, SetValue(number=1, key="k", value=bytes(MAX_ANSWER_BYTES // 10)))
     assert ask(values, AskValues(number=2, keys=("k",) * 9, waits=False))
     with pytest.raises(InvalidInput):
         ask(values, AskValues(number=3, keys=("k",) * 100_000, waits=False))

@@ -1,1 +1,1 @@
-"""Trainers that people have already, on nodes of unequal strength: Lightning, Fabric, Hugging Face."""
+"""Integrations of existing trainers: Lightning, Fabric and Hugging Face."""

@@ -28,7 +28,7 @@ with needing_extras():
 
 
 class _OnRun:
-    """What both strategies have: a place in the run, and what is asked of all ranks."""
+    """The common part of both strategies: their run, and its reductions."""
 
     _all: Reductions
 
@@ -48,27 +48,27 @@ class _OnRun:
         self._all.run.group.barrier()
 
     def broadcast(self, obj: Any, *_source: Any, **_named: Any) -> Any:
-        """The first node's object."""
-        return self._all.told(obj)
+        """Return the first node's object."""
+        return self._all.broadcast(obj)
 
     def all_gather(self, tensor: Tensor, *_how: Any, **_named: Any) -> Tensor:
-        """Refused on several nodes: `evener.gather` does it for parts of different sizes."""
+        """Raise InvalidInput on several nodes, whose parts differ in size; `evener.gather` supports that."""
         return self._all.rows(tensor)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all nodes, or any, say so."""
+        """Return whether all nodes, or any of them, decide so."""
         return self._all.decided(decision, all)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """The same, of whose batches every node loads its part."""
+        """Return the loader, of whose batches every node loads its part."""
         return self._all.loader(dataloader)
 
 
 class EvenerStrategy(_OnRun, SingleDeviceStrategy):
-    """For `lightning.Trainer`: nodes divide every batch, unevenly, and train what one process trains.
+    """A strategy for `lightning.Trainer` that divides batches unevenly and trains the same as one process.
 
     Args:
-        count: what the loss is a mean over: "samples", "sum", or a function of a batch.
+        count: divisor of the mean loss: "samples", "sum" for none, or a function of a batch.
     """
 
     def __init__(self, count: Count = "samples") -> None:
@@ -77,7 +77,7 @@ class EvenerStrategy(_OnRun, SingleDeviceStrategy):
         self.global_rank, self.world_size = run.rank, run.size
 
     def setup(self, trainer: Any) -> None:
-        """As a Strategy."""
+        """Set up the trainer, without its distributed sampler."""
         trainer._accelerator_connector.use_distributed_sampler = False  # batches are divided already
         if not any(isinstance(one, _Epochs) for one in trainer.callbacks):
             trainer.callbacks.append(_Epochs(self._all))
@@ -85,7 +85,7 @@ class EvenerStrategy(_OnRun, SingleDeviceStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether what is logged with `sync_dist` has to be exchanged."""
+        """Whether values logged with `sync_dist` have to be reduced."""
         return self._all.run.size > 1
 
     def _setup_model(self, model: nn.Module) -> nn.Module:
@@ -93,44 +93,44 @@ class EvenerStrategy(_OnRun, SingleDeviceStrategy):
         return made
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """As a Strategy."""
+        """Set up and prepare the optimizers."""
         super().setup_optimizers(trainer)
         for optimizer in list[Any](self.optimizers):
             self._all.once(optimizer)
 
     def reduce(self, tensor: Any, *_group: Any, reduce_op: Any = "mean", **_named: Any) -> Any:
-        """A mean over samples within a step, over nodes elsewhere; or a sum."""
+        """Return a sum, or a mean over samples within a step and over nodes elsewhere."""
         return self._all.reduced(tensor, reduce_op)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As a Strategy."""
+        """Run a training step, in which values belong to the current batch."""
         with self._all.inside():
             return super().training_step(*args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As a Strategy."""
+        """Run a validation step, in which values belong to the current batch."""
         with self._all.inside():
             return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As a Strategy."""
+        """Run a test step, in which values belong to the current batch."""
         with self._all.inside():
             return super().test_step(*args, **kwargs)
 
 
 class _Epochs(Callback):
-    """Tells the run when a pass over the training data begins."""
+    """A callback that begins epochs of the run."""
 
     def __init__(self, reductions: Reductions) -> None:
         self._run = reductions.run
 
     def on_train_epoch_start(self, trainer: Any, *_module: Any) -> None:
-        """As a Callback."""
+        """Begin an epoch of the run."""
         self._run.begin_epoch(trainer.current_epoch)
 
 
 class EvenerFabricStrategy(_OnRun, FabricSingleDevice):
-    """For `lightning.Fabric`; arguments as for EvenerStrategy."""
+    """A strategy for `lightning.Fabric`; its arguments are those of EvenerStrategy."""
 
     def __init__(self, count: Count = "samples") -> None:
         run = self._join(count)
@@ -139,30 +139,30 @@ class EvenerFabricStrategy(_OnRun, FabricSingleDevice):
         self._backward_sync_control = _NoSync(self._all)
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """As a Strategy."""
+        """Prepare a model."""
         made: nn.Module = self._all.once(module)
         return made
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """As a Strategy."""
+        """Prepare an optimizer."""
         made: Optimizer = self._all.once(optimizer)
         return made
 
     def all_reduce(self, tensor: Any, *_group: Any, reduce_op: Any = "mean", **_named: Any) -> Any:
-        """A mean over the samples of the batch, or a sum."""
+        """Return a mean over the samples of the batch, or a sum."""
         with self._all.inside():
             return self._all.reduced(tensor, reduce_op)
 
 
 class _NoSync:
-    """What `fabric.no_backward_sync` uses."""
+    """The interface behind `fabric.no_backward_sync`."""
 
     def __init__(self, reductions: Reductions) -> None:
         self._run = reductions.run
 
     @contextmanager
     def no_backward_sync(self, _module: nn.Module, enabled: bool = True) -> Iterator[None]:
-        """Inside, gradients stay on this node."""
+        """Keep gradients on this node inside."""
         if not enabled:
             yield
             return

@@ -1,4 +1,4 @@
-"""What trainers ask of all ranks together: means, sums, decisions, and one rank's objects."""
+"""Collectives of trainers on a run's ranks: means, sums, decisions and broadcasts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from evener.records.errors import InvalidInput
 
 
 class Reductions:
-    """Of the ranks of a run.
+    """The collectives of a run.
 
     Args:
         run: of the program.
-        count: what the loss is a mean over.
+        count: divisor of the mean loss.
     """
 
     def __init__(self, run: Run, count: Count) -> None:
@@ -31,7 +31,7 @@ class Reductions:
         self._prepared: list[Any] = []
 
     def once(self, thing: Any) -> Any:
-        """A model, optimiser or loader prepared, unless it is already: trainers do the same anew for every stage."""
+        """Prepare a model, optimizer or loader once, although trainers repeat this for every stage."""
         if not any(thing is one for one in self._prepared):
             made = self.run.prepare(thing, count=self._count)
             self._prepared += [thing, made]
@@ -39,7 +39,7 @@ class Reductions:
         return thing
 
     def loader(self, loader: object) -> object:
-        """A loader whose batches are divided.
+        """Prepare a loader, whose batches are then divided.
 
         Raises:
             InvalidInput: a trainer would load one batch ahead of the one that is computed.
@@ -56,7 +56,7 @@ class Reductions:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Inside, values are of the batch that is computed."""
+        """Let values inside belong to the current batch."""
         self._is_inside = True
         try:
             yield
@@ -64,7 +64,7 @@ class Reductions:
             self._is_inside = False
 
     def reduced(self, value: Any, how: Any) -> Any:
-        """A number or a tensor of all ranks; `how` names a sum, otherwise it is a mean."""
+        """Return a number or a tensor reduced over all ranks: a sum if `how` names one, else a mean."""
         is_sum = "sum" in str(how).lower()
         if self.run.group.size == 1:
             return value
@@ -74,20 +74,20 @@ class Reductions:
         return sum_like(value, total) if is_sum else mean_like(value, total / self.run.group.size)
 
     def decided(self, decision: bool, by_all: bool) -> bool:
-        """Whether all ranks, or any of them, say so."""
+        """Return whether all ranks, or any of them, decide so."""
         if self.run.group.size == 1:
             return decision
         said = float(total_of(self.run.group, "decision", np.asarray(float(decision)), 0.0))
         return said == self.run.group.size if by_all else said > 0
 
-    def told(self, thing: Any) -> Any:
-        """The leader's object."""
+    def broadcast(self, thing: Any) -> Any:
+        """Return the leader's object."""
         if self.run.group.size == 1:
             return thing
-        return pickle.loads(self.run.group.told_by_leader(pickle.dumps(thing)))  # among ranks of one user
+        return pickle.loads(self.run.group.broadcast(pickle.dumps(thing)))  # among ranks of one user
 
     def rows(self, rows: Tensor) -> Tensor:
-        """What all ranks have, where that is as many rows each. Raises InvalidInput: it need not be."""
+        """Return `rows` of a single rank. Raises InvalidInput with several, whose numbers of rows differ."""
         if self.run.group.size == 1:
             return rows
         raise InvalidInput("nodes have different numbers of samples: call evener.gather in the place of all_gather")

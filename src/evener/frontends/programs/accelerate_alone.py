@@ -1,8 +1,8 @@
-"""Accelerate, and Hugging Face's Trainer with it, under torchrun: it is to take each process for one alone.
+"""Accelerate, and Hugging Face's Trainer, under torchrun: make each process look like the only one.
 
-Accelerate finds what torchrun tells its processes and divides batches by itself, equally, and multiplies schedules; so
-does this run, by what nodes are worth. Under `evener run` there is nothing to be found; so it is under torchrun, as
-soon as a program has joined that has imported Accelerate.
+Accelerate reads torchrun's variables, divides batches equally and multiplies schedules. Evener divides them by speed.
+Therefore Evener removes these variables when a program that has imported Accelerate joins the run. `evener run` does
+not set them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch.distributed as dist
 
 from evener.records.errors import InvalidInput
 
-_TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-"""Variables of the environment by which libraries tell that torchrun started them."""
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+"""Variables of the environment by which libraries detect that torchrun started them."""
 
 
 def leave_others_group() -> None:
-    """Undo a process group that a program has before it joins, as `TrainingArguments` make one.
+    """Destroy a process group that exists before the program joins, as `TrainingArguments` create one.
 
     Raises:
         InvalidInput: it is the program's own, or an Accelerator's that exists.
@@ -38,14 +38,14 @@ def leave_others_group() -> None:
 
 
 def hide_torchrun() -> None:
-    """If the program has imported Accelerate, let that take this process for one alone from now on."""
+    """Remove torchrun's variables if the program has imported Accelerate."""
     if _accelerate() is not None:
-        for name in _TOLD:
+        for name in _VARIABLES:
             os.environ.pop(name, None)
 
 
 def refuse_accelerate() -> None:
-    """Raises InvalidInput: Accelerate divides the batches of this run, too."""
+    """Raise InvalidInput if Accelerate also divides the batches of this run."""
     state = _accelerate()
     if state is not None and state.is_initialized() and state.AcceleratorState().num_processes > 1:
         raise InvalidInput(
@@ -55,5 +55,5 @@ def refuse_accelerate() -> None:
 
 
 def _accelerate() -> Any:
-    """Its module of states; None if the program has not imported it."""
+    """Return the module of Accelerate's state; None if the program has not imported it."""
     return import_module("accelerate.state") if "accelerate" in sys.modules else None

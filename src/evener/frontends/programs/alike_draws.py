@@ -1,11 +1,11 @@
-"""Draws that are of no samples, such as a coin for a whole batch: they are alike on all nodes, and as in one process.
+"""Random draws that are shared by all samples, such as one coin per batch: equal on all nodes, and as in one process.
 
-All else that torch draws, a node draws for its own samples. Which draws are of no samples is known from the comparison
-before the first step: those of a single number, and those of the shape of a weight.
+Every other draw of torch belongs to samples of one node. The comparison before the first step shows which draws are
+shared: single numbers, and those with the shape of a weight.
 
     common numbers   a coin, noise for a weight              torch's generator, in the first node's state in every batch
-    own numbers      dropout, noise, masks of samples        another state of it, while a model is called, and wherever
-                                                             a function draws that is known below
+    local numbers    dropout, noise, masks of samples        another state of it, while a model is called, and in the
+                                                             drawing functions below
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _DRAWING: frozenset[Any] = frozenset(
 
 
 class AlikeDraws(TorchFunctionMode):
-    """Inside, draws that are of no samples are alike on all nodes, if they take over the first one's state.
+    """Inside this mode, shared draws are equal on all nodes whose generators start in the same state.
 
     Args:
-        seed: of this node's own numbers.
-        shapes: of draws that are of no samples, besides single numbers.
-        models: while these are called, what is drawn is of samples unless its shape says otherwise.
+        seed: of this node's local numbers.
+        shapes: of shared draws, in addition to single numbers.
+        models: draws within their calls are local unless their shape is shared.
     """
 
     def __init__(self, seed: int, shapes: Iterable[tuple[int, ...]], models: Iterable[nn.Module] = ()) -> None:
@@ -61,21 +61,21 @@ class AlikeDraws(TorchFunctionMode):
             self._calls.follow(model)
 
     def begin(self) -> None:
-        """Be active in this thread from now on."""
+        """Activate the mode in this thread."""
         begin_mode(self)
 
     def end(self) -> None:
-        """Be active no more."""
+        """Deactivate the mode."""
         self._calls.end()
         end_mode(self)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """`func`, drawn from the numbers that it is to be drawn from.
+        """Call `func`, with the shared or the local random numbers.
 
         Raises:
-            InvalidInput: what is of no samples would be drawn again in a backward pass.
+            InvalidInput: a shared number would be drawn again in a backward pass.
         """
         kwargs = kwargs or {}
         if func not in _DRAWING or kwargs.get("generator") is not None:
@@ -101,7 +101,7 @@ class AlikeDraws(TorchFunctionMode):
         return shape.numel() != 1 and tuple(made.shape) not in self._shapes
 
     def _swap(self) -> None:
-        """Draw from the own numbers in the place of the common ones, or the other way round."""
+        """Switch between the shared and the local random numbers."""
         state = torch.get_rng_state()
         torch.set_rng_state(self._other)
         self._other, self._is_own = state, not self._is_own

@@ -1,7 +1,7 @@
-"""The batches that a program was given, known again by their tensors: what it computes later is still of that batch.
+"""Batches that the program has received, identified by their tensors, so that later computations find their batch.
 
-HandedBatches   which batch a tensor is of, as long as anything of the batch is there
-Provenance      follows what the program makes of a batch, up to the model that it calls with it
+HandedBatches   finds the batch of a tensor while any tensor of that batch exists
+Provenance      follows tensors from a batch to the model that the program calls with them
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from evener.frontends.programs.batch_parts import BatchPart
 from evener.frontends.programs.function_modes import ModelCalls, begin_mode, end_mode
 from evener.tracer.nested import tensors_in
 
-_MOST_OF_A_STORAGE = 64
+_MAX_PER_STORAGE = 64
 """Tensors in one piece of memory, such as rows of all data, of which the last ones are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HandedBatch:
-    """A batch, or a rank's part of it, as the program was given it.
+    """A batch, or a rank's part of it, as the program received it.
 
     Attributes:
-        number: in the order in which batches were given, from 1.
-        owner: what gave it.
+        number: in the order of loading, from 1.
+        owner: loader of the batch.
         part: of the batch.
-        weight: how often what is computed of it counts.
-        is_training: whether it was given to be trained on.
+        weight: weight of its loss in the step.
+        is_training: whether the program trains on it.
     """
 
     number: int
@@ -44,7 +44,7 @@ class HandedBatch:
 
 
 class _Memory:
-    """What lies in one storage: where tensors of batches begin and end, and what batches they are of."""
+    """One storage: the ranges of bytes that tensors of batches occupy, and their batches."""
 
     def __init__(self, tensor: Tensor) -> None:
         make: Any = StorageWeakRef
@@ -53,22 +53,22 @@ class _Memory:
 
     @property
     def is_there(self) -> bool:
-        """Whether anything still refers to it."""
+        """Whether anything still refers to the storage."""
         return not self._storage.expired()
 
     @property
     def batches(self) -> list[HandedBatch]:
-        """Those that it has tensors of."""
+        """Batches with tensors in this storage."""
         return [batch for *_, batch in self._tensors]
 
     def add(self, tensor: Tensor, batch: HandedBatch) -> None:
-        """`tensor`, which lies here, is of `batch`."""
+        """Record that `tensor`, in this storage, belongs to `batch`."""
         begin, end = _extent(tensor)
-        self._tensors = [one for one in self._tensors if one[1:3] != (begin, end)][-_MOST_OF_A_STORAGE:]
+        self._tensors = [one for one in self._tensors if one[1:3] != (begin, end)][-_MAX_PER_STORAGE:]
         insort(self._tensors, (batch.number, begin, end, batch), key=lambda one: one[0])
 
     def of(self, tensor: Tensor) -> HandedBatch | None:
-        """The last batch of which `tensor` is a part."""
+        """Return the last batch that contains `tensor`; None without one."""
         place = _extent(tensor)[0]
         return next((batch for _, begin, end, batch in reversed(self._tensors) if begin <= place < end), None)
 
@@ -82,39 +82,39 @@ class HandedBatches:
         self._number = 0
 
     def give(self, batch: Any, owner: object, part: BatchPart, weight: float, is_training: bool) -> HandedBatch:
-        """The program is given `batch`."""
+        """Record that `owner` hands `batch` to the program; return its description."""
         self._number += 1
-        given = HandedBatch(number=self._number, owner=owner, part=part, weight=weight, is_training=is_training)
-        self._last[owner] = given
-        self.know(tensors_in(batch), given)
-        return given
+        handed = HandedBatch(number=self._number, owner=owner, part=part, weight=weight, is_training=is_training)
+        self._last[owner] = handed
+        self.know(tensors_in(batch), handed)
+        return handed
 
     def know(self, tensors: Iterable[Tensor], batch: HandedBatch) -> None:
-        """`tensors` are made of `batch`."""
+        """Record that `tensors` were computed from `batch`."""
         for tensor in tensors:
             key = _key(tensor)
             if key is not None:
                 self._memories.setdefault(key, _Memory(tensor)).add(tensor, batch)
 
     def of(self, tensors: Iterable[Tensor]) -> HandedBatch | None:
-        """The last batch that any of `tensors` is of; None if nobody knows."""
+        """Return the last batch that any of `tensors` belongs to; None if it is unknown."""
         memories = ((self._memories.get(_key(tensor) or 0), tensor) for tensor in tensors)
-        found = [batch for memory, tensor in memories if memory and (batch := memory.of(tensor)) is not None]
-        return max(found, key=lambda batch: batch.number, default=None)
+        batches = [batch for memory, tensor in memories if memory and (batch := memory.of(tensor)) is not None]
+        return max(batches, key=lambda batch: batch.number, default=None)
 
     def is_last(self, batch: HandedBatch) -> bool:
-        """Whether its owner has given none since."""
+        """Whether `batch` is the last one of its owner."""
         return self._last.get(batch.owner) is batch
 
     def leave(self, owner: object) -> None:
-        """What `owner` gave last is not what is computed from now on."""
+        """Forget the last batch of `owner`, which the program no longer computes."""
         self._last.pop(owner, None)
 
     def are_kept(self) -> bool:
-        """Whether the program still has a batch that it was to train on, other than the last one of a loader."""
+        """Whether the program still holds a training batch other than the last one of a loader."""
         self._memories = {key: memory for key, memory in self._memories.items() if memory.is_there}
-        found = (memory.batches for memory in self._memories.values())
-        held = [batches[0] for batches in found if len(batches) == 1]  # else it is there as all data are
+        stored = (memory.batches for memory in self._memories.values())
+        held = [batches[0] for batches in stored if len(batches) == 1]  # several batches share the memory of all data
         return any(batch.is_training and not self.is_last(batch) for batch in held)
 
 
@@ -122,9 +122,9 @@ class Provenance(TorchFunctionMode):
     """Follows tensors from a batch to the calls of models.
 
     Args:
-        batches: as they are given to the program.
-        called: called with the batch that a model is called with, None if nobody knows, and with whether it trains.
-        met: called with a batch that meets something that is trained, such as outputs in a loss.
+        batches: of the program.
+        called: called with the batch of a model's inputs, None if it is unknown, and with whether the model trains.
+        met: called with a batch that is combined with trained tensors, such as labels with outputs in a loss.
     """
 
     def __init__(
@@ -138,45 +138,45 @@ class Provenance(TorchFunctionMode):
         self._calls = ModelCalls(self._enter, lambda: None)
 
     def follow(self, model: nn.Module) -> None:
-        """Find out of what batches `model`, or a module in it, is called."""
+        """Follow calls of `model` and of its modules."""
         self._calls.follow(model)
 
     def begin(self) -> None:
-        """Be active in this thread from now on."""
+        """Activate the mode in this thread."""
         begin_mode(self)
 
     def end(self) -> None:
-        """Be active no more."""
+        """Deactivate the mode."""
         self._calls.end()
         end_mode(self)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """`func`; what it makes of a tensor of a batch is of that batch."""
+        """Call `func` and assign its outputs to the batch of its inputs."""
         made = func(*args, **(kwargs or {}))
         if not self._calls.is_inside:
-            given = list(tensors_in((args, kwargs)))
-            batch = self._batches.of(given)
+            inputs = list(tensors_in((args, kwargs)))
+            batch = self._batches.of(inputs)
             if batch is not None:
                 self._batches.know(tensors_in(made), batch)
-            if batch is not None and any(tensor.requires_grad for tensor in given):
+            if batch is not None and any(tensor.requires_grad for tensor in inputs):
                 self._met(batch)
         return made
 
-    def _enter(self, module: nn.Module, given: Any) -> None:
-        self._called(self._batches.of(tensors_in(given)), module.training and torch.is_grad_enabled())
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        self._called(self._batches.of(tensors_in(inputs)), module.training and torch.is_grad_enabled())
 
 
 def _key(tensor: Tensor) -> int | None:
-    """Of its storage; None if it has none, or nothing is in it."""
+    """Return the address of a tensor's storage; None for an empty or storage-free tensor."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided or not tensor.numel():
         return None
     return int(tensor.untyped_storage()._cdata)
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Of the memory that `tensor` lies in, from the first byte to the one after the last."""
+    """Return the range of bytes that `tensor` occupies in its storage, as (begin, end)."""
     begin = int(tensor.storage_offset()) * tensor.element_size()
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return begin, begin + (last + 1) * tensor.element_size()

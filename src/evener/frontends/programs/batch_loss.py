@@ -1,4 +1,4 @@
-"""The loss of a BatchTask: what is differentiated in training, and its mean over many batches in a validation."""
+"""The loss of a BatchTask: the scalar for `backward()` in training, and its mean over many batches in a validation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class BatchLoss:
 
     Args:
         run: of the nodes.
-        task: whose loss it is.
-        model: as all nodes train it.
-        arithmetic: in which it is computed.
+        task: with the loss function.
+        model: that all nodes train.
+        arithmetic: precision of the loss.
         batch_size: samples of a step.
     """
 
@@ -29,12 +29,12 @@ class BatchLoss:
         self._batch_size = batch_size
 
     def __call__(self, batch: Any) -> Tensor:
-        """What is differentiated; every node calls this for its part of a batch."""
+        """Return the loss for `backward()`; every node calls this for its part of a batch."""
         value, number = self._computed(batch)
         return value if number is None else self._run.ratio(value, number)
 
     def sums(self, batch: Any) -> Tensor:
-        """(what the loss of the validation is a mean of, how many), of this node's part; shape (2,)."""
+        """Return the validation loss of this node's part as (sum, divisor); shape (2,)."""
         value, number = self._computed(batch)
         part = self._run.part
         assert part is not None
@@ -46,7 +46,7 @@ class BatchLoss:
         return torch.tensor([float(value) * count if count else 0.0, count], dtype=torch.float64)
 
     def _computed(self, batch: Any) -> tuple[Tensor, Any]:
-        """(mean or sum, None), or (numerator, denominator)."""
+        """Return (mean or sum, None), or (numerator, denominator)."""
         with self._arithmetic.autocast():
             loss = self._task.loss(self._model, batch)
         value, number = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)

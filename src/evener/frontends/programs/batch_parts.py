@@ -1,4 +1,4 @@
-"""A rank's part of a batch, and how much it counts in the step that it belongs to.
+"""A rank's part of a batch, and its weight in the step.
 
 n of N samples on p ranks: gradients are averaged over the ranks, so the mean loss of a rank counts p n / N times.
 """
@@ -15,10 +15,10 @@ from evener.records.errors import InvalidInput, require
 from evener.tracer.nested import map_tensors, tensors_in
 
 STAND_IN = 2
-"""Samples of a rank that has none, which count for nothing: layers may want more than one."""
+"""Samples with weight zero that a rank without samples computes: some layers need more than one."""
 
 Count: TypeAlias = Literal["samples", "sum"] | Callable[[Any], Any]
-"""What the loss of a batch is a mean over: its samples, or so many things as the function says; or it is a sum."""
+"""The divisor of a batch's mean loss: its samples, or the number that a function returns; or "sum" for no divisor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +26,12 @@ class BatchPart:
     """One rank's part of one batch.
 
     Attributes:
-        first: of its samples, in the batch.
-        samples: that count; with none, the rank computes some all the same, as it has to take part.
-        total: samples of the batch.
-        loaded: samples that are computed.
-        is_joined: whether it is of two batches of an evaluation, of which the last has fewer samples than there are
-            nodes.
+        first: index of its first sample in the batch.
+        samples: number of samples that count; a rank with none computes stand-ins, to take part in collectives.
+        total: number of samples of the batch.
+        loaded: number of samples that the rank computes.
+        is_joined: whether it belongs to the last two batches of an evaluation, which are combined because the last has
+            fewer samples than there are nodes.
     """
 
     first: int
@@ -42,12 +42,12 @@ class BatchPart:
 
     @property
     def rows(self) -> slice:
-        """Where the loaded samples are in the batch."""
+        """The slice of the loaded samples in the batch."""
         return slice(self.first, self.first + self.loaded)
 
 
 def part_of(rank: int, sizes: Sequence[int]) -> BatchPart:
-    """The part of `rank` in a batch of which every rank has so many samples."""
+    """Return the part of `rank` in a batch that has `sizes` samples per rank."""
     total, samples = sum(sizes), sizes[rank]
     loaded = samples or min(STAND_IN, total)
     first = min(sum(sizes[:rank]), total - loaded)
@@ -60,7 +60,7 @@ def require_count(count: object) -> None:
 
 
 def weight_of(part: BatchPart, batch: Any, count: Count, group: Group) -> float:
-    """How often the mean loss of `part` counts; every rank calls this for its own part of the same batch.
+    """Return the weight of the mean loss of `part`; every rank calls this for its own part of the same batch.
 
     Raises:
         InvalidInput: the count is no number, or negative.
@@ -69,25 +69,25 @@ def weight_of(part: BatchPart, batch: Any, count: Count, group: Group) -> float:
         return group.size * part.samples / part.total
     if count == "sum":
         return float(group.size if part.samples else 0)
-    own = _number(count, batch) if part.samples else 0.0
-    whole = sum(rows_of_ranks(group, [own])[:, 0].tolist())
-    return group.size * own / whole if whole else 0.0
+    number = _number(count, batch) if part.samples else 0.0
+    whole = sum(rows_of_ranks(group, [number])[:, 0].tolist())
+    return group.size * number / whole if whole else 0.0
 
 
 def _number(count: Callable[[Any], Any], batch: Any) -> float:
     try:
-        own = float(count(batch))
+        number = float(count(batch))
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"count= must give a number for a batch: {error}") from error
-    require(own >= 0, "count=", own, "zero or more")
-    return own
+    require(number >= 0, "count=", number, "zero or more")
+    return number
 
 
 class OpenParts:
-    """The parts that this rank computes now: of every loader that is being gone through, the last one.
+    """The parts that this rank computes now: the last one of every loader under iteration.
 
-    A batch that is evaluated while another one is trained on, or before that loader was left, is another matter. Where
-    it is known of what batch a model was called, that counts, and not which was loaded last.
+    Training and evaluation batches are tracked separately. If the batch of a model's call is known, its weight is used
+    instead of the weight of the batch that was loaded last.
     """
 
     def __init__(self) -> None:
@@ -103,34 +103,34 @@ class OpenParts:
         return self._of_kind[self._is_training]
 
     def open(self, owner: object, weight: float, is_training: bool = True) -> set[object]:
-        """A batch of `owner` is computed from now on; it counts `weight` times. Others whose batches no longer are."""
-        left, self._left = self._left - {owner}, set()
+        """Begin a batch of `owner` with this `weight`; return the owners whose batches ended."""
+        closed, self._left = self._left - {owner}, set()
         self._was_evaluated = False
-        for other in left:
+        for other in closed:
             self._of_kind[True].pop(other, None)
         self._used = {} if self._is_done else self._used
         self._of_kind[not is_training].pop(owner, None)
         self._is_training = is_training
         self._weights[owner] = weight
-        return left
+        return closed
 
     def reweigh(self, weight: float) -> None:
-        """What is computed now counts `weight` times, which was not known when it began."""
+        """Set the weight of the current batches, which was not known when they began."""
         if self._used:
             self._used = dict.fromkeys(self._used, weight)
             return
         self._of_kind[self._is_training] = dict.fromkeys(self._weights, weight)
 
     def use(self, number: int, weight: float, trains: bool) -> None:
-        """A model is called with the batch of this number; if it trains, another `backward()` has to come."""
+        """Record that a model is called with this batch; a training call is followed by a `backward()`."""
         self._used = {} if self._is_done or not trains else self._used
         self._used[number] = weight
         self._is_done = not trains
 
     def close(self, owner: object, is_over: bool) -> None:
-        """No batch of `owner` is loaded any more; it was left before its end unless it `is_over`.
+        """End the iteration of `owner`, either at its end (`is_over`) or before it.
 
-        A batch that was trained on when its loader was left is computed until another one is loaded.
+        A training batch whose loop was left early stays current until another batch is loaded.
         """
         if owner in self._of_kind[True] and not is_over:
             self._left.add(owner)
@@ -148,7 +148,7 @@ class OpenParts:
 
     @property
     def are_used(self) -> bool:
-        """Whether it is known of what batch a model was called last."""
+        """Whether the batch of the last model call is known."""
         return bool(self._used)
 
     def is_used(self, number: int) -> bool:
@@ -156,35 +156,35 @@ class OpenParts:
         return number in self._used
 
     def is_open(self, owner: object) -> bool:
-        """Whether a batch of `owner` is computed, as far as that follows from when it was loaded."""
+        """Whether a batch of `owner` is being computed, judged by loading alone."""
         return any(owner in weights for weights in self._of_kind.values())
 
     def weight(self) -> float:
-        """How often what is computed now counts: once where no batch is divided, as all ranks compute the same.
+        """Return the weight of the current batch; 1 if no batch is divided, as all ranks then compute the same.
 
         Raises:
             InvalidInput: batches of several loaders are computed, which count differently.
         """
-        found = set((self._used or self._weights).values())
-        if len(found) > 1:
+        weights = set((self._used or self._weights).values())
+        if len(weights) > 1:
             raise InvalidInput(
                 "batches are trained on at once that are divided in different proportions: "
                 "give both loaders the same batch_size, or put both data sets into one"
             )
-        return found.pop() if found else 1.0
+        return weights.pop() if weights else 1.0
 
     def weight_of_gradients(self) -> float:
-        """Likewise, in a `backward()`: the next call of a model that trains begins anew."""
+        """Return the weight of the current batch in a `backward()`; the next training call begins a new step."""
         self._is_done = True
         return self.weight()
 
     def weight_of_open(self) -> float:
-        """How often what is loaded now counts; once where none is, or an evaluation has just ended."""
+        """Return the weight of the batch that was loaded last; 1 outside of loaders and after an evaluation."""
         return self.weight() if self._weights and not self._was_evaluated else 1.0
 
 
 def rows_of(batch: Any, dim: int) -> int:
-    """Samples of a batch: the size of all its tensors in `dim`. Raises InvalidInput: they differ, or there is none."""
+    """Return the samples of a batch, the size of its tensors in `dim`. Raises InvalidInput if sizes differ."""
     sizes = {tensor.shape[dim] for tensor in tensors_in(batch) if tensor.dim() > dim}
     if len(sizes) != 1:
         raise InvalidInput(f"run.share needs tensors with as many samples each in dim {dim}, got {sorted(sizes)}")
@@ -192,6 +192,6 @@ def rows_of(batch: Any, dim: int) -> int:
 
 
 def cut_rows(batch: Any, part: BatchPart, dim: int) -> Any:
-    """The rows of `part` of all tensors in `batch`."""
+    """Return the rows of `part` of all tensors in `batch`."""
     place = (slice(None),) * dim + (part.rows,)
     return map_tensors(batch, lambda tensor: tensor[place] if tensor.dim() > dim else tensor)

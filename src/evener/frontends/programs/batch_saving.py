@@ -1,4 +1,4 @@
-"""Checkpoints of a BatchTask: what they hold of its training. training/saving.py writes them, and goes on from them."""
+"""Checkpoints of a BatchTask; `training/saving.py` writes them and resumes from them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from evener.training.saving import Saving
 
 
 class SameModel:
-    """A model that every rank has, as a WholeModel."""
+    """A WholeModel that every rank holds."""
 
     def __init__(self, run: Run, model: nn.Module) -> None:
         self._run, self._model = run, model
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """As WholeModel."""
+        """Return the weights."""
         return self._run.state(self._model)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """As WholeModel."""
+        """Load the weights."""
         try:
             self._model.load_state_dict(weights)
         except RuntimeError as error:
@@ -36,17 +36,17 @@ class SameModel:
 
 
 class SameOptimizer:
-    """Its optimiser, likewise, as a WholeOptimizer."""
+    """The WholeOptimizer of a model that every rank holds."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
 
     def gather(self) -> dict[str, Any]:
-        """As WholeOptimizer."""
+        """Return the optimizer's state."""
         return self._optimizer.state_dict()
 
     def load(self, whole: dict[str, Any]) -> None:
-        """As WholeOptimizer."""
+        """Load the optimizer's state."""
         try:
             self._optimizer.load_state_dict(whole)
         except ValueError as error:
@@ -65,16 +65,16 @@ def saving_of(
     batch_size: int,
     samples: int,
 ) -> Saving:
-    """The checkpoints of a training of `task`.
+    """Return the checkpoints of a training of `task`.
 
     Args:
         run: of its nodes.
-        config: what is asked for.
+        config: options of the run.
         task: that is trained.
         model: of all nodes.
-        optimizer: likewise.
+        optimizer: of all nodes.
         scheduler: of the learning rate, if there is one.
-        arithmetic: in which it is trained.
+        arithmetic: precision of the training.
         batch_size: samples of a step.
         samples: in the training data.
     """

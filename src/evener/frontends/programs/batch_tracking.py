@@ -1,8 +1,7 @@
-"""Which batch a program computes, where that is another one than it loaded last.
+"""Tracking of batches that the program computes later than it loads them.
 
-Most programs compute every batch in the loop that loads it: nothing is followed there. Calls of models are followed in
-the copies that are compared before the first step, and in a run from the moment on that the program keeps a batch, or
-that its copies were seen to compute one later.
+Most programs compute every batch in the loop that loads it and need no tracking. Model calls are tracked in the forked
+replicas, and in a run as soon as the program keeps a batch or its replicas have computed one later.
 """
 
 from __future__ import annotations
@@ -17,20 +16,19 @@ from evener.frontends.programs.batch_parts import BatchPart, OpenParts
 from evener.records.errors import InvalidInput
 
 _UNKNOWN = (
-    "the program keeps batches, or loads them ahead, and calls the model with tensors of which nobody knows the batch: "
+    "the program keeps batches, or loads them ahead, and calls the model with tensors of an unknown batch: "
     "call it with tensors of the loader, or with what torch functions make of them; or compute every batch in the loop "
     "that loads it (num_workers= of the loader loads ahead)"
 )
 
 
 class BatchFollowing:
-    """Follows the batches of a rank's program.
+    """Tracks the batches of a rank's program.
 
     Args:
         parts: that the rank computes now.
-        used: called with a batch that is computed from now on, though another one was loaded since, and with whether
-            it is trained on.
-        matters: whether it matters what batch is computed.
+        used: called with a batch that is computed although another one was loaded since, and with whether it trains.
+        matters: whether the batch makes a difference, as with several nodes.
 
     Attributes:
         is_delayed: whether the program computes batches later than it loads them.
@@ -46,19 +44,19 @@ class BatchFollowing:
         self._are_kept = self._is_unsure = False
 
     def give(self, batch: Any, owner: object, part: BatchPart, weight: float, is_training: bool) -> None:
-        """The program is given `batch`, and computes it from now on as far as anybody knows."""
+        """Record that the program received `batch`, which is current until tracking shows another one."""
         self._batches.give(batch, owner, part, weight, is_training)
-        for left in self._parts.open(owner, weight, is_training):
-            self._batches.leave(left)
+        for closed in self._parts.open(owner, weight, is_training):
+            self._batches.leave(closed)
 
     def note_kept(self, models: Iterable[nn.Module]) -> None:
-        """Follow the calls of `models` if the program keeps batches, which it may compute again."""
+        """Track the calls of `models` if the program keeps batches, which it may compute again."""
         if not self._are_kept and self._batches.are_kept():
             self._are_kept = True
             self.begin(models)
 
     def begin(self, models: Iterable[nn.Module]) -> None:
-        """Follow the calls of `models` from now on."""
+        """Begin to track the calls of `models`."""
         if self._provenance is None:
             self._provenance = Provenance(self._batches, self._called, self._met)
             self._provenance.begin()
@@ -66,17 +64,17 @@ class BatchFollowing:
                 self._provenance.follow(model)
 
     def add(self, model: nn.Module) -> None:
-        """Another model is there."""
+        """Track another model, if tracking has begun."""
         if self._provenance is not None:
             self._provenance.follow(model)
 
     def end(self) -> None:
-        """Follow nothing any more."""
+        """Stop tracking."""
         if self._provenance is not None:
             self._provenance.end()
 
     def _called(self, batch: HandedBatch | None, trains: bool) -> None:
-        """A model is called with `batch`. Raises InvalidInput: it trains, and nobody knows what it is called with."""
+        """Handle a model call with `batch`. Raises InvalidInput if the model trains on an unknown batch."""
         self._is_unsure = batch is None and trains
         if batch is None:
             has_none = not self._parts.are_used if self.is_delayed else self._are_kept and not self._parts.are_any
@@ -87,11 +85,11 @@ class BatchFollowing:
             self._used(batch, trains)
 
     def _met(self, batch: HandedBatch) -> None:
-        """What is trained is compared with `batch`. Raises InvalidInput: the model was called with another one."""
+        """Handle trained tensors combined with `batch`. Raises InvalidInput if the model's batch was another one."""
         is_known = self._parts.is_used(batch.number) if self.is_delayed else self._is_last(batch)
         if self._is_unsure and not is_known and self._matters():
             raise InvalidInput(_UNKNOWN)
 
     def _is_last(self, batch: HandedBatch) -> bool:
-        """Whether `batch` is the one that was loaded last, and is not over."""
+        """Whether `batch` was loaded last and is not over."""
         return self._batches.is_last(batch) and self._parts.is_open(batch.owner)

@@ -1,10 +1,10 @@
-"""The training of a BatchTask: a program of five lines, written once, on nodes that divide every batch.
+"""The training of a BatchTask: a training loop whose batches the nodes divide.
 
-for epoch in range(first, n):              # the first, or that of the checkpoint to go on from
+for epoch in range(first, n):              # 0, or the epoch of the checkpoint
     for batch in loader:
         optimizer.step(closure)            # clears gradients, computes the loss, goes backward, clips
         scheduler.step()
-        checkpoint due? asked to stop?
+        checkpoint due? stop requested?
     validate, write a checkpoint; ends here?
 """
 
@@ -44,20 +44,20 @@ from evener.training.saving import Saving
 
 
 def train_batches(env: RankEnvironment, config: RunConfig, task: BatchTask | None = None) -> None:
-    """One rank's whole way; the leader writes the weights, and emits the record through the env.
+    """Run one rank; the leader writes the weights and emits the record through `env`.
 
     Args:
         env: of the rank.
-        config: what is asked for.
-        task: to be trained; None: the one that `config` names.
+        config: options of the run.
+        task: to be trained; None for the task that `config` names.
     """
     group, config = join_run(env, config)
-    found = task or load_any_task(config.task, config.data, config.option)
-    assert isinstance(found, BatchTask)
-    run = Run(env, group, ScriptConfig(script=Path(found.name), shares=config.shares, started=config.started))
-    run.rehearsal.is_wanted = run.rehearsal.is_wanted and config.check
+    batch_task = task or load_any_task(config.task, config.data, config.option)
+    assert isinstance(batch_task, BatchTask)
+    run = Run(env, group, ScriptConfig(script=Path(batch_task.name), shares=config.shares, started=config.started))
+    run.equivalence_check.is_wanted = run.equivalence_check.is_wanted and config.check
     try:
-        training = BatchTraining(run, found, config)
+        training = BatchTraining(run, batch_task, config)
         training.train()
     except BaseException as error:
         end_copy(run, error)
@@ -65,7 +65,7 @@ def train_batches(env: RankEnvironment, config: RunConfig, task: BatchTask | Non
     end_copy(run, None)
     if run.leader:
         write_weights(run.state(training.model), config.folder)
-    finish(run, env, task=found.name, seed=config.seed, epochs=training.epochs, precision=config.precision)
+    finish(run, env, task=batch_task.name, seed=config.seed, epochs=training.epochs, precision=config.precision)
 
 
 _NOT_FOR_BATCHES = (
@@ -94,10 +94,10 @@ class BatchTraining:
     Args:
         run: of its nodes.
         task: to be trained.
-        config: what is asked for.
+        config: options of the run.
 
     Raises:
-        InvalidInput: the task, or what was asked of it, is wrong.
+        InvalidInput: the task or an option is invalid.
     """
 
     def __init__(self, run: Run, task: BatchTask, config: RunConfig) -> None:
@@ -125,10 +125,10 @@ class BatchTraining:
         self._saving = run.steps.saving = self._make_saving(batch_size)
 
     def train(self) -> None:
-        """Go through all epochs, or to the end of the one that whoever watches calls the last.
+        """Train all epochs, or fewer if a callback ends the run.
 
         Raises:
-            InvalidInput: all of them are done, or the checkpoint to go on from is of another run.
+            InvalidInput: all epochs are done, or the checkpoint belongs to another run.
             Interrupted: a rank was asked to stop.
         """
         done = self._saving.resume() if self._saving else 0
@@ -145,7 +145,7 @@ class BatchTraining:
                     return
 
     def _begin_epoch(self, epoch: int, skipped: int) -> None:
-        """Its order, and all else that is random in it, follows seed and epoch: so it does after a checkpoint."""
+        """Seed the order and all random numbers by seed and epoch, so that a resumed run draws the same."""
         self._run.begin_epoch(epoch)
         self._draw.manual_seed(int(sample_seeds(self._config.seed, epoch, np.zeros(1, dtype=np.int64))[0]))
         if isinstance(self._samples, SeededSamples):
@@ -161,7 +161,7 @@ class BatchTraining:
             if self._scheduler is not None and not self._follows_validation:
                 with noting("scheduler, at its step"):
                     self._scheduler.step()
-            if self._steps_per_epoch and steps.number % self._steps_per_epoch:  # else the epoch's end follows first
+            if self._steps_per_epoch and steps.number % self._steps_per_epoch:  # else after the validation
                 steps.save_if_due()
 
     def _end_epoch(self, epoch: int) -> None:
@@ -186,9 +186,9 @@ class BatchTraining:
         return self._task.scheduler(self._optimizer, self.epochs * self._steps_for("BatchTask.scheduler"))
 
     def _make_saving(self, batch_size: int) -> Saving | None:
-        """What checkpoints are written by; None for a stream of unknown length, unless they are asked for."""
-        asked = self._config.checkpoint or self._config.checkpoint_every or self._config.resume
-        if self._steps_per_epoch is None and not asked:
+        """Return the writer of checkpoints; None for a stream of unknown length, unless checkpoints are requested."""
+        is_requested = self._config.checkpoint or self._config.checkpoint_every or self._config.resume
+        if self._steps_per_epoch is None and not is_requested:
             return None
         self._steps_for("--checkpoint")
         return saving_of(
@@ -208,14 +208,14 @@ class BatchTraining:
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     def _known_steps(self) -> int | None:
-        """Of an epoch; None of a stream without a length."""
+        """Return the steps per epoch; None for a stream without a length."""
         try:
             return len(self._batches)
         except TypeError:
             return None
 
     def _steps_for(self, what: str) -> int:
-        """Of an epoch. Raises InvalidInput: it is not known, and `what` needs it."""
+        """Return the steps per epoch. Raises InvalidInput if `what` needs it and it is unknown."""
         if self._steps_per_epoch is None:
             raise InvalidInput(
                 f"{what} needs the number of steps, and the data are a stream without a length: "
@@ -234,19 +234,19 @@ class BatchTraining:
         refuse_lone_sample(model, forward, samples=sample_count(self._samples), batch_size=batch_size)
 
     def _loader(self, data: Dataset[Any], batch_size: int, draw: torch.Generator | None) -> DataLoader[Any]:
-        """Of training data, in an order that `draw` gives; None: of a validation."""
-        words: dict[str, Any] = {"batch_size": batch_size, "num_workers": self._config.workers}
+        """Return a loader of training data, shuffled by `draw`; without `draw`, one of validation data."""
+        settings: dict[str, Any] = {"batch_size": batch_size, "num_workers": self._config.workers}
         if not isinstance(data, IterableDataset):
             require_samples(1 if draw is None else batch_size, sample_count(data))
-            words["shuffle"] = draw is not None
+            settings["shuffle"] = draw is not None
         generator = torch.Generator().manual_seed(self._config.seed) if draw is None else draw
-        return DataLoader(data, collate_fn=self._task.collate, generator=generator, **words)
+        return DataLoader(data, collate_fn=self._task.collate, generator=generator, **settings)
 
     def _placed(self, batch: Any) -> Any:
         return self._arithmetic.prepare(to_device(batch, self._run.device))
 
     def _closure(self, batch: Any) -> Callable[[], Any]:
-        """What an optimiser calls for the gradients of this batch, as often as it likes."""
+        """Return the closure that computes the gradients of this batch; an optimizer may call it several times."""
 
         def closure() -> Tensor:
             self._optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""The validation of a BatchTask: loss and metrics over all validation samples, and what the task validates itself."""
+"""The validation of a BatchTask: loss and metrics over all samples, and the task's own validation."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ def validate(
     placed: Callable[[Any], Any],
     loss: BatchLoss,
 ) -> float | None:
-    """Validate after an epoch and keep what came of it; the loss, or None if the task has no validation.
+    """Validate after an epoch and record the results; return the loss, or None if the task has no validation.
 
     Args:
         run: of the nodes, all of which call this.
         task: that is trained.
-        model: in training; it is so again afterwards.
-        loaders: of the validation data, if there are any.
-        placed: a batch -> the same where it is computed.
-        loss: of its batches.
+        model: in training mode, before and after.
+        loaders: of the validation data; may be empty.
+        placed: moves a batch to the device.
+        loss: of a batch.
 
     Raises:
-        InvalidInput: nothing says what the loss of the validation is.
+        InvalidInput: the validation returns no loss.
     """
     if not loaders and task.validate is None:
         return None
     begin = time.perf_counter()
     model.eval()
-    found = _means(run, task, model, loaders[0], placed, loss) if loaders else {}
-    found |= {name: float(value) for name, value in _own(run, task, model).items()}
+    values = _means(run, task, model, loaders[0], placed, loss) if loaders else {}
+    values |= {name: float(value) for name, value in _own(run, task, model).items()}
     model.train()
-    if "loss" not in found:
+    if "loss" not in values:
         raise InvalidInput("BatchTask.validate must return a loss, too, where there is no validation_data")
-    seconds, mean = time.perf_counter() - begin, found.pop("loss")
-    run.steps.validated(loss=mean, accuracy=found.pop("accuracy", None), metrics=found, seconds=seconds)
+    seconds, mean = time.perf_counter() - begin, values.pop("loss")
+    run.steps.validated(loss=mean, accuracy=values.pop("accuracy", None), metrics=values, seconds=seconds)
     run.steps.restart_clock()
     return mean
 
@@ -60,7 +60,7 @@ def _means(
     placed: Callable[[Any], Any],
     loss: BatchLoss,
 ) -> dict[str, float]:
-    """Of the loss and of every metric: sums over all samples by their numbers."""
+    """Return loss and metrics as means over all samples of all nodes."""
     sums = torch.zeros(1 + len(task.metrics), 2, dtype=torch.float64)
     for batch in loader:
         there = placed(batch)
@@ -73,7 +73,7 @@ def _means(
 
 
 def _sum_and_number(value: Any, run: Run) -> Tensor:
-    """Of a metric: as it is, or of a mean over the samples of this node."""
+    """Return a metric as (sum, number); a plain number is a mean over the samples of this node."""
     assert run.part is not None
     if isinstance(value, tuple):
         return torch.tensor([float(part) for part in value], dtype=torch.float64)

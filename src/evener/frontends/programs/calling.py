@@ -34,17 +34,17 @@ from evener.training.context import Arithmetic, read_plan
 from evener.training.rank import train_rank
 from evener.training.shipped import shipped
 
-_OF_A_MASTER = (
+_MASTER_OPTIONS = (
     "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge", "overlap",
     "ship_data", "home", "master", "token", "token_file",
 )  # fmt: skip
 
 
 class Trained(NamedTuple):
-    """What a run left.
+    """The result of a run.
 
     Attributes:
-        model: with the trained weights, on the processor.
+        model: with the trained weights, on the CPU.
         record: of the run.
     """
 
@@ -65,17 +65,17 @@ def train(
         model, record = evener.train(task, local_nodes="1.0,0.5", epochs=3)
 
     Args:
-        task: a Task or BatchTask, or a function that returns one, also of a notebook; or what `evener train` takes: the
-            name of a built-in task or the path of a task file.
-        callbacks: functions that are called here, in this process, with everything that happens: Plan, Step,
-            Validation, Epoch, Event and TrainRecord. What is true at an Epoch ends the run there.
-        loggers: where loss, accuracy, metrics and speed are written to.
+        task: a Task or BatchTask, or a function that returns one, also from a notebook; or the name of a built-in task
+            or the path of a task file, as for `evener train`.
+        callbacks: functions that are called in this process with every Plan, Step, Validation, Epoch, Event and
+            TrainRecord. A true value returned for an Epoch ends the run.
+        loggers: receive loss, accuracy, metrics and speed.
         quiet: print nothing.
         options: those of `evener train`, with underscores; `local_nodes` may be a list of speeds.
 
     Raises:
-        InvalidInput: something that was asked for cannot be done.
-        EvenerError: what else ends `evener train`.
+        InvalidInput: an option or the task is invalid.
+        EvenerError: the run fails, as `evener train` does.
     """
     is_named = isinstance(task, str | Path)
     config = _config_of(str(task) if is_named else None, options)
@@ -101,50 +101,50 @@ def train_command(config: RunConfig, *, as_json: bool) -> None:
 
 
 def _program_for(task: Task | BatchTask) -> Any:
-    """What a rank does with an environment, a config and, if it cannot find that by itself, the task."""
+    """Return the function that a rank runs with its environment, the config and, unless named, the task."""
     return train_batches if isinstance(task, BatchTask) else train_rank
 
 
 def _refuse(task: Task | BatchTask, config: RunConfig) -> None:
-    """Raise InvalidInput, before anything is started, for what does not go with `task`."""
+    """Raise InvalidInput, before anything starts, for options that `task` does not support."""
     config.sizes_of(task, read_plan(config))
     if isinstance(task, BatchTask):
         refuse_batches(config)
 
 
 def _with_all_nodes(task: Task | BatchTask, config: RunConfig) -> RunConfig:
-    """`config`; a BatchTask needs all of its nodes to the end."""
+    """Return `config`; a BatchTask cannot lose nodes, so `elastic` is off."""
     return replace(config, elastic=False) if isinstance(task, BatchTask) else config
 
 
 def _program(task: Task | BatchTask, config: RunConfig, is_named: bool) -> Program:
-    """What a rank does; it finds a named task by itself."""
+    """Return the function that a rank runs; it loads a named task itself."""
     program = _program_for(task)
     if config.local_nodes is None and len(commands.choose_nodes(config)) == 1:
         return partial(program, task=task)
-    found: Program = program if is_named else shipped(program, task)
-    return found
+    sendable: Program = program if is_named else shipped(program, task)
+    return sendable
 
 
 def _config_of(task: str | None, options: Mapping[str, Any]) -> RunConfig:
-    """What is asked for, and, where a file beside a named task says so, usual. Raises InvalidInput."""
+    """Return the config of the given options and, for a named task, of the file beside it. Raises InvalidInput."""
     adopt_slurm(os.environ)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         raise InvalidInput("evener.train starts its nodes itself: under torchrun use evener.join(), or `evener train`")
     known = {one.name: one for one in fields(RunConfig) if description_of(one) and not one.required}
     for name in options:
-        if name in _OF_A_MASTER:
+        if name in _MASTER_OPTIONS:
             raise InvalidInput(f"evener.train takes no {name}: a master's nodes are for `evener train --agreement`")
         if name not in known:
-            raise InvalidInput(f"evener.train has no option {name!r}{nearest(name, set(known) - set(_OF_A_MASTER))}")
-    asked = {name: _option(known[name], value) for name, value in options.items()}
+            raise InvalidInput(f"evener.train has no option {name!r}{nearest(name, set(known) - set(_MASTER_OPTIONS))}")
+    values = {name: _option(known[name], value) for name, value in options.items()}
     if task is None:
-        return RunConfig(task="task", **asked)
-    with usual_options({"option": {}, **asked, "task": task}, asked) as found:
-        for name in _OF_A_MASTER:
-            if name in found:
+        return RunConfig(task="task", **values)
+    with usual_options({"option": {}, **values, "task": task}, values) as config:
+        for name in _MASTER_OPTIONS:
+            if name in config:
                 raise InvalidInput(f"{option_name(name)}: a master's nodes are for `evener train --agreement`")
-        return RunConfig(**found)
+        return RunConfig(**config)
 
 
 def _option(one: FieldInfo, value: Any) -> Any:

@@ -1,10 +1,9 @@
-"""A user's DataLoader, of whose every batch this rank loads its part: sampler, collate function and workers are his.
+"""Division of a user's DataLoader: this rank loads its part of every batch of the user's sampler.
 
-The leader goes through the user's batch sampler and tells the others the indices of every batch, so that any sampler is
-divided as it is, whatever it draws or looks at.
+The leader iterates over the user's batch sampler and broadcasts the indices of every batch, so that any sampler works.
 
-    the leader    batch_sampler -> indices of a batch -> told to all
-    every rank    sizes of all parts, by the division -> its part of the indices -> samples -> collate
+    the leader    batch_sampler -> indices of a batch -> broadcast
+    every rank    sizes of all parts -> its part of the indices -> samples -> collate
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ _TAKEN_OVER = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multip
 
 
 class Divider(Protocol):
-    """What a loader asks of the run that it belongs to."""
+    """The interface of a run for its loaders."""
 
     group: Group
 
     @property
     def draws_alike(self) -> bool:
-        """Whether all ranks take over the first one's random numbers with every batch."""
+        """Whether all ranks copy the random state of the first rank before every batch."""
         ...
 
     @property
@@ -50,53 +49,53 @@ class Divider(Protocol):
         ...
 
     def part_of(self, count: int, is_training: bool) -> BatchPart:
-        """This rank's part of a batch of `count`."""
+        """Return this rank's part of a batch of `count` samples."""
         ...
 
     def is_training(self) -> bool:
-        """Whether what is computed now trains."""
+        """Whether the program is training now."""
         ...
 
     def is_in_thread(self) -> bool:
-        """Whether a thread of the program's own calls this, or has done so; the run is refused then."""
+        """Whether another thread of the program calls this, or has called it; the run is then refused."""
         ...
 
     def begin(self, loader: DividedLoader) -> int | None:
-        """A pass through `loader` begins; in a rehearsal, the samples of each of its batches."""
+        """Begin a pass through `loader`; in a forked replica, return the samples of each batch."""
         ...
 
     def loading(self, owner: object) -> None:
-        """A batch of `owner` is loaded from now on."""
+        """Begin to load a batch of `owner`."""
         ...
 
     @property
     def limit(self) -> int | None:
-        """In a rehearsal, the samples of each batch."""
+        """In a forked replica, the samples of each batch."""
         ...
 
     def loaded(self, loader: DividedLoader, part: BatchPart, batch: Any) -> Any:
-        """This rank computes `part` from now on; the batch as it is to be given to the program."""
+        """Begin to compute `part`; return the batch for the program."""
         ...
 
     def moves_statistics(self) -> bool:
-        """Whether norms have computed in training mode since the pass under way began."""
+        """Whether norms have computed in training mode since the current pass began."""
         ...
 
     def end(self, loader: DividedLoader, is_over: bool) -> None:
-        """The pass through `loader` has come to its end, or is left before it."""
+        """End the pass through `loader`, either at its end (`is_over`) or before it."""
         ...
 
 
 class DividedLoader:
-    """Goes through this rank's parts of the batches of a user's loader; all else is as with that.
+    """An iterable over this rank's parts of the batches of a user's loader; other attributes are the loader's.
 
     Args:
         loader: the user's.
         divider: the run.
-        count: what the loss of a batch is a mean over.
+        count: divisor of the mean loss of a batch.
 
     Attributes:
-        skip: batches at the beginning of the next pass that are left out, as they were trained on before.
+        skip: number of batches to skip in the next pass, as they were trained on before a checkpoint.
 
     Raises:
         InvalidInput: its batches cannot be divided.
@@ -106,7 +105,7 @@ class DividedLoader:
         self.loader, self.count = loader, count
         self.skip = 0
         self._divider = divider
-        self._left: object = None  # batches that are kept in a copy, as their end would end another's workers
+        self._unfinished: object = None  # in a forked replica: an iterator whose end would stop the rank's workers
         self._is_stream = isinstance(loader.dataset, IterableDataset)
         _refuse_indivisible(loader)
         taken = {name: getattr(loader, name) for name in _TAKEN_OVER if hasattr(loader, name)}
@@ -122,14 +121,14 @@ class DividedLoader:
             self._inner = DataLoader(fetch, batch_sampler=order, collate_fn=_as_it_is, **taken)
 
     def __len__(self) -> int:
-        """Number of batches: that of one process."""
+        """Return the number of batches, as in one process."""
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["loader"], name)
 
     def lone_sample(self) -> str:
-        """What to do about the last batch of an epoch if it has one sample; empty if it has more, or nobody knows."""
+        """Return advice if the last batch of an epoch has one sample; empty if it has more or its size is unknown."""
         size, order = self.loader.batch_size, self.loader.batch_sampler
         if self._is_stream or size is None or type(order) is not BatchSampler or self.loader.drop_last:
             return ""
@@ -144,27 +143,27 @@ class DividedLoader:
         return ""
 
     def __iter__(self) -> Iterator[Any]:
-        if self._divider.is_in_thread():  # it is refused where an error ends the program, and not that thread alone
+        if self._divider.is_in_thread():  # refused in the main thread, where an error ends the program
             return iter(())
         limit = self._divider.begin(self)
         self._order.skip, self.skip = self.skip, 0
         if limit is not None:
             return self._through(self._small_batches(limit), is_small=True)
         self._order.is_training = self._divider.is_training()
-        return self._through(self._batches(iter(self._inner)))  # which draws from the generators now, as any loader's
+        return self._through(self._batches(iter(self._inner)))  # `iter` draws from the generators now
 
     def _through(self, batches: Iterator[tuple[BatchPart, Any]], is_small: bool = False) -> Iterator[Any]:
         try:
             while True:
                 self._divider.loading(self)
                 limit = self._divider.limit
-                if limit is not None and not is_small:  # this process has become a copy: its workers are another's
-                    self._left, batches, is_small = batches, self._small_batches(limit), True
-                found = next(batches, None)
-                if found is None:
+                if limit is not None and not is_small:  # this process is now a replica, without workers
+                    self._unfinished, batches, is_small = batches, self._small_batches(limit), True
+                item = next(batches, None)
+                if item is None:
                     break
-                yield self._divider.loaded(self, *found)
-        except BaseException:  # the program left the loop, maybe by an error that has ended other nodes already
+                yield self._divider.loaded(self, *item)
+        except BaseException:  # the program left the loop, perhaps by an error that has already ended other nodes
             with suppress(NodeLost):
                 self._divider.end(self, is_over=False)
             raise
@@ -172,7 +171,7 @@ class DividedLoader:
             self._divider.end(self, is_over=True)
 
     def _batches(self, inner: Iterator[Any]) -> Iterator[tuple[BatchPart, Any]]:
-        """This rank's parts."""
+        """Yield this rank's parts."""
         if not self._is_stream:
             yield from received(inner)
             return
@@ -182,7 +181,7 @@ class DividedLoader:
             yield self._part_of_samples(samples)
 
     def _small_batches(self, limit: int) -> Iterator[tuple[BatchPart, Any]]:
-        """Parts of the first `limit` samples of every batch, loaded here."""
+        """Yield parts of the first `limit` samples of every batch, loaded in this process."""
         if self._is_stream:
             samples, most = iter(self.loader.dataset), min(limit, self.loader.batch_size or limit)
             while some := list(islice(samples, most)):
@@ -203,9 +202,9 @@ class _Order:
     """The batches of a loader, in order: (this rank's part, the indices of its samples).
 
     Attributes:
-        is_training: otherwise no rank is without samples, as programs count what they evaluate.
-        limit: samples of a batch; None for all.
-        skip: batches that are left out at the beginning.
+        is_training: whether the pass trains; otherwise every rank has samples, as programs count evaluated samples.
+        limit: largest number of samples of a batch; None for all.
+        skip: number of batches to skip at the beginning.
     """
 
     def __init__(self, loader: DataLoader[Any], divider: Divider) -> None:
@@ -219,19 +218,19 @@ class _Order:
 
     def __iter__(self) -> Iterator[tuple[BatchPart, list[Any]]]:
         group = self._divider.group
-        told = islice(_told(group, self._loader.batch_sampler), self.skip, None)
+        batches = islice(_broadcast_batches(group, self._loader.batch_sampler), self.skip, None)
         is_whole = self.is_training or self._divider.loads_alike
-        for indices, is_joined in _each_once(told) if is_whole else self._large_enough(told):
-            if self._divider.draws_alike:  # also in transforms; the leader's sampler may have drawn alone
+        for indices, is_joined in _each_once(batches) if is_whole else self._large_enough(batches):
+            if self._divider.draws_alike:  # for transforms, too; only the leader's sampler has drawn
                 take_leaders_state(group)
             chosen = indices[: self.limit]
             part = replace(self._divider.part_of(len(chosen), self.is_training), is_joined=is_joined)
             yield part, chosen[part.rows]
 
     def _large_enough(self, batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:
-        """The same samples, the last batch together with the one before if it is smaller than the group.
+        """Yield all samples; combine the last two batches if the last is smaller than the group.
 
-        But statistics of norms, which this pass may move as it trains nothing else, are those of every batch by itself.
+        If the pass moves statistics of norms, batches stay separate, because each of them updates the statistics.
         """
         least, held, is_joined = self._divider.group.size, list[Any](), False
         for batch in batches:
@@ -246,31 +245,31 @@ class _Order:
             yield held, is_joined
 
 
-def _told(group: Group, batches: Any) -> Iterator[list[Any]]:
-    """The indices of every batch, as the leader's sampler gives them."""
-    own = iter(batches) if group.is_leader else iter(())
+def _broadcast_batches(group: Group, batches: Any) -> Iterator[list[Any]]:
+    """Yield the indices of every batch of the leader's sampler."""
+    leaders = iter(batches) if group.is_leader else iter(())
     while True:
-        batch = next(own, None) if group.is_leader else None
+        batch = next(leaders, None) if group.is_leader else None
         message = b"" if batch is None else msgspec.msgpack.encode([_plain(index) for index in batch])
-        message = group.told_by_leader(message, NEXT_BATCH)
+        message = group.broadcast(message, NEXT_BATCH)
         if not message:
             return
         yield [tuple(one) if isinstance(one, list) else one for one in msgspec.msgpack.decode(message)]
 
 
 def _plain(index: Any) -> Any:
-    """An index as it can be told: a number of NumPy or a tensor is a number."""
+    """Convert an index of NumPy or a tensor to an int, so that it can be sent."""
     return operator.index(index) if hasattr(index, "__index__") else index
 
 
 def _each_once(batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:
-    """Every batch by itself."""
+    """Yield every batch separately."""
     for batch in batches:
         yield batch, False
 
 
 class _FetchPart(Dataset[Any]):
-    """Fetches all samples of a part at once; what a loader's worker process runs."""
+    """A data set that fetches all samples of a part at once, in a loader's worker process."""
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
         self._dataset, self._collate = dataset, collate
@@ -299,12 +298,12 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _samples(batch: list[Any]) -> tuple[None, Any]:
-    """A batch of a stream's samples, as parts of other batches come."""
+    """Return samples of a stream in the format of other batches."""
     return None, load_in_process(lambda: batch, explains=False)
 
 
 def _refuse_indivisible(loader: DataLoader[Any]) -> None:
-    """Raises InvalidInput: batches cannot be divided, or are already."""
+    """Raise InvalidInput if batches cannot be divided, or are divided already."""
     if isinstance(loader.sampler, DistributedSampler):
         raise InvalidInput("run.prepare divides every batch itself: leave the DistributedSampler out")
     if loader.batch_size is None and loader.batch_sampler is None:

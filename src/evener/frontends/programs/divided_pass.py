@@ -1,8 +1,8 @@
-"""One rank's passes through a model whose layers the ranks divide, while the model itself is whole on all of them.
+"""One rank's passes through a model whose layers the ranks divide, while every rank holds the whole model.
 
-before      parts of weights and buffers are taken from the whole ones, where those have changed
-after       buffers, such as running statistics, are whole again
-backward    gradients of the parts are gathered, and added to those of the whole weights
+before      copy parts of weights and buffers from the whole ones, where those have changed
+after       gather buffers, such as running statistics
+backward    gather gradients of the parts and add them to those of the whole weights
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from evener.parallel.sharded import ShardedModule
 
 
 class DividedPass:
-    """Passes through `model` that train, in the modes that its modules have now.
+    """Training passes through `model`, in the current modes of its modules.
 
     Args:
         model: whole, alike on every rank.
         group: the ranks.
-        arrangement: how they divide layers.
-        inputs: an example.
+        arrangement: division of layers among the ranks.
+        inputs: example inputs.
 
     Attributes:
         sums: completes the gradients of the parts during backward.
@@ -53,59 +53,59 @@ class DividedPass:
 
     @property
     def divides(self) -> bool:
-        """Whether any work is divided at all."""
+        """Whether any layer is divided."""
         steps = self._sharded.plan.steps
         return any(step.choice.gives.state in ("split", "partial") or step.choice.mode for step in steps)
 
     def __call__(self, inputs: Sequence[Tensor]) -> Any:
-        """The model's outputs, whole on every rank, of whole inputs."""
+        """Return the model's outputs for whole inputs, whole on every rank."""
         self._take_state()
         outputs = self._sharded(*(self._of_all(x) if x.requires_grad else x for x in inputs))
         self._give_buffers()
         return outputs
 
     def give_gradients(self) -> bool:
-        """Add the gradients of the parts, if there are any, to those of the model's weights; every rank calls this."""
+        """Add the gradients of the parts to the model's; return whether there were any. Every rank calls this."""
         if self.sums.has_started:
             self.sums.finish()
         rows = self._group.all_gather_bytes(bytes(held.part.grad is not None for held in self._divided.values()))
         parts = [held.part for held in self._divided.values()]
-        found = self._weights.of([torch.zeros_like(p) if p.grad is None else p.grad for p in parts])
-        whole = dict(zip(self._divided, found, strict=True))
+        gathered = self._weights.of([torch.zeros_like(p) if p.grad is None else p.grad for p in parts])
+        whole = dict(zip(self._divided, gathered, strict=True))
         has_any = dict(zip(self._divided, map(any, zip(*rows, strict=True)), strict=True))
-        given = False
+        has_added = False
         for name, part in self._sharded.part.named_parameters():
             grad = (whole[name] if has_any[name] else None) if name in whole else part.grad
             part.grad = None
             if grad is not None:
                 _add(self._model.get_parameter(name), grad)
-                given = True
-        return given
+                has_added = True
+        return has_added
 
     def _of_all(self, x: Tensor) -> Tensor:
-        """An input whose gradient is the sum of those that the ranks have for it."""
+        """Return `x` such that its gradient is the sum over all ranks."""
         return mover(Move(0, tuple(x.shape), self._group.size, ALIKE, WHOLE), self._group)(x)
 
     @torch.no_grad()
     def _take_state(self) -> None:
-        own, whole = self._sharded.part.state_dict(), self._model.state_dict()
+        local, whole = self._sharded.part.state_dict(), self._model.state_dict()
         for name, shard in self._shards.items():
             part = part_of(whole[name], shard.layout.region(self._group.rank, shard.shape))
-            if not torch.equal(own[name], part):  # else a pass before this one may still want what it has kept
-                own[name].copy_(part)
+            if not torch.equal(local[name], part):  # a copy would invalidate what an earlier pass saved for backward
+                local[name].copy_(part)
 
     @torch.no_grad()
     def _give_buffers(self) -> None:
-        own = dict(self._sharded.part.named_buffers())
-        found = self._statistics.of([own[name] for name in self._buffers])
-        own |= dict(zip(self._buffers, found, strict=True))
+        buffers = dict(self._sharded.part.named_buffers())
+        gathered = self._statistics.of([buffers[name] for name in self._buffers])
+        buffers |= dict(zip(self._buffers, gathered, strict=True))
         for name, buffer in self._model.named_buffers():
-            if not torch.equal(buffer, own[name]):
-                buffer.copy_(own[name])
+            if not torch.equal(buffer, buffers[name]):
+                buffer.copy_(buffers[name])
 
 
 class _Gathering:
-    """Makes tensors whole on all ranks, of which these have parts.
+    """An all-gather of tensors from their parts on all ranks.
 
     Args:
         group: the ranks.
@@ -118,19 +118,19 @@ class _Gathering:
         self._exchanges: dict[torch.dtype, Exchange] = {}
 
     def of(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """The whole tensors; every rank calls this with its parts."""
-        found = list(parts)
+        """Return the whole tensors; every rank calls this with its parts."""
+        gathered = list(parts)
         for dtype in dict.fromkeys(part.dtype for part in parts):
             chosen = [i for i, part in enumerate(parts) if part.dtype == dtype]
             routes = [self._routes[i] for i in chosen]
             if dtype not in self._exchanges:
-                numbered = [Route(route.own, route.need, source=i) for i, route in enumerate(routes)]
+                numbered = [Route(route.owned, route.need, source=i) for i, route in enumerate(routes)]
                 self._exchanges[dtype] = Exchange(self._group, numbered, self._kind)
-            own = [shape_of(route.own[self._group.rank]) for route in routes]
-            given = [parts[i].reshape(shape) for i, shape in zip(chosen, own, strict=True)]
-            for i, whole in zip(chosen, self._exchanges[dtype].all_gather(given), strict=True):
-                found[i] = whole
-        return found
+            shapes = [shape_of(route.owned[self._group.rank]) for route in routes]
+            blocks = [parts[i].reshape(shape) for i, shape in zip(chosen, shapes, strict=True)]
+            for i, whole in zip(chosen, self._exchanges[dtype].all_gather(blocks), strict=True):
+                gathered[i] = whole
+        return gathered
 
 
 def _to_all(layout: Layout, shape: Shape, size: int) -> Route:
@@ -138,7 +138,7 @@ def _to_all(layout: Layout, shape: Shape, size: int) -> Route:
 
 
 def _add(weight: nn.Parameter, grad: Tensor) -> None:
-    """As autograd adds gradients."""
+    """Add `grad` to the gradient of `weight`, as autograd does."""
     grad = grad.view_as(weight)
     if weight.grad is None:
         weight.grad = grad

@@ -1,6 +1,6 @@
-"""Modes of torch functions that are active for the rest of a program, and calls of models, as a program makes them.
+"""Function modes that stay active for the rest of a program, and hooks on calls of its models.
 
-A mode is beneath whatever modes the program enters and leaves.
+Such a mode is outside of all modes that the program enters and leaves.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch.overrides import TorchFunctionMode
 
 
 def begin_mode(mode: TorchFunctionMode) -> None:
-    """Let `mode` be active in this thread, as the outermost one."""
+    """Activate `mode` in this thread, as the outermost one."""
     _change(lambda modes: [mode, *modes])
 
 
 def end_mode(mode: TorchFunctionMode) -> None:
-    """Let `mode` be active no more."""
+    """Deactivate `mode`."""
     _change(lambda modes: [one for one in modes if one is not mode])
 
 
 def _change(change: Callable[[list[Any]], list[Any]]) -> None:
-    """Let this thread have other modes, from the outermost to the innermost, as `torch.set_default_device` does."""
+    """Replace the modes of this thread, from the outermost to the innermost, as `torch.set_default_device` does."""
     stack: Any = overrides
     modes = [stack._pop_mode() for _ in range(stack._len_torch_function_stack())]
     for mode in change(modes[::-1]):
@@ -31,10 +31,10 @@ def _change(change: Callable[[list[Any]], list[Any]]) -> None:
 
 
 class ModelCalls:
-    """Calls of models, or of modules in them, from outside.
+    """Outermost calls of models, or of modules in them.
 
     Args:
-        enter: called before such a call, with the module and all that it is given.
+        enter: called before such a call, with the module and its arguments.
         leave: called after it.
     """
 
@@ -46,13 +46,13 @@ class ModelCalls:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a model is called now."""
+        """Whether a model is being called."""
         return self._depth > 0
 
     def follow(self, model: nn.Module) -> None:
-        """Notice calls of `model`."""
+        """Follow calls of `model` and of its modules."""
 
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:  # functions, as copies of a model take them over
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:  # a function, as copies of a model share it
             if id(module) in self._known:
                 self._depth += 1
                 if self._depth == 1:
@@ -70,13 +70,13 @@ class ModelCalls:
             self._hooks.append(module.register_forward_hook(leave, always_call=True))
 
     def end(self) -> None:
-        """Notice none any more."""
+        """Remove all hooks."""
         for hook in self._hooks:
             hook.remove()
 
-    def _begin(self, module: nn.Module, given: Any) -> None:
+    def _begin(self, module: nn.Module, arguments: Any) -> None:
         try:
-            self._enter(module, given)
+            self._enter(module, arguments)
         except BaseException:
             self._depth = 0
             raise

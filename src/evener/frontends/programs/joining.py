@@ -1,6 +1,6 @@
-"""How a program finds the run that it belongs to: one that `evener run`, torchrun or srun started, or none.
+"""The entry of a program into its run, which `evener run`, torchrun or srun started; without one it runs alone.
 
-What a program calls is here: `evener.join` and `evener.gather` are these functions.
+`evener.join` and `evener.gather` are these functions.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from evener.training.context import join_world
 from evener.training.partial_record import RunRequest
 
 _runs: list[Run] = []
-"""That of this process, once it has joined."""
+"""The run of this process, once it has joined."""
 _waiting: list[tuple[RankEnvironment, ScriptConfig]] = []
-"""What this process was started with, until it joins."""
+"""Environment and config of this process, until it joins."""
 
 
 def join() -> Run:
-    """The nodes that run this program; every node calls this, once, before it makes its model.
+    """Join the nodes that run this program; every node calls this once, before it makes its model.
 
     Returns:
-        A run of one node if nobody started several: the program is then what it was.
+        A run of one node if the program was started alone; it then behaves as without Evener.
 
     Raises:
-        NodeLost: a node does not come.
+        NodeLost: a node does not join in time.
     """
     if not _runs:
         _runs.append(_joined())
@@ -57,7 +57,7 @@ def join() -> Run:
 
 
 def gather(rows: Tensor) -> Tensor:
-    """The rows of all nodes, in the order of the batch: for losses and layers that compare samples.
+    """Return the rows of all nodes, in the order of the batch, for losses and layers that compare samples.
 
     Gradients flow back to the nodes that the rows came from. Every node calls this; alone it is the identity.
 
@@ -68,13 +68,13 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def expect(env: RankEnvironment, config: ScriptConfig) -> None:
-    """The program that this process runs next will join as the rank of `env`."""
+    """Let the program that this process runs next join as the rank of `env`."""
     _runs.clear()
     _waiting[:] = [(env, config)]
 
 
 def joined() -> Run | None:
-    """The run of this process, if its program has joined."""
+    """Return the run of this process; None if its program has not joined."""
     return _runs[0] if _runs else None
 
 
@@ -91,7 +91,7 @@ def _joined() -> Run:
 
 
 def _join_torchrun() -> Run:
-    """As one of the ranks that torchrun started with the program itself."""
+    """Join as one of the ranks that torchrun started."""
     config = ScriptConfig(script=Path(sys.argv[0]), arguments=tuple(sys.argv[1:]))
     sys.excepthook = _fail_to_join
     views: list[RunView] = []
@@ -121,8 +121,8 @@ def _join_torchrun() -> Run:
     return run
 
 
-def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A sentence, or the traceback of the program's own error."""
+def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print one sentence, or the traceback of the program's own error."""
     if isinstance(error, EvenerError):
         sys.stderr.write(f"evener: {explain(error)[0]}\n")
     else:
@@ -131,27 +131,27 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 def _fail_to_join(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Before there is a run."""
-    _tell(kind, error, trace)
+    """Print the error of a program that has not joined, and exit."""
+    _print_error(kind, error, trace)
     os._exit(exit_code_of(error))
 
 
 class _Ending:
-    """How a program ends that torchrun started: nobody of ours is there afterwards."""
+    """The end of a program under torchrun, where no Evener process remains to report it."""
 
     def __init__(self, run: Run, env: RankEnvironment, views: Sequence[RunView]) -> None:
         self._run, self._env, self._views = run, env, views
         self._has_failed = False
 
     def fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Say what the others cannot see, and end."""
+        """Report the error to the user and to the other ranks, and exit."""
         self._has_failed = True
-        if self._run.rehearsal.understudy is not None:
-            self._run.rehearsal.understudy.fail(error)
+        if self._run.equivalence_check.replica is not None:
+            self._run.equivalence_check.replica.fail(error)
         if isinstance(error, Exception) and isinstance(lost := explained(error, self._env), NodeLost):
             error = lost
         sentence, code = explain(error)[0], exit_code_of(error)
-        _tell(kind, error, trace)
+        _print_error(kind, error, trace)
         for view in self._views:
             view.end(error if isinstance(error, EvenerError | KeyboardInterrupt) else TrainingFailed(sentence))
         if (heartbeat := self._env.heartbeat) is not None:
@@ -163,7 +163,7 @@ class _Ending:
         exit_now(code)
 
     def finish(self) -> None:
-        """Write the record; every rank is here at the end."""
+        """Write the record; every rank calls this at the end."""
         if self._has_failed:
             return
         finish(self._run, self._env)
@@ -176,16 +176,16 @@ class _Ending:
 
 
 def end_copy(run: Run | None, error: BaseException | None) -> None:
-    """A copy that is in the rehearsal ends here, whether the program has come to its end or failed."""
-    if run is None or run.rehearsal.understudy is None:
+    """End a forked replica whose program has ended or failed; without effect in a rank."""
+    if run is None or run.equivalence_check.replica is None:
         return
     if error is None:
-        run.rehearsal.understudy.end()
-    run.rehearsal.understudy.fail(error)
+        run.equivalence_check.replica.end()
+    run.equivalence_check.replica.fail(error)
 
 
 def finish(run: Run, env: RankEnvironment, **fields: Any) -> None:
-    """The program is over: write the record, with `fields` that are known better. Every rank calls this."""
+    """Write the record, with `fields` that override its own. Every rank calls this at the end of its program."""
     end_copy(run, None)
     run.group.barrier(END)
     record: Any = run.finish(**fields)

@@ -1,6 +1,6 @@
-"""Gradients of a model's whole weights, of which passes through divided layers give every rank a part.
+"""Gradients of whole weights, in a model whose layers the ranks divide.
 
-They are complete, and the same on all ranks, whenever `backward()` returns.
+Every rank has a part of them. They are complete, and the same on all ranks, when `backward()` returns.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from torch import Tensor, nn
 
 
 class Means(Protocol):
-    """What a run asks of the gradients of a model, however its work is divided.
+    """A run's interface to the gradients of a model, for every division of the work.
 
     Attributes:
-        watch: if set, it is called when a rank's own gradients are complete (False), where it has any that are sent,
-            and when those of the whole batch are (True).
+        watch: called, if set, with False when the local gradients are complete, before they are sent, and with True
+            when those of the whole batch are.
     """
 
     watch: Callable[[bool], None] | None
 
     def accumulating(self) -> Any:
-        """A context in which gradients may stay on this rank."""
+        """Return a context in which gradients may stay on this rank."""
 
     def averages(self, parameter: Tensor) -> bool:
         """Whether its gradient is one of those."""
 
     def own_gradients(self) -> Tensor:
-        """This rank's, unweighted, in one piece of float64."""
+        """Return this rank's unweighted gradients, flattened to float64."""
 
 
 class LayerGradients:
-    """Those of `model`, as `Means`.
+    """The gradients of `model`, which are whole and equal on all ranks.
 
     Args:
         model: whole, on every rank.
-        collect: adds to its gradients what passes through divided layers came to, and says whether that is any.
+        collect: adds the gradients of divided layers, and returns whether there were any.
         completed: called when gradients are complete.
     """
 
@@ -56,7 +56,7 @@ class LayerGradients:
                 parameter.requires_grad_(is_trained)
 
     def begin(self) -> None:
-        """A `backward()` goes on that adds to gradients: they are complete before it returns."""
+        """Begin a `backward()` that adds to gradients, and complete them before it returns."""
         if not self._is_begun:
             self._is_begun = True
             engine: Any = torch.autograd.Variable._execution_engine
@@ -64,7 +64,7 @@ class LayerGradients:
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """As `Means`: of a step that accumulates, every `backward()` brings whole gradients."""
+        """Return a context without effect, because every `backward()` gives whole gradients."""
         yield
 
     def averages(self, parameter: Tensor) -> bool:
@@ -72,11 +72,11 @@ class LayerGradients:
         return id(parameter) in self._known
 
     def own_gradients(self) -> Tensor:
-        """As `Means`: nothing, as no rank has gradients of samples of its own."""
+        """Return a zero, because no rank has gradients of its own samples."""
         return torch.zeros(1, dtype=torch.float64)
 
     def _arrived(self, _: Tensor) -> None:
-        """A whole weight has a gradient, of what every rank computes alike."""
+        """Note a gradient of a weight that every rank computes alike."""
         self._has_arrived = True
         self.begin()
 
@@ -84,7 +84,7 @@ class LayerGradients:
     def _finish(self) -> None:
         has_any = self._collect() or self._has_arrived
         self._is_begun = self._has_arrived = False
-        if not has_any:  # such as of the inputs alone
+        if not has_any:  # as when only inputs need gradients
             return
         self._completed()
         if self.watch is not None:

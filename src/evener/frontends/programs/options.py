@@ -1,4 +1,4 @@
-"""What `evener run` is asked, field by field."""
+"""The options of `evener run`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from evener.records.errors import InvalidInput, require_one_of
 
 
 class ScriptConfig(NodesConfig, frozen=True, kw_only=True):
-    """On which nodes a program of the user's runs, and how its batches are divided; travels to every rank.
+    """Nodes, division and arguments of a user's program; sent to every rank.
 
     Raises:
         InvalidInput: a value is not allowed.
     """
 
-    script: Annotated[Path, Meta(description="Your program; what is not an option below is for it.")]
+    script: Annotated[Path, Meta(description="Your program; other arguments are passed to it.")]
     strategy: Annotated[
         str,
         Meta(
@@ -34,7 +34,7 @@ class ScriptConfig(NodesConfig, frozen=True, kw_only=True):
     ] = "auto"
     shares: Annotated[str, Meta(description="measured, equal, or relative shares such as 7,2,1.")] = "measured"
     approximate: Annotated[
-        bool, Meta(description="Train also what would not be equal to one process; it is told, not refused.")
+        bool, Meta(description="Train even if the result differs from one process; Evener then warns.")
     ] = False
     run_folder: Annotated[Path | None, Meta(description="Folder of record and plan; runs/SCRIPT-TIME by default.")] = (
         None
@@ -54,7 +54,7 @@ class ScriptConfig(NodesConfig, frozen=True, kw_only=True):
             )
 
     def layers(self, size: int) -> Arrangement | None:
-        """How `size` nodes divide layers: equally, unless the user says how; None if they divide batches."""
+        """Return how `size` nodes divide layers: equally, or by the user's shares; None if they divide batches."""
         if size == 1 or self.strategy not in LAYER_STRATEGIES:
             return None
         shares = relative_shares(self.shares, size) or [1.0] * size
@@ -62,6 +62,6 @@ class ScriptConfig(NodesConfig, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> Path:
-        """What the user named, or `runs/SCRIPT-TIME`."""
+        """The folder that the user named, or `runs/SCRIPT-TIME`."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.started))
         return self.run_folder or Path("runs") / f"{self.script.stem}-{stamp}"

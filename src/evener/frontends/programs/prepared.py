@@ -1,8 +1,8 @@
-"""Models and optimisers of a user's program, made ready to train on several ranks; they stay the user's own objects.
+"""Models and optimizers of a user's program, prepared in place to train on several ranks.
 
 agreed_model        the leader's weights on all ranks
-PreparedModel       besides, norms over all samples, and gradients that are complete after `backward()`
-PreparedOptimizer   tells when an update begins and ends; a closure's loss is that of the whole batch
+PreparedModel       an agreed model with norms over all samples, and complete gradients after `backward()`
+PreparedOptimizer   reports when an update begins and ends; the loss of a closure is that of the whole batch
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ _JOINED = (
 
 
 class WeighedSums:
-    """The ranks, for norms: what flows back counts as often as the loss that it comes from.
+    """Collectives for norms that weigh gradients by the weight of the loss that they come from.
 
-    Each rank's own loss is differentiated, and weighed where gradients are added to weights. What a rank tells the
-    others in between has to be weighed before, and what it is told made up for.
+    Each rank differentiates its own loss, and weighs gradients when it adds them to weights. Gradients that ranks
+    exchange in between are weighed before they are sent, and divided by the weight on arrival.
     """
 
     def __init__(self, group: Group, weight: Callable[[], float], layer: str = "") -> None:
         self._group, self._weight, self._layer = group, weight, LayerStatistics(group, layer)
 
     def of_layer(self, name: str) -> WeighedSums:
-        """The same for one layer, which ranks tell from others."""
+        """Return the collectives of one layer."""
         return WeighedSums(self._group, self._weight, name)
 
     def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
-        """As a Group."""
+        """Gather `tensor` from all ranks."""
         return self._layer.all_gather(tensor, kind)
 
     def begin_all_sum(self, tensor: Tensor, kind: str) -> Callable[[], Tensor]:
-        """As a Group, of gradients."""
+        """Begin to sum gradients over the ranks; return a function that waits for the sum."""
         weight = self._weight()
         arrive = self._layer.begin_all_sum(tensor * weight, kind)
         return lambda: arrive() / weight if weight else arrive()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeighedSums:
-        return self  # copies of a model are of the same ranks
+        return self  # copies of a model use the same ranks
 
 
 def agreed_model(model: nn.Module, group: Group) -> nn.Module:
-    """`model`, on the rank's device, with the leader's weights and buffers.
+    """Return `model`, on the rank's device, with the leader's weights and buffers.
 
     Raises:
-        InvalidInput: it is wrapped, lazy, or another one on another rank.
+        InvalidInput: the model is wrapped, lazy, or different on another rank.
     """
     if isinstance(model, DataParallel | DistributedDataParallel):
         raise InvalidInput(f"run.prepare shares the model itself: leave {type(model).__name__} out")
@@ -72,27 +72,27 @@ def agreed_model(model: nn.Module, group: Group) -> nn.Module:
     state = [*model.parameters(), *model.buffers()]
     shapes = repr([(name, tuple(t.shape), t.dtype) for name, t in model.state_dict().items()])
     require_alike(group, zlib.crc32(shapes.encode()), "the model must be the same on all nodes")
-    group.take_leaders(state)
+    group.broadcast_(state)
     return model
 
 
 class PreparedModel:
-    """A model that all ranks have.
+    """A model whose copies on all ranks stay equal.
 
     Args:
-        model: the user's; its norms have the statistics of all ranks from now on.
+        model: the user's; its norms now use the statistics of all ranks.
         group: the ranks.
-        weight: how often what this rank computes now counts.
-        is_divided: whether that is of a part of a batch.
-        step: number of the step that goes on.
+        weight: returns the weight of the current batch.
+        is_divided: returns whether the current batch is divided.
+        step: returns the number of the current step.
         completed: called when gradients are complete.
 
     Attributes:
-        model: what the program is to use: the same object.
+        model: the same object, for the program.
         means: of its gradients.
 
     Raises:
-        InvalidInput: it is wrapped, lazy, or another one on another rank.
+        InvalidInput: the model is wrapped, lazy, or different on another rank.
     """
 
     def __init__(
@@ -129,35 +129,35 @@ class PreparedModel:
         self.means.follow(weights)
 
     def compute(self, part: BatchPart) -> None:
-        """As `Prepared`."""
+        """Begin to compute `part`, whose samples count in statistics."""
         for norm in self._norms:
             norm.counting = part.samples > 0
             norm.refusal = _JOINED if part.is_joined else ""
 
     @property
     def norm_passes(self) -> int:
-        """As `Prepared`."""
+        """The number of passes of norms in training mode."""
         return sum(norm.passes for norm in self._norms)
 
 
 class Updates(Protocol):
-    """What an optimiser tells the run."""
+    """A run's interface for its optimizers."""
 
     def before_update(self) -> None:
-        """An update begins."""
+        """Begin an update."""
         ...
 
     def after_update(self) -> None:
-        """It is over."""
+        """End an update."""
         ...
 
     def mean(self, value: Any) -> Any:
-        """Of a value of this rank's part, over the whole batch."""
+        """Return the mean of every rank's `value` over the whole batch."""
         ...
 
 
 class PreparedOptimizer:
-    """An optimiser that is the same on all ranks."""
+    """An optimizer that does the same on all ranks."""
 
     def __init__(self, optimizer: Optimizer, run: Updates) -> None:
         self.optimizer, self._run = optimizer, run
@@ -165,7 +165,7 @@ class PreparedOptimizer:
         optimizer.register_step_post_hook(lambda *_: run.after_update())
 
     def _before(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A closure's loss decides what an optimiser does: it has to be that of the whole batch."""
+        """Begin an update, and replace a closure's loss by that of the whole batch."""
         self._run.before_update()
         owner, *rest = args
         named = dict(kwargs)
@@ -184,12 +184,12 @@ class PreparedOptimizer:
 
 
 def rate_of(optimizer: Optimizer) -> float:
-    """The sum of an optimiser's learning rates."""
+    """Return the sum of an optimizer's learning rates."""
     return sum(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
 
 
 def sampled_weight(optimizer: Optimizer, step: int) -> float:
-    """A number of one of the weights, another one every step."""
+    """Return one element of the weights, a different one in every step."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.numel()]
     weight = cast(Tensor, weights[step % len(weights)]).detach().flatten()
     one = weight[step // len(weights) % len(weight)]

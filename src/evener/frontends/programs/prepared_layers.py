@@ -1,8 +1,8 @@
-"""A model of a user's program whose layers the ranks divide; the program sees what one process sees.
+"""A model of a user's program whose layers the ranks divide, while the program sees a whole model.
 
-Batches, weights, gradients, buffers and outputs are whole on every rank, and alike. What is divided is the work of
-passes that train, and the activations that they keep. All else, such as an evaluation, every rank computes by itself,
-alike: so any loss, optimiser, clipping, moving average or checkpoint of the program's is what it is in one process.
+Batches, weights, gradients, buffers and outputs are whole and equal on every rank. Ranks divide the work and the
+activations of training passes. Every rank computes everything else itself, such as an evaluation. Therefore losses,
+optimizers, clipping, moving averages and checkpoints of the program work as in one process.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from evener.parallel.op_registry import without_synchronised
 from evener.records.errors import InvalidInput
 from evener.tracer.nested import tensors_in
 
-_MOST_PASSES = 8
-"""That are kept, of different modes and settings."""
+_MAX_PASSES = 8
+"""Number of cached passes with different modes and settings."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class PreparedLayers:
-    """A model that all ranks have, and compute together.
+    """A model that all ranks hold, and whose training passes they compute together.
 
     Args:
         model: the user's; its `forward` is replaced in place.
         group: the ranks.
-        arrangement: how they divide layers.
-        tell: is told, in one sentence, where nothing of the model is divided.
+        arrangement: division of layers among the ranks.
+        tell: called with a sentence if no layer of the model can be divided.
 
     Attributes:
-        model: what the program is to use: the same object, unless it is a synchronised BatchNorm itself.
+        model: for the program: the same object, unless it is a synchronised BatchNorm itself.
         means: of its gradients.
 
     Raises:
-        InvalidInput: it is wrapped, lazy, or another one on another rank.
+        InvalidInput: the model is wrapped, lazy, or different on another rank.
     """
 
     def __init__(self, model: nn.Module, group: Group, arrangement: Arrangement, tell: Callable[[str], None]) -> None:
@@ -60,16 +60,16 @@ class PreparedLayers:
         vars(self.model)["forward"] = _Forward(self)
 
     norm_passes = 0
-    """As `Prepared`: batches are whole, so that nobody asks."""
+    """Always 0, because batches are whole."""
 
     def take_in(self, norms: Mapping[str, Any], weights: Sequence[nn.Parameter]) -> None:
         """As `Prepared`: the next pass takes the model as it is."""
 
     def compute(self, part: BatchPart) -> None:
-        """As `Prepared`: every rank has all samples."""
+        """Do nothing, because every rank has all samples."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs of the whole batch."""
+        """Return the outputs of the whole batch."""
         if self._group.size == 1 or not (torch.is_grad_enabled() and self.model.training):
             return self._whole(*args, **kwargs)
         inputs = self._in_order(args, kwargs)
@@ -81,7 +81,7 @@ class PreparedLayers:
         return outputs
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Tensor]:
-        """What the model is called with, as tensors in the order of its arguments. Raises InvalidInput: it is not."""
+        """Return the inputs of a call as tensors in the order of its arguments. Raises InvalidInput for others."""
         rule = "layers are divided of models that take tensors in order"
         bound = inspect.signature(self._whole).bind(*args, **kwargs)
         for name, value in bound.kwargs.items():
@@ -96,9 +96,9 @@ class PreparedLayers:
         weights = [(p.requires_grad, p.dtype) for p in self.model.parameters()]
         modes = (*(_settings(module) for module in self.model.modules()), *weights)
         if modes in self._passes:
-            self._passes[modes] = self._passes.pop(modes)  # the last of those that were used
+            self._passes[modes] = self._passes.pop(modes)  # now the most recently used
         else:
-            for oldest in list(self._passes)[: len(self._passes) + 1 - _MOST_PASSES]:
+            for oldest in list(self._passes)[: len(self._passes) + 1 - _MAX_PASSES]:
                 del self._passes[oldest]
             with self._as_it_was():
                 self._passes[modes] = DividedPass(self.model, self._group, self._arrangement, inputs)
@@ -108,7 +108,7 @@ class PreparedLayers:
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        """Inside, the model can be followed and copied."""
+        """Restore `forward`, so that the model can be traced and copied inside."""
         ours = vars(self.model).pop("forward")
         try:
             with without_hooks(self.model):
@@ -117,7 +117,7 @@ class PreparedLayers:
             vars(self.model)["forward"] = ours
 
     def _begin(self, divided: DividedPass) -> None:
-        """A `backward()` has come to the outputs of a pass."""
+        """Handle a `backward()` that has reached the outputs of a pass."""
         divided.sums.begin()
         if divided not in self._begun:
             self._begun.append(divided)
@@ -125,22 +125,22 @@ class PreparedLayers:
 
     def _collect(self) -> bool:
         begun, self._begun = self._begun, []
-        given = [divided.give_gradients() for divided in begun]  # of each one, whatever came before
-        return any(given)
+        gradients = [divided.give_gradients() for divided in begun]  # of all of them, not only up to the first
+        return any(gradients)
 
 
 def _settings(module: nn.Module) -> tuple[Any, ...]:
-    """What the program may set in `module` between two passes, such as its mode, a momentum or a probability."""
-    found = []
+    """Return the settings of `module` that the program may change between passes, such as a mode or probability."""
+    settings = []
     for name, value in vars(module).items():
         values = value if isinstance(value, tuple | list) else (value,)
         if not name.startswith("_") and all(isinstance(one, _PLAIN) for one in values):
-            found.append((name, *values))
-    return tuple(found)
+            settings.append((name, *values))
+    return tuple(settings)
 
 
 class _Forward:
-    """In the place of a model's `forward`; a copy of the model, such as a moving average, has its own again."""
+    """A replacement of a model's `forward`; a copy of the model, such as a moving average, gets the original one."""
 
     def __init__(self, prepared: PreparedLayers) -> None:
         self._prepared = prepared

@@ -1,11 +1,11 @@
-"""Random numbers of a program on several ranks: alike where the program draws for all, its own where a rank computes.
+"""Random numbers of a program on several ranks: shared for the whole program, local for the samples of a rank.
 
-At the beginning of a round all ranks take over the leader's state; what a rank then draws for its own samples, such as
-dropout, it draws from a stream of its own. What a program draws after a `backward()`, such as noise in gradients, and
-what its optimiser draws, changes weights: all ranks draw that alike.
+At the beginning of an epoch all ranks copy the leader's state. A rank then draws for its own samples, such as dropout,
+from a local stream. Draws after a `backward()`, such as noise in gradients, and draws of the optimizer change weights,
+so all ranks share them.
 
-    batch | forward | backward | noise in gradients | optimiser | more | next batch
-     own      own        own          alike             alike     alike     own
+    batch | forward | backward | noise in gradients | optimizer |  more  | next batch
+    local    local     local          shared            shared    shared     local
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from evener.comm.group import Group
 
 
 def take_leaders_state(group: Group, topic: str = "") -> None:
-    """Let the processor's generators (torch, Python, NumPy) be in the leader's states; every rank calls this."""
-    state = msgspec.msgpack.decode(group.told_by_leader(_state(), topic))
+    """Copy the leader's states of the CPU generators (torch, Python, NumPy); every rank calls this."""
+    state = msgspec.msgpack.decode(group.broadcast(_state(), topic))
     torch.set_rng_state(torch.frombuffer(bytearray(state[0]), dtype=torch.uint8))
     version, numbers, gauss = state[1]
     random.setstate((version, tuple(numbers), gauss))
@@ -31,7 +31,7 @@ def take_leaders_state(group: Group, topic: str = "") -> None:
 
 
 class OwnDraws:
-    """The streams from which PyTorch draws on this rank.
+    """This rank's local and shared streams of PyTorch's random numbers.
 
     Args:
         group: the ranks.
@@ -46,17 +46,17 @@ class OwnDraws:
         self._own: list[Tensor] = []
 
     def begin(self) -> None:
-        """Draw from a stream of this rank's own from now on; the leader goes on as one process. All ranks call this."""
+        """Switch to the local stream; the leader continues as one process would. All ranks call this."""
         before = torch.get_rng_state()
         drawn = int(torch.randint(2**62, ()))
         if self._group.rank > 0:
             torch.manual_seed(drawn + self._group.rank)
         else:
             torch.set_rng_state(before)
-        self._seed = int.from_bytes(self._group.told_by_leader(drawn.to_bytes(8), "the first batch"))
+        self._seed = int.from_bytes(self._group.broadcast(drawn.to_bytes(8), "the first batch"))
 
     def leave(self) -> None:
-        """Draw what all ranks draw from now on; all of them call this equally often."""
+        """Switch to the shared stream; all ranks call this equally often."""
         if self._seed is None:
             return
         if not self._own:
@@ -66,7 +66,7 @@ class OwnDraws:
             generator.manual_seed(self._seed)
 
     def resume(self) -> None:
-        """Go on with this rank's own stream."""
+        """Switch back to the local stream."""
         for generator, state in zip(self._generators, self._own, strict=False):
             generator.set_state(state)
         self._own = []

@@ -1,4 +1,4 @@
-"""Finds why a divided program trains something else: outside tensors, a learning rate, a collate function."""
+"""Causes of a difference from one process: outside tensors, a learning rate, a collate function."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from evener.frontends.programs.compared_copy import Facts
+from evener.frontends.programs.equivalence_probe import Facts
 from evener.frontends.programs.unprepared_tensors import differing
 
 
 def known_cause(copies: Sequence[Facts], whole: Facts, names: Collection[str] | None) -> str:
-    """What differs between nodes before a batch is computed, and what to do; empty if nothing does.
+    """Describe the first difference between nodes before a batch is computed, with advice; empty without one.
 
     Args:
-        copies: of all ranks, which divided batches.
-        whole: of the copy that did not.
-        names: of tensors outside the models that were alike before the first step; None: this is before it.
+        copies: facts of all ranks' replicas, which divided batches.
+        whole: facts of the replica with whole batches.
+        names: of outside tensors that were equal before the first step; None before that step.
     """
     first, *others = copies
-    found = [name for other in others for name in differing(first.outside, other.outside)]
-    if names is None and found:
+    unlike = [name for other in others for name in differing(first.outside, other.outside)]
+    if names is None and unlike:
         return (
-            f"`{found[0]}` differs between the nodes before the first step, and is in no model of run.prepare: make "
+            f"`{unlike[0]}` differs between the nodes before the first step, and is in no model of run.prepare: make "
             "it after run.prepare, give it to run.prepare, too, or seed it alike on all nodes"
         )
-    made = [name for name in found if names is not None and name in names]
+    made = [name for name in unlike if names is not None and name in names]
     if made:
         return _made_by_nodes(made[0])
     for copy in copies:
@@ -39,7 +39,7 @@ def known_cause(copies: Sequence[Facts], whole: Facts, names: Collection[str] | 
 
 
 def later_cause(copies: Sequence[Facts], whole: Facts, names: Collection[str] | None) -> str:
-    """What has come to differ between nodes while batches were computed; empty if nothing has."""
+    """Describe the first difference that arose while batches were computed, with advice; empty without one."""
     first, *others = copies
     alike = set(first.outside) if names is None else set(first.outside) & set(names)
     for other in others:
@@ -57,7 +57,7 @@ def later_cause(copies: Sequence[Facts], whole: Facts, names: Collection[str] | 
 
 
 def alike_outside(copies: Sequence[Facts]) -> list[str]:
-    """Names of the tensors outside the models that all nodes had alike."""
+    """Return the names of outside tensors that are equal on all nodes."""
     first, *others = copies
     unlike = {name for other in others for name in differing(first.outside, other.outside)}
     return [name for name in first.outside if name not in unlike]

@@ -1,4 +1,4 @@
-"""`evener run`: the user's program on every node, from its file to the record."""
+"""`evener run`: the user's program on every node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evener.training.partial_record import RunRequest
 
 
 def run_program(config: ScriptConfig, *, as_json: bool) -> None:
-    """`evener run`: as a rank if torchrun started this process, else on nodes of this machine."""
+    """Run as a rank if torchrun started this process, else on nodes of this machine."""
     options, folder = {"--shares": config.shares}, run_folder(config.folder)
     request = RunRequest(config.script.stem, options=options, file=config.script.name)
     is_leader = not is_torchrun(config) or os.environ["RANK"] == "0"
@@ -38,11 +38,11 @@ def run_program(config: ScriptConfig, *, as_json: bool) -> None:
 
 
 def perform_script(env: RankEnvironment, config: ScriptConfig) -> None:
-    """One rank's whole way: the program, then the record.
+    """Run one rank: the program, then its record.
 
     Raises:
-        InvalidInput: there are several nodes, and the program does not join them.
-        TrainingFailed: it ends itself with an exit code.
+        InvalidInput: there are several nodes, and the program did not join them.
+        TrainingFailed: the program exits with a non-zero code.
     """
     joining.expect(env, config)
     with ExitStack() as stack:
@@ -67,13 +67,13 @@ def perform_script(env: RankEnvironment, config: ScriptConfig) -> None:
 
 
 def _end_copy(_kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-    """A copy that is in the rehearsal ends here, whether the program has come to its end or failed."""
+    """End a forked replica whose program has ended or failed."""
     joining.end_copy(joining.joined(), error)
 
 
 @contextmanager
 def _as_main(config: ScriptConfig) -> Iterator[None]:
-    """Inside, words and paths are those of the program, as if Python had been started with it."""
+    """Set arguments and paths inside as if Python had started the program."""
     argv, path = sys.argv, sys.path[:]
     sys.argv = [str(config.script), *config.arguments]
     sys.path.insert(0, str(config.script.resolve().parent))

@@ -1,4 +1,4 @@
-"""The steps of a program, counted from outside: a step is what it does from one batch that it trains on to the next."""
+"""The steps of a program, counted by its batches: a step lasts from one training batch to the next."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from evener.training.saving import Saving
 from evener.training.step import StepResult
 
 _WARM_UP = 2
-_SELDOM = 100
-"""Steps between two looks at a weight that lies on a GPU, which has to be waited for."""
+_GPU_PROBE_STEPS = 100
+"""Steps between two reads of a weight on a GPU, which synchronise."""
 
 
 class Steps:
-    """Counts, times and reports the steps of this rank, and knows by which shares a batch is divided.
+    """Counts, times and reports the steps of this rank, and holds the division of batches.
 
     Args:
         env: of this rank.
         group: the ranks.
-        shares: relative ones of the ranks; None: what they are measured to be worth.
-        layers: how they divide layers; None: batches.
+        shares: relative shares of the ranks; None to measure them.
+        layers: division of layers; None if batches are divided.
 
     Attributes:
         number: of steps that have begun.
         epoch: from 0.
         optimizers: of the program.
-        saving: of checkpoints, by whoever trains, who also ends the run when a rank was asked to stop; None: nobody.
+        saving: writer of checkpoints, which also ends a run that was asked to stop; None without checkpoints.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Steps:
 
     @property
     def seconds_per_step(self) -> float:
-        """The mean of all steps so far."""
+        """The mean duration of all steps."""
         return (time.time() - self._begin) / max(self.number, 1)
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Look whether `optimizer` does the same on all ranks."""
+        """Check that `optimizer` does the same on all ranks."""
         self.optimizers.append(optimizer)
 
     def tell(self, notes: Sequence[Event]) -> None:
@@ -87,7 +87,7 @@ class Steps:
         return [n + 1 for n in self.division.parts(self.number + 1, count - size)]
 
     def begin(self, owner: object, part: BatchPart, check: Check | None) -> None:
-        """A step on `part`, which `owner` gave, begins, unless it belongs to the step that goes on."""
+        """Begin a step on `part`, loaded by `owner`, unless one is under way."""
         if self._part is not None:
             return
         if self._monitor is None:
@@ -98,13 +98,13 @@ class Steps:
         self._group.timer.pace.expect(part.loaded)
         self._owner, self._part, self._loss = owner, part, None
 
-    def tell_loss(self, own: float) -> None:
-        """This rank's part of the mean loss of the step; of several, the first counts."""
+    def tell_loss(self, loss: float) -> None:
+        """Set this rank's part of the mean loss of the step; only the first one counts."""
         if self._loss is None:
-            self._loss = own
+            self._loss = loss
 
     def save_if_due(self) -> None:
-        """The step is over: write a checkpoint if it is time.
+        """End the step, and write a checkpoint if it is time.
 
         Raises:
             Interrupted: a rank was asked to stop; a checkpoint is written.
@@ -118,7 +118,7 @@ class Steps:
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint after this step. Raises Interrupted, as above."""
+        """Write a checkpoint after this step. Raises Interrupted if a rank was asked to stop."""
         if self._monitor is None or self.saving is None:
             return
         self._monitor.settle()
@@ -129,12 +129,12 @@ class Steps:
         self._monitor.restart_clock()
 
     def end(self, owner: object) -> None:
-        """`owner` goes on to the next batch: the step is over that its last one began.
+        """End the step that `owner`'s last batch began.
 
         Raises:
             Interrupted: a rank was asked to stop.
         """
-        if self._part is None:  # what the program did between two steps, such as an evaluation, is part of none
+        if self._part is None:  # work between two steps, such as an evaluation, is part of none
             self._group.timer.discard()
             self.restart_clock()
         if self._part is None or owner is not self._owner:
@@ -157,38 +157,38 @@ class Steps:
             raise Interrupted(f"stopped after step {self.number} as asked")
 
     def end_any(self) -> None:
-        """The step is over that is under way, whatever gave its batch. Raises Interrupted, as `end`."""
+        """End the current step, whichever loader began it. Raises Interrupted, as `end`."""
         self.end(self._owner)
 
     def restart_clock(self) -> None:
-        """The next step begins now."""
+        """Let the next step begin now."""
         if self._monitor is not None:
             self._monitor.restart_clock()
 
     def validated(self, **fields: Any) -> None:
-        """A validation followed the last step, with these `fields` of the record's."""
+        """Record a validation after the last step, with these `fields`."""
         assert self._monitor is not None
         self._monitor.settle()
         self._monitor.emit(Validation(step=self.number, epoch=self.epoch, **fields))
 
     def last_loss(self) -> float | None:
-        """Mean over the samples of this epoch; None if nobody told it."""
+        """Return the mean loss over the samples of this epoch; None if the program reported none."""
         assert self._monitor is not None
         self._monitor.settle()
         return self._monitor.history.last_loss()
 
     def is_over(self) -> bool:
-        """Whether whoever watches the run ends it with this epoch; every rank calls this."""
+        """Whether a callback ends the run with this epoch; every rank calls this."""
         assert self._monitor is not None
         self._monitor.settle()
         return self._monitor.is_over(self.number, self.epoch)
 
     def finish(self, startup_from: float, **fields: Any) -> TrainRecord | None:
-        """The record, after the last step; None if there was none.
+        """Return the record after the last step; None without a step.
 
         Args:
             startup_from: time at which the run began.
-            fields: of the record, in the place of those that are known here.
+            fields: of the record, which override its own.
         """
         if self._monitor is None or self._plan is None:
             return None
@@ -208,7 +208,7 @@ class Steps:
 
     def _probe(self) -> float:
         on_gpu = self._group.device.type != "cpu"
-        if not self.optimizers or (on_gpu and self.number % _SELDOM):
+        if not self.optimizers or (on_gpu and self.number % _GPU_PROBE_STEPS):
             return 0.0
         return sampled_weight(self.optimizers[self.number % len(self.optimizers)], self.number)
 
@@ -246,7 +246,7 @@ class Steps:
 
 
 def _plan_of_layers(env: RankEnvironment, layers: Arrangement, total: int, check: Check | None) -> Plan:
-    """Every rank does its share of the layers' work for all samples."""
+    """Return the plan of ranks that divide layers, each with all samples."""
     (replica,) = layers.replicas
     assignments = tuple(
         Assignment(

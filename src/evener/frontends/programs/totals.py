@@ -1,4 +1,4 @@
-"""Numbers and tensors of a program, added up over all ranks, in the type in which the program has them."""
+"""Sums of a program's numbers and tensors over all ranks."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from evener.comm.group import Group
 from evener.records.errors import InvalidInput, NodeLost
 
 _PATIENCE = 60.0
-"""Seconds that a node waits for the others where all have to call the same; those may compute as long."""
+"""Seconds that a node waits for the same call of the others, which may still compute."""
 
 
-def total_of(group: Group, what: str, own: NDArray[np.float64], patience: float) -> NDArray[np.float64]:
-    """The sum of every rank's numbers, of one shape on all.
+def total_of(group: Group, what: str, numbers: NDArray[np.float64], patience: float) -> NDArray[np.float64]:
+    """Return the sum of every rank's numbers, of one shape on all.
 
     Args:
         group: the ranks.
-        what: is called, such as `mean`.
-        own: this rank's numbers.
-        patience: seconds of silence after which a rank is given up.
+        what: name of the call, such as `mean`.
+        numbers: this rank's.
+        patience: seconds of silence after which a rank is lost.
 
     Raises:
         InvalidInput: another rank does not call this.
-        OutOfStep: another rank calls something else.
+        OutOfStep: another rank makes a different call.
     """
     if group.size == 1:
-        return own
+        return numbers
     assert group.mesh is not None
     try:
         with group.waiting("values"), group.mesh.within(max(_PATIENCE, patience)):
-            rows = group.all_gather_bytes(own.tobytes(), f"run.{what} of a value of shape {own.shape}")
+            rows = group.all_gather_bytes(numbers.tobytes(), f"run.{what} of a value of shape {numbers.shape}")
     except NodeLost as error:
         raise InvalidInput(
             f"run.{what} waits for nodes that do not call it: all have to, not only run.leader"
         ) from error
-    total: NDArray[np.float64] = np.sum([np.frombuffer(row).reshape(own.shape) for row in rows], axis=0)
+    total: NDArray[np.float64] = np.sum([np.frombuffer(row).reshape(numbers.shape) for row in rows], axis=0)
     return total
 
 
 def numbers_of(value: Any) -> Any:
-    """A number or a tensor as numbers of float64."""
+    """Convert a number or a tensor to a float64 array."""
     detached = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
     return np.asarray(detached, dtype=np.float64)
 
 
 def mean_like(value: Any, numbers: Any) -> Any:
-    """`numbers` as a tensor where `value` is one, else as plain numbers."""
+    """Convert `numbers` to a tensor if `value` is one, else to plain numbers."""
     if isinstance(value, Tensor):
         dtype = value.dtype if value.is_floating_point() else torch.float64
         return torch.as_tensor(numbers, dtype=dtype, device=value.device)
@@ -58,7 +58,7 @@ def mean_like(value: Any, numbers: Any) -> Any:
 
 
 def sum_like(value: Any, numbers: Any) -> Any:
-    """Likewise, of the same type."""
+    """Convert `numbers` to the type of `value`."""
     if isinstance(value, Tensor):
         return torch.as_tensor(numbers, device=value.device).to(value.dtype)
     return numbers if isinstance(value, np.ndarray) else type(value)(numbers)

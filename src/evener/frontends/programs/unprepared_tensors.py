@@ -1,4 +1,4 @@
-"""Finds tensors of a user's program that belong to no prepared model and differ between the nodes."""
+"""Tensors of a user's program that belong to no prepared model and differ between nodes."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from evener.records.errors import is_users
 from evener.training.differences import as_real
 
 _MAX_ELEMENTS = 10_000
-"""Elements of a tensor that are looked at."""
+"""Elements of a tensor that are compared."""
 
 
 def outside_prints(models: Sequence[nn.Module]) -> dict[str, float]:
-    """A number for every tensor and module that the program has, by its name; those of `models` are left out.
+    """Return a number for every tensor and module of the program outside `models`, by its name.
 
     Args:
         models: that nodes train together.
     """
     known = {id(tensor) for model in models for tensor in (*model.parameters(), *model.buffers())}
-    found: dict[str, float] = {}
+    prints: dict[str, float] = {}
     for name, value in _values(sys._getframe(1)):
         tensors = [tensor for tensor in _tensors(value) if id(tensor) not in known]
-        if tensors and name not in found:
-            found[name] = print_of([_sampled(tensor) for tensor in tensors])
-    return found
+        if tensors and name not in prints:
+            prints[name] = print_of([_sampled(tensor) for tensor in tensors])
+    return prints
 
 
 def differing(first: Mapping[str, float], other: Mapping[str, float]) -> list[str]:
-    """Names that two nodes both have, of different tensors."""
+    """Return the names of tensors that two nodes have with different values."""
     return [name for name, value in first.items() if name in other and not _is_close(value, other[name])]
 
 
@@ -44,7 +44,7 @@ def _is_close(value: float, other: float) -> bool:
 
 
 def _values(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
-    """What the user's functions that are being run have, the innermost first."""
+    """Yield the variables of the user's active functions, the innermost first."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
             for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:

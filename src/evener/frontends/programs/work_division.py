@@ -1,4 +1,4 @@
-"""What nodes divide of a program's work: the samples of its batches, or the layers of its models.
+"""The two divisions of a program's work: samples of batches, or layers of models.
 
 BatchDivision   every rank has the whole model and a part of each batch; gradients are means over the batch
 LayerDivision   every rank has each whole batch, and a part of every layer
@@ -25,10 +25,10 @@ from evener.oracle.division.plan import Arrangement
 
 
 class Prepared(Protocol):
-    """A model that is ready to be trained by all ranks.
+    """A model that all ranks are ready to train.
 
     Attributes:
-        model: what the program is to use.
+        model: for the program.
         means: of its gradients.
     """
 
@@ -36,21 +36,21 @@ class Prepared(Protocol):
 
     @property
     def means(self) -> Means:
-        """Of its gradients."""
+        """The interface to its gradients."""
 
     def take_in(self, norms: Mapping[str, Any], weights: Sequence[nn.Parameter]) -> None:
         """Norms, by name, and weights have come into the model."""
 
     def compute(self, part: BatchPart) -> None:
-        """This rank computes `part` from now on, whose samples count in statistics, if there are any."""
+        """Begin to compute `part`, whose samples count in statistics."""
 
     @property
     def norm_passes(self) -> int:
-        """How often norms have computed in training mode."""
+        """The number of passes of norms in training mode."""
 
 
 class WorkDivision(Protocol):
-    """How a run's ranks divide the work.
+    """A division of work among a run's ranks.
 
     Attributes:
         draws_alike: whether all ranks draw the same random numbers, as they load the same samples.
@@ -59,38 +59,38 @@ class WorkDivision(Protocol):
     draws_alike: bool
 
     def prepared(self, model: nn.Module) -> Prepared:
-        """`model`, on all ranks."""
+        """Return `model`, prepared on all ranks."""
 
     def part(self, count: int, sizes: Callable[[int], Sequence[int]], /) -> BatchPart:
-        """This rank's part of a batch of `count`, which `sizes` divides among ranks."""
+        """Return this rank's part of a batch of `count`, which `sizes` divides among ranks."""
 
     def weight(self, part: BatchPart, batch: Any, count: Count, /) -> float:
-        """How often what is computed of `part` counts."""
+        """Return the weight of the loss of `part`."""
 
     def begin_draws(self) -> None:
-        """The first batch of a round is computed from now on."""
+        """Begin local random numbers at the first batch."""
 
     def draw_alike(self) -> None:
-        """From now on ranks draw what changes weights."""
+        """Switch to random numbers that all ranks share."""
 
     def draw_own(self) -> None:
-        """From now on ranks draw for samples, and for what follows."""
+        """Switch to local random numbers."""
 
     def sum(self, value: Any) -> Any:
-        """Over all samples, of what this rank has."""
+        """Return the sum of every rank's `value`."""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Those of all samples."""
+        """Return the rows of all ranks."""
 
 
 class BatchDivision:
-    """As `WorkDivision`.
+    """A division of batches into samples; every rank holds the whole model.
 
     Args:
         group: the ranks.
         parts: that this rank computes now.
-        patience: seconds of silence after which a rank is given up.
-        step: number of the step that goes on.
+        patience: seconds of silence after which a rank is lost.
+        step: returns the number of the current step.
     """
 
     draws_alike = False
@@ -100,48 +100,49 @@ class BatchDivision:
         self._draws = OwnDraws(group)
 
     def prepared(self, model: nn.Module) -> Prepared:
-        """As `WorkDivision`."""
+        """Return `model`, prepared on all ranks."""
         weight = self._parts.weight_of_gradients
         return PreparedModel(model, self._group, weight, lambda: self._parts.are_any, self._step, self.draw_alike)
 
     def part(self, count: int, sizes: Callable[[int], Sequence[int]]) -> BatchPart:
-        """As `WorkDivision`."""
+        """Return this rank's part of a batch of `count`."""
         return part_of(self._group.rank, sizes(count))
 
     def weight(self, part: BatchPart, batch: Any, count: Count) -> float:
-        """As `WorkDivision`."""
+        """Return the weight of the loss of `part`."""
         return weight_of(part, batch, count, self._group)
 
     def begin_draws(self) -> None:
-        """As `WorkDivision`: every rank draws for samples of its own."""
+        """Begin local random numbers at the first batch."""
         self._draws.begin()
 
     def draw_alike(self) -> None:
-        """As `WorkDivision`."""
+        """Switch to random numbers that all ranks share."""
         self._draws.leave()
 
     def draw_own(self) -> None:
-        """As `WorkDivision`."""
+        """Switch to local random numbers."""
         self._draws.resume()
 
     def sum(self, value: Any) -> Any:
-        """As `WorkDivision`."""
-        own = numbers_of(value)
-        own = own if self._parts.weight_of_open() else np.zeros_like(own)  # of no samples it may be a NaN
-        return sum_like(value, total_of(self._group, "sum", own, self._patience))
+        """Return the sum of every rank's `value`."""
+        numbers = numbers_of(value)
+        if not self._parts.weight_of_open():
+            numbers = np.zeros_like(numbers)  # without samples the value may be NaN
+        return sum_like(value, total_of(self._group, "sum", numbers, self._patience))
 
     def gather(self, rows: Tensor) -> Tensor:
-        """As `WorkDivision`."""
+        """Return the rows of all ranks."""
         return gather_rows(rows, self._group, self._parts.weight())
 
 
 class LayerDivision:
-    """As `WorkDivision`: what a rank has is of all samples.
+    """A division of layers; every rank has all samples.
 
     Args:
         group: the ranks.
-        arrangement: how they divide layers.
-        tell: is told of models of which nothing is divided.
+        arrangement: division of layers among the ranks.
+        tell: called with a sentence for models without divided layers.
     """
 
     draws_alike = True
@@ -150,31 +151,31 @@ class LayerDivision:
         self._group, self._arrangement, self._tell = group, arrangement, tell
 
     def prepared(self, model: nn.Module) -> Prepared:
-        """As `WorkDivision`."""
+        """Return `model`, prepared on all ranks."""
         return PreparedLayers(model, self._group, self._arrangement, self._tell)
 
     def part(self, count: int, _sizes: Callable[[int], Sequence[int]]) -> BatchPart:
-        """As `WorkDivision`."""
+        """Return the whole batch as the part of this rank."""
         return BatchPart(first=0, samples=count, total=count, loaded=count)
 
     def weight(self, _part: BatchPart, batch: Any, _count: Count) -> float:
-        """As `WorkDivision`. Raises InvalidInput: ranks have different batches."""
+        """Return 1. Raises InvalidInput if ranks have different batches."""
         require_alike(self._group, print_of(batch), "nodes that divide layers need the same batches: seed them alike")
         return 1.0
 
     def begin_draws(self) -> None:
-        """As `WorkDivision`: ranks go on to draw alike."""
+        """Do nothing, because ranks share all random numbers."""
 
     def draw_alike(self) -> None:
-        """As `WorkDivision`: they do."""
+        """Do nothing, because ranks share all random numbers."""
 
     def draw_own(self) -> None:
-        """As `WorkDivision`: no rank has samples of its own."""
+        """Do nothing, because ranks share all random numbers."""
 
     def sum(self, value: Any) -> Any:
-        """As `WorkDivision`."""
+        """Return `value`, which every rank computes from all samples."""
         return value.detach() if isinstance(value, Tensor) else value
 
     def gather(self, rows: Tensor) -> Tensor:
-        """As `WorkDivision`."""
+        """Return `rows`, which every rank has of all samples."""
         return rows

@@ -29,7 +29,7 @@ from evener.data.sampler import Sampler
 from evener.frontends.yolo.image_shares import ImageShares
 from evener.frontends.yolo.trainer_state import encode_state, restore_state
 from evener.launch.rank_environment import RankEnvironment
-from evener.membership.agreement import Standing, agree
+from evener.membership.agreement import RankProgress, agree
 from evener.membership.elastic_group import ElasticGroup
 from evener.oracle.apportion import Worker
 from evener.records.errors import NodeLost
@@ -86,7 +86,7 @@ class Generations:
         assert env.line is not None
         self._group, self._work, self.trainer = group, work, trainer
         self._ranks = ElasticGroup(env.line, group, env.address, env.stop_heartbeat)
-        self._founders = () if is_late else tuple(group.nodes)
+        self._initial_nodes = () if is_late else tuple(group.nodes)
         self._completed = NO_STEP if is_late else 0
         self._others, self._outcome = 0, b""
         self.batch = self.reported = 0
@@ -104,7 +104,7 @@ class Generations:
         self.batch = self.reported = self.trainer.model.done
         if state:
             self._go_on_from(state)
-        self._ranks.start(self._founders)
+        self._ranks.start(self._initial_nodes)
         self.admit()
 
     @property
@@ -168,13 +168,13 @@ class Generations:
             msgspec.msgpack.decode(row, type=Position)
             for row in self._group.all_gather_bytes(msgspec.msgpack.encode(position))
         ]
-        agreement = agree([Standing(step=_place(row)) for row in rows])
+        agreement = agree([RankProgress(step=_place(row)) for row in rows])
         best = rows[agreement.source]
         new = {node: row.costs[node] for node, row in zip(generation.nodes, rows, strict=True)}
         self._work.divide_among(generation.nodes, {**new, **best.costs})
         if position.completed == best.completed:
             self.trainer.model.take_back(self.batch)
-        for giver, taker in agreement.gifts:
+        for giver, taker in agreement.transfers:
             if rows[taker].completed < best.completed:
                 self._hand_over(giver, taker)
         self.trainer.train_loader.reset()

@@ -55,7 +55,7 @@ def _sees_leaders(group: Group, folder: Path) -> bool:
     if group.is_leader:
         folder.mkdir(parents=True, exist_ok=True)
         mark.touch()
-    name = group.told_by_leader(mark.name.encode()).decode()
+    name = group.broadcast(mark.name.encode()).decode()
     is_there = (folder / name).exists()
     group.barrier()
     if group.is_leader:
@@ -93,7 +93,7 @@ def share_best(trainer: Any) -> None:
         return
     giver = next(rank for rank, row in enumerate(rows) if row)
     weights = save(apart(read_weights(trainer.best))) if group.rank == giver else b""
-    weights = group.told_by(giver, weights)
+    weights = group.broadcast_from(giver, weights)
     if not trainer.best.exists():
         best = deepcopy(trainer.ema.ema)
         best.load_state_dict(load(weights))

@@ -19,7 +19,7 @@ from dataclasses import replace
 import msgspec
 
 from evener.config.run_config import RunConfig
-from evener.membership.agreement import Standing
+from evener.membership.agreement import RankProgress
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.generation import Generation
 from evener.oracle.replication import MEAN_TIME_BETWEEN_LOSSES_S
@@ -115,8 +115,8 @@ class DividedElasticLoop(ElasticLoop):
     def _complete_step(self) -> int:
         """Complete the step that others have made, or undo a partial one; return the newest step of any rank."""
         loop, last = self._loop, NO_STEP if self._loop is None else self._loop.last
-        rows = self._group.all_gather_bytes(msgspec.json.encode(Standing(step=last)))
-        newest = max(msgspec.json.decode(row, type=Standing).step for row in rows)
+        rows = self._group.all_gather_bytes(msgspec.json.encode(RankProgress(step=last)))
+        newest = max(msgspec.json.decode(row, type=RankProgress).step for row in rows)
         if loop is not None:
             if self._is_ready and last == newest - 1:
                 loop.finish_step(newest)

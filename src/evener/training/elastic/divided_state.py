@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evener.comm.group import Group
-from evener.membership.holdings import Holding, Holdings, choose
+from evener.membership.held_parts import HeldPart, HeldParts, choose
 from evener.oracle.division.layout import Shape
 from evener.records.history import History
 from evener.records.record import Event
@@ -103,9 +103,9 @@ class DividedState:
             NodeLost: they do not hold all parts of any.
         """
         held = self._held(loop, is_settled)
-        offered = tuple(Holding(step=head.step, pieces=head.weights) for head, _ in held)
-        holdings = msgspec.json.encode(Holdings(held=offered, shapes=self._shapes))
-        choice = choose([msgspec.json.decode(row, type=Holdings) for row in self._group.all_gather_bytes(holdings)])
+        offered = tuple(HeldPart(step=head.step, pieces=head.weights) for head, _ in held)
+        holdings = msgspec.json.encode(HeldParts(held=offered, shapes=self._shapes))
+        choice = choose([msgspec.json.decode(row, type=HeldParts) for row in self._group.all_gather_bytes(holdings)])
         encoded = [held[number][1]() for rank, number in choice.givers if rank == self._group.rank]
         whole = assemble(share_states(encoded, self._group))
         self._update_history(whole.history, loop, wall_seconds)

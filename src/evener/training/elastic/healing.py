@@ -22,8 +22,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from evener.comm.mesh import Mesh
-from evener.membership.aside import Inbox
 from evener.membership.elastic_group import ElasticGroup
+from evener.membership.side_channel import Inbox
 from evener.records.errors import NodeLost
 from evener.training.elastic.held_state import HeldState
 from evener.training.elastic.state_transfer import send_state, take_state
@@ -49,22 +49,22 @@ class Giver:
         self.taker = taker
         self._held: HeldState | None = held
         self._sent = [buffer.clone() for buffer in buffers]
-        self._aside = ranks.aside(rank, taker, self._give)
+        self._channel = ranks.side_channel(rank, taker, self._give)
 
     def made(self, step: int, buffers: Iterable[Tensor]) -> None:
         """Send the buffers after `step`. Raise the error of the transfer if it failed."""
-        if self._aside.error is not None and not isinstance(self._aside.error, NodeLost):
-            raise self._aside.error
+        if self._channel.error is not None and not isinstance(self._channel.error, NodeLost):
+            raise self._channel.error
         changed = {
             str(i): now.detach().contiguous()
             for i, (now, sent) in enumerate(zip(buffers, self._sent, strict=True))
             if not torch.equal(now, sent)
         }
-        self._aside.inbox.put(_STEP.pack(step) + save(changed))
+        self._channel.inbox.put(_STEP.pack(step) + save(changed))
 
     def end(self) -> None:
         """End the transfer: the other rank has caught up."""
-        self._aside.inbox.put(None)
+        self._channel.inbox.put(None)
 
     def _give(self, mesh: Mesh, inbox: Inbox) -> None:
         assert self._held is not None
@@ -89,13 +89,13 @@ class Taker:
         self._kept: deque[tuple[int, list[Tensor | None]]] = deque()
         self._held: HeldState | None = None
         self._after = (-1, b"")  # the last step of the giver's, and its buffers
-        self._aside = ranks.aside(giver, rank, self._take)
+        self._channel = ranks.side_channel(giver, rank, self._take)
 
     @property
     def has_come(self) -> bool:
         """Whether the state is here. Raises the error of a failed transfer."""
-        if self._aside.error is not None and self._held is None:
-            raise self._aside.error
+        if self._channel.error is not None and self._held is None:
+            raise self._channel.error
         return self._held is not None
 
     @property
@@ -115,7 +115,7 @@ class Taker:
         Args:
             make: makes a step from the current gradients.
         """
-        self._aside.wait_for(lambda: self._held is not None)
+        self._channel.wait_for(lambda: self._held is not None)
         assert self._held is not None
         self._held.restore(self._training)
         last = self._kept[-1][0] if self._kept else None
@@ -125,7 +125,7 @@ class Taker:
                 parameter.grad = grad
             make(step)
         if last is not None:
-            self._aside.wait_for(lambda: self._after[0] == last)  # the giver makes no other before this rank takes part
+            self._channel.wait_for(lambda: self._after[0] == last)  # the giver sends no other before this rank joins
             _put(load(self._after[1]), list(self._training.model.buffers()))
 
     def _take(self, mesh: Mesh, _: Inbox) -> None:
@@ -137,9 +137,9 @@ class Taker:
             self._tell(held, (step, message[_STEP.size :]))
 
     def _tell(self, held: HeldState, after: tuple[int, bytes]) -> None:
-        with self._aside.changed:
+        with self._channel.changed:
             self._held, self._after = held, after
-            self._aside.changed.notify_all()
+            self._channel.changed.notify_all()
 
 
 @torch.no_grad()

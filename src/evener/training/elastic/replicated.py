@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from evener.config.run_config import RunConfig
 from evener.data.sampler import Division
-from evener.membership.agreement import Agreement, Standing, agree
+from evener.membership.agreement import Agreement, RankProgress, agree
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.generation import Generation
 from evener.oracle.apportion import Worker, apportion
@@ -118,9 +118,9 @@ class ReplicatedElasticLoop(ElasticLoop):
         if self._taker is not None:  # the transfer failed
             self._taker, self._loop.last = None, NO_STEP
         group = self._training.group
-        standing = Standing(step=self._loop.last, is_settled=self._is_settled)
+        standing = RankProgress(step=self._loop.last, is_settled=self._is_settled)
         rows = group.all_gather_bytes(msgspec.json.encode(standing))
-        agreement = agree([msgspec.json.decode(row, type=Standing) for row in rows])
+        agreement = agree([msgspec.json.decode(row, type=RankProgress) for row in rows])
         self._divide(generation, agreement)
         self._take_over(agreement)
         if group.is_leader:
@@ -176,13 +176,13 @@ class ReplicatedElasticLoop(ElasticLoop):
     def _take_over(self, agreement: Agreement) -> None:
         """Reach the agreed step, or start the transfer of its state."""
         rank, loop = self._training.group.rank, self._loop
-        if rank not in [taker for _, taker in agreement.gifts]:
+        if rank not in [taker for _, taker in agreement.transfers]:
             if self._kept_for == loop.last + 1:
                 for buffer, before in zip(self._model.buffers(), self._before, strict=True):
                     buffer.copy_(before)
             add_untold(loop.monitor.history, self._training.sampler, self._first, loop.last)
             self._settled = loop.last if agreement.is_settled else NO_STEP
-        for giver, taker in agreement.gifts:
+        for giver, taker in agreement.transfers:
             if rank == giver:
                 self._give(taker)
             elif rank == taker:

@@ -58,6 +58,6 @@ def share_states(encoded: Sequence[bytes], group: Group) -> list[HeldState]:
             data = bytearray()
             for start in range(0, size, _PIECE):
                 piece = encoded[number][start : start + _PIECE] if rank == group.rank else b""
-                data += group.told_by(rank, piece)
+                data += group.broadcast_from(rank, piece)
             states.append(HeldState.decode(data))
     return states

@@ -99,7 +99,7 @@ class Scene:
         self.ready("a", "b")
         self.run.tick()
         for name, process in (("a", 1), ("b", 2)):
-            self.say(name, process, Hello(node=name, founders=("a", "b")))
+            self.say(name, process, Hello(node=name, initial_nodes=("a", "b")))
 
 
 @pytest.fixture(autouse=True)
@@ -509,7 +509,7 @@ def restarted_before_the_first_generation(folder: Path) -> Scene:
     after.run.tick()
     after.come("a")
     after.ready("a", process=1)
-    after.say("a", 1, Hello(node="a", founders=("a", "b")))
+    after.say("a", 1, Hello(node="a", initial_nodes=("a", "b")))
     return after
 
 
@@ -520,7 +520,7 @@ def test_a_node_whose_longest_pause_is_longer_than_the_patience_is_awaited_by_a_
         scene.run.tick()
     scene.come("b")
     scene.ready("b", process=2)
-    scene.say("b", 2, Hello(node="b", founders=("a", "b")))
+    scene.say("b", 2, Hello(node="b", initial_nodes=("a", "b")))
     scene.run.tick()
     assert scene.run.failure is None
     assert scene.places() == {}  # nobody is started anew
@@ -571,7 +571,7 @@ def test_it_does_not_begin_again_and_again_from_the_same_checkpoint() -> None:
         scene.ready("a")
         scene.run.tick()
         process = max(scene.places())
-        scene.say("a", process, Hello(node="a", founders=("a",)))
+        scene.say("a", process, Hello(node="a", initial_nodes=("a",)))
         scene.end("a", process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
         scene.run.tick()
     assert isinstance(scene.run.failure, NodeLost)

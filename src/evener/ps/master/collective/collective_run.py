@@ -286,7 +286,7 @@ class CollectiveRun:
     def _govern(self) -> None:
         if self._elastic is not None and self.failure is None and not self.is_complete:
             try:
-                self._elastic.govern()
+                self._elastic.step()
                 if not self._table.is_written:
                     self._write(self._elastic.generation)
             except NodeLost as error:

@@ -1,10 +1,10 @@
-"""What two ranks of a generation do besides what all do: in a thread of each, over a connection of their own.
+"""A side channel: work of two ranks of a generation, in a thread of each, over a separate connection.
 
-    one of them      aside = ranks.aside(0, 2, give)      ->  give(mesh, inbox), in a thread
-    the other        aside = ranks.aside(0, 2, take)      ->  take(mesh, inbox), in a thread
-                     aside.wait_for(lambda: ...)              what the thread has come to, with `aside.changed`
+    one rank         channel = ranks.side_channel(0, 2, give)      ->  give(mesh, inbox), in a thread
+    the other        channel = ranks.side_channel(0, 2, take)      ->  take(mesh, inbox), in a thread
+                     channel.wait_for(lambda: ...)                     state of the thread, with `channel.changed`
 
-Nobody else waits for it. It ends with the generation, whatever it is doing.
+The other ranks do not wait for it. It is aborted at the end of the generation.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import TypeAlias
 from evener.comm.mesh import Mesh
 
 Inbox: TypeAlias = "SimpleQueue[bytes | None]"
-"""What the main thread has the work know; None: there will be no more."""
+"""Messages of the main thread to the work; None is the last one."""
 
 
-class Aside:
-    """One rank's side of it.
+class SideChannel:
+    """One rank's side of a side channel.
 
     Args:
-        join: connects the two; returns a mesh of these ranks alone, the first of which has rank 0.
-        work: called in the thread with the mesh; when it returns, the connection is closed.
+        join: returns a mesh of the two ranks, the first of which has rank 0.
+        work: called in the thread with the mesh; the connection is closed when it returns.
 
     Attributes:
-        changed: notified when it ends; held and notified by the work whenever there is news.
-        inbox: see above.
-        error: why it ended before it was done; None while all is well.
+        changed: notified at the end, and by the work whenever its state changes.
+        inbox: messages of the main thread to the work.
+        error: error that ended the work; None without one.
     """
 
     def __init__(self, join: Callable[[], Mesh], work: Callable[[Mesh, Inbox], None]) -> None:
@@ -39,17 +39,17 @@ class Aside:
         self.error: Exception | None = None
         self._join, self._work = join, work
         self._mesh: Mesh | None = None
-        threading.Thread(target=self._run, name="evener-elastic-aside", daemon=True).start()
+        threading.Thread(target=self._run, name="evener-elastic-side-channel", daemon=True).start()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Return once `condition` holds, which the work brings about. Raises the error for which it never will."""
+        """Wait until `condition` holds. Raises the error that ended the work before."""
         with self.changed:
             self.changed.wait_for(lambda: condition() or self.error is not None)
             if self.error is not None and not condition():
                 raise self.error
 
     def abort(self, error: Exception) -> None:
-        """End it; from any thread."""
+        """Abort the work; from any thread."""
         self.inbox.put(None)
         self._fail(error)
         if self._mesh is not None:
@@ -66,7 +66,7 @@ class Aside:
                     self._work(mesh, self.inbox)
             finally:
                 mesh.close()
-        except Exception as error:  # whoever waits for the work raises it
+        except Exception as error:  # `wait_for` raises it
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""A copy of a rank: it goes on with the program for a few batches, writes what came of them, and ends."""
+"""A forked copy of a rank: it continues the program for a few batches, writes its results, and ends."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from evener.records.atomic import atomic_write
 from evener.records.errors import InvalidInput, TrainingFailed, first_line, place_of
 
 SECONDS = 30
-"""After which a copy is given up."""
+"""Time after which a copy has failed."""
 _BEGIN_SECONDS, _TRIES = 5, 3
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGES = frozenset({"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"})
-"""What Python tells of before it changes files."""
+"""Audit events before files change."""
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG."""
 
 
 def forked() -> int:
-    """A copy of this process: 0 in the copy, its number in the process that it was made of.
+    """Fork this process; return 0 in the copy, and the process id of the copy in the parent.
 
-    A copy may stand still before its first line: Python 3.11 waits there for a lock that a thread, which is not in the
-    copy, held when it began or ended. Such a one is ended, and another one made.
+    A copy may hang before its first line: Python 3.11 waits there for a lock that another thread held during the fork.
+    Such a copy is killed and forked again.
 
     Raises:
-        TrainingFailed: none has begun.
+        TrainingFailed: no copy has begun.
     """
     for _ in range(_TRIES):
         reading, writing = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: none is used there
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the copy does not use
             pid = os.fork()
         if pid == 0:
             os.write(writing, b"here")
@@ -66,23 +66,23 @@ def forked() -> int:
 
 
 def _is_readable(descriptor: int) -> bool:
-    """Whether something comes there within the time that a copy has to begin."""
+    """Whether data arrive within the time that a copy has to begin."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1000 * _BEGIN_SECONDS))
 
 
 def end_with_parent() -> None:
-    """From now on, this process ends with the one that it is a copy of, where the system can say so."""
+    """Let this process end with its parent, where the system supports that."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def leave_alone(folder: Path) -> None:
-    """From now on, whatever this process does to what the rank itself uses raises InvalidInput.
+    """Raise InvalidInput on writes to the rank's files and reads from its workers, in this process.
 
     Args:
-        folder: the only one in which files may be written.
+        folder: where the process may still write files.
     """
 
     def refuse(*_: object, **__: object) -> NoReturn:
@@ -96,7 +96,7 @@ def leave_alone(folder: Path) -> None:
 
     iterator: Any = dataloader._MultiProcessingDataLoaderIter
     iterator.__next__, iterator.__del__ = refuse, lambda _: None
-    vars(torch)["save"] = refuse  # which opens files without Python
+    vars(torch)["save"] = refuse  # it opens files without Python
     sys.addaudithook(watch)
 
 
@@ -105,24 +105,25 @@ def _may_write(path: str, folder: Path) -> bool:
 
 
 def failure(path: Path) -> str:
-    """How the copy that writes `path` failed; empty if it did not."""
-    told = path.with_suffix(".failed")
-    if told.exists():
-        return told.read_text()
-    return "" if path.exists() else f"it took more than {SECONDS} s, or ended without a word"
+    """Return why the replica that writes `path` failed; empty if it did not."""
+    reason = path.with_suffix(".failed")
+    if reason.exists():
+        return reason.read_text()
+    return "" if path.exists() else f"it took more than {SECONDS} s, or ended without a result"
 
 
-class Understudy(ABC):
-    """A copy of this rank.
+class ForkedReplica(ABC):
+    """A forked copy of this rank.
 
     Args:
-        group: the rank's; from `begin` on, that of the copies, in the place of the same object.
-        path: of what it writes.
-        moves_parts: whether copies send each other parts of tensors, for which Gloo is needed.
+        group: the rank's; `begin` turns this object into the group of the replicas.
+        path: of its results.
+        samples: largest number of samples of a batch.
+        moves_parts: whether replicas exchange parts of tensors, which needs Gloo.
 
     Attributes:
-        samples: of a batch, at most.
-        ends_with_pass: whether it ends when a loader has come to its end, before what a program does then.
+        samples: largest number of samples of a batch.
+        ends_with_pass: whether it ends with a pass through a loader, before the program continues.
         is_delayed: whether the program computes batches later than it loads them.
     """
 
@@ -133,7 +134,7 @@ class Understudy(ABC):
         self._kept: list[Any] = []
 
     def begin(self, env: RankEnvironment, token: str | None) -> None:
-        """Meet the other copies under `token`, or be alone."""
+        """Join the other replicas under `token`, or run alone without one."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         signal.alarm(SECONDS)
@@ -147,34 +148,34 @@ class Understudy(ABC):
 
     @abstractmethod
     def sizes(self, count: int) -> Sequence[int]:
-        """Samples for every copy of a batch of `count`."""
+        """Return the samples of every replica in a batch of `count`."""
 
-    def given(self, batch: Any, _part: BatchPart) -> Any:
-        """A batch, of which this copy has a part, as the program is to have it."""
+    def prepare_batch(self, batch: Any, _part: BatchPart) -> Any:
+        """Convert this replica's part of a batch for the program."""
         return batch
 
     @abstractmethod
     def begin_step(self, owner: object, part: BatchPart) -> None:
-        """The program trains on `part`, which `owner` gave, from now on."""
+        """Handle that the program begins to train on `part`, loaded by `owner`."""
 
     @abstractmethod
     def next_batch(self) -> None:
-        """The program goes on to another batch."""
+        """Handle that the program loads another batch."""
 
     @abstractmethod
     def before_update(self) -> None:
-        """The program is about to update weights."""
+        """Handle that the program is about to update weights."""
 
     @abstractmethod
     def end_step(self, owner: object) -> None:
-        """`owner` goes on, or has come to its end: what was computed from its last batch is over."""
+        """Handle that `owner` loads another batch or ends, so that its last one is over."""
 
     @abstractmethod
     def write(self, path: Path) -> None:
-        """Write to `path` what came of it."""
+        """Write the results to `path`."""
 
     def end(self) -> NoReturn:
-        """Write down what came of it, and end."""
+        """Write the results and exit."""
         with self:
             part = self.path.with_suffix(".part")
             self.write(part)
@@ -182,7 +183,7 @@ class Understudy(ABC):
         os._exit(0)
 
     def __enter__(self) -> Self:
-        """Inside, an error ends the copy."""
+        """End the replica on an error inside."""
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
@@ -190,7 +191,7 @@ class Understudy(ABC):
             self.fail(error)
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Say why the program failed, and end."""
+        """Write why the program failed, and exit."""
         with contextlib.suppress(OSError):
             sentence = first_line(error)
             if not isinstance(error, InvalidInput):
@@ -199,9 +200,9 @@ class Understudy(ABC):
         os._exit(1)
 
     def _regroup(self, env: RankEnvironment, token: str | None) -> None:
-        """What was the rank's group is that of the copies."""
+        """Turn the rank's group into that of the replicas."""
         group = self.group
-        # their threads are not here, neither to end them nor for collectives of the program's own, such as Lightning's
+        # their threads do not exist in the copy, so these are neither ended nor used, as by Lightning's collectives
         self._kept += [group.process_group, group.mesh, group.reports, dist.GroupMember.WORLD]
         dist.GroupMember.WORLD = None
         group.process_group = group.reports = group.mesh = None
@@ -210,19 +211,19 @@ class Understudy(ABC):
             group.rank, group.size, group.nodes = 0, 1, group.nodes[:1]
             return
         assert env.store is not None
-        kept = env.store.inner
-        store = connect_store(kept.host, kept.port, env.store.secret, patience=SECONDS)
+        inner = env.store.inner
+        store = connect_store(inner.host, inner.port, env.store.secret, patience=SECONDS)
         group.mesh = join_mesh(
             rank=group.rank,
             nodes=group.nodes,
-            store=store.under(f"rehearsal/{token}"),
+            store=store.under(f"equivalence/{token}"),
             address=env.address,
             patience=SECONDS,
             longest_wait=SECONDS,
         )
         if self._moves_parts:
             place = GlooPlace(
-                store=store.under(f"rehearsal/{token}/gloo"), rank=group.rank, size=group.size, longest_wait=SECONDS
+                store=store.under(f"equivalence/{token}/gloo"), rank=group.rank, size=group.size, longest_wait=SECONDS
             )
             group.sums = AbortableGloo(place.join(), place)
             group.process_group = AbortableProcessGroup(group.rank, group.size, group.sums)

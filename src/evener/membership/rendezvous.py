@@ -1,7 +1,7 @@
-"""Where the ranks of a generation meet: their meshes and sums, made in a thread that may be left behind.
+"""The rendezvous of the ranks of a generation: meshes and sums, made in a thread that the rank can abandon.
 
-A rank that dies now would be waited for as long as a slow one. So the main thread waits for this one or for the news
-that somebody is gone, whichever is first; a meeting that was left ends soon, and nobody uses what it made.
+A rank that dies during the rendezvous looks like a slow one. So the main thread waits for this thread or for the news
+of a lost rank, whichever is first. An abandoned rendezvous ends soon, and its connections are closed.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from evener.membership.generation import Generation
 from evener.records.errors import NodeLost
 
 LONGEST_WAIT = 1800.0
-"""Seconds: slow is not dead."""
+"""Timeout in seconds; a slow rank is not lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connections:
-    """Of one rank to the others of its generation; empty where there are none.
+    """The connections of one rank to the others of its generation; empty for a single rank.
 
     Attributes:
         mesh: for small messages.
-        reports: for those that are read later.
+        reports: for messages that are read later.
         sums: for tensors.
-        lines: on which nothing is sent, by which it is known that they are cut.
+        lines: idle connections that detect a broken link.
     """
 
     mesh: Mesh | None = None
@@ -42,7 +42,7 @@ class Connections:
     lines: RankLines | None = None
 
     def abort(self, error: Exception) -> None:
-        """From now on whoever waits for another rank raises; from any thread."""
+        """Raise in all current and later waits for another rank; from any thread."""
         for mesh in (self.mesh, self.reports):
             if mesh is not None:
                 mesh.abort()
@@ -51,11 +51,11 @@ class Connections:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a sum failed, or was given up."""
+        """Whether a sum failed or was aborted."""
         return self.sums is not None and self.sums.has_failed
 
     def has_ended(self) -> bool:
-        """Whether nothing of what was aborted is under way any more; closes it, which then does not block."""
+        """Whether all aborted operations have ended; if so, close the connections, which then does not block."""
         if self.sums is not None and not self.sums.let_go():
             return False
         for one in (self.mesh, self.reports, self.lines):
@@ -64,20 +64,20 @@ class Connections:
         return True
 
 
-class Meeting:
+class Rendezvous:
     """The ranks of one generation come together, in a thread.
 
     Args:
         generation: whose ranks.
         rank: of this process.
-        open_store: a connection of its own to the store that all share.
+        open_store: opens a connection to the rendezvous store.
         address: of this machine, at which the other ranks reach it.
-        changed: notified when it has ended.
-        patience: seconds in which the machine of a rank that has come answers.
+        changed: notified at the end.
+        patience: timeout of a connection to a rank that has joined, in seconds.
 
     Attributes:
-        connections: once all have come; None before, or if that failed.
-        error: why it failed.
+        connections: of all ranks; None before the end, or after a failure.
+        error: error of the rendezvous; None without one.
     """
 
     def __init__(
@@ -94,32 +94,32 @@ class Meeting:
         self.connections: Connections | None = None
         self.error: Exception | None = None
         self._is_left = False
-        threading.Thread(target=self._run, name="evener-elastic-meeting", daemon=True).start()
+        threading.Thread(target=self._run, name="evener-elastic-rendezvous", daemon=True).start()
 
     @property
     def has_ended(self) -> bool:
-        """Whether all have come, or it failed."""
+        """Whether all ranks have connected, or it failed."""
         return self.connections is not None or self.error is not None
 
     def leave(self) -> None:
-        """Wait for it no more, holding the lock of `changed`; nothing happens if all have come already.
+        """Abandon the rendezvous, holding the lock of `changed`; without effect if all ranks have connected.
 
-        It ends soon, and connections that still come of it are closed.
+        It ends soon and closes its connections.
         """
         self._is_left = self.connections is None
 
     def _run(self) -> None:
-        found: Connections | None = None
+        connections: Connections | None = None
         try:
-            found = self._meet()
+            connections = self._meet()
         except (RuntimeError, NodeLost) as error:
             self.error = error
         with self._changed:
-            if found is not None and self._is_left:
-                found.abort(NodeLost("this generation is over"))
-                found.has_ended()  # nothing was ever under way
+            if connections is not None and self._is_left:
+                connections.abort(NodeLost("this generation is over"))
+                connections.has_ended()  # no operation was under way
             else:
-                self.connections = found
+                self.connections = connections
             self._changed.notify_all()
 
     def _meet(self) -> Connections:
@@ -145,6 +145,6 @@ class Meeting:
             mesh, reports, idle = meshes
             place = GlooPlace(store=store.under("gloo"), rank=self._rank, size=size, longest_wait=LONGEST_WAIT)
             sums, lines = AbortableGloo(place.join(), place), RankLines(idle, self._patience)
-            found = Connections(mesh=mesh, reports=reports, sums=sums, lines=lines)
+            connections = Connections(mesh=mesh, reports=reports, sums=sums, lines=lines)
             undo.pop_all()
-        return found
+        return connections

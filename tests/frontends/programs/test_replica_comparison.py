@@ -11,26 +11,28 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from evener.frontends.programs.compared_copy import Facts
-from evener.frontends.programs.verdict import Verdict, judge
+from evener.frontends.programs.equivalence_probe import Facts
+from evener.frontends.programs.replica_comparison import ReplicaComparison, judge
 
 MEAN = torch.tensor([0.75, 0.25], dtype=torch.float64)
 PARTS = torch.tensor([[1.0, 2.0, 0.0, 3.0], [0.0, 1.0, 5.0, -1.0]], dtype=torch.float64)
 
 
-def verdict(folder: Path, factors: Tensor, whole: Tensor) -> Verdict:
+def comparison(folder: Path, factors: Tensor, whole: Tensor) -> ReplicaComparison:
     """Of a program whose parts count so often, where the whole has another gradient."""
-    return verdict_of(folder, {"0/gradient/w": factors @ PARTS}, {"0/gradient/w": whole}, [Facts(), Facts()], Facts())
+    return comparison_of(
+        folder, {"0/gradient/w": factors @ PARTS}, {"0/gradient/w": whole}, [Facts(), Facts()], Facts()
+    )
 
 
-def verdict_of(
+def comparison_of(
     folder: Path,
     values: Mapping[str, Tensor],
     expected: Mapping[str, Tensor],
     copies: Sequence[Facts],
     alone: Facts,
     names: Sequence[str] | None = None,
-) -> Verdict:
+) -> ReplicaComparison:
     """Of what copies that divided batches, and the one that did not, wrote."""
     whole = expected.get("0/gradient/w", MEAN @ PARTS)
     parts = {f"parts/{number}": PARTS.clone() for number in range(2)}
@@ -52,14 +54,14 @@ def verdict_of(
     ],
 )
 def test_the_sentence_says_which_tool_to_use(tmp_path: Path, whole: Tensor, advice: str) -> None:
-    found = verdict(tmp_path, MEAN, whole)
+    found = comparison(tmp_path, MEAN, whole)
     assert found.sentence.startswith("the program would train something else than in one process: the gradient of w")
     assert advice in found.sentence
     assert found.sentence.endswith("or start it with --approximate")
 
 
 def test_equal_gradients_say_nothing(tmp_path: Path) -> None:
-    found = verdict(tmp_path, MEAN, MEAN @ PARTS)
+    found = comparison(tmp_path, MEAN, MEAN @ PARTS)
     assert found.sentence == ""
     assert found.off == 0.0
 
@@ -87,7 +89,7 @@ ACROSS = {"0/gradient/w": torch.tensor([9.0, 0.0, 0.0, 0.0], dtype=torch.float64
 def test_what_differs_between_nodes_is_named(
     tmp_path: Path, copies: Sequence[Facts], alone: Facts, names: Sequence[str] | None, advice: str
 ) -> None:
-    found = verdict_of(tmp_path, {"0/gradient/w": MEAN @ PARTS}, ACROSS, copies, alone, names)
+    found = comparison_of(tmp_path, {"0/gradient/w": MEAN @ PARTS}, ACROSS, copies, alone, names)
     assert found.where == "the gradient of w"
     assert advice in found.sentence
 
@@ -96,5 +98,5 @@ def test_the_first_batch_that_differs_is_named(tmp_path: Path) -> None:
     same = {"0/gradient/w": MEAN @ PARTS}
     values = {f"0/gradient/w of batch {number}": torch.full((4,), float(number)) for number in (10, 2)}
     expected = {name: 2 * value for name, value in values.items()}
-    found = verdict_of(tmp_path, {**same, **values}, {**same, **expected}, [Facts(), Facts()], Facts())
+    found = comparison_of(tmp_path, {**same, **values}, {**same, **expected}, [Facts(), Facts()], Facts())
     assert found.where == "the gradient of w of batch 2"

@@ -1,9 +1,9 @@
-"""Decides who takes part in an elastic run. Pure: time is an argument, and a generation comes out, or none.
+"""The rule of membership in an elastic run. Pure: time is an argument, and the result is a generation or None.
 
-A process that has ended, or has been silent for the patience, is given up at once and for good: the next generation is
-without it. The last process that holds the state of the training may be silent for longer, as the run ends with it. One
-that has come waits a moment, so that several come in one generation, and is taken in after a step. Who comes later
-waits until that generation has begun: nobody may wait there for those who go to the next one at once.
+A process that has ended, or was silent for the patience, is lost for good, and the next generation excludes it. The
+last holder of the state of the training may be silent for longer, because the run ends with it. A joining process waits
+for a moment, so that several join in one generation, and enters after a step. Later ones wait until that generation has
+begun, so that no rank waits for others that already moved to the next.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from evener.membership.generation import Beat, Generation, Hello, Participant
 from evener.system.heartbeat import Progress
 
 JOIN_SECONDS = 0.2
-"""For which a process that has come waits for others, so that survivors make room once."""
+"""Seconds that a joining process waits for others, so that the ranks reconnect only once."""
 
 LAST_HOLDER = 8
-"""Patiences of silence after which the last process that holds the state of the training is given up."""
-_LONGEST_LOOK = 0.25
-"""Of the patience, that the time between two looks counts at most: a machine that was stopped stopped all alike."""
+"""Patiences of silence after which the last holder of the state of the training is lost."""
+_MAX_LOOK = 0.25
+"""Limit of the time between two looks, as a fraction of the patience: a stopped machine stops all processes."""
 _NO_BEAT = Beat(count=0, step=0, holds=0)
 
 
 @dataclass(slots=True)
 class _Process:
-    """What the authority knows of a process: its node, its beats, and the generation whose state it holds."""
+    """The coordinator's view of a process: its node, its beats, and the generation whose state it holds."""
 
     hello: Hello
     came: float
@@ -34,15 +34,15 @@ class _Process:
     beat: Beat = _NO_BEAT
 
 
-class Authority:
-    """Who takes part in one run.
+class Coordinator:
+    """The membership of one run.
 
     Args:
-        patience: seconds of silence after which a process is given up.
+        patience: seconds of silence after which a process is lost.
 
     Attributes:
-        generation: the newest; None before all founders have come.
-        awaited: processes that have been silent for the patience and are waited for, as nobody else holds the state.
+        generation: the newest; None before all initial ranks have joined.
+        awaited: silent processes that the run waits for, as no other process holds the state.
     """
 
     def __init__(self, patience: float) -> None:
@@ -57,13 +57,13 @@ class Authority:
         self.generation: Generation | None = None
 
     def resume(self, generation: Generation | None, given_up: Iterable[int], now: float, absence: float = 0.0) -> None:
-        """Go on with a run whose authority was killed, from its newest generation, if it had one.
+        """Continue a run whose coordinator was killed, from its newest generation, if any.
 
         Args:
             generation: the newest.
-            given_up: processes that the run goes on without.
+            given_up: lost processes.
             now: the time.
-            absence: seconds in which the others have to be heard, if that is more than the patience.
+            absence: seconds within which the other processes have to be heard, if more than the patience.
         """
         self._looked = now
         heard = self._listened + max(0.0, absence - self._patience)
@@ -76,70 +76,70 @@ class Authority:
             self._fed.add(one.process)
 
     def arrive(self, process: int, hello: Hello, now: float) -> None:
-        """`process` can take part; one that was given up never can again."""
+        """Add a process; one that was lost is ignored."""
         if process not in self._lost:
             self._processes[process] = _Process(hello, now, Progress(self._listened))
 
     def hear(self, process: int, beat: Beat) -> None:
-        """`process` lives."""
+        """Record a beat of a process."""
         if process in self._processes:
             self._processes[process].beat = beat
 
     def lose(self, process: int, why: str) -> None:
-        """`process` is gone, for good."""
+        """Remove a process for good."""
         self._lost.setdefault(process, why)
 
     def has_given_up(self, process: int) -> bool:
-        """Whether `process` is out, for good."""
+        """Whether the run continues without this process."""
         return process in self._lost
 
     def holds_state(self, process: int) -> bool:
-        """Whether `process` takes part, and holds the state of the training."""
+        """Whether `process` takes part and holds the state of the training."""
         present = () if self.generation is None else self.generation.participants
         return any(
             one.process == process and (one.since == 1 or self._processes[process].beat.holds) for one in present
         )
 
     def is_last_holder(self, process: int) -> bool:
-        """Whether `process` holds the state of the training, and no other that does has been heard in the patience."""
+        """Whether `process` holds the state of the training, and no other holder was heard within the patience."""
         others = (other for other in self._processes if other != process and other not in self._lost)
         return self.holds_state(process) and not any(
             self.holds_state(other) and self._idle.get(other, 0.0) <= self._patience for other in others
         )
 
     def name_of(self, process: int) -> str:
-        """The node of a process that has come."""
+        """Return the node of a process that has joined."""
         return self._processes[process].hello.node
 
     @property
     def has_trained(self) -> bool:
-        """Whether a step may have been made; who has said nothing of one yet, works on the first at most."""
+        """Whether a step may be complete; a process that reported none works at most on the first."""
         return self._may_have_trained or any(one.beat.step > 1 for one in self._processes.values())
 
     @property
     def is_settled(self) -> bool:
-        """Whether the first of the newest generation has its state, so that what it left for others is of now."""
+        """Whether the first rank of the newest generation has its state, so that its published values are current."""
         if self.generation is None or not self.generation.participants:
             return False
         return self._processes[self.generation.participants[0].process].beat.holds >= self.generation.number
 
     @property
     def has_state(self) -> bool:
-        """Whether somebody holds the state of the training, or nobody ever did."""
+        """Whether a process holds the state of the training, or training has not begun."""
         generation = self.generation
         return generation is None or any(self.holds_state(one.process) for one in generation.participants)
 
     @property
     def may_have_state(self) -> bool:
-        """Whether somebody may hold the state who has not said so: it was in a generation with one who did."""
+        """Whether a process may hold the state without having reported it, as it was in a generation with a holder."""
         generation = self.generation
         return generation is None or any(one.process in self._fed for one in generation.participants)
 
     def decide(self, now: float) -> Generation | None:
-        """The next generation, if it is time for one."""
+        """Return the next generation, if it is time for one."""
         self._give_up_silent(now)
         if self.generation is None:
-            return self._found()
+            return self._first()
         present = self.generation.participants
         stays = [one for one in present if one.process not in self._lost]
         number = self.generation.number + 1
@@ -172,17 +172,17 @@ class Authority:
             self._fed |= {one.process for one in participants}
         return self.generation
 
-    def _found(self) -> Generation | None:
-        """The first generation, in the order that the founders name, once all of them have come."""
+    def _first(self) -> Generation | None:
+        """Return the first generation, in the order of the initial ranks, once all of them have joined."""
         come = {one.hello.node: process for process, one in self._processes.items()}
-        founders = next((one.hello.founders for one in self._processes.values()), ())
-        if not founders or not all(node in come for node in founders):
+        initial_nodes = next((one.hello.initial_nodes for one in self._processes.values()), ())
+        if not initial_nodes or not all(node in come for node in initial_nodes):
             return None
-        first = tuple(Participant(process=come[node], node=node, since=1) for node in founders)
+        first = tuple(Participant(process=come[node], node=node, since=1) for node in initial_nodes)
         return self._make(1, first, ["the run began"], [], [])
 
     def _newcomers(self, now: float, *, is_urgent: bool) -> list[int]:
-        """Processes that have come and are not in yet, if it is time to take them in."""
+        """Return the processes outside the generation, if it is time to add them."""
         assert self.generation is not None
         inside = {one.process for one in self.generation.participants}
         waiting = [p for p in sorted(self._processes) if p not in inside and p not in self._lost]
@@ -190,13 +190,13 @@ class Authority:
         return waiting if is_urgent or (since and min(since) >= JOIN_SECONDS) else []
 
     def _give_up_silent(self, now: float) -> None:
-        """Who has been silent while somebody listened: what the authority slept through is nobody's silence."""
-        self._listened += min(now - self._looked, _LONGEST_LOOK * self._patience)
+        """Remove processes that were silent while the coordinator listened; its own pauses do not count."""
+        self._listened += min(now - self._looked, _MAX_LOOK * self._patience)
         self._looked = now
         for process, one in self._processes.items():
             self._idle[process] = one.progress.idle_seconds(one.beat.count, now=self._listened)
         if any(self._idle[process] <= self._patience for process in self.awaited):
-            for process in self.awaited:  # those that were stopped together have the patience to follow the first
+            for process in self.awaited:  # processes that were stopped together follow the first within the patience
                 if self._idle[process] > self._patience:
                     self._processes[process].progress, self._idle[process] = Progress(self._listened), 0.0
         silent = [p for p in self._processes if self._idle[p] > self._patience and p not in self._lost]

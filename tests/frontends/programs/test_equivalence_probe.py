@@ -53,7 +53,7 @@ def test_only_what_trains_is_compiled(tmp_path: Path) -> None:
 WITHOUT_COMPILERS = """
 import sys
 import torch
-from evener.frontends.programs.compared_copy import _compile_nothing
+from evener.frontends.programs.equivalence_probe import _compile_nothing
 
 _compile_nothing()
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from evener.membership.holdings import Holding, Holdings, Recovery, choose
+from evener.membership.held_parts import HeldPart, HeldParts, Recovery, choose
 from evener.oracle.division.pieces import Piece, whole_piece
 from evener.records.errors import NodeLost
 
 SHAPES: dict[str, tuple[int, ...]] = {"a": (4,), "b": (2,)}
 
 
-def stage(step: int, *names: str) -> Holding:
+def stage(step: int, *names: str) -> HeldPart:
     """Whole tensors, as a pipeline's stage has them."""
-    return Holding(step=step, pieces={name: whole_piece(SHAPES[name]) for name in names})
+    return HeldPart(step=step, pieces={name: whole_piece(SHAPES[name]) for name in names})
 
 
-def half(step: int, start: int, end: int) -> Holding:
+def half(step: int, start: int, end: int) -> HeldPart:
     """A part of `a`, and all of `b`."""
-    return Holding(step=step, pieces={"a": Piece(shape=(4,), region=(((start, end),),)), "b": whole_piece((2,))})
+    return HeldPart(step=step, pieces={"a": Piece(shape=(4,), region=(((start, end),),)), "b": whole_piece((2,))})
 
 
-def rows(*held: tuple[Holding, ...]) -> list[Holdings]:
+def rows(*held: tuple[HeldPart, ...]) -> list[HeldParts]:
     """Of ranks, the last of which has come just now."""
-    return [*(Holdings(held=one, shapes=SHAPES) for one in held), Holdings(held=())]
+    return [*(HeldParts(held=one, shapes=SHAPES) for one in held), HeldParts(held=())]
 
 
 def test_with_another_replica_the_last_step_is_whole() -> None:
@@ -52,7 +52,7 @@ def test_whoever_has_the_whole_is_asked_alone() -> None:
 
 
 def test_parts_that_are_gone_end_the_run_with_a_way_out() -> None:
-    with pytest.raises(NodeLost, match="do not hold all parts of the model; go on from the last checkpoint"):
+    with pytest.raises(NodeLost, match="do not hold all parts of the model; continue from the last checkpoint"):
         choose(rows((stage(4, "a"),), (stage(9, "a"),)))
     with pytest.raises(NodeLost):
-        choose([Holdings(held=())])
+        choose([HeldParts(held=())])

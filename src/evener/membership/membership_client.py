@@ -1,7 +1,7 @@
-"""A process's eye on the generations: it beats, listens, and ends itself when it takes part no more.
+"""A process's client of the coordinator: it beats, listens, and ends the process when the run drops it.
 
-Two threads do this, as the main one may compute, or wait for other ranks, for long. A process that was frozen wakes up
-not knowing what it missed: `fence` lets it change nothing before the authority has answered it again.
+Two threads do this, because the main thread may compute or wait for other ranks for a long time. After a process was
+stopped and continued, `fence` keeps it from any change until the coordinator has answered it again.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ import threading
 import time
 from collections.abc import Callable
 
-from evener.membership.generation import Beat, Generation, Hello, ToAuthority, decode_for_process, encode_message
-from evener.membership.line import Line
+from evener.membership.control_channel import ControlChannel
+from evener.membership.generation import Beat, Generation, Hello, ToCoordinator, decode_for_process, encode_message
 from evener.records.errors import NodeLost
 from evener.system.heartbeat import interval
 
 _LEASE = 0.5
-"""Of the patience: so long after it sent a beat that was answered, a process has certainly not been given up."""
+"""Fraction of the patience after an answered beat within which the process is certainly not lost."""
 
 
-class Watch:
-    """Follows the generations of a run.
+class MembershipClient:
+    """The generations of a run, as one process receives them.
 
     Args:
-        line: to the authority.
-        on_urgent: called in a thread when ranks of a generation before this one are gone.
-        cut_line: returns the error that this process ends with because a line to another one is cut, if one is.
+        line: control channel to the coordinator.
+        on_urgent: called in a thread with a generation that begins because ranks are lost.
+        cut_line: returns the error of this process if its connection to another one is broken.
 
     Attributes:
-        step: that this process works on.
-        holds: number of the last generation in which this process had the state of the training.
-        changed: notified whenever there is news.
+        step: current step of this process.
+        holds: number of the last generation in which this process held the state of the training.
+        changed: notified of every message.
         newest: the newest generation; None before the first.
-        untold: generations, oldest first, of which nobody has told the user yet.
+        untold: generations that the user has not seen, oldest first.
     """
 
     def __init__(
         self,
-        line: Line,
+        line: ControlChannel,
         on_urgent: Callable[[Generation], None],
         cut_line: Callable[[], NodeLost | None] = lambda: None,
     ) -> None:
@@ -51,29 +51,29 @@ class Watch:
         self._sent_at = self._sure_until = 0.0
         self._due, self._is_over = threading.Event(), threading.Event()
 
-    def start(self, founders: tuple[str, ...]) -> None:
-        """Say that this process can take part, and begin to beat and to listen."""
-        self._say(Hello(node=self._line.node, founders=founders))
+    def start(self, initial_nodes: tuple[str, ...]) -> None:
+        """Report that this process can take part, and begin to beat and to listen."""
+        self._say(Hello(node=self._line.node, initial_nodes=initial_nodes))
         for run in (self._beat, self._listen):
             threading.Thread(target=run, name=f"evener-elastic{run.__name__}", daemon=True).start()
 
     def is_broken(self, number: int) -> bool:
-        """Whether ranks of generation `number` are gone."""
+        """Whether ranks of generation `number` are lost."""
         return self._urgent > number
 
     def newer(self, number: int, seconds: float | None = None) -> Generation | None:
-        """The newest generation, once it is newer than `number`; None if that takes longer than `seconds`."""
+        """Wait for a generation after `number` and return the newest; None after `seconds` without one."""
         with self.changed:
             self.changed.wait_for(lambda: self.newest is not None and self.newest.number > number, seconds)
             return self.newest if self.newest is not None and self.newest.number > number else None
 
     def say_holds(self, number: int) -> None:
-        """Say with a beat, now, that this process has the state of the training in generation `number`."""
+        """Report with a beat, at once, that this process holds the state of the training in generation `number`."""
         self.holds = number
         self._due.set()
 
     def fence(self) -> None:
-        """Return when this process was certainly not given up up to now; a process that was ends here."""
+        """Return when this process was certainly not lost until now; a lost process ends here."""
         if time.monotonic() < self._sure_until:
             return
         with self.changed:
@@ -83,8 +83,8 @@ class Watch:
 
     def _beat(self) -> None:
         seconds = max(self._line.patience, self._line.absence)
-        most = seconds / interval(self._line.patience)
-        while self._count - self._answered <= most and not self._is_over.is_set():
+        max_unanswered = seconds / interval(self._line.patience)
+        while self._count - self._answered <= max_unanswered and not self._is_over.is_set():
             self._sent_at = time.monotonic()
             self._count += 1
             self._say(Beat(count=self._count, step=self.step, holds=self.holds))
@@ -93,14 +93,14 @@ class Watch:
             if (cut := self._cut_line()) is not None:
                 self._is_over.set()
                 self._line.end(cut)
-        self._end(f"does not hear from the authority of the run for {seconds:g} s")
+        self._end(f"received nothing from the coordinator of the run for {seconds:g} s")
 
     def _listen(self) -> None:
         while not self._is_over.is_set():
             try:
                 message = decode_for_process(self._line.receive())
             except (EOFError, OSError):
-                self._end("does not hear from the authority of the run any more")
+                self._end("lost the connection to the coordinator of the run")
                 return
             with self.changed:
                 if isinstance(message, Generation):
@@ -111,7 +111,7 @@ class Watch:
 
     def _begin(self, generation: Generation) -> None:
         if generation.rank_of(self._line.process) is None:
-            self._end("was given up by the run: it was silent for too long")
+            self._end("was dropped by the run: it did not respond in time")
             return
         self.newest = generation
         self.untold.append(generation)
@@ -119,11 +119,11 @@ class Watch:
             self._urgent = generation.number
             self._on_urgent(generation)
 
-    def _say(self, message: ToAuthority) -> None:
+    def _say(self, message: ToCoordinator) -> None:
         try:
             self._line.send(encode_message(message))
         except OSError:
-            self._end("does not reach the authority of the run any more")
+            self._end("cannot reach the coordinator of the run")
 
     def _end(self, why: str) -> None:
         """End this process, once."""

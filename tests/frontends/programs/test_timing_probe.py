@@ -15,7 +15,7 @@ from evener.benchmark.task_timing import affine
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.frontends.programs.batch_parts import part_of
-from evener.frontends.programs.timed_copy import TimedCopy
+from evener.frontends.programs.timing_probe import TimingProbe
 from evener.records.profile import TaskTiming
 from support.commands import evener
 from support.told_clock import Clock
@@ -23,7 +23,7 @@ from support.told_clock import Clock
 CPU = torch.device("cpu")
 
 
-def step(copy: TimedCopy, clock: Clock, owner: object, loading: float, update: float) -> int:
+def step(copy: TimingProbe, clock: Clock, owner: object, loading: float, update: float) -> int:
     """One step of a batch of 24, at 3 s a sample and 5 s besides; its samples."""
     timer = copy.group.timer
     copy.end_step(owner)
@@ -49,7 +49,7 @@ def test_steps_of_two_sizes_tell_what_is_fixed_and_what_a_sample_takes(
         num_workers = workers
 
     group = Group(rank=0, size=3, device=CPU, nodes=["a", "b", "c"], timer=StepTimer(CPU))
-    copy, owner = TimedCopy(group, tmp_path / "alone.json", math.inf), Owner()
+    copy, owner = TimingProbe(group, tmp_path / "alone.json", math.inf), Owner()
     sizes = []
     for number in range(7):
         sizes.append(step(copy, clock, owner, loading=7.0, update=4.0 * (number % 2)))
@@ -68,7 +68,7 @@ def test_steps_of_two_sizes_tell_what_is_fixed_and_what_a_sample_takes(
 
 def test_where_nothing_was_timed_nothing_is_told(tmp_path: Path) -> None:
     group = Group(rank=0, size=2, device=CPU, nodes=["a", "b"], timer=StepTimer(CPU))
-    copy = TimedCopy(group, tmp_path / "alone.json", math.inf)
+    copy = TimingProbe(group, tmp_path / "alone.json", math.inf)
     assert list(copy.sizes(1)) == [1]
     with pytest.raises(ValueError, match="at least one measured batch"):
         copy.write(tmp_path / "alone.json")

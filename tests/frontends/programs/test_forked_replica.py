@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from evener.frontends.programs import understudy
-from evener.frontends.programs.understudy import forked, leave_alone
+from evener.frontends.programs import forked_replica
+from evener.frontends.programs.forked_replica import forked, leave_alone
 from evener.records.errors import InvalidInput, TrainingFailed
 
 
@@ -29,7 +29,7 @@ def forks(monkeypatch: pytest.MonkeyPatch, num_stuck: int) -> list[int]:
         return pid
 
     monkeypatch.setattr(os, "fork", fork_one)
-    monkeypatch.setattr(understudy, "_BEGIN_SECONDS", 1)
+    monkeypatch.setattr(forked_replica, "_BEGIN_SECONDS", 1)
     return made
 
 

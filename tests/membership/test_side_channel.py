@@ -9,7 +9,7 @@ import pytest
 
 from evener.comm.mesh import Mesh
 from evener.comm.mesh_joining import join_mesh
-from evener.membership.aside import Aside, Inbox
+from evener.membership.side_channel import Inbox, SideChannel
 from evener.records.errors import NodeLost
 from support.stores import memory_store
 
@@ -41,7 +41,7 @@ def test_what_one_main_thread_says_the_other_one_hears() -> None:
                 heard.append(message)
                 taker.changed.notify_all()
 
-    giver, taker = Aside(joins[0], give), Aside(joins[1], take)
+    giver, taker = SideChannel(joins[0], give), SideChannel(joins[1], take)
     for message in (b"one", b"two"):
         giver.inbox.put(message)
     taker.wait_for(lambda: len(heard) == 2)
@@ -58,7 +58,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_by_whoever_waits_for_it() -> No
     def fail(_mesh: Mesh, _inbox: Inbox) -> None:
         raise ValueError("of no kind that anybody knows")
 
-    giver, taker = Aside(joins[0], give), Aside(joins[1], fail)
+    giver, taker = SideChannel(joins[0], give), SideChannel(joins[1], fail)
     with pytest.raises(ValueError, match="of no kind that anybody knows"):
         taker.wait_for(lambda: False)
     giver.abort(NodeLost("the generation is over"))
@@ -66,9 +66,9 @@ def test_what_goes_wrong_in_the_thread_is_raised_by_whoever_waits_for_it() -> No
 
 def test_whoever_waits_is_woken_when_it_is_aborted_even_before_the_two_have_met() -> None:
     joins = pair()
-    alone = Aside(joins[1], give)
+    alone = SideChannel(joins[1], give)
     threading.Timer(0.1, partial(alone.abort, NodeLost("a is gone"))).start()
     with pytest.raises(NodeLost, match="a is gone"):
         alone.wait_for(lambda: False)
-    met = Aside(joins[0], give)  # the thread that was left ends with it
+    met = SideChannel(joins[0], give)  # the thread that was left ends with it
     met.abort(NodeLost("a is gone"))

@@ -1,4 +1,4 @@
-"""A copy of a rank that is compared with others: a few samples of some batches, alike in float64 wherever it goes."""
+"""A forked replica for comparisons: it computes few samples in float64, with the same random numbers on all ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from evener.comm.group import Group
 from evener.data.alike import print_of
 from evener.data.loader import seed_all
 from evener.frontends.programs.batch_parts import BatchPart, part_of
+from evener.frontends.programs.forked_replica import ForkedReplica, leave_alone
 from evener.frontends.programs.prepared import rate_of
-from evener.frontends.programs.understudy import Understudy, leave_alone
 from evener.frontends.programs.unprepared_tensors import outside_prints
 from evener.frontends.programs.work_division import Prepared
 from evener.launch.rank_environment import RankEnvironment
@@ -33,25 +33,25 @@ from evener.training.differences import as_real
 from evener.training.draws import SameDraws
 from evener.training.narrowing import Narrowing
 
-_MOST_BATCHES, _MOST_UPDATES = 8, 8
-"""In two rounds, at most."""
+_MAX_BATCHES, _MAX_UPDATES = 8, 8
+"""In two rounds."""
 PARTS, OF_BATCH = "parts/", " of batch "
-"""In names of what copies write: gradients of the ranks by themselves; of a batch after the first one."""
+"""In names of tensors that replicas write: local gradients of the ranks; gradients of a batch after the first."""
 _NICE = 19
-_FOUND = "found"
+_FINDINGS = "findings"
 _SAMPLED = 50_000
-"""Elements of a gradient by which parts are compared with the whole."""
+"""Number of elements of a gradient for the comparison of parts with the whole."""
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What explains a difference between copies.
+    """Facts of a replica that explain a difference.
 
     Attributes:
-        outside: a number for every tensor outside the models when the copy began.
+        outside: a number for every tensor outside the models when the replica began.
         outside_later: the same when it ended.
         rates: learning rates at the updates.
         rows: a number for every sample of the batches that counted.
-        tolerance: for what is computed in double precision, as something was cast down.
+        tolerance: larger tolerance of a double-precision comparison whose program casts to a lower one.
     """
 
     outside: dict[str, float] = {}
@@ -62,14 +62,14 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """How much copies compute.
+    """How much replicas compute.
 
     Attributes:
-        samples: of a batch, at most.
-        rounds: batches that lead to an update.
-        seed: of what is random.
-        is_wide: whether in float64.
-        in_background: whether the ranks train on meanwhile.
+        samples: largest number of samples of a batch.
+        rounds: number of batches that lead to an update.
+        seed: of the random numbers.
+        is_wide: whether to compute in float64.
+        in_background: whether the ranks continue to train.
     """
 
     samples: int
@@ -80,10 +80,10 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """What a copy found out about the program.
+    """Findings of a replica about the program.
 
     Attributes:
-        drawn: shapes of the random numbers that it drew.
+        drawn: shapes of its random numbers.
         is_delayed: whether it computes batches later than it loads them.
     """
 
@@ -91,17 +91,17 @@ class Findings(msgspec.Struct, frozen=True):
     is_delayed: bool = False
 
 
-class ComparedCopy(Understudy):
-    """One of the copies that divide a few samples, or the one that has them all.
+class EquivalenceProbe(ForkedReplica):
+    """A replica that computes a part of a few samples, or all of them.
 
     Args:
         models: of the program.
-        group: as of an Understudy; also the following.
-        path: of gradients, buffers and weights, as safetensors; facts lie beside it, as JSON.
-        extent: how much it computes.
-        divide: samples for every rank of so many.
+        group: the rank's; `begin` turns this object into the group of the replicas.
+        path: of gradients, buffers and weights, as safetensors; the facts are beside it.
+        extent: how much the replica computes.
+        divide: returns the samples of every rank in a batch.
         optimizers: of the program.
-        moves_parts: whether copies send each other parts of tensors, for which Gloo is needed.
+        moves_parts: whether replicas exchange parts of tensors, which needs Gloo.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class ComparedCopy(Understudy):
         self._rows: list[tuple[float, ...]] = []
         self._wide = Arithmetic("fp64", group.device)
         self._values: dict[str, Tensor] = {}
-        self._own: dict[int, list[Tensor]] = {}
+        self._local: dict[int, list[Tensor]] = {}
         self._batches = self._updates = self._rounds = 0
         self._has_updated = False
         self._draws: Any = SameDraws()
         self._draws.notes = False
 
     def begin(self, env: RankEnvironment, token: str | None) -> None:
-        """Besides, draw what every other copy draws."""
+        """Join the other replicas, and draw the same random numbers as they do."""
         super().begin(env, token)
         if self._extent.in_background:
             _yield_processor()
@@ -144,17 +144,17 @@ class ComparedCopy(Understudy):
         self._kept += [mode.__enter__() for mode in modes]
 
     def sizes(self, count: int) -> tuple[int, ...]:
-        """Samples for every copy of a batch of `count`."""
+        """Return the samples of every replica in a batch of `count`."""
         return (count,) if self.group.size == 1 else self._divide(count)
 
-    def given(self, batch: Any, part: BatchPart) -> Any:
-        """In the type in which the copy computes."""
-        given = self._wide.prepare(batch) if self._is_wide else batch
-        self._rows.append(row_prints(given) if part.samples else ())
-        return given
+    def prepare_batch(self, batch: Any, part: BatchPart) -> Any:
+        """Convert a batch to the precision of the replica."""
+        converted = self._wide.prepare(batch) if self._is_wide else batch
+        self._rows.append(row_prints(converted) if part.samples else ())
+        return converted
 
     def begin_step(self, _owner: object, part: BatchPart) -> None:
-        """From now on samples of `part` draw, in another way than those of other batches."""
+        """Set the samples of the next random numbers."""
         sizes = self._divide(part.total)
         parts = [part_of(rank, sizes) for rank in range(len(sizes))]
         self._draws.part = part.first, part.loaded
@@ -162,28 +162,28 @@ class ComparedCopy(Understudy):
         self._draws.round, self._draws.notes = self._rounds, True
 
     def end_step(self, owner: object) -> None:
-        """Likewise."""
+        """Do nothing, because `next_batch` ends a step."""
 
     def next_batch(self) -> None:
-        """Enough is known after some batches that led to updates, or after some others."""
-        self._draws.notes = False  # of what a loader draws
+        """End the replica after enough batches, at best such that led to updates."""
+        self._draws.notes = False  # random numbers of a loader
         self._rounds += self._has_updated
         self._has_updated = False
-        is_long = self._batches >= _MOST_BATCHES * self._extent.rounds // 2
+        is_long = self._batches >= _MAX_BATCHES * self._extent.rounds // 2
         if self._rounds >= self._extent.rounds or (is_long and self._values):
             self.end()
         self._batches += 1
 
     def before_update(self) -> None:
-        """An update more; of closures without end, some are enough."""
-        if self._updates >= _MOST_UPDATES * self._extent.rounds // 2:
+        """Count an update, and end the replica after enough of them, as a closure may never stop."""
+        if self._updates >= _MAX_UPDATES * self._extent.rounds // 2:
             self.end()
         self._updates += 1
         self._has_updated = True
         self._rates += [rate_of(one) for one in self._optimizers]
 
     def write(self, path: Path) -> None:
-        """Gradients, and the state afterwards."""
+        """Write the gradients, and the state after the last update."""
         for index, model in enumerate(self._models):
             for name, tensor in model.model.state_dict().items():
                 self._values[f"{index}/state/{name}"] = _kept(tensor)
@@ -197,8 +197,8 @@ class ComparedCopy(Understudy):
         )
         of_all = self.group.all_gather_bytes(msgspec.msgpack.encode(facts))
         self.path.with_suffix(".facts").write_bytes(msgspec.msgpack.encode(of_all))
-        found = Findings(drawn=tuple(sorted(self._draws.shapes)), is_delayed=self.is_delayed)
-        save_file(self._values, path, {_FOUND: msgspec.json.encode(found).decode()})
+        findings = Findings(drawn=tuple(sorted(self._draws.shapes)), is_delayed=self.is_delayed)
+        save_file(self._values, path, {_FINDINGS: msgspec.json.encode(findings).decode()})
 
     def _widen(self) -> None:
         for model in self._models:
@@ -214,47 +214,47 @@ class ComparedCopy(Understudy):
                     )
 
     def _watch(self, model: Prepared, head: str, is_complete: bool) -> None:
-        """Keep the gradients of the first `backward()` of a round: the means, and before that the very first's own."""
+        """Store the gradients of the first `backward()` of a round: the mean, and before it this replica's own."""
         tail = f"{OF_BATCH}{self._rounds + 1}" if self._rounds else ""
         if any(name.startswith(head) and name.endswith(tail or name) for name in self._values):
             return
-        found = {name: p.grad for name, p in model.model.named_parameters() if p.grad is not None}
+        gradients = {name: p.grad for name, p in model.model.named_parameters() if p.grad is not None}
         if is_complete:
-            self._values.update({f"{head}{name}{tail}": _kept(grad) for name, grad in found.items()})
+            self._values.update({f"{head}{name}{tail}": _kept(grad) for name, grad in gradients.items()})
         else:
-            self._own.setdefault(self._rounds, []).append(model.means.own_gradients())
+            self._local.setdefault(self._rounds, []).append(model.means.own_gradients())
 
     def _of_all(self, number: int) -> Tensor:
-        """Some elements of the own gradients of every copy in a round, one row each."""
-        own = self._own.get(number)
-        flat = torch.cat(own) if own else torch.zeros(1, dtype=torch.float64)
+        """Return a sample of the local gradients of every replica in a round, one row each."""
+        local = self._local.get(number)
+        flat = torch.cat(local) if local else torch.zeros(1, dtype=torch.float64)
         flat = flat[:: -(-len(flat) // _SAMPLED)].contiguous()
         rows = self.group.all_gather_bytes(flat.numpy().tobytes())
         return torch.from_numpy(np.stack([np.frombuffer(row) for row in rows]).copy())
 
 
 def read_facts(path: Path) -> list[Facts]:
-    """What copies wrote beside `path`, one after the other."""
+    """Read the facts of all replicas that wrote beside `path`."""
     rows: list[bytes] = msgspec.msgpack.decode(path.with_suffix(".facts").read_bytes(), type=list[bytes])
     return [msgspec.msgpack.decode(row, type=Facts) for row in rows]
 
 
 def row_prints(batch: Any) -> tuple[float, ...]:
-    """A number for every sample of a batch, whose tensors have them in dim 0; nothing if that is not so."""
+    """Return one number per sample of a batch whose tensors have the samples in dim 0; empty for other batches."""
     tensors = [as_real(tensor) for tensor in tensors_in(batch) if tensor.dim() and not tensor.is_sparse]
     if len({len(tensor) for tensor in tensors}) != 1:
         return ()
     return tuple(print_of([tensor[i] for tensor in tensors]) for i in range(len(tensors[0])))
 
 
-def found_by(path: Path) -> Findings:
-    """What a copy, which wrote `path`, found out about the program."""
+def read_findings(path: Path) -> Findings:
+    """Read the findings of the replica that wrote `path`."""
     with safe_open(path, "pt") as file:
-        return msgspec.json.decode(file.metadata()[_FOUND], type=Findings)
+        return msgspec.json.decode(file.metadata()[_FINDINGS], type=Findings)
 
 
 def _yield_processor() -> None:
-    """Let this process compute only while no other process wants the processor."""
+    """Let this process compute only while the CPU is idle."""
     os.nice(_NICE)
     if hasattr(os, "SCHED_IDLE"):
         with suppress(OSError):  # a container may forbid it; being nice is nearly as good
@@ -262,15 +262,15 @@ def _yield_processor() -> None:
 
 
 def _compile_nothing() -> None:
-    """From now on functions under torch.compile are run as they are: compiling them would take longer than all else."""
+    """Run functions under torch.compile without compiling, which would take longer than everything else."""
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
-    vars(torch)["compile"] = _as_it_is  # to wrap a function, PyTorch imports its compilers: a second of each copy
-    if "torch._dynamo" in sys.modules:  # else it reads this when it is needed
+    vars(torch)["compile"] = _as_it_is  # the import of its compilers takes a second
+    if "torch._dynamo" in sys.modules:  # otherwise it reads the variable above on import
         torch.compiler.set_stance("force_eager")
 
 
 def _as_it_is(function: Any = None, **_: Any) -> Any:
-    """In the place of `torch.compile`, as a function and as a decorator with options."""
+    """Replace `torch.compile`, as a function and as a decorator with options."""
     return _as_it_is if function is None else function
 
 

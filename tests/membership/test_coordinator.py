@@ -1,0 +1,225 @@
+"""Who is given up, who is taken in, and when: a table of what happens against the generations that follow."""
+
+from __future__ import annotations
+
+from evener.membership.coordinator import JOIN_SECONDS, LAST_HOLDER, Coordinator
+from evener.membership.generation import Beat, Generation, Hello
+
+PATIENCE = 4.0
+INITIAL_NODES = ("a", "b", "c")
+
+
+def founded() -> Coordinator:
+    """Of three processes, 0, 1 and 2."""
+    coordinator = Coordinator(PATIENCE)
+    for process, node in ((2, "c"), (0, "a"), (1, "b")):
+        assert coordinator.decide(0.0) is None
+        coordinator.arrive(process, Hello(node=node, initial_nodes=INITIAL_NODES), 0.0)
+    first = coordinator.decide(0.0)
+    assert first is not None
+    assert first.number == 1
+    assert processes(first) == [0, 1, 2]
+    return coordinator
+
+
+def computing() -> Coordinator:
+    """Likewise, who compute."""
+    coordinator = founded()
+    coordinator.hear(0, beat(1, holds=1))
+    return coordinator
+
+
+def processes(generation: Generation | None) -> list[int]:
+    """Of a generation, by rank."""
+    assert generation is not None
+    return [one.process for one in generation.participants]
+
+
+def beat(count: int, holds: int = 0) -> Beat:
+    """With some step."""
+    return Beat(count=count, step=7, holds=holds)
+
+
+def test_the_run_begins_when_all_initial_nodes_have_come_in_the_order_of_the_plan() -> None:
+    coordinator = founded()
+    assert coordinator.generation is not None
+    assert coordinator.generation.nodes == ["a", "b", "c"]
+    assert coordinator.decide(0.1) is None
+
+
+def test_a_process_that_ended_is_given_up_at_once_and_says_why() -> None:
+    coordinator = founded()
+    coordinator.lose(0, "was killed by signal 9 (SIGKILL)")
+    second = coordinator.decide(0.1)
+    assert processes(second) == [1, 2]
+    assert second is not None
+    assert (second.number, second.is_urgent, second.lost) == (2, True, ("a",))
+    assert second.reason == "a was killed by signal 9 (SIGKILL)"
+    assert coordinator.decide(0.1) is None
+
+
+def test_silence_beyond_the_patience_is_a_death_and_slowness_is_none() -> None:
+    coordinator = founded()
+    for tenth in range(1, 60):
+        now = tenth / 10
+        for process in (0, 1):
+            coordinator.hear(process, beat(tenth))
+        generation = coordinator.decide(now)
+        assert (generation is None) == (now != 4.1), now
+    assert coordinator.generation is not None
+    assert coordinator.generation.reason == "c has been silent for 4 s, at step 0"
+
+
+def test_whatX() -> None:
+    coordinator = founded()
+    assert coordinator.decide(0.1) is None
+    assert coordinator.decide(100.0) is None  # Ctrl-Z, and fg: nobody has beaten yet
+    for process in range(3):
+        coordinator.hear(process, beat(1))
+    for tenth in range(1, 40):
+        coordinator.hear(0, beat(tenth))
+        assert coordinator.decide(100.0 + tenth / 10) is None
+    assert processes(coordinator.decide(104.2)) == [0]
+
+
+def looks(coordinator: Coordinator, first: float, seconds: float) -> list[Generation]:
+    """The generations of so many seconds in which nobody says anything."""
+    found = [coordinator.decide(first + tenth / 10) for tenth in range(1, round(seconds * 10) + 1)]
+    return [one for one in found if one is not None]
+
+
+def awaited(coordinator: Coordinator) -> list[int]:
+    """Processes that are silent and waited for."""
+    return sorted(coordinator.awaited)
+
+
+def test_the_last_one_that_holds_the_state_is_waited_for_longer_and_may_come_back() -> None:
+    coordinator = founded()
+    for process in (1, 2):
+        coordinator.lose(process, "ended")
+    assert processes(coordinator.decide(0.1)) == [0]
+    assert looks(coordinator, 0.1, 2 * PATIENCE) == []
+    assert awaited(coordinator) == [0]
+    coordinator.hear(0, beat(1))
+    assert looks(coordinator, 10.0, PATIENCE) == []
+    assert awaited(coordinator) == []
+    assert looks(coordinator, 14.0, (LAST_HOLDER - 1) * PATIENCE) == []
+    assert looks(coordinator, 14.0 + (LAST_HOLDER - 1) * PATIENCE, 1.0)[0].participants == ()
+    assert coordinator.has_given_up(0)
+
+
+def test_processes_that_are_silent_together_are_waited_for_together() -> None:
+    coordinator = founded()
+    assert looks(coordinator, 0.0, 2 * PATIENCE) == []
+    assert awaited(coordinator) == [0, 1, 2]
+    for tenth in range(1, 60):
+        now = 2 * PATIENCE + tenth / 10
+        for process in (1, 2) if tenth > 1 else (1,):
+            coordinator.hear(process, beat(tenth))
+        generation = coordinator.decide(now)
+        assert (generation is None) == (tenth != 42), tenth
+    assert coordinator.generation is not None
+    assert processes(coordinator.generation) == [1, 2]
+
+
+def test_one_without_the_state_is_given_up_while_the_last_holder_is_waited_for() -> None:
+    coordinator = founded()
+    for process in (1, 2):
+        coordinator.lose(process, "ended")
+    coordinator.arrive(7, Hello(node="d"), 0.0)
+    assert processes(coordinator.decide(0.1)) == [0, 7]
+    assert [processes(one) for one in looks(coordinator, 0.1, 2 * PATIENCE)] == [[0]]
+    assert awaited(coordinator) == [0]
+
+
+def test_who_was_given_up_never_comes_back() -> None:
+    coordinator = founded()
+    coordinator.lose(1, "ended")
+    coordinator.decide(0.1)
+    coordinator.hear(1, beat(1))
+    coordinator.arrive(1, Hello(node="b"), 0.2)
+    assert coordinator.decide(2.0) is None
+    assert coordinator.has_given_up(1)
+
+
+def test_newcomers_wait_for_each_other_and_then_for_a_step_to_end() -> None:
+    coordinator = computing()
+    coordinator.arrive(7, Hello(node="d"), 1.0)
+    assert coordinator.decide(1.0 + JOIN_SECONDS / 2) is None
+    coordinator.arrive(8, Hello(node="e"), 1.0 + JOIN_SECONDS / 2)
+    assert coordinator.decide(1.0 + JOIN_SECONDS) is None
+    second = coordinator.decide(1.0 + 2 * JOIN_SECONDS)
+    assert processes(second) == [0, 1, 2, 7, 8]
+    assert second is not None
+    assert (second.is_urgent, second.joined) == (False, ("d", "e"))
+    assert [one.since for one in second.participants] == [1, 1, 1, 2, 2]
+
+
+def test_who_comes_before_a_newcomer_has_met_the_others_waits_until_it_has() -> None:
+    coordinator = computing()
+    coordinator.arrive(7, Hello(node="d"), 1.0)
+    assert processes(coordinator.decide(2.0)) == [0, 1, 2, 7]
+    coordinator.arrive(8, Hello(node="e"), 2.0)
+    assert coordinator.decide(9.0) is None  # those who compute would go past the place where 7 waits for them
+    coordinator.hear(0, beat(2, holds=2))
+    assert processes(coordinator.decide(9.1)) == [0, 1, 2, 7, 8]
+
+
+def test_a_loss_takes_waiting_newcomers_along() -> None:
+    coordinator = founded()
+    coordinator.arrive(7, Hello(node="d"), 1.0)
+    coordinator.lose(2, "ended")
+    second = coordinator.decide(1.0)
+    assert processes(second) == [0, 1, 7]
+    assert second is not None
+    assert second.is_urgent
+
+
+def test_a_newcomer_that_dies_before_it_is_in_changes_nothing() -> None:
+    coordinator = founded()
+    coordinator.arrive(7, Hello(node="d"), 1.0)
+    coordinator.lose(7, "ended")
+    assert coordinator.decide(2.0) is None
+
+
+def test_the_state_is_gone_when_all_are_who_were_given_it() -> None:
+    coordinator = computing()
+    coordinator.arrive(7, Hello(node="d"), 0.0)
+    coordinator.decide(1.0)
+    for process in range(3):
+        coordinator.lose(process, "ended")
+    coordinator.decide(1.0)
+    assert not coordinator.has_state
+    assert coordinator.may_have_state  # it may be about to say so
+    coordinator.hear(7, beat(1, holds=2))
+    assert coordinator.has_state
+
+
+def test_who_never_met_anybody_with_the_state_cannot_hold_it() -> None:
+    coordinator = founded()
+    for process in range(3):
+        coordinator.lose(process, "ended")
+    coordinator.arrive(7, Hello(node="d"), 0.0)
+    assert processes(coordinator.decide(0.0)) == [7]
+    assert not coordinator.may_have_state
+    coordinator.arrive(8, Hello(node="e"), 1.0)
+    assert coordinator.decide(2.0) is None
+    assert not coordinator.may_have_state
+
+
+def test_a_generation_is_settled_once_its_first_process_has_its_state() -> None:
+    coordinator = founded()
+    assert not coordinator.is_settled
+    coordinator.hear(1, beat(1, holds=1))
+    assert not coordinator.is_settled
+    coordinator.hear(0, beat(1, holds=1))
+    assert coordinator.is_settled
+    coordinator.lose(0, "was killed")
+    coordinator.decide(0.1)
+    assert not coordinator.is_settled
+    coordinator.hear(1, beat(2, holds=2))
+    assert coordinator.is_settled
+    for process in (1, 2):
+        coordinator.lose(process, "was killed")
+    coordinator.decide(0.2)
+    assert not coordinator.is_settled
