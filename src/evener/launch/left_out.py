@@ -1,4 +1,4 @@
-"""What a rank of a launcher's does when the plan leaves it out: it says so, stays, and ends as the run ends."""
+"""The wait of a launcher's rank that the plan leaves out, until the end of the run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from evener.system.heartbeat import interval
 
 
 def stay(env: RankEnvironment, plan: Plan) -> None:
-    """Return when the ranks of `plan`, which leaves this one out, have done their work.
+    """Wait until the ranks of `plan`, which leaves this one out, have done their work.
 
-    A launcher takes a rank that ends for one that has done its part, and users look at the first rank. Where Evener
-    started the ranks itself, the process that did so tells the user: this returns at once.
+    A launcher considers a rank that ends as successful, and users look at the first rank. If Evener started the ranks,
+    its own process informs the user, and this returns at once.
 
     Raises:
-        NodeLost: the run failed; says why.
+        NodeLost: the run failed, with its cause.
         EvenerError: all ranks of the plan ended with this error.
     """
     if env.tell is None or env.store is None or env.heartbeat is None:
         return
-    own = env.node.name
-    reason = "; ".join(one.reason for one in plan.rejected if one.what == own) or "the plan has no part for it"
+    name = env.node.name
+    reason = "; ".join(one.reason for one in plan.rejected if one.what == name) or "the plan has no part for it"
     inside = [env.names.index(one.node) for one in plan.assignments]
-    env.tell(f"{own} (rank {env.rank}) is left out: {reason}; {env.names[inside[0]]} shows the run and has its results")
+    env.tell(
+        f"{name} (rank {env.rank}) is left out: {reason}; {env.names[inside[0]]} shows the run and has its results"
+    )
     while not all(has_left(env.store, rank) for rank in inside):
         if env.stop_requested:
             env.heartbeat.ask_to_stop()
@@ -37,7 +39,7 @@ def stay(env: RankEnvironment, plan: Plan) -> None:
 
 
 def _cause(store: SignedStore, ranks: list[int]) -> EvenerError | None:
-    """Why a run of `ranks`, all of which have ended, failed; None if it did not. As other ranks, it names the cause."""
+    """Return the error of a run whose `ranks` have all ended; None without one."""
     if sentence := published_failure(store):
         return NodeLost(sentence)
     errors = [error for rank in ranks if (error := read_ending(store, rank)) is not None]

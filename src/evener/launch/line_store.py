@@ -1,6 +1,6 @@
-"""The store of a run whose ranks were started by a master: it is kept there, and reached over each rank's line.
+"""The store of a run whose ranks a master started: the master keeps it, and ranks reach it over their channels.
 
-Made to be signed, as any other (`comm.signed_store`): the master keeps what it cannot read a meaning into.
+Its values are signed, as in any store (`comm.signed_store`); the master does not interpret them.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ _USUAL = timedelta(seconds=1800)
 
 
 class RankLine:
-    """What a rank says to the authority, and hears of it: generations, answers to beats, and values that are kept.
+    """A rank's channel to the coordinator, for generations, answers to beats, and stored values.
 
     Args:
-        say: to the authority, from any thread.
-        hear: waits for its next words. Raises EOFError or OSError when it is gone.
+        say: sends to the coordinator, from any thread.
+        hear: waits for its next message. Raises EOFError or OSError if it is gone.
     """
 
     def __init__(self, say: Callable[[bytes], None], hear: Callable[[], bytes]) -> None:
         self._say, self._hear = say, hear
         self._numbers = count(1)
         self._open: dict[int, SimpleQueue[Values | None]] = {}
-        self._words: SimpleQueue[bytes | None] = SimpleQueue()
+        self._messages: SimpleQueue[bytes | None] = SimpleQueue()
         threading.Thread(target=self._run, name="evener-line", daemon=True).start()
 
     def receive(self) -> bytes:
-        """The next words that are no answer about values; waits. Raises EOFError when the authority is gone."""
-        words = self._words.get()
-        if words is None:
+        """Return the next message that is no answer about values; waits. Raises EOFError if the coordinator is gone."""
+        message = self._messages.get()
+        if message is None:
             raise EOFError
-        return words
+        return message
 
     def ask(self, make: Callable[[int], SetValue | AskValues], seconds: float) -> Values:
-        """The answer to a question that is made with a number. Raises DistStoreError: it does not come in time."""
+        """Send a request with a number and return its answer. Raises DistStoreError after `seconds`."""
         number, answer = next(self._numbers), SimpleQueue[Values | None]()
         self._open[number] = answer
         self._say(msgspec.msgpack.encode(make(number)))
         try:
-            found = answer.get(timeout=seconds)
+            values = answer.get(timeout=seconds)
         except Empty as error:
             raise dist.DistStoreError(f"the store of the ranks did not answer for {seconds:g} s") from error
         finally:
             self._open.pop(number, None)
-        if found is None:
+        if values is None:
             raise dist.DistStoreError("the store of the ranks is gone")
-        return found
+        return values
 
     def _run(self) -> None:
         try:
@@ -62,17 +62,17 @@ class RankLine:
                 data = self._hear()
                 message = decode_to_rank(data)
                 if not isinstance(message, Values):
-                    self._words.put(data)
+                    self._messages.put(data)
                 elif (waiting := self._open.get(message.number)) is not None:
                     waiting.put(message)
         except (EOFError, OSError):
-            self._words.put(None)
+            self._messages.put(None)
             for waiting in list(self._open.values()):
                 waiting.put(None)
 
 
 class LineStore:
-    """A store behind a line, as PyTorch's are used.
+    """A store over a channel, with the interface of PyTorch's stores.
 
     Args:
         line: of this rank.
@@ -83,33 +83,33 @@ class LineStore:
 
     @property
     def timeout(self) -> timedelta:
-        """How long values are waited for."""
+        """How long to wait for values."""
         return timedelta(seconds=self._seconds)
 
     def set(self, key: str, value: bytes) -> None:
-        """Leave a value."""
+        """Write a value."""
         self._line.ask(lambda number: SetValue(number=number, key=key, value=value), self._seconds)
 
     def get(self, key: str) -> bytes:
-        """A value, once it is there."""
+        """Return a value, once it exists."""
         return self._values([key], self._seconds)[0]
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all these values are there."""
-        asked = tuple(keys)
-        found = self._line.ask(lambda number: AskValues(number=number, keys=asked, waits=False), self._seconds)
-        return found.values is not None
+        """Whether all these values exist."""
+        names = tuple(keys)
+        answer = self._line.ask(lambda number: AskValues(number=number, keys=names, waits=False), self._seconds)
+        return answer.values is not None
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all these values are there."""
+        """Wait until all these values exist."""
         self._values(keys, self._seconds if timeout is None else timeout.total_seconds())
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long values are waited for."""
+        """Set how long to wait for values."""
         self._seconds = timeout.total_seconds()
 
     def _values(self, keys: Sequence[str], seconds: float) -> tuple[bytes, ...]:
-        asked = tuple(keys)
-        found = self._line.ask(lambda number: AskValues(number=number, keys=asked, waits=True), seconds)
-        assert found.values is not None
-        return found.values
+        names = tuple(keys)
+        answer = self._line.ask(lambda number: AskValues(number=number, keys=names, waits=True), seconds)
+        assert answer.values is not None
+        return answer.values

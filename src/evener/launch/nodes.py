@@ -1,9 +1,9 @@
-"""Local nodes: processes of this machine that stand for machines, each as fast as it is told to be.
+"""Local nodes: processes of this machine that stand for machines of given speeds.
 
 `1.0,0.5,0.25` are three nodes of those relative speeds; `1.0,1.0@40=0.33` is a node that slows to a third at step 40.
-The nodes are put on the processor's cores, each core holding nodes whose speeds sum to at most 1, so that what a slowed
-node leaves idle is there for the others. Where that cannot be, all speeds shrink by one factor: ratios stay honest.
-They also shrink where a CPU quota allows less time than the nodes would take together.
+Each CPU core holds nodes whose speeds sum to at most 1, so that the idle time of a slowed node is free for the others.
+If that is impossible, all speeds shrink by one factor, which keeps their ratios. They also shrink if a CPU quota allows
+less time than the nodes need together.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LocalNode(Part, frozen=True, kw_only=True):
     memory_bytes: int | None = None
 
     def speed_at(self, step: int) -> float:
-        """Speed in `step`."""
+        """Return the speed in `step`."""
         return next(speed for start, speed in reversed(self.speeds) if start <= step)
 
 
@@ -156,12 +156,12 @@ def relative_shares(shares: str, size: int | None) -> list[float] | None:
     return weights
 
 
-def shares_of(shares: str, kept: Sequence[int]) -> str | None:
-    """Return `shares`, as a user gives them, of the nodes at the positions `kept`; None if these have no share."""
+def shares_of(shares: str, positions: Sequence[int]) -> str | None:
+    """Return the user's `shares` of the nodes at these `positions`; None if these have no share."""
     if shares in ("measured", "equal"):
         return shares
     numbers = shares.split(",")
-    remaining = [numbers[position] for position in kept]
+    remaining = [numbers[position] for position in positions]
     return ",".join(remaining) if any(float(share) for share in remaining) else None
 
 

@@ -1,4 +1,4 @@
-"""What a process of this machine says to the one that started it, and hears of it: over pipes, from first to last."""
+"""Messages between a process of this machine and the one that started it, over pipes."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from evener.records.errors import EvenerError, NodeLost, exit_code_of, explain
 from evener.system.process_exit import exit_now
 
 _STOP_SECONDS = 3.0
-"""In which the parent's word comes when both got SIGTERM at the same time."""
+"""Time within which the parent's message follows a SIGTERM to both."""
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True):
-    """Something for whoever started the process."""
+    """A message for the process that started this one."""
 
     data: bytes
 
 
 class Said(msgspec.Struct, frozen=True, tag=True):
-    """Something for the authority of an elastic run, which is whoever started the process, too."""
+    """A message for the coordinator of an elastic run, in the process that started this one."""
 
     data: bytes
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The process ends with an error.
+    """The report of a process that ends with an error.
 
     Attributes:
-        is_own: whether it arose here; else the connection to another process broke, or that one fell silent.
+        is_own: whether the error arose here, not from the loss of another process.
         kind: of the error.
         sentence: for the user.
-        traceback: for whoever mends it; empty for errors that the sentence explains.
+        traceback: for developers; empty for errors that the sentence explains.
     """
 
     is_own: bool
@@ -50,7 +50,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     traceback: str = ""
 
     def as_error(self) -> EvenerError:
-        """The error to be raised where the process was started, of the class that it had in the process.
+        """Return the error with its original class, for the process that started this one.
 
         Prints the traceback, if there is one.
         """
@@ -59,18 +59,18 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The process has done its work and ends."""
+    """The report of a process that has done its work."""
 
 
 decoder = msgspec.msgpack.Decoder(Sent | Said | Failed | Done)
 
 
 class Parent:
-    """A process's line to the one that started it.
+    """A process's connection to the one that started it.
 
     Args:
-        pipe: for words in both directions.
-        stop: becomes readable when this process is to stop.
+        pipe: for messages in both directions.
+        stop: readable once this process has to stop.
     """
 
     def __init__(self, pipe: Connection, stop: Connection) -> None:
@@ -81,19 +81,19 @@ class Parent:
         self._send(Sent(data))
 
     def say(self, data: bytes) -> None:
-        """Send `data` to the authority, from any thread. Raises OSError when it is gone."""
+        """Send `data` to the coordinator, from any thread. Raises OSError if it is gone."""
         self._send(Said(data))
 
     def hear(self) -> bytes:
-        """The authority's next words; waits for them. Raises EOFError or OSError when it is gone."""
+        """Wait for the coordinator's next message. Raises EOFError or OSError if it is gone."""
         return self._pipe.recv_bytes()
 
     def on_stop(self, stop: Callable[[], None]) -> None:
-        """From now on call `stop` when the parent asks this process to stop.
+        """Call `stop` when the parent asks this process to stop.
 
-        The parent does so by SIGTERM, after a word of its own. A SIGTERM without that word ends this process, as it
-        ends any other: whoever sent it wants this one process gone. A service manager sends SIGTERM to parent and
-        children together; the parent's word then comes a moment later.
+        The parent sends a message and then SIGTERM. A SIGTERM without that message ends this process only, as for any
+        other process. A service manager sends SIGTERM to parent and children together; the message then follows a
+        moment later.
         """
 
         def obey(number: int, _frame: FrameType | None) -> None:
@@ -106,7 +106,7 @@ class Parent:
         signal.signal(signal.SIGTERM, obey)
 
     def end(self, error: BaseException | None = None) -> NoReturn:
-        """Say how this process ends, and end it; at once if the others are gone, or go on without it."""
+        """Report how this process ends, and end it; at once after a lost node."""
         code = 0
         with contextlib.suppress(OSError):
             if error is None:

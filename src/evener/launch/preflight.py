@@ -1,13 +1,13 @@
-"""Before ranks of several machines join: do the machines reach each other, and do they fit together?
+"""The check before ranks of several machines join: whether the machines reach each other and fit together.
 
-The first rank of every machine looks for it. Over the store, which all of them have reached:
+The first rank of every machine performs the check, over the store that all of them have reached:
 
     every machine                              the store
-        listen; leave facts and ports       -> hello
+        listen; publish addresses and ports -> hello
         read the others' ports             <-
-        connect to each of them, both ways: its clock comes back, and 64 KB, which large packets carry
-        leave facts with what failed        -> facts
-    every rank reads the facts of all, and concludes the same from them
+        connect to each of them, both ways: receive its clock and 64 KB, which need large packets
+        publish facts and failures          -> facts
+    every rank reads the facts of all, and draws the same conclusion
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _WAIT_SECONDS = 30.0
 
 
 class _Hello(Part, frozen=True, kw_only=True):
-    """What a machine says first.
+    """The first message of a machine.
 
     Attributes:
-        machine: its name.
+        machine: name of the machine.
         places: addresses and ports at which it listens.
     """
 
@@ -51,18 +51,18 @@ class _Hello(Part, frozen=True, kw_only=True):
 
 
 def require_fit(env: RankEnvironment, *, is_wanted: bool) -> list[Finding]:
-    """See that the machines of all ranks fit together, where there are several; every rank calls this.
+    """Check that the machines of all ranks fit together, if there are several; every rank calls this.
 
     Args:
         env: of this rank.
-        is_wanted: whether to look at all; that of the first rank counts.
+        is_wanted: whether to check; the value of the first rank counts.
 
     Returns:
         Warnings, the same on every rank.
 
     Raises:
-        NodeLost: a machine cannot be connected to, or says nothing.
-        InvalidInput: something else is wrong; names machine and cure.
+        NodeLost: a machine cannot be reached, or does not respond.
+        InvalidInput: another problem, with machine and advice.
     """
     heads = first_ranks([node.host for node in env.nodes])
     if len(heads) < 2 or env.store is None or (env.line is not None and env.line.is_late):
@@ -74,20 +74,20 @@ def require_fit(env: RankEnvironment, *, is_wanted: bool) -> list[Finding]:
         return []
     if env.rank in heads:
         _look(env, store, heads)
-    found = faults(check_peers([_facts_of(env, store, head) for head in heads]))
-    errors = [finding for finding in found if finding.severity == "error"]
+    findings = faults(check_peers([_facts_of(env, store, head) for head in heads]))
+    errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         raise _error_of(errors)
-    return found
+    return findings
 
 
 def first_ranks(hosts: Sequence[str]) -> list[int]:
-    """The first rank on every machine, in order."""
+    """Return the first rank on every machine, in order."""
     return sorted({host: rank for rank, host in reversed(list(enumerate(hosts)))}.values())
 
 
 def own_facts(env: RankEnvironment) -> PeerFacts:
-    """What this machine says of itself."""
+    """Return this machine's facts."""
     return PeerFacts(
         machine=env.node.host,
         evener=VERSION,
@@ -100,10 +100,10 @@ def own_facts(env: RankEnvironment) -> PeerFacts:
 
 
 def _look(env: RankEnvironment, store: SignedStore, heads: Sequence[int]) -> None:
-    """Leave what this machine is, and which of the others it reaches, in the store."""
+    """Publish this machine's facts and the machines that it reaches."""
     facts = own_facts(env)
-    own = replace(facts.network, route_address=env.address)
-    with Listeners(listening_addresses(own, uses_gloo=facts.uses_gloo)) as listeners:
+    network = replace(facts.network, route_address=env.address)
+    with Listeners(listening_addresses(network, uses_gloo=facts.uses_gloo)) as listeners:
         hello = _Hello(machine=facts.machine, places=listeners.places)
         store.set(f"hello/{env.rank}", msgspec.json.encode(hello))
         greetings = {head: _hello_of(env, store, head) for head in heads if head != env.rank}
@@ -111,11 +111,11 @@ def _look(env: RankEnvironment, store: SignedStore, heads: Sequence[int]) -> Non
         facts = replace(facts, ahead=ahead, unreached=unreached)
         store.set(f"facts/{env.rank}", msgspec.json.encode(facts))
         for head in heads:
-            _facts_of(env, store, head)  # until then others may still connect
+            _facts_of(env, store, head)  # others may connect until then
 
 
 def _connect(rank: int, greetings: dict[int, _Hello]) -> tuple[float, tuple[Unreached, ...]]:
-    """Seconds by which this clock is ahead of the first machine's, and which places cannot be connected to."""
+    """Return the seconds by which this clock is ahead of the first machine's, and the unreachable places."""
     places = [(head, hello.machine, *place) for head, hello in greetings.items() for place in hello.places]
     until = time.monotonic() + _CONNECT_SECONDS
     with ThreadPoolExecutor(max_workers=min(64, len(places)), thread_name_prefix="evener-preflight") as pool:
@@ -140,7 +140,7 @@ def _facts_of(env: RankEnvironment, store: SignedStore, head: int) -> PeerFacts:
 
 
 def _awaited(store: SignedStore, key: str, machine: str) -> bytes:
-    """A value, once it is there. Raises NodeLost: it does not come."""
+    """Return a value, once it exists. Raises NodeLost after a timeout."""
     try:
         store.wait([key], timedelta(seconds=_WAIT_SECONDS))
     except RuntimeError as error:
@@ -151,7 +151,7 @@ def _awaited(store: SignedStore, key: str, machine: str) -> bytes:
 
 
 def _error_of(errors: Sequence[Finding]) -> EvenerError:
-    """All errors as one; a machine that is not reached is lost."""
-    words = "; ".join(dict.fromkeys(error.words for error in errors))
+    """Combine all errors into one; an unreachable machine counts as lost."""
+    sentences = "; ".join(dict.fromkeys(error.words for error in errors))
     is_lost = any(error.what == "port" for error in errors)
-    return (NodeLost if is_lost else InvalidInput)(f"{words} (--no-preflight: start without looking)")
+    return (NodeLost if is_lost else InvalidInput)(f"{sentences} (--no-preflight: start without this check)")

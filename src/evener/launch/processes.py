@@ -1,12 +1,12 @@
-"""Starts processes on this machine and never leaves one behind: ranks of a run, a master and its nodes.
+"""Processes of this machine that end with the one that started them: ranks of a run, a master and its nodes.
 
-    with LocalProcesses(preload) as processes:         all of them are gone when the block is left
+    with LocalProcesses(preload) as processes:         all of them have ended after the block
         one = processes.start("node-0", target, ...)   target(parent, ...) runs there
         for process, data in processes.receive(0.2)    what parent.send(data) sent
         one.failure, one.has_finished                  how it ended
 
-They are forked from a server that has loaded what they need already, so that the second run of a demo starts at once. A
-process ends with the one that started it, however that one went; of its own end it says over a pipe how it came.
+They are forked from a server that has already loaded their modules, so that the second run of a demo starts at once. A
+process ends with the one that started it, even if that is killed. It reports over a pipe how it ends.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from evener.system.process_exit import exit_with_parent, kill_with_starter
 from evener.system.signals import outlive_terminal, set_handler
 
 RANK_MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "evener.training.rank")
-"""What every rank needs, imported once for all of them. Optimizers import `torch._dynamo`, which takes two seconds."""
-_OF_THE_TERMINAL = (signal.SIGINT, signal.SIGHUP)
-"""Signals that every process of a terminal gets."""
+"""Modules of every rank, imported once for all of them. Optimizers import `torch._dynamo`, which takes two seconds."""
+_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+"""Signals to all processes of a terminal."""
 
 _SERVER = "evener.launch.fork_server"
 
 
 @dataclass
 class LocalProcess:
-    """One process that was started.
+    """A process that this one started.
 
     Attributes:
-        has_finished: whether it said that its work is done.
-        said: to the authority, and not yet read by it.
-        is_silent: whether all that it said has been read.
-        failure: how it failed; None if it did not say so.
-        stop: by which it is told that a SIGTERM is this process's.
-        given_up: why this process ended it; empty if it did not.
+        has_finished: whether it reported the end of its work.
+        said: messages to the coordinator that it has not read.
+        is_silent: whether all its messages were read.
+        failure: reported failure; None without one.
+        stop: marks a SIGTERM as one of this process.
+        given_up: why this process killed it; empty if it did not.
     """
 
     process: ForkServerProcess
@@ -66,7 +66,7 @@ class LocalProcess:
     given_up: str = ""
 
     def read(self) -> list[bytes]:
-        """Take in all that lies in its pipe, however late somebody looks; what of it was sent."""
+        """Process all messages in its pipe; return those that were sent to this process."""
         sent = []
         try:
             while self.pipe.poll():
@@ -84,35 +84,35 @@ class LocalProcess:
         return sent
 
     def tell(self, data: bytes) -> None:
-        """Let the process hear the authority's words; one that has ended hears nothing."""
+        """Send a message of the coordinator; a process that has ended ignores it."""
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(data)
 
     def request_stop(self) -> None:
-        """Ask it to end, if it runs; see `Parent.on_stop`."""
+        """Ask the process to stop, if it runs; see `Parent.on_stop`."""
         if self.process.pid is not None and not self.has_ended:
             with contextlib.suppress(OSError):
                 self.stop.send_bytes(b"stop")
             os.kill(self.process.pid, signal.SIGTERM)
 
     def give_up(self, why: str) -> None:
-        """End it at once, because of `why`: a clause about it."""
+        """Kill the process; `why` is a clause that explains it."""
         self.given_up = why
         self.process.kill()
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more, however it ended."""
+        """Whether the process has ended, for any reason."""
         return not self.process.is_alive()
 
     @property
     def has_failed(self) -> bool:
-        """Whether it said so, or ended without a word."""
+        """Whether the process reported a failure, or ended without a report."""
         return self.failure is not None or (self.has_ended and not self.has_finished)
 
     @property
     def ending(self) -> str:
-        """How it ended, in words: why it was given up, a signal, or its exit code."""
+        """How the process ended, for the user: the reason of its kill, a signal, or its exit code."""
         if self.given_up:
             return self.given_up
         code = self.process.exitcode
@@ -158,8 +158,8 @@ class LocalProcesses:
         """
         ours, theirs = self._context.Pipe()
         heard, stop = self._context.Pipe(duplex=False)
-        words = (target, arguments, tuple(cores), threads, theirs, heard)
-        process = self._context.Process(target=_main, args=words, name=name)
+        main_arguments = (target, arguments, tuple(cores), threads, theirs, heard)
+        process = self._context.Process(target=_main, args=main_arguments, name=name)
         with contextlib.nullcontext() if _needs_main((target, *arguments)) else _without_main():
             process.start()
         theirs.close()
@@ -175,12 +175,12 @@ class LocalProcesses:
         """
         talking = {one.pipe: one for one in self._started if not one.is_silent}
         sentinels = [one.process.sentinel for one in self._started if not one.has_ended]
-        found = []
+        received = []
         for ready in wait([*talking, *sentinels], timeout):
             one = talking.get(ready)  # type: ignore[call-overload]
             if one is not None:
-                found += [(one, data) for data in one.read()]
-        return found
+                received += [(one, data) for data in one.read()]
+        return received
 
     def request_stop(self) -> None:
         """Ask all that run to end."""
@@ -218,15 +218,15 @@ def _main(
     pipe: Connection,
     stop: Connection,
 ) -> None:
-    """What a process runs.
+    """Run the target in a new process.
 
-    Ctrl-C and the end of the terminal are for the command that the user typed, which asks this process by SIGTERM.
+    Ctrl-C and the end of the terminal are handled by the user's command, which stops this process by SIGTERM.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_handler(signal.SIGHUP, lambda *_: None)
     outlive_terminal()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_TERMINAL)  # for what this process starts
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINAL_SIGNALS)  # for what this process starts
     multiprocessing.set_start_method(None, force=True)  # the user's workers start as in a process of the user's own
     parent, error = Parent(pipe, stop), None
     try:
@@ -247,10 +247,10 @@ def _main(
 
 
 class _MainFinder(pickle.Pickler):
-    """Whether what it pickles has a function or a class of the program that was started anywhere in it.
+    """A pickler that detects functions and classes of the main program.
 
     Attributes:
-        found: whether it has.
+        found: whether there was one.
     """
 
     def __init__(self) -> None:
@@ -258,7 +258,7 @@ class _MainFinder(pickle.Pickler):
         self.found = False
 
     def reducer_override(self, value: object) -> Any:
-        """Looks at functions and classes, and leaves pickling as it is."""
+        """Inspect functions and classes, without changing how they are pickled."""
         self.found |= isinstance(value, type | FunctionType) and value.__module__ == "__main__"
         return NotImplemented
 
@@ -271,8 +271,8 @@ def _needs_main(values: Sequence[Any]) -> bool:
 
 @contextmanager
 def _terminal_is_held_back() -> Iterator[None]:
-    """Inside, signals of the terminal wait; in a program that is started here, until that unblocks them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_TERMINAL)
+    """Block signals of the terminal inside, also in processes started there until they unblock them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
     try:
         yield
     finally:
@@ -281,7 +281,7 @@ def _terminal_is_held_back() -> Iterator[None]:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Inside, a process that is started does not run the user's program again to find out what is defined there.
+    """Hide the main module inside, so that new processes do not run the user's program again.
 
     A program that calls `evener.train` would start itself without end, and a notebook has no file to run.
     """
@@ -295,7 +295,7 @@ def _without_main() -> Iterator[None]:
 
 @contextmanager
 def _without_socket_file() -> Iterator[None]:
-    """Inside, a fork server may start; afterwards it is reached by an open descriptor of its socket, on Linux.
+    """Let a fork server start inside whose socket has no file afterwards, on Linux.
 
     The socket would lie in a folder that Python removes at the end of a process, but not of one that is killed.
     """

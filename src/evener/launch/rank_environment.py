@@ -1,4 +1,4 @@
-"""What a rank finds when it starts, and how its program is run there."""
+"""The environment of a rank, and the execution of its program."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ from evener.system.memory import is_out_of_memory
 from evener.system.signals import first_request, set_handler
 
 _BROKEN = ("gloo/transport", "connection closed by peer", "connection reset by peer", "nccl error", "ncclsystemerror")
-"""In the sentences of Gloo and NCCL, to whose errors PyTorch gives no class of their own."""
+"""Parts of the messages of Gloo and NCCL, whose errors have no classes in PyTorch."""
 
 
 @dataclass
 class RankEnvironment:
-    """One rank's place in a run.
+    """One rank's environment in a run.
 
     Attributes:
         rank: of this process.
         nodes: one a rank, in order.
         device: that this rank computes on.
-        patience: seconds that the others' silence is borne.
+        patience: seconds of silence after which a rank is lost.
         notify: shows an event to the user; effective on every rank, used by the leader.
-        store: where the ranks find each other; None for a process alone.
-        heartbeat: by which the ranks know that all of them live; None for a process alone.
+        store: rendezvous of the ranks; None for a single rank.
+        heartbeat: detects lost ranks; None for a single rank.
         address: of this machine, at which the other ranks reach it.
-        end: ends this process at once by an error, from any thread: the main one may wait in a collective for ever.
-        answer: what whoever was notified of the end of an epoch says to it; None where `notify` returns that itself.
-        line: to the authority of an elastic run; None in others.
+        end: ends this process by an error, at once and from any thread, as the main one may block in a collective.
+        answer: returns the answer to the notified end of an epoch; None if `notify` returns it.
+        line: control channel to the coordinator of an elastic run; None in others.
         tell: writes a sentence on the terminal of a rank that a launcher started; None in other ranks.
         has_own_paths: whether files have other places here than at the first rank, in a config that is else the same.
         step: that this rank works on; 0 before the first.
@@ -81,17 +81,17 @@ class RankEnvironment:
 
     @property
     def node(self) -> LocalNode:
-        """This rank's own node."""
+        """This rank's node."""
         return self.nodes[self.rank]
 
     @property
     def names(self) -> list[str]:
-        """Of all nodes, in order of ranks."""
+        """The names of all nodes, in order of ranks."""
         return [node.name for node in self.nodes]
 
     @property
     def backend(self) -> str:
-        """For tensors: NCCL if every rank has a GPU of its own, else Gloo: NCCL refuses two ranks on one GPU."""
+        """The backend for tensors: NCCL if every rank has a separate GPU, which it requires; else Gloo."""
         places = {(node.host, node.device) for node in self.nodes}
         on_gpus = all(node.device.startswith("cuda") for node in self.nodes)
         return "nccl" if on_gpus and len(places) == len(self.nodes) else "gloo"
@@ -101,22 +101,22 @@ class RankEnvironment:
         self.stop_requested = True
 
     def stop_on(self, *signals: signal.Signals) -> None:
-        """From now on `signals` ask this rank to stop after its current step."""
+        """Let `signals` stop this rank after its current step."""
         for number in signals:
             set_handler(number, lambda *_: self.request_stop())
 
     def is_over(self, epoch: Epoch) -> bool:
-        """Notify of the end of `epoch`; whether the run is to end there."""
+        """Notify of the end of `epoch`; return whether the run ends there."""
         said = self.notify(epoch)
         return bool(said) if self.answer is None else self.answer(epoch)
 
     def stop_heartbeat(self) -> None:
-        """From now on others see whether this rank lives, and this rank does not look for those that are silent."""
+        """Let others see whether this rank is alive, without checking them for silence."""
         if self.heartbeat is not None:
             self.heartbeat.stop()
 
     def at_step(self, step: int) -> None:
-        """Note the step that this rank works on."""
+        """Record the current step of this rank."""
         self.step = step
         if self.heartbeat is not None:
             self.heartbeat.step = step
@@ -128,7 +128,7 @@ Program = Callable[[RankEnvironment, Any], None]
 def run_inprocess(
     program: Program, node: LocalNode, config: Any, *, patience: float, on_event: Callable[[RunEvent], object]
 ) -> None:
-    """Run `program` on `node` here. Ctrl-C asks it to stop after its step, a second one stops it at once.
+    """Run `program` on `node` in this process. Ctrl-C stops it after its step, a second one at once.
 
     Raises:
         KeyboardInterrupt: Ctrl-C before the first step, or the program has no steps.
@@ -146,11 +146,11 @@ def run_inprocess(
 
 
 def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
-    """Run `program` as the rank of `env`, with heartbeats; errors come out as the one error that explains them.
+    """Run `program` as the rank of `env`, with heartbeats; raise the one error that explains a failure.
 
     Raises:
         NodeLost: the connection to another rank broke; the others' heartbeats name the culprit.
-        EvenerError: whatever else the program raises on purpose.
+        EvenerError: another error of the program.
     """
     if env.device.type == "cpu":
         keep_freed_memory()
@@ -176,7 +176,7 @@ def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
 
 
 def explained(error: Exception, env: RankEnvironment) -> Exception:
-    """The error that tells the user what happened; `error` itself where there is nothing to add.
+    """Return the error that explains the failure to the user; `error` itself if it does.
 
     A lost connection is explained by the failure of the rank at its other end, if that has published one.
     """
@@ -205,18 +205,18 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
 
 
 def _ended_by_itself(error: SystemExit) -> EvenerError:
-    """What a user's code that calls sys.exit() amounts to: there is no result, whatever its exit code."""
+    """Return the error of a user's code that calls sys.exit(), which leaves no result for any exit code."""
     return TrainingFailed(f"the program ended itself by sys.exit({error.code!r}){place_of(error)}")
 
 
 def _is_of_this_rank_alone(error: Exception) -> bool:
-    """Whether the others do not see the same error themselves, and have to be told."""
+    """Whether the others do not see the same error themselves, and need its report."""
     if isinstance(error, EvenerError):
         return isinstance(error, TrainingFailed | DoesNotFit | OutOfStep) and not isinstance(error, NonFiniteLoss)
     return True
 
 
 def is_broken_connection(error: RuntimeError) -> bool:
-    """Whether a collective says that another rank is gone."""
+    """Whether the error of a collective means that another rank is lost."""
     text = str(error).lower()
     return isinstance(error, dist.DistError) or any(word in text for word in _BROKEN)

@@ -1,11 +1,10 @@
-"""How a rank notices that another is lost.
+"""Heartbeats between ranks, which detect a lost rank.
 
-Every rank writes a growing number and its step to the store that all share, several times a second, from a thread of
-its own: it works when the main thread waits inside a collective for ever. The rule is that of
-`evener.system.heartbeat`.
+Every rank writes an increasing number and its step to the shared store, several times a second. A separate thread does
+so, because the main thread may block in a collective. `evener.system.heartbeat` has the rule.
 
-A rank whose line to the store is cut hears of nobody, and its calls of the store never return: another thread of its
-own ends it then.
+A rank that loses its connection to the store receives no heartbeats, and its calls of the store never return. Another
+thread then ends it.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from evener.system.heartbeat import ListenedSeconds, Progress, interval
 
 _FAILURE, _SHARED_FAILURE, _STOP = "failure", "shared failure", "stop"
 _SHARED_SECONDS = 2.0
-"""That a rank has to raise by itself the error that another one reported as its own, too."""
+"""Time in which a rank raises the shared error that another one has reported."""
 _HEARING_SECONDS = 2.0
-"""For which the rank that keeps the store lets the others read there why they end."""
+"""Time in which the rank that keeps the store lets the others read there why they end."""
 _CAUSE_SECONDS = 0.5
-"""For which a rank that lost a connection looks for the error of the rank at the other end."""
+"""Time in which a rank that lost a connection looks for the error of the rank at the other end."""
 
 
 class StoreWatch:
-    """Sees that a store answers; a context, inside of which it does so in a thread of its own.
+    """A check that the store answers; a context that runs it in a thread.
 
     Args:
-        patience: seconds within which something has to come.
-        on_silent: called once, in that thread, with an error, when nothing has come for the patience.
+        patience: seconds within which the store has to answer.
+        on_silent: called once, in that thread, with an error after `patience` seconds without an answer.
         node: name of this process's node.
     """
 
@@ -48,7 +47,7 @@ class StoreWatch:
         self._thread = threading.Thread(target=self._run, name="evener-store-watch", daemon=True)
 
     def answered(self) -> None:
-        """The store has just answered."""
+        """Record an answer of the store."""
         self._count += 1
 
     def start(self) -> None:
@@ -56,7 +55,7 @@ class StoreWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._done.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -82,20 +81,20 @@ class StoreWatch:
 
 
 class RankHeartbeat:
-    """One rank's heartbeat, and its ear for those of the others.
+    """One rank's heartbeat, and its check of the others'.
 
     Args:
         store: shared by all ranks; used by this thread alone.
         rank: of this process.
         nodes: name of every rank's node.
         patience: seconds of silence after which a rank is lost.
-        on_lost: called once, in this thread, with an error that says who is lost.
-        keeps_store: whether the store is kept by this process, and gone with it.
+        on_lost: called once, in this thread, with an error that names the lost rank.
+        keeps_store: whether this process keeps the store.
         store_patience: seconds within which the store has to answer; `patience` by default.
         on_stop: called in this thread when another rank asks all to stop.
 
     Attributes:
-        step: that this rank works on.
+        step: current step of this rank.
     """
 
     def __init__(
@@ -121,12 +120,12 @@ class RankHeartbeat:
         self._others = {other: Progress(now) for other in range(len(nodes)) if other != rank}
 
     def start(self) -> None:
-        """Begin to beat and to listen, until stopped or until somebody is lost."""
+        """Begin to beat and to listen, until stopped or until a rank is lost."""
         self._thread.start()
         self._watch.start()
 
     def watch_lines(self, lines: RankLines) -> None:
-        """Look, from now on, whether one of this rank's `lines` to the others is cut; all of them are told."""
+        """Check this rank's `lines` to the others from now on; all ranks learn of a broken one."""
         self._lines = lines
 
     def join(self, timeout: float) -> None:
@@ -134,10 +133,10 @@ class RankHeartbeat:
         self._thread.join(timeout)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End the heartbeat; this rank counts as having left, not as lost. Who keeps the store, outlasts the others.
+        """End the heartbeat; this rank counts as ended, not as lost. The rank with the store outlasts the others.
 
         Args:
-            error: by which this rank ends; None: it has done its work.
+            error: error of this rank; None if it has done its work.
         """
         self._done.set()
         self._leave(_left(self._rank), _ending(error))
@@ -150,25 +149,25 @@ class RankHeartbeat:
             self._lines.close()
 
     def ask_to_stop(self) -> None:
-        """Have all other ranks stop after their step."""
+        """Ask all other ranks to stop after their step."""
         self._store.set(_STOP, "1")
 
     def report_failure(self, sentence: str, *, is_shared: bool = False) -> None:
-        """Publish this rank's own failure, so that the others need not wait to name it.
+        """Publish this rank's own failure, so that the others can name it at once.
 
         Args:
-            sentence: that names node and error.
-            is_shared: whether the others are likely to raise the same error by themselves; they have some time for it.
+            sentence: names node and error.
+            is_shared: whether the others are likely to raise the same error; they have some time for it.
         """
         key = _SHARED_FAILURE if is_shared else _FAILURE
         try:
             if not self._store.check([key]):  # the first one explains the others
                 self._store.set(key, sentence)
         except RuntimeError:
-            return  # the store is gone, and with it whoever could have read this
+            return  # the store is gone, with the rank that kept it
 
     def cause(self) -> str:
-        """The failure that another rank has published, within a moment; empty if none has."""
+        """Return the failure that another rank publishes within a moment; empty without one."""
         until = time.monotonic() + _CAUSE_SECONDS
         while True:
             try:
@@ -182,14 +181,14 @@ class RankHeartbeat:
             time.sleep(_CAUSE_SECONDS / 10)
 
     def _outlast_others(self) -> None:
-        """Return when every other rank has left, has heard of a failure, or is silent for too long."""
+        """Wait until every other rank has ended, knows of a failure, or is silent for too long."""
         pause = threading.Event()
         while any(self._needs_store(other, time.monotonic()) for other in self._others):
             self._watch.answered()
             pause.wait(interval(self._patience))
 
     def _let_others_hear(self) -> None:
-        """Return when all others have heard of the failure that this rank heard of, or had the time for it."""
+        """Wait until all others know of this rank's failure, or their time is over."""
         if not has_heard(self._store, self._rank):
             return
         until = time.monotonic() + _HEARING_SECONDS
@@ -221,7 +220,7 @@ class RankHeartbeat:
         try:
             self._store.set(key, value)
         except RuntimeError:
-            return  # the store is gone, and with it whoever could have read this
+            return  # the store is gone, with the rank that kept it
         self._watch.answered()
 
     def _beat(self, count: int) -> NodeLost | None:
@@ -265,7 +264,7 @@ class RankHeartbeat:
 
 
 def read_beat(store: SignedStore, rank: int) -> tuple[int, int]:
-    """The number of the last heartbeat of `rank` and the step that it works on; zeros before the first."""
+    """Return the number of the last heartbeat of `rank` and its step; zeros before the first."""
     if not store.check([_key(rank)]):
         return 0, 0
     count, step = store.get(_key(rank)).decode().split(":")
@@ -273,7 +272,7 @@ def read_beat(store: SignedStore, rank: int) -> tuple[int, int]:
 
 
 def has_left(store: SignedStore, rank: int) -> bool:
-    """Whether the heartbeat of `rank` has ended as it should, so that its silence means nothing."""
+    """Whether the heartbeat of `rank` has ended regularly, so that its silence means nothing."""
     return store.check([_left(rank)])
 
 
@@ -283,13 +282,13 @@ def has_heard(store: SignedStore, rank: int) -> bool:
 
 
 def read_ending(store: SignedStore, rank: int) -> EvenerError | None:
-    """The error by which `rank`, which has left, ended; None if it had done its work."""
+    """Return the error of `rank`, which has ended; None if it had done its work."""
     ending = msgspec.json.decode(store.get(_left(rank)), type=tuple[ErrorKind, str] | None)
     return None if ending is None else ending[0].as_error(ending[1])
 
 
 def published_failure(store: SignedStore) -> str:
-    """The failure of one rank alone that all others end with; empty if there is none."""
+    """Return the failure of one rank that ends all others; empty without one."""
     return store.get(_FAILURE).decode() if store.check([_FAILURE]) else ""
 
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a run as processes of this machine, and answers what they ask of whoever watches it."""
+"""The start of ranks as processes of this machine, and the answers to their questions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from evener.records.record import Epoch
 
 _HOST = "127.0.0.1"
 _LOOKING = timedelta(days=7)
-"""That a user may take to look at the end of an epoch."""
+"""Limit of a user's time at the end of an epoch."""
 
 
 class RankStarter:
-    """Starts ranks of one run, which find each other in a store of its own on the loopback interface.
+    """The start of ranks of one run, with a rendezvous store on the loopback interface.
 
     Args:
         processes: in which they run.
@@ -55,10 +55,10 @@ class RankStarter:
         self._processes, self._program, self._nodes, self._is_elastic = processes, program, nodes, is_elastic
 
     def start(self, rank: int, number: int) -> LocalProcess:
-        """The process of `rank`, which in an elastic run has this number."""
-        node, own = self._nodes[rank], number if self._is_elastic else None
-        words = (self._program, rank, *self._arguments, own)
-        return self._processes.start(node.name, _be_rank, *words, cores=node.cores, threads=node.threads)
+        """Start the process of `rank`, with this number in an elastic run."""
+        node, process = self._nodes[rank], number if self._is_elastic else None
+        arguments = (self._program, rank, *self._arguments, process)
+        return self._processes.start(node.name, _be_rank, *arguments, cores=node.cores, threads=node.threads)
 
 
 def _be_rank(
@@ -71,7 +71,7 @@ def _be_rank(
     patience: float,
     number: int | None,
 ) -> None:
-    """What a rank's process runs; with a `number`, that of an elastic run, which may have begun without it."""
+    """Run a rank in its process; `number` is that in an elastic run, which may already be under way."""
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     env = RankEnvironment(
@@ -99,14 +99,14 @@ def _be_rank(
 
 
 def show_event(store: Any, on_event: Callable[[RunEvent], object], event: RunEvent) -> None:
-    """Show an event; what comes back at the end of an epoch is left in the store, where the leader waits for it."""
+    """Show an event; at the end of an epoch, publish the answer in the store for the leader."""
     said = on_event(event)
     if isinstance(event, Epoch):
         store.set(_end_of(event), "over" if said else "on")
 
 
 def _answer(store: Any, epoch: Epoch) -> bool:
-    """What the process that started this one says to the end of `epoch`, however long it looks at it."""
+    """Wait for the answer of the process that started this one to the end of `epoch`."""
     store.wait([_end_of(epoch)], _LOOKING)
     return bool(store.get(_end_of(epoch)) == b"over")
 
@@ -118,7 +118,7 @@ def _end_of(epoch: Epoch) -> str:
 def _line_to(
     parent: Parent, env: RankEnvironment, number: int, open_store: Callable[[], SignedStore]
 ) -> ControlChannel:
-    """To the authority, which is the parent."""
+    """Return the control channel to the coordinator, which is the parent."""
     return ControlChannel(
         process=number,
         node=env.node.name,

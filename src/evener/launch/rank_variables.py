@@ -1,4 +1,4 @@
-"""The environment variables that torchrun sets for a rank, checked before PyTorch is loaded: that takes seconds."""
+"""The environment variables that torchrun sets for a rank, checked before PyTorch is loaded."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from evener.records.errors import InvalidInput, InvalidValue
 
 SECRET_VARIABLE = "EVENER_SECRET"
-_LEAST_CHARACTERS = 16
+_MIN_CHARACTERS = 16
 _MAX_RANKS = 100_000
 
 
 def is_rank(variables: Mapping[str, str]) -> bool:
-    """Whether a launcher made this process one rank of several."""
+    """Whether a launcher started this process as one rank of several."""
     return "RANK" in variables and "WORLD_SIZE" in variables
 
 
@@ -22,7 +22,7 @@ def require_rank_variables(variables: Mapping[str, str]) -> None:
 
     Raises:
         InvalidValue: one is missing, not a number, or out of range.
-        InvalidInput: the address of the first machine stands for nothing.
+        InvalidInput: the address of the first machine cannot be resolved.
     """
     size = number_of(variables, "WORLD_SIZE", 1, _MAX_RANKS)
     number_of(variables, "RANK", 0, size - 1)
@@ -42,7 +42,7 @@ def require_rank_variables(variables: Mapping[str, str]) -> None:
 
 
 def number_of(variables: Mapping[str, str], name: str, least: int = 0, most: int = 2**31) -> int:
-    """The number in a variable. Raises InvalidValue: there is none, or it is not from `least` to `most`."""
+    """Return the number in a variable. Raises InvalidValue if it is missing or not from `least` to `most`."""
     text = variables.get(name)
     field = f"environment variable {name}"
     if text is None:
@@ -57,12 +57,12 @@ def number_of(variables: Mapping[str, str], name: str, least: int = 0, most: int
 
 
 def require_secret(variables: Mapping[str, str]) -> None:
-    """Raise InvalidInput: the ranks are on several machines and have no secret, or one that is easily guessed."""
-    given = variables.get(SECRET_VARIABLE)
-    if given and len(given) < _LEAST_CHARACTERS:
-        raise InvalidInput(f"${SECRET_VARIABLE} must have {_LEAST_CHARACTERS} characters or more, got {len(given)}")
+    """Raise InvalidInput if ranks on several machines have no secret, or a secret is too short."""
+    secret = variables.get(SECRET_VARIABLE)
+    if secret and len(secret) < _MIN_CHARACTERS:
+        raise InvalidInput(f"${SECRET_VARIABLE} must have {_MIN_CHARACTERS} characters or more, got {len(secret)}")
     is_here = variables.get("WORLD_SIZE") in ("1", variables.get("LOCAL_WORLD_SIZE"))
-    if not given and not is_here:
+    if not secret and not is_here:
         raise InvalidInput(
             f"ranks on several machines need a secret: set ${SECRET_VARIABLE} to the same value on all of them, "
             "such as what `openssl rand -hex 16` prints"

@@ -1,6 +1,6 @@
-"""Runs a program on one process a node of this machine, and relays what the ranks have to say.
+"""A run of a program in one process per local node, and the relay of its events.
 
-Whichever way a run ends, this process names who failed first-hand: a rank that only lost its connection is not it.
+However a run ends, this process names the rank that failed itself, not a rank that only lost its connection.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from evener.system.heartbeat import ListenedSeconds, Progress
 from evener.system.signals import interrupt_on_stop_signals, requests_to_stop
 
 _GRACE = 1.0
-_BEGINNINGS = 3
-"""Times that a run begins on the same nodes: a node that is lost before the first step may be lost each time."""
+_MAX_STARTS = 3
+"""Number of starts on the same nodes: a node that is lost before the first step may be lost each time."""
 Without = Callable[[Any, Sequence[int], Event], Any]
-"""What to do instead of something where only nodes of these positions are left, which the event says; None: nothing."""
+"""A function of config, remaining positions and event; returns the config of these nodes, or None to end the run."""
 
 
 def run_local(
@@ -40,51 +40,51 @@ def run_local(
     is_elastic: bool = False,
     without: Without | None = None,
 ) -> None:
-    """Run `program` once a node, each in a process of its own, to the end.
+    """Run `program` to the end, in one process per node.
 
     Args:
         program: module-level function of a rank's environment and `config`.
-        nodes: one a rank.
-        config: what to do; a plain value.
-        patience: seconds of silence after which a rank is given up.
-        on_event: called with everything of which a rank notifies; at the end of an epoch, whether the run ends there.
-        is_elastic: whether the program can go on without a rank, and with another one in its place.
-        without: what the other nodes do where the ranks cannot go on themselves, from `config` and their positions
-            among the nodes; they are started anew. A node that is lost before the first step has three tries.
+        nodes: one per rank.
+        config: argument of the program; a plain value.
+        patience: seconds of silence after which a rank is lost.
+        on_event: called with every event of a rank; for the end of an epoch it returns whether the run ends there.
+        is_elastic: whether the program can continue without a rank, and with a replacement.
+        without: returns the config with which the remaining nodes restart if the ranks cannot continue themselves. A
+            node that is lost before the first step has three tries.
 
     Raises:
-        EvenerError: of the rank that failed first-hand, with its exit code; all processes have ended by then.
+        EvenerError: error of the rank that failed itself, with its exit code; all processes have ended.
         Interrupted: Ctrl-C; the ranks were asked to stop after their step and write a checkpoint.
         KeyboardInterrupt: Ctrl-C before the first step, or the program has no steps; all processes have ended.
     """
     with interrupt_on_stop_signals(), LocalProcesses(RANK_MODULES) as processes:
-        beginnings = _BEGINNINGS if is_elastic else 0
+        starts = _MAX_STARTS if is_elastic else 0
         while True:
             starter = RankStarter(processes, program, nodes, config, patience, is_elastic=is_elastic)
             loss = _run_once(processes, starter, nodes, patience, on_event, is_elastic)
             if loss is None:
                 return
-            beginnings -= 1
-            if beginnings > 0 and not loss.has_begun:
+            starts -= 1
+            if starts > 0 and not loss.has_begun:
                 on_event(Event(step=0, kind="begins again", message=f"before the first step {loss.error}"))
                 continue
-            kept = [rank for rank in range(len(nodes)) if rank not in loss.ranks]
+            remaining = [rank for rank in range(len(nodes)) if rank not in loss.ranks]
             names = tuple(nodes[rank].name for rank in loss.ranks)
             event = Event(step=loss.step, kind="node lost", message=f"{loss.error}; the others go on", nodes=names)
-            instead = None if without is None or not kept or not names else without(config, kept, event)
+            instead = None if without is None or not remaining or not names else without(config, remaining, event)
             if instead is None:
                 raise loss.error
             on_event(event)
-            nodes, config = [nodes[rank] for rank in kept], instead
+            nodes, config = [nodes[rank] for rank in remaining], instead
 
 
 class _Loss(NamedTuple):
-    """Of nodes, so that their run ended.
+    """Lost nodes that ended their run.
 
     Attributes:
-        error: that says so.
-        ranks: those lost; empty where nobody is left who could go on.
-        step: that they had come to.
+        error: for the user.
+        ranks: lost ranks; empty if no rank can continue.
+        step: last step of the ranks.
         has_begun: whether there was a step.
     """
 
@@ -102,7 +102,7 @@ def _run_once(
     on_event: Callable[[RunEvent], object],
     is_elastic: bool,
 ) -> _Loss | None:
-    """A run to its end; or who was lost, and all its processes have ended."""
+    """Run once; return the loss if nodes were lost, after all processes have ended."""
     ranks, store = [starter.start(rank, rank) for rank in range(len(nodes))], starter.store
 
     def notify(kind: str, message: str, node: str) -> None:
@@ -142,13 +142,13 @@ def _run_once(
 
 
 class _LoneRank:
-    """Gives up the only rank of several that still runs when it is silent, which no other rank is there to notice.
+    """A check of the only rank that still runs: no other rank notices its silence.
 
     Args:
         ranks: the processes.
         store: of the run.
-        patience: seconds of silence that are borne.
-        elastic: sees who is silent as soon as there is a generation; None: nobody can go on without the rank.
+        patience: seconds of silence after which the rank is lost.
+        elastic: detects silent ranks once there is a generation; None if the run is not elastic.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class _LoneRank:
         self._progress = Progress(0.0)
 
     def look(self) -> None:
-        """Called several times within the patience."""
+        """Kill the rank if it is silent; called several times within the patience."""
         if self._elastic is None or self._elastic.has_begun:
             return
         running = [rank for rank, process in enumerate(self._ranks) if not process.has_ended]
@@ -176,9 +176,9 @@ class _LoneRank:
 
 
 def _lost(ranks: Sequence[LocalProcess], nodes: Sequence[LocalNode], error: NodeLost) -> list[int]:
-    """Ranks that ended without a word; else those that `error` names, or that are silent while others miss one.
+    """Return the ranks that ended without a report; else those that `error` names, or that are silent.
 
-    A rank that was silent and woke up says itself that it was missed.
+    A rank that was silent and continues reports itself that the others lost it.
     """
     silent = [i for i, rank in enumerate(ranks) if rank.failure is None and not rank.has_finished]
     named = [i for i, node in enumerate(nodes) if node.name in error.nodes]
@@ -194,12 +194,12 @@ def _relay(
     has_begun: Callable[[], bool],
     lone: _LoneRank,
 ) -> bool:
-    """Pass on what the ranks say until all have ended, or had the time for it. Whether they were asked to stop."""
+    """Relay events until all ranks have ended, or their time is over; return whether they were asked to stop."""
     deadline: float | None = None
     was_stopped = False
     with requests_to_stop() as requests:
         while not all(rank.has_ended and rank.is_silent for rank in _needed(ranks, elastic)):
-            gone = [rank for rank in ranks if rank.has_ended]  # of these, nothing is left to be read below
+            gone = [rank for rank in ranks if rank.has_ended]  # all their messages are read below
             for rank, data in processes.receive(timeout=0.2):
                 if elastic is None or elastic.may_speak(rank):
                     for event in decode_events(data):
@@ -224,17 +224,17 @@ def _relay(
                 processes.request_stop()
         else:
             if elastic is not None:
-                elastic.step()  # of those who ended since it last did, it may be that nobody is left
+                elastic.step()  # the ranks that ended since may have been the last ones
     return was_stopped
 
 
 def _needed(ranks: Sequence[LocalProcess], elastic: ElasticRanks[LocalProcess] | None) -> list[LocalProcess]:
-    """Those that the run depends on."""
+    """Return the processes that the run depends on."""
     return [rank for rank in ranks if elastic is None or elastic.is_needed(rank)]
 
 
 def _has_failed(rank: LocalProcess, elastic: ElasticRanks[LocalProcess] | None) -> bool:
-    """Whether the run fails with this process."""
+    """Whether the failure of this process ends the run."""
     return rank.has_failed if elastic is None else elastic.ends_the_run(rank)
 
 
@@ -245,11 +245,11 @@ def raise_first(
     was_stopped: bool,
     elastic: ElasticRanks[LocalProcess] | None,
 ) -> None:
-    """Raise what explains the end of the run best: an own failure, then a death, then a lost connection."""
+    """Raise the best explanation of the end: a failure of a rank itself, then a death, then a lost connection."""
     failures = [rank.failure for rank in ranks if rank.failure is not None and _has_failed(rank, elastic)]
-    own = [failure for failure in failures if failure.is_own]
-    if own:
-        raise own[0].as_error()
+    direct = [failure for failure in failures if failure.is_own]
+    if direct:
+        raise direct[0].as_error()
     for i, rank in enumerate(ranks):
         if _has_failed(rank, elastic) and rank.failure is None:
             sentence = f"node {nodes[i].name} (rank {i}) {rank.ending} at step {read_beat(store, i)[1]}"

@@ -1,7 +1,7 @@
-"""A rank's place in a job of Slurm's: what srun left, in the variables that torchrun would have set.
+"""A rank's variables in a job of Slurm, in the form that torchrun sets.
 
-Only a step counts, which srun starts: in the script of a batch job the variables of the job are set, too, and say of
-that one process that it is the first of many. A step of one task is no rank: whatever it starts is its own.
+Only a step of srun counts: the script of a batch job has the job's variables, too, in which it looks like the first of
+many tasks. A step of one task is no rank and may start its own ranks.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Mapping, MutableMapping
 from evener.launch.rank_variables import number_of
 
 _FIRST_PORT, _PORTS = 10_000, 20_000
-"""Of the store, below those that the system gives to whoever asks for any."""
+"""Ports of the store, below the ephemeral ports of the system."""
 
 
 def adopt_slurm(variables: MutableMapping[str, str]) -> None:
-    """Say in `variables`, those of a process, that it is a rank, if srun started it as one and nobody else has.
+    """Set the variables of a rank if srun started this process as one and no launcher has.
 
-    Where $MASTER_ADDR or $MASTER_PORT are set, they are kept.
+    $MASTER_ADDR and $MASTER_PORT keep their values if they are set.
     """
-    found = slurm_variables(variables)
+    task = slurm_variables(variables)
     if "RANK" not in variables:
-        variables.update({name: value for name, value in found.items() if name not in variables})
+        variables.update({name: value for name, value in task.items() if name not in variables})
 
 
 def slurm_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of a task of one of Slurm's steps, what torchrun would have set; nothing for another process.
+    """Return what torchrun would have set for a task of a Slurm step; empty for another process.
 
     Raises:
-        InvalidValue: a step says its tasks, or this one's number, by something that is no number.
+        InvalidValue: the number of tasks, or of this one, is not a number.
     """
     names = [f"SLURM_{name}" for name in ("STEP_NUM_TASKS", "PROCID", "LOCALID")]
     if not all(variables.get(name) for name in names):
@@ -55,12 +55,12 @@ def slurm_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(hosts: str) -> str:
-    """The first of a list as Slurm writes it: `gpu[03-05,9],login` begins with gpu03, `r[1-2]n[7,8]` with r1n7."""
+    """Return the first host of a Slurm list: gpu03 of `gpu[03-05,9],login`, r1n7 of `r[1-2]n[7,8]`."""
     first = re.split(r",(?![^[]*])", hosts)[0]
-    return re.sub(r"\[([^]]*)]", lambda found: re.split("[,-]", found[1])[0], first)
+    return re.sub(r"\[([^]]*)]", lambda match: re.split("[,-]", match[1])[0], first)
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Of every machine, in order: `2(x3),1` is 2, 2, 2 and 1."""
+    """Return the number of tasks of every machine, in order: 2, 2, 2 and 1 of `2(x3),1`."""
     parts = [re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part) for part in text.split(",")]
     return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]

@@ -1,8 +1,8 @@
-"""The store where the ranks of a run find each other: who keeps it and where, and how its secret comes to each rank.
+"""The rendezvous store of the ranks: its owner, its address, and the path of its secret to each rank.
 
 A rank of local nodes gets the secret from the process that starts it. Under torchrun it is in $EVENER_SECRET; where
-all ranks are on one machine and nobody has set that, the first one draws it and leaves it in a file that only its user
-can read. It never lies in the store itself, which answers everybody.
+all ranks are on one machine and it is not set, the first one draws it and writes it to a file that only its user can
+read. It is never in the store itself, which answers any client.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from evener.system.host import own_address
 from evener.wire.identity import SECRET_BYTES
 
 LEAST_START_SECONDS = 30.0
-_stores: Any = dist  # whose stores are not typed
+_stores: Any = dist  # its stores are not typed
 
 
 def new_secret() -> bytes:
-    """For the ranks of one run."""
+    """Return a new secret for the ranks of one run."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def connect_store(host: str, port: int, secret: bytes, *, patience: float) -> SignedStore:
-    """A new connection to the store at `host`:`port`."""
+    """Return a new connection to the store at `host`:`port`."""
     seconds = max(patience, LEAST_START_SECONDS)
     try:
         store = _stores.TCPStore(host, port, timeout=timedelta(seconds=seconds), wait_for_workers=False)
@@ -50,9 +50,9 @@ def connect_store(host: str, port: int, secret: bytes, *, patience: float) -> Si
 
 
 def keep_store(host: str, port: int, secret: bytes) -> tuple[SignedStore, int]:
-    """A store that this process keeps, at this one address of the machine, and its port; 0 asks for a free one.
+    """Create a store in this process, at one address of the machine; return it and its port. Port 0 takes a free one.
 
-    Where `host` stands for this machine only on others, such as a gateway's name, it is kept at this one's own address.
+    If `host` names this machine only on others, such as a gateway's name, the store listens at this machine's address.
     """
     try:
         listener = socket.create_server((host, port))
@@ -65,14 +65,14 @@ def keep_store(host: str, port: int, secret: bytes) -> tuple[SignedStore, int]:
             ) from error
     with listener:
         place, port = listener.getsockname()[:2]
-        kept = _stores.TCPStore(
+        store = _stores.TCPStore(
             place, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
         )
-    return SignedStore(kept, secret), port
+    return SignedStore(store, secret), port
 
 
 def launcher_secret(variables: Mapping[str, str]) -> tuple[bytes, Path | None]:
-    """The secret that ranks share which torchrun has started; and the file it lies in, if it lies in one.
+    """Return the secret of ranks that torchrun started, and the file that holds it, if any.
 
     Args:
         variables: of the environment.
@@ -81,8 +81,8 @@ def launcher_secret(variables: Mapping[str, str]) -> tuple[bytes, Path | None]:
         InvalidInput: the ranks are on several machines and $EVENER_SECRET is not set, or it is easily guessed.
     """
     require_secret(variables)
-    if given := variables.get(SECRET_VARIABLE):
-        return hashlib.sha256(given.encode()).digest()[:SECRET_BYTES], None
+    if text := variables.get(SECRET_VARIABLE):
+        return hashlib.sha256(text.encode()).digest()[:SECRET_BYTES], None
     if variables.get("WORLD_SIZE") == "1":
         return new_secret(), None
     run = f"{os.getppid()}-{variables.get('MASTER_PORT')}-{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -91,18 +91,18 @@ def launcher_secret(variables: Mapping[str, str]) -> tuple[bytes, Path | None]:
 
 
 def _secret_in(file: Path) -> bytes:
-    """What lies in a file that only its user can read; who comes first, draws it.
+    """Return the secret in a file that only its user can read; the first rank creates it.
 
     Raises:
-        InvalidInput: the file is not of this user alone.
+        InvalidInput: other users can read the file.
     """
     if not file.exists():
-        own = file.with_name(f"{file.name}-{secrets.token_hex(8)}")
-        atomic_write(own, new_secret(), private=True)
-        with contextlib.suppress(FileExistsError):  # another rank was sooner
-            os.link(own, file)
-        own.unlink()
-    found = file.stat(follow_symlinks=False)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o177:
+        draft = file.with_name(f"{file.name}-{secrets.token_hex(8)}")
+        atomic_write(draft, new_secret(), private=True)
+        with contextlib.suppress(FileExistsError):  # another rank was first
+            os.link(draft, file)
+        draft.unlink()
+    status = file.stat(follow_symlinks=False)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o177:
         raise InvalidInput(f"{file} can be read by others: remove it, or set ${SECRET_VARIABLE}")
     return file.read_bytes()

@@ -1,4 +1,4 @@
-"""Finds a rank's place in a run that torchrun started, or whoever sets its variables (slurm.py), by what it left."""
+"""A rank's environment in a run of torchrun, or of another launcher that sets its variables (slurm.py)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from evener.records.errors import NodeLost, end_process
 from evener.system.cores import keep_to_quota, quota_speed
 from evener.system.host import own_address
 
-_LONGER = 1.25
-"""Than a value is waited for, a store may take to say that it did not come."""
+_ANSWER_FACTOR = 1.25
+"""Time that a store may take to report a timeout, relative to that timeout."""
 
 
 def torchrun_environment(
     variables: Mapping[str, str], patience: float, notify: Callable[[Any], None]
 ) -> RankEnvironment | None:
-    """What torchrun left for this process; None if it was not started by it.
+    """Return the environment of a rank of torchrun; None if it did not start this process.
 
     Raises:
-        InvalidInput: a variable is missing or not a number, or the ranks have no secret that they share.
+        InvalidInput: a variable is missing or not a number, or the ranks share no secret.
     """
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         return None
@@ -50,15 +50,15 @@ def torchrun_environment(
     secret, file = launcher_secret(variables)
     open_store = partial(connect_store, host, port, secret, patience=patience)
     is_keeper = rank == 0 and not agent
-    kept = keep_store(host, port, secret)[0] if is_keeper else open_store()
-    store = kept.under(prefix)
+    root = keep_store(host, port, secret)[0] if is_keeper else open_store()
+    store = root.under(prefix)
     machine = variables.get("GROUP_RANK") or variables.get("NODE_RANK") or "-"
     keep_to_quota()
     here = _number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else 1
     speed = quota_speed(max(1, here)) if device == "cpu" else 1.0
     nodes = _introduce(store, rank, size, f"{socket.gethostname()} {machine} {local} {device} {speed}", patience)
     if rank == 0 and file is not None:
-        file.unlink()  # all ranks have signed something by now
+        file.unlink()  # all ranks have used the secret by now
     env = RankEnvironment(
         rank=rank, nodes=nodes, device=torch.device(device), patience=patience, notify=notify, store=store, tell=say
     )
@@ -77,20 +77,20 @@ def torchrun_environment(
 
 
 def say(sentence: str) -> None:
-    """Write a sentence on the terminal of this rank."""
+    """Write a sentence to the terminal of this rank."""
     sys.stderr.write(f"evener: {sentence}\n")
     sys.stderr.flush()
 
 
 def say_what_is_waited_for(variables: Mapping[str, str]) -> None:
-    """Write, once on every machine, that its ranks have started and where they wait for the other machines."""
+    """Write, once per machine, that its ranks have started and where they wait for the other machines."""
     if variables.get("LOCAL_RANK") == "0" and variables.get("LOCAL_WORLD_SIZE") != variables["WORLD_SIZE"]:
         address = f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}"
         say(f"rank {variables['RANK']} of {variables['WORLD_SIZE']} has started and waits for the others at {address}")
 
 
 def say_where_the_run_is_shown(env: RankEnvironment) -> None:
-    """On every machine but the first, say that it takes part and which machine shows the run."""
+    """Write, on every machine but the first, that it takes part and which machine shows the run."""
     first = env.nodes[0].host
     is_first_here = all(node.host != env.node.host for node in env.nodes[: env.rank])
     if is_first_here and env.rank > 0:
@@ -103,15 +103,15 @@ def _address(host: str, num_machines: int) -> str:
     address = own_address(host)
     if num_machines > 1:
         if address.startswith("127."):
-            address = own_address()  # some systems let the master's own name stand for its loopback
+            address = own_address()  # on some systems the master's own name is a loopback address
         _choose_gloo_interface(address)
     return address
 
 
 def _choose_gloo_interface(address: str) -> None:
-    """Have Gloo listen where the other machines reach this one, unless the user says where.
+    """Let Gloo listen where the other machines reach this one, unless the user chose an interface.
 
-    By itself Gloo takes the address that this machine's name stands for, which Debian and Ubuntu set to 127.0.1.1.
+    By default Gloo uses the address of this machine's name, which is 127.0.1.1 on Debian and Ubuntu.
     """
     network = replace(network_facts(os.environ, socket.gethostname()), route_address=address)
     chosen = gloo_interface(network)
@@ -120,7 +120,7 @@ def _choose_gloo_interface(address: str) -> None:
 
 
 def _device(local: int) -> str:
-    """Of this rank: its own GPU, also where a launcher shows it no other one."""
+    """Return this rank's device: its GPU, also if a launcher shows it only that one."""
     count = torch.cuda.device_count()
     return f"cuda:{local if count > 1 else 0}" if count else "cpu"
 
@@ -132,9 +132,9 @@ def _introduce(
     name: str,
     patience: float,
 ) -> list[LocalNode]:
-    """Leave this rank's host, number and device in the store, read the others'. Raises NodeLost if one stays away."""
+    """Publish this rank's host, number and device, and read the others'. Raises NodeLost if one is missing."""
     rows, limit = [], max(patience, LEAST_START_SECONDS)
-    with StoreWatch(_LONGER * limit, end_process, name.split(" ")[0]) as watch:
+    with StoreWatch(_ANSWER_FACTOR * limit, end_process, name.split(" ")[0]) as watch:
         store.set(f"name/{rank}", name)
         for other in range(size):
             try:
@@ -147,11 +147,11 @@ def _introduce(
 
 
 def named_nodes(rows: Sequence[Sequence[str]]) -> list[LocalNode]:
-    """One node a rank; a machine that is called as an earlier one is called `NAME-2`.
+    """Return one node per rank; a machine with the name of an earlier one is called `NAME-2`.
 
     Args:
-        rows: for every rank its machine's name, the launcher's number of that machine or `-`, its number there, its
-            device, and its speed.
+        rows: for every rank the machine's name, the launcher's number of the machine or `-`, the rank's number on it,
+            device, and speed.
     """
     machines: dict[str, list[str]] = {}
     nodes: list[LocalNode] = []
