@@ -18,7 +18,7 @@ REFUSED = {
     "lazy_layers_as_they_were": "gets its shape from the first batch",
     "masked_autoencoder_as_it_was": "a mean over something else than samples",
     "masked_tokens_as_they_were": "a mean over something else than samples",
-    "prefetcher_of_arrays": "nobody knows the batch",
+    "prefetcher_of_arrays": "tensors of an unknown batch",
     "semi_supervised_unevenly": "give both loaders the same batch_size",
     "tokens_as_they_were": "a mean over something else than samples",
     "vae_as_it_was": 'count="sum"',
