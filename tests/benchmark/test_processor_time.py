@@ -34,7 +34,7 @@ def test_literal_shares(times: list[ProcessorTime], shares: dict[str, float]) ->
 def test_the_warning_names_only_busy_nodes() -> None:
     assert busy_sentence({"a": 0.05, "b": 0.02}) == ""
     said = busy_sentence({"a": 0.05, "b": 0.431})
-    assert "43% on b" in said
+    assert "43% of the CPU time on b" in said
 
 
 def test_counts_are_of_this_thread_since_the_start(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -211,18 +212,17 @@ def stop_when_asked(parent: Parent) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the socket is reached by its descriptor on Linux")
 def test_a_process_that_is_killed_leaves_no_file_behind(tmp_path: Path) -> None:
-    temporary = tmp_path / "t"  # short: the path of a socket has 107 bytes at most
-    temporary.mkdir()
-    paths = {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}", "TMPDIR": str(temporary)}
     file = tmp_path / "starter.py"
     file.write_text(STARTER)
-    with subprocess.Popen(
-        [sys.executable, str(file)], stdout=subprocess.PIPE, text=True, env={**os.environ, **paths}
-    ) as starter:
-        assert starter.stdout is not None
-        assert starter.stdout.readline().strip().isdecimal()
-        starter.kill()
-    assert list(temporary.iterdir()) == []
+    with tempfile.TemporaryDirectory(prefix="t-") as temporary:  # short: a socket's path has at most 107 bytes
+        paths = {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}", "TMPDIR": temporary}
+        with subprocess.Popen(
+            [sys.executable, str(file)], stdout=subprocess.PIPE, text=True, env={**os.environ, **paths}
+        ) as starter:
+            assert starter.stdout is not None
+            assert starter.stdout.readline().strip().isdecimal()
+            starter.kill()
+        assert os.listdir(temporary) == []
 
 
 @pytest.mark.parametrize("signals_first", [False, True], ids=["asked", "all get the signal"])
