@@ -95,10 +95,10 @@ class CollectiveRun:
             return  # no process was started yet: the run begins when nodes are ready
         self._starter.secret, self._values = state.begun.secret, self._journaled_values(state.values)
         self._table.resume(roster, self._nodes.record)
-        self._beginnings.resume()
+        self.checkpoints.last = saved = state.saved or self.checkpoints.last
+        self._beginnings.resume(saved.step if self.job.checkpoint == saved.digest else 0)
         absence = return_seconds(self._nodes.patience)
         self._absences.excuse(self._clock() + absence)
-        self.checkpoints.last = state.saved or self.checkpoints.last
         self._elastic = self._govern_ranks(0)
         self._elastic.resume(roster.generation, roster.numbers, roster.given_up, roster.next, absence)
 
@@ -309,8 +309,10 @@ class CollectiveRun:
 
     @property
     def _has_begun(self) -> bool:
-        """Whether the ranks may have made a step since the run last began."""
-        return self.news.step is not self._step_before or (self._elastic is not None and self._elastic.has_trained)
+        """Whether the ranks may have made a step since the run last began, perhaps under another master."""
+        has_trained = self._elastic is not None and self._elastic.has_trained
+        is_saved = self.checkpoints.last.step > self._beginnings.step
+        return self.news.step is not self._step_before or has_trained or is_saved
 
     def _admit_at_checkpoint(self) -> None:
         """Restart from the next checkpoint if nodes have joined a run that began on one node.

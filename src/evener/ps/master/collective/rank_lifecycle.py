@@ -47,9 +47,9 @@ class Beginnings:
         self._first_loss: EvenerError | None = None
         self.step = 0
 
-    def resume(self) -> None:
-        """Note that the run had begun under another master."""
-        self._number = 1
+    def resume(self, step: int) -> None:
+        """Note that the run had begun under another master, from the checkpoint of `step`; 0 for none."""
+        self._number, self.step = 1, step
 
     def ready(self, now: float) -> None:
         """Note that a node is ready."""
