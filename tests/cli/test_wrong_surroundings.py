@@ -78,7 +78,7 @@ def test_wrong_surroundings_are_one_sentence_or_none(tmp_path: Path, one: WrongI
     assert len([line for line in sentences if not line.startswith("evener: warning: ")]) == 1, (one.name, ended.stderr)
 
 
-@pytest.mark.parametrize("limit", ["cd gone && rmdir ../gone", "ulimit -n 8", "ulimit -v 300000"])
+@pytest.mark.parametrize("limit", ["cd gone && rmdir ../gone", "ulimit -n 16", "ulimit -v 300000"])
 def test_what_a_system_refuses_is_one_sentence(tmp_path: Path, limit: str) -> None:
     words = ("train", "own.py", "--agreement", "average", "--local-nodes", "1,1", "--epochs", "1")
     shell = ("bash", "-c", f'{limit}; exec "$0" "$@"')

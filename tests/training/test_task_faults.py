@@ -168,4 +168,4 @@ def test_a_task_whose_layers_chance_leaves_out_ends_instead_of_standing_still(tm
     (tmp_path / "dropping.py").write_text("import torch\nfrom torch import nn\n" + DROPPING)
     code, sentence, _ = train(tmp_path, "model=__import__('dropping').Dropping")
     assert code == 2
-    assert "batch statistics of blocks." in sentence
+    assert "batch statistics of blocks." in sentence or "random number for the whole batch" in sentence

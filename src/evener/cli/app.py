@@ -72,6 +72,9 @@ _COMMANDS = (
 )
 
 
+_MIN_OPEN_FILES = 64
+
+
 def _print_version(is_asked: bool) -> None:
     if is_asked:
         sys.stdout.write(f"evener {__version__}\n")
@@ -116,6 +119,7 @@ def _add(app: typer.Typer, one: _Command) -> None:
 def main() -> None:
     """Run the command line; errors of Evener are one sentence and an exit code."""
     _require_folder()
+    _require_open_files()
     try:
         arguments = with_default_port(sys.argv[1:])
         code = app_of(next(iter(arguments), ""))(arguments, standalone_mode=False)
@@ -151,6 +155,16 @@ def _require_folder() -> None:
         _fail(
             f"the current folder cannot be used ({error.strerror}): type `cd` and begin again", InvalidInput.exit_code
         )
+
+
+def _require_open_files() -> None:
+    """End where so few files may be open that processes could not tell each other what fails."""
+    import resource
+
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= allowed < _MIN_OPEN_FILES:
+        sentence = f"this process may open {allowed} files, and needs {_MIN_OPEN_FILES}: type `ulimit -n 1024`"
+        _fail(sentence, InvalidInput.exit_code)
 
 
 def _words_of_pytorch(error: BaseException) -> str:
