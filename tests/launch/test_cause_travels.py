@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evener.launch.rank_heartbeat import RankHeartbeat
-from evener.records.errors import NodeLost
+from evener.records.errors import MissingFile, NodeLost
 from support.commands import TINY
 from support.sockets import free_port
 from support.stores import memory_store
@@ -29,6 +29,9 @@ def train_data():
 
 task = Task(model=model, loss=nn.functional.cross_entropy, train_data=train_data, batch_size=20, epochs=50)
 """
+MISSING = TASK.replace('open("x.pt")', "raise MissingFile(\"no file 'x.pt'\")").replace(
+    "from evener import Task\n", "from evener import Task\nfrom evener.records.errors import MissingFile\n"
+)
 PROGRAM = """\
 import os
 import torch
@@ -101,6 +104,15 @@ def test_the_first_machine_names_the_file_that_the_second_lacks(words: Sequence[
     assert "'x.pt'" in told
     assert "Traceback" not in errors
     assert "FileNotFoundError" in other
+
+
+def test_the_first_machine_names_the_data_that_the_second_was_refused_for(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(MISSING)
+    words = ("-m", "evener", "train", "../task.py", "--output", "run")
+    (code, errors), (other_code, other) = on_two_machines(words, tmp_path)
+    assert (code, other_code) == (NodeLost.exit_code, MissingFile.exit_code)
+    assert "no file 'x.pt'" in errors
+    assert "no file 'x.pt'" in other
 
 
 def heartbeats(patience: float, lost: list[NodeLost]) -> list[RankHeartbeat]:
