@@ -263,7 +263,7 @@ def _sgd(rule: Sgd, rate: float, w: Floats, g: Floats, state: State, out: Floats
 def _adam(
     rule: Adam, rate: float, count: int, w: Floats, g: Floats, state: State, out: Floats, s: Floats, t: Floats
 ) -> None:
-    """Kingma and Ba, 2015; decoupled weight decay: Loshchilov and Hutter, 2019.
+    """Apply Adam (Kingma and Ba, 2015), with decoupled weight decay (Loshchilov and Hutter, 2019).
 
     m <- b1 m + (1 - b1) g; v <- b2 v + (1 - b2) g^2; w <- w - rate (m / (1 - b1^k)) / (sqrt(v / (1 - b2^k)) + eps).
     """

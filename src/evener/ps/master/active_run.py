@@ -162,7 +162,7 @@ class ActiveRun(ABC):
                 self.dismiss(node)
 
     def dismiss(self, node: NodeRecord) -> None:
-        """Have a node end its part in the run."""
+        """End a node's part in the run."""
         node.ready, node.doing, node.worker = "", "waits", None
         self._send(node.peer, Release(run=self.name))
 

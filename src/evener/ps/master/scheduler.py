@@ -81,22 +81,22 @@ class Scheduler:
         return list(self._active.values())
 
     def training_of(self, node: NodeRecord) -> TrainingRun | None:
-        """The run for which a node works on leases, or will when it is ready; None if there is none."""
+        """Return the run for which a node works on leases, or will when it is ready; None if there is none."""
         for run in self.trainings:  # called for every piece of a contribution
             if run.job.nodes is None or node.name in run.job.nodes:
                 return run
         return None
 
     def active(self, name: str) -> ActiveRun:
-        """The run in progress of this name."""
+        """Return the run in progress of this name."""
         return self._active[name]
 
     def ranks_of(self, run: str) -> CollectiveRun | None:
-        """The run of this name, if it is in progress and its ranks work together."""
+        """Return the run of this name, if it is in progress and its ranks work together."""
         return active.ranks if isinstance(active := self._active.get(run), ActiveRankRun) else None
 
     def run_of(self, node: NodeRecord) -> ActiveRun | None:
-        """The run for which a node works, or will when it is ready; None if there is none."""
+        """Return the run for which a node works, or will when it is ready; None if there is none."""
         return next((run for run in self._active.values() if run.job.takes(node.name)), None)
 
     def resume(self) -> None:
@@ -132,7 +132,7 @@ class Scheduler:
         self._notify(f"continuing run {checkpoint.job.run} from update {server.version}")
 
     def wants_submission(self, peer: int, lengths: Sequence[int]) -> bool:
-        """Whether a run may arrive now in buffers of these lengths. Raises BadFrame: no run has such buffers."""
+        """Return whether a run may arrive now in buffers of these lengths. Raises BadFrame: no run has such buffers."""
         return self._submissions.wants(peer, lengths)
 
     def submit(self, peer: int, buffers: Sequence[memoryview], submitter: str) -> None:
@@ -162,7 +162,7 @@ class Scheduler:
         self._send(peer, header, (result.record, result.weights))
 
     def owner_of(self, name: str) -> str | None:
-        """The submitter of a run in progress; None if there is no run of this name."""
+        """Return the submitter of a run in progress; None if there is no run of this name."""
         return run.job.submitter if (run := self._active.get(name)) is not None else None
 
     def stop(self, name: str) -> None:
@@ -173,7 +173,7 @@ class Scheduler:
                 self._end_if_over(run)
 
     def assign(self, peer: int, wanted: AssignNodes) -> None:
-        """Have other nodes work for a run, as the connection `peer` asks."""
+        """Assign other nodes to a run, as the connection `peer` asks."""
         run = self._active.get(wanted.run)
         if reason := self._why_not_assigned(run, wanted):
             self._send(peer, RunRejected(reason=shown(reason), run=wanted.run))
@@ -194,7 +194,7 @@ class Scheduler:
         return self._why_not(replace(run.job, nodes=wanted.nodes), among=others)
 
     def is_watching(self, peer: int) -> bool:
-        """Whether the connection `peer` watches a run, or is submitting one."""
+        """Return whether the connection `peer` watches a run, or is submitting one."""
         return self._submissions.is_of(peer) or any(peer in run.subscribers for run in self._active.values())
 
     def disconnected(self, peer: int) -> None:
@@ -264,7 +264,7 @@ class Scheduler:
 
     @contextmanager
     def guarding(self, run: ActiveRun) -> Iterator[None]:
-        """Set the run aside if an error that is no fault of the run is raised inside: the master goes on without it."""
+        """Set the run aside if an error of the master is raised inside; the master continues without the run."""
         try:
             yield
         except Exception as error:

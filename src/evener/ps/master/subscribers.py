@@ -49,7 +49,7 @@ class Subscribers:
         return watched
 
     def is_time(self, now: float) -> bool:
-        """Whether events are to be sent now, `now` in seconds."""
+        """Return whether events have to be sent now, `now` in seconds."""
         if now - self._sent < _INTERVAL_S:
             return False
         self._sent = now

@@ -1,4 +1,4 @@
-"""A run whose ranks work together on the nodes; the master coordinates them, and no other run goes on beside it."""
+"""A run whose ranks work together on the nodes; the master coordinates them, and no other run is in progress."""
 
 from __future__ import annotations
 
