@@ -264,7 +264,7 @@ class Scheduler:
 
     @contextmanager
     def guarding(self, run: ActiveRun) -> Iterator[None]:
-        """Set the run aside if an error that is no fault of it is raised inside: the master continues without it."""
+        """Set the run aside if an error of the master is raised inside; the master continues without the run."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""A run whose ranks work together on the nodes; the master coordinates them and runs nothing else meanwhile."""
+"""A run whose ranks work together on the nodes; the master coordinates them, and no other run is in progress."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ActiveRankRun(ActiveRun):
         """Record an event of a node; if the node is lost, the run may have to continue without its rank."""
         self.ranks.note(kind, f"node {node.name}: {reason}", node.name)
         if is_lost:
-            self.ranks.lose(node, reason, is_silent=kind == "excluded")
+            self.ranks.lose(node, reason, is_silent=kind == "benched")
 
     def reject(self, node: NodeRecord, reason: str) -> None:
         """Continue without a node that cannot take part."""
