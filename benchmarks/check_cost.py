@@ -1,4 +1,4 @@
-"""What the comparison of a program with one process, and its repetitions, take of a run of 200 steps.
+"""Measure how much of a run of 200 steps the comparison of a program with one process and its repetitions take.
 
     python benchmarks/check_cost.py [--steps 200] [--batch 448] [--rounds 3] [--nodes 1,1] [--json]
 

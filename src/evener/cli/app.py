@@ -27,8 +27,8 @@ from evener.records.errors import (
     first_line,
     is_of_the_disk,
     place_of,
+    system_refusal,
     words_of,
-    words_of_the_system,
 )
 from evener.search.options import TuneConfig
 from evener.version import pip_install
@@ -140,7 +140,7 @@ def main() -> None:
             _refuse(error.format_message() if hasattr(error, "format_message") else str(error))
         if place := place_of(error):  # in the user's code
             _fail(f"{words_of(error)}{place}", TrainingFailed.exit_code)
-        if sentence := words_of_the_system(error) or _words_of_pytorch(error):
+        if sentence := system_refusal(error) or _words_of_pytorch(error):
             _fail(sentence, EvenerError.exit_code)
         raise
     if code == Interrupted.exit_code:  # what typer makes of Ctrl-C

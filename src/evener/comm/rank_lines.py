@@ -43,7 +43,7 @@ class RankLines:
             self._poll.register(number, _ENDED)
 
     def cut(self) -> NodeLost | None:
-        """What this rank ends with if one of its lines is cut. The later rank of the two gives way, by `LineCut`."""
+        """Return the error of a broken connection, or None. The later rank of the two gives way, by `LineCut`."""
         with self._lock:
             for number, _ in () if self._is_closed else self._poll.poll(0):
                 rank, sock = self._open[number]
@@ -55,7 +55,10 @@ class RankLines:
         rank, other, nodes = self._mesh.rank, min(self._cut), self._mesh.nodes
         sentence = f"node {nodes[rank]} (rank {rank}) does not reach node {nodes[other]} (rank {other}) any more"
         kind = LineCut if other < rank else NodeLost
-        return kind(f"{sentence}, though others hear both: the line between them is cut", (nodes[max(rank, other)],))
+        return kind(
+            f"{sentence}, though others reach both: check the network and the firewalls between them",
+            (nodes[max(rank, other)],),
+        )
 
     def close(self) -> None:
         """Stop watching; another thread may be in `cut`."""

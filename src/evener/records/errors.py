@@ -276,8 +276,8 @@ def explain(error: BaseException) -> tuple[str, str]:
         return "stopped before the first step", ""
     if is_of_the_disk(error):
         return f"cannot write {error.filename or 'a file'}: {error.strerror}", ""
-    if (words := words_of_the_system(error)) and not user_frame(error):
-        return words, ""
+    if (refusal := system_refusal(error)) and not user_frame(error):
+        return refusal, ""
     return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
 
 
@@ -299,14 +299,14 @@ def is_of_the_disk(error: BaseException) -> TypeGuard[OSError]:
 _OF_THE_SYSTEM = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENAMETOOLONG)
 
 
-def words_of_the_system(error: BaseException) -> str:
-    """What a system says that refuses files, rights, memory or processes, and the cure; empty of another error."""
+def system_refusal(error: BaseException) -> str:
+    """Return what the system refuses (files, rights, memory, processes) and the remedy; empty for other errors."""
     if not isinstance(error, OSError) or error.errno not in _OF_THE_SYSTEM:
         return ""
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"{what}: allow more, such as by `ulimit -n 4096`"
-    return f"{what}: this system does not allow it to this user, or has no more room for it"
+    return f"{what}: this user lacks the right, or a limit of the system is reached"
 
 
 def end_process(error: EvenerError) -> None:

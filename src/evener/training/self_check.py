@@ -258,15 +258,15 @@ def _sentence(plan: Plan, precision: Precision, difference: Difference) -> str:
     samples = "+".join(map(str, plan.replica_samples))
     if difference.what == _DRAWN_FOR_ALL:
         return (
-            f"--strategy {plan.strategy} divides the samples, and the model or its loss draws a random number for the "
-            "whole batch, such as a coin for a layer or noise for a weight, which every node would draw for itself: "
-            "draw one for every sample, or write a BatchTask, in which all nodes draw alike; or --no-check"
+            f"--strategy {plan.strategy} divides the samples, but the model or its loss draws a random number for the "
+            "whole batch, such as a coin for a layer or noise for a weight, and each node would draw another one: "
+            "draw one for every sample, write a BatchTask, in which all nodes draw the same, or --no-check"
         )
     if difference.what == _LOSS_IN_PARTS:
         return (
-            f"--strategy {plan.strategy} divides the samples, and the loss of a batch is no mean over samples (that of "
-            f"its parts is {difference.off:.2g} times its size off), but over what a mask leaves, say: take the mean "
-            "of every sample first, write a BatchTask whose count= says what it is a mean over, take --strategy "
+            f"--strategy {plan.strategy} divides the samples, but the loss of a batch is no mean over samples: that of "
+            f"its parts differs by a factor of {difference.off:.2g}, as with a mean over unmasked positions. Take the "
+            "mean of each sample first, write a BatchTask whose count= returns the number of positions, use --strategy "
             "filter, which divides layers, or --no-check"
         )
     return (

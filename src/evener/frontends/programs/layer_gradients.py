@@ -68,7 +68,7 @@ class LayerGradients:
         yield
 
     def averages(self, parameter: Tensor) -> bool:
-        """As `Means`."""
+        """Return whether this object completes the gradient of `parameter`."""
         return id(parameter) in self._known
 
     def own_gradients(self) -> Tensor:

@@ -122,8 +122,8 @@ class PreparedModel:
             self._norms.append(SharedNorms(for_all_channels(layer), members=layer, is_divided=self._is_divided))
             compute_by(norm, self._norms[-1])
 
-    def take_in(self, norms: Mapping[str, Any], weights: Sequence[nn.Parameter]) -> None:
-        """As `Prepared`."""
+    def prepare_added(self, norms: Mapping[str, Any], weights: Sequence[nn.Parameter]) -> None:
+        """Copy the leader's values of all weights, and average the added weights' gradients and norms' statistics."""
         agreed_model(self.model, self._group)
         self._share(norms)
         self.means.follow(weights)

@@ -62,8 +62,8 @@ class PreparedLayers:
     norm_passes = 0
     """Always 0, because batches are whole."""
 
-    def take_in(self, norms: Mapping[str, Any], weights: Sequence[nn.Parameter]) -> None:
-        """As `Prepared`: the next pass takes the model as it is."""
+    def prepare_added(self, norms: Mapping[str, Any], weights: Sequence[nn.Parameter]) -> None:
+        """Do nothing, because every pass divides the layers that the model then has."""
 
     def compute(self, part: BatchPart) -> None:
         """Do nothing, because every rank has all samples."""

@@ -32,13 +32,13 @@ from torch.utils.data import DataLoader
 from evener.comm import message_topics
 from evener.comm.group import Group
 from evener.data.alike import print_of, require_alike
+from evener.frontends.programs.added_layers import added_weights, prepare_added, refuse_added
 from evener.frontends.programs.alike_draws import AlikeDraws
 from evener.frontends.programs.batch_lookup import HandedBatch
 from evener.frontends.programs.batch_parts import BatchPart, Count, OpenParts, cut_rows, require_count, rows_of
 from evener.frontends.programs.batch_tracking import BatchFollowing
 from evener.frontends.programs.divided_loader import DividedLoader
 from evener.frontends.programs.equivalence_check import EquivalenceCheck
-from evener.frontends.programs.newcomers import new_weights, refuse_newcomers, take_in
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.prepared import PreparedOptimizer
 from evener.frontends.programs.random_state import take_leaders_state
@@ -332,7 +332,7 @@ class Run:
     def before_update(self) -> None:
         """Begin an update."""
         if self._divides_batches and self._parts.are_any and self.is_training():
-            refuse_newcomers(self._models, self.steps.optimizers)
+            refuse_added(self._models, self.steps.optimizers)
         if self.equivalence_check.replica is not None:
             self.equivalence_check.replica.before_update()
         self._work.draw_alike()
@@ -359,7 +359,7 @@ class Run:
         """Prepare an optimizer's weights that are in no model, like those of a model."""
         weights = [w for one in self.steps.optimizers for group in one.param_groups for w in group["params"]]
         held = {id(weight) for model in self._models for weight in model.model.parameters()}
-        outside = [weight for weight in new_weights(weights, self._models) if id(weight) not in held]
+        outside = [weight for weight in added_weights(weights, self._models) if id(weight) not in held]
         if outside and self._divides_batches:
             self._models.append(self._work.prepared(nn.ParameterList(outside)))
 
@@ -447,7 +447,7 @@ class Run:
         self.part = part
         if self._divides_batches and self.is_training():
             self._prepare_weights_outside()
-            take_in(self._models)
+            prepare_added(self._models)
         weight = self._work.weight(part, batch, count)
         self._following.give(batch, owner, part, weight, self.is_training())
         for model in self._models:

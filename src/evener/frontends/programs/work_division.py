@@ -38,8 +38,8 @@ class Prepared(Protocol):
     def means(self) -> Means:
         """The interface to its gradients."""
 
-    def take_in(self, norms: Mapping[str, Any], weights: Sequence[nn.Parameter]) -> None:
-        """Norms, by name, and weights have come into the model."""
+    def prepare_added(self, norms: Mapping[str, Any], weights: Sequence[nn.Parameter]) -> None:
+        """Prepare norms, by name, and weights that were added to the model."""
 
     def compute(self, part: BatchPart) -> None:
         """Begin to compute `part`, whose samples count in statistics."""

@@ -127,7 +127,7 @@ class Sources:
 
 
 class Cursor:
-    """What one page has received of a run.
+    """The position up to which one page has received a run.
 
     Args:
         source: the run.

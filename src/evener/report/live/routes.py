@@ -1,4 +1,4 @@
-"""Who sends what to whom in a run: the links that the page draws between nodes. Pure."""
+"""Routes between the nodes of a run, which the page draws: sender, receiver, content, measured rate. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from evener.records.plan import WHOLE_MODEL, Assignment, Plan, is_pipeline
 from evener.records.schema import Part
 
 MASTER = ""
-"""Stands for the master in the place of a node's name."""
+"""Name of the master in a route."""
 _FROM_NODES = {"average": "weights", "federated": "weights", "diloco": "changes of weights"}
-"""What a node sends the master, by agreement; in the others, gradients."""
+"""Content that a node sends to the master, by agreement; gradients for the other agreements."""
 
 
 class RoutePicture(Part, frozen=True, kw_only=True):
-    """What one node sends to another.
+    """A route from one node to another.
 
     Attributes:
         source: name of the node that sends; `MASTER` for the master.
-        target: name of the node that receives; likewise.
+        target: name of the node that receives; `MASTER` for the master.
         content: what is sent, in words.
         delay_seconds: latency of a small message, measured before the run; None: not measured.
         bytes_per_second: rate of a large message, measured before the run; None: not measured.
