@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import threading
@@ -63,11 +65,12 @@ def kill_with_starter() -> None:
 def kill_forks_with_parent() -> None:
     """Let the kernel kill every later fork of the main thread when this process has ended.
 
+    A fork returns once its child is bound to this process, since a child that is stopped earlier would never end.
     Forks of other threads are not killed, since the kernel counts the thread as the parent, which they may outlive.
     """
-    if not _forks:
-        _forks.append(False)
-        os.register_at_fork(before=_note_thread, after_in_child=_follow_fork)
+    if not _pipe_ends:
+        _pipe_ends.append(())
+        os.register_at_fork(before=_open_pipe, after_in_parent=_wait_until_bound, after_in_child=_bind_to_parent)
 
 
 def kill_with_parent() -> None:
@@ -76,14 +79,32 @@ def kill_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-_forks: list[bool] = []
-"""Whether the main thread is forking now; empty before `kill_forks_with_parent`."""
+_pipe_ends: list[tuple[int, ...]] = []
+"""Ends of a pipe to the child that the main thread is forking, or an empty tuple; none before the first call."""
+_BINDING_MS = 10_000
+"""Longest wait for a child, in milliseconds. Only one that was stopped at once needs it."""
 
 
-def _note_thread() -> None:
-    _forks[0] = threading.current_thread() is threading.main_thread()
+def _open_pipe() -> None:
+    is_main = threading.current_thread() is threading.main_thread()
+    _pipe_ends[0] = os.pipe() if is_main and sys.platform == "linux" else ()
 
 
-def _follow_fork() -> None:
-    if _forks[0]:
+def _bind_to_parent() -> None:
+    if _pipe_ends[0]:
         kill_with_parent()
+        receiving, sending = _pipe_ends[0]
+        with contextlib.suppress(BrokenPipeError):  # the parent has ended already
+            os.write(sending, b"1")
+        os.close(receiving)
+        os.close(sending)
+
+
+def _wait_until_bound() -> None:
+    if _pipe_ends[0]:
+        receiving, sending = _pipe_ends[0]
+        os.close(sending)  # so that the pipe is readable also when the child has died
+        poll = select.poll()
+        poll.register(receiving, select.POLLIN)
+        poll.poll(_BINDING_MS)
+        os.close(receiving)
