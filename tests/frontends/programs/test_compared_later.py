@@ -55,6 +55,20 @@ for epoch in run.epochs(4):
     weights = 2 * sums / sums.sum()
 results = model.state_dict()
 """
+TABLE = """
+loader = DataLoader(TensorDataset(torch.arange(64), X, torch.cat([Y, 3 * Y], 1)), batch_size=8, shuffle=True)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+table = torch.zeros(64, 2)
+for epoch in run.epochs(5):
+    for index, x, y in loader:
+        optimizer.zero_grad()
+        output = model(x)
+        target = (y + table[index]) / 2 if epoch >= 2 else y
+        (output - target).square().mean().backward()
+        optimizer.step()
+        {learn}
+results = model.state_dict()
+"""
 
 
 def rank_of_program(env: RankEnvironment, work: tuple[str, str]) -> None:
@@ -98,4 +112,18 @@ def test_weights_that_follow_a_nodes_own_losses_are_found_and_named(tmp_path: Pa
     "text", [RARE.format(weights="None", workers=2), FOLLOWING.format(seen="run.mean(errors.detach())")]
 )
 def test_programs_that_equal_one_process_are_trained(text: str, tmp_path: Path) -> None:
+    assert refusals(text, tmp_path) == []
+
+
+@pytest.mark.timeout(100)
+def test_a_table_of_targets_that_is_read_from_the_third_epoch_on_is_found_and_named(tmp_path: Path) -> None:
+    found = refusals(TABLE.format(learn="table[index] = output.detach()"), tmp_path)
+    assert found
+    assert all("`table`" in sentence for sentence in found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_a_table_of_targets_of_all_nodes_is_trained(tmp_path: Path) -> None:
+    text = TABLE.format(learn="table[evener.gather(index)] = evener.gather(output).detach()")
     assert refusals(text, tmp_path) == []

@@ -26,6 +26,7 @@ from evener.data.alike import print_of, require_alike
 from evener.data.loading_process import begin_process, load_in_process, received
 from evener.frontends.programs.batch_parts import BatchPart, Count
 from evener.frontends.programs.random_state import take_leaders_state
+from evener.frontends.programs.sampler_state import SamplerState
 from evener.records.errors import InvalidInput, NodeLost
 from evener.training.lone_sample import better_size
 
@@ -209,6 +210,7 @@ class _Order:
 
     def __init__(self, loader: DataLoader[Any], divider: Divider) -> None:
         self._loader, self._divider = loader, divider
+        self._sampler = SamplerState(loader.batch_sampler, loader.dataset)
         self.is_training = True
         self.limit: int | None = None
         self.skip = 0
@@ -218,7 +220,7 @@ class _Order:
 
     def __iter__(self) -> Iterator[tuple[BatchPart, list[Any]]]:
         group = self._divider.group
-        batches = islice(_broadcast_batches(group, self._loader.batch_sampler), self.skip, None)
+        batches = islice(self._leaders_batches(), self.skip, None)
         is_whole = self.is_training or self._divider.loads_alike
         for indices, is_joined in _each_once(batches) if is_whole else self._large_enough(batches):
             if self._divider.draws_alike:  # for transforms, too; only the leader's sampler has drawn
@@ -226,6 +228,25 @@ class _Order:
             chosen = indices[: self.limit]
             part = replace(self._divider.part_of(len(chosen), self.is_training), is_joined=is_joined)
             yield part, chosen[part.rows]
+
+    def _leaders_batches(self) -> Iterator[list[Any]]:
+        """Yield the indices of every batch of the leader's sampler.
+
+        Changes of the sampler are compared at the beginning, after 1, 2, 4, 8 ... batches, and at the end.
+        """
+        group, number = self._divider.group, 0
+        own: Any = self._loader.batch_sampler
+        leaders = iter(own if group.is_leader else ())
+        while True:
+            batch = next(leaders, None) if group.is_leader else None
+            message = b"" if batch is None else msgspec.msgpack.encode([_plain(index) for index in batch])
+            message = group.broadcast(message, NEXT_BATCH)
+            if self.is_training and self.limit is None and (not message or number & (number - 1) == 0):
+                self._sampler.require_same_changes(group)
+            if not message:
+                return
+            yield [tuple(one) if isinstance(one, list) else one for one in msgspec.msgpack.decode(message)]
+            number += 1
 
     def _large_enough(self, batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:
         """Yield all samples; combine the last two batches if the last is smaller than the group.
@@ -243,18 +264,6 @@ class _Order:
             raise InvalidInput(f"an evaluation of {len(held)} samples cannot be divided among {least} nodes")
         if held:
             yield held, is_joined
-
-
-def _broadcast_batches(group: Group, batches: Any) -> Iterator[list[Any]]:
-    """Yield the indices of every batch of the leader's sampler."""
-    leaders = iter(batches) if group.is_leader else iter(())
-    while True:
-        batch = next(leaders, None) if group.is_leader else None
-        message = b"" if batch is None else msgspec.msgpack.encode([_plain(index) for index in batch])
-        message = group.broadcast(message, NEXT_BATCH)
-        if not message:
-            return
-        yield [tuple(one) if isinstance(one, list) else one for one in msgspec.msgpack.decode(message)]
 
 
 def _plain(index: Any) -> Any:

@@ -10,8 +10,8 @@ The replicas run the program's own code, so users need not write a function for 
 nothing. Replicas draw the same random numbers for every sample. If the two differ, the local gradients show the kind of
 loss: a sum, a mean over something else than samples, or a loss between samples.
 
-The check repeats when the second epoch begins and after a few steps, because some differences appear later, such as a
-rare class or loss weights that follow the epoch. The ranks then train while replicas compute.
+The check repeats when the second and third epochs begin and after a few steps, because some differences appear later,
+such as a rare class or loss weights that follow the epoch. The ranks then train while replicas compute.
 
 On slowed nodes, another replica times a step undisturbed, one node after the other.
 """
@@ -55,8 +55,8 @@ _SAMPLES, _MORE = 2, 2
 """Samples of every rank, and additional ones of the first."""
 _WHOLE_BATCH = 2**31
 """Largest number of samples if a few give no finite numbers, as when all classes have to be in a batch."""
-_LATER_ROUNDS, _LATER_SECONDS = 8, 1.5
-"""Largest number of batches of a later comparison, and how long it may compute."""
+_LATER_ROUNDS, _LATER_SECONDS, _LATER_AT_ONCE = 8, 1.5, 3
+"""Largest number of batches of a later comparison, how long it may compute, and how many compute at a time."""
 _ROUNDS = 2
 """Smallest number of batches that lead to an update: in one, a wrong divisor may be right by chance."""
 _TOPIC, _LONE_TOPIC = "the comparison of a later step", "a batch of one sample"
@@ -135,8 +135,8 @@ class EquivalenceCheck:
         self._is_timed = False
         self._precision = ""
         self._alike: list[str] | None = None
-        self._later: _Later | None = None
-        self._next_step = _FIRST_STEP
+        self._later: list[_Later] = []
+        self._next_step, self._is_due = _FIRST_STEP, False
         self._chance = random.Random(0)
         self._notes: list[Event] = []
 
@@ -200,12 +200,11 @@ class EquivalenceCheck:
         if self._precision != "fp64" or self.replica is not None:
             return
         self.collect()
-        if not is_epoch and step < self._next_step:
+        self._is_due |= is_epoch or step >= self._next_step
+        if not self._is_due or len(self._later) == _LATER_AT_ONCE:
             return
-        while step >= self._next_step:
-            self._next_step += int(step * self._chance.uniform(1.0, _GROWTH)) + 1
-        if self._later is not None:
-            return
+        self._is_due = False
+        self._next_step = step + int(step * self._chance.uniform(1.0, _GROWTH)) + 1
         minimum = _SAMPLES * self._group.size + _MORE
         affordable = _LATER_SECONDS / max(seconds * _STEPS_OF_WHOLE, 1e-9)  # batches
         proposal = (
@@ -219,7 +218,7 @@ class EquivalenceCheck:
         folder = Path(tempfile.mkdtemp(prefix="evener-"))
         pids = self._copies(models, optimizers, token, folder, extent)
         if self.replica is None:
-            self._later = _Later(pids, folder, step)
+            self._later.append(_Later(pids, folder, step))
 
     def collect(self, wait: bool = False) -> None:
         """Act on the results of replicas that have ended; all ranks call this equally often.
@@ -230,20 +229,22 @@ class EquivalenceCheck:
         Raises:
             NotExact: the result differs from one process; raised on all ranks.
         """
-        later = self._later
-        if later is None or self.replica is not None:
-            return
+        while self._later and self.replica is None and self._collect(self._later[0], wait):
+            del self._later[0]
+
+    def _collect(self, later: _Later, wait: bool) -> bool:
+        """Act on the results of some replicas; return False if they have not ended."""
         later.pids[:] = [pid for pid in later.pids if os.waitpid(pid, 0 if wait else os.WNOHANG)[0] == 0]
         report = b"" if later.pids else msgspec.msgpack.encode(self._report(later.folder, is_wide=True))
         leaders = self._group.broadcast(report, _TOPIC)
         if not leaders:
-            return
+            return False
         _wait(later.pids)
-        self._later = None
         shutil.rmtree(later.folder, ignore_errors=True)
         comparison = msgspec.msgpack.decode(leaders, type=Report).comparison
         if comparison is not None and comparison.sentence and not self._may_differ:
             raise NotExact(f"after step {later.step} {comparison.sentence}")
+        return True
 
     def _refuse_lone_sample(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], lone: str) -> None:
         """Raise InvalidInput by `lone` if BatchNorm fails with one sample; in a replica, return at once."""

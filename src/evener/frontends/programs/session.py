@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -50,6 +51,9 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, require
 from evener.records.record import Event, TrainRecord
 
+_COMPARED_EPOCHS = 2
+"""Epochs after the first that begin with a comparison."""
+
 
 class Run:
     """A run of a user's program, of which this process is one node.
@@ -78,14 +82,15 @@ class Run:
         self._loaders: list[DividedLoader] = []
         self.part: BatchPart | None = None
         self._has_own_draws = self._sharing = False
-        self._has_updated = self._is_again = self._was_again = False
+        self._has_updated = False
+        self._epoch = self._compared_epoch = 0
         self._norm_passes = 0
         self._thread, self._has_threads = threading.get_ident(), False
         self._alike_draws: AlikeDraws | None = None
         self._current: HandedBatch | None = None
         self._is_stepped = False
         self._passes: set[object] = set()
-        self._seen: set[object] = set()
+        self._seen: Counter[object] = Counter()
         may_differ, strategy = bool(config and config.approximate), layers.division if layers else None
         self._following = BatchFollowing(self._parts, self._use, lambda: self.group.size > 1)
         self.equivalence_check = EquivalenceCheck(
@@ -120,7 +125,7 @@ class Run:
     def begin_epoch(self, index: int) -> None:
         """Begin epoch `index`; every node calls this."""
         self.steps.epoch = index
-        self._is_again = self._is_again or index > 0
+        self._epoch = max(self._epoch, index)
         self._work.draw_own()
         if self.size > 1:
             take_leaders_state(self.group, message_topics.epoch(index))
@@ -269,8 +274,8 @@ class Run:
         self._work.draw_own()
         small = self._small(loader)
         self._passes.add(loader)
-        self._is_again = self._is_again or loader in self._seen
-        self._seen.add(loader)
+        self._epoch = max(self._epoch, self._seen[loader])
+        self._seen[loader] += 1
         self._norm_passes = self._count_norm_passes()
         return small
 
@@ -373,8 +378,8 @@ class Run:
             return
         if self._following.is_delayed:  # replicas would miss parts of the current batches
             return
-        is_epoch = self._is_again and not self._was_again
-        self._was_again = self._was_again or is_epoch
+        is_epoch = self._compared_epoch < min(self._epoch, _COMPARED_EPOCHS)
+        self._compared_epoch = self._epoch
         self.equivalence_check.compare_later(
             self._models,
             self.steps.optimizers,

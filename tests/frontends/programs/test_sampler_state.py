@@ -1,0 +1,125 @@
+"""A sampler that learns from the losses of a program: of all nodes, or it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, TensorDataset, WeightedRandomSampler
+
+from evener.comm.group import Group
+from evener.frontends.programs.sampler_state import SamplerState
+from evener.records.errors import InvalidInput
+from support.commands import evener_here
+from support.thread_ranks import together
+
+PROGRAM = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+import evener
+
+class Hard(Sampler):
+    def __init__(self, count):
+        self.losses, self.generator = torch.full((count,), float("inf")), torch.Generator().manual_seed(1)
+
+    def __len__(self):
+        return len(self.losses)
+
+    def __iter__(self):
+        weights = torch.nan_to_num(self.losses, posinf=10.0)
+        yield from torch.multinomial(weights, len(self), replacement=True, generator=self.generator).tolist()
+
+run = evener.join()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+data = TensorDataset(torch.arange(40), torch.randn(40, 6).double(), torch.arange(40) % 3)
+hard = Hard(40)
+loader = DataLoader(data, batch_size=10, sampler=hard)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for epoch in run.epochs(3):
+    for index, x, y in loader:
+        optimizer.zero_grad()
+        losses = nn.functional.cross_entropy(model(x), y, reduction="none")
+        losses.mean().backward()
+        optimizer.step()
+        {learn}
+if run.leader:
+    torch.save(run.state(model), {path!r})
+"""
+OWN = "hard.losses[index] = losses.detach().float()"
+OF_ALL = "hard.losses[evener.gather(index)] = evener.gather(losses).detach().float()"
+AT_THE_LEADER = """index, losses = evener.gather(index), evener.gather(losses)
+        if run.leader: hard.losses[index] = losses.detach().float()"""
+
+
+def weights(folder: Path, learn: str, shares: str) -> dict[str, torch.Tensor]:
+    path = folder / f"{shares}.pt"
+    (folder / "program.py").write_text(PROGRAM.format(learn=learn, path=str(path)))
+    nodes = ",".join("1" for _ in shares.split(","))
+    ended = evener_here("run", "--local-nodes", nodes, "--shares", shares, "program.py", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    loaded: dict[str, torch.Tensor] = torch.load(path)
+    return loaded
+
+
+@pytest.mark.parametrize("learn", [OF_ALL, pytest.param(AT_THE_LEADER, marks=pytest.mark.slow)])
+def test_a_sampler_that_learns_from_the_losses_of_all_nodes_equals_one_process(tmp_path: Path, learn: str) -> None:
+    alone, divided = weights(tmp_path, learn, "1"), weights(tmp_path, learn, "3,1")
+    for name, value in alone.items():
+        torch.testing.assert_close(divided[name], value, rtol=0.0, atol=1e-10)
+
+
+def test_a_sampler_that_learns_from_the_losses_of_its_node_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM.format(learn=OWN, path=""))
+    ended = evener_here("run", "--local-nodes", "1,1", "--shares", "3,1", "program.py", cwd=tmp_path)
+    assert ended.returncode == InvalidInput.exit_code, ended.stderr
+    assert "sampler.losses" in ended.stderr
+
+
+def changed_attributes(change: Callable[[int, WeightedRandomSampler], None]) -> list[str]:
+    """Change the sampler of each of two ranks; return both ranks' errors, "" for none."""
+    data = TensorDataset(torch.arange(8))
+
+    def work(group: Group) -> str:
+        sampler = WeightedRandomSampler(torch.full((8,), float("nan")).double().tolist(), 8)
+        state = SamplerState(BatchSampler(sampler, 2, drop_last=False), data)
+        change(group.rank, sampler)
+        try:
+            state.require_same_changes(group)
+        except InvalidInput as error:
+            return str(error)
+        return ""
+
+    return together(2, work)
+
+
+def test_weights_that_change_otherwise_on_another_node_are_found() -> None:
+    def change(rank: int, sampler: WeightedRandomSampler) -> None:
+        sampler.weights[rank] = 1.0
+
+    assert all("weights" in error for error in changed_attributes(change))
+
+
+def test_what_only_the_first_node_changes_is_accepted() -> None:
+    def change(rank: int, sampler: WeightedRandomSampler) -> None:
+        if rank == 0:
+            sampler.weights[3] = 1.0
+
+    assert changed_attributes(change) == ["", ""]
+
+
+def test_equal_changes_are_accepted() -> None:
+    def change(_rank: int, sampler: WeightedRandomSampler) -> None:
+        sampler.weights[5] = 0.5
+
+    assert changed_attributes(change) == ["", ""]
+
+
+def test_the_data_set_of_a_sampler_is_not_compared() -> None:
+    data = TensorDataset(torch.arange(8))
+    state = SamplerState(BatchSampler(RandomSampler(data), 2, drop_last=False), data)
+    assert not any("data_source" in name for name in state._prints())
