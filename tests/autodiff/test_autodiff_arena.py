@@ -14,6 +14,7 @@ from evener import autodiff as ad
 from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
 from evener.autodiff.errors import InvalidOperation, TensorExpired
+from support.refusals import refused
 
 
 def lenet() -> nn.Module:
@@ -168,7 +169,7 @@ def test_every_use_of_a_tensor_after_the_reset_is_refused(backend: ad.Backend, n
     other = ad.zeros(1)
     with ad.Arena():
         x = other + 1
-    with pytest.raises(TensorExpired, match=r"iteration 1 of an arena, which is over.*item\(\) or numpy\(\)"):
+    with refused(TensorExpired):
         uses(x, other)[number]()
     assert "iteration 1 of an arena, which is over" in repr(x)
 
@@ -248,11 +249,11 @@ def test_arenas_are_left_in_reverse_order() -> None:
     first, second = ad.Arena(), ad.Arena()
     first.__enter__()
     second.__enter__()
-    with pytest.raises(InvalidOperation, match="reverse order of entering"):
+    with refused(InvalidOperation):
         first.__exit__(None, None, None)
     second.__exit__(None, None, None)
     first.__exit__(None, None, None)
-    with pytest.raises(InvalidOperation, match="reverse order of entering"):
+    with refused(InvalidOperation):
         first.__exit__(None, None, None)
 
 

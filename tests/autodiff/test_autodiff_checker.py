@@ -13,6 +13,7 @@ from evener.autodiff import functional as F
 from evener.autodiff.errors import InvalidOperation, WrongGradient
 from evener.autodiff.graph import Rule
 from evener.autodiff.rules import RULES
+from support.refusals import refused
 
 
 def inputs(*shapes: tuple[int, ...]) -> list[ad.Tensor]:
@@ -42,12 +43,12 @@ def test_a_wrong_rule_is_caught(monkeypatch: pytest.MonkeyPatch, name: str) -> N
 def test_a_gradient_that_is_not_a_number_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = RULES["exp"]
     monkeypatch.setitem(RULES, "exp", Rule(rule.forward, (lambda be, g, y, _: be.multiply(g, float("nan")),)))
-    with pytest.raises(WrongGradient, match="is nan by its rule"):
+    with refused(WrongGradient):
         ad.gradcheck(ad.Tensor.exp, inputs((2,)))
 
 
 def test_a_missing_gradient_is_wrong() -> None:
-    with pytest.raises(WrongGradient, match=r"input 1 at .* is 0 by its rule and"):
+    with refused(WrongGradient):
         ad.gradcheck(lambda a, b: a + 2 * ad.tensor(b.detach().numpy()), inputs((), ()))
 
 
@@ -56,5 +57,5 @@ def test_inputs_that_need_no_gradient_are_left_alone() -> None:
 
 
 def test_single_precision_is_refused() -> None:
-    with pytest.raises(InvalidOperation, match="needs float64 inputs, input 0 is float32"):
+    with refused(InvalidOperation):
         ad.gradcheck(ad.Tensor.exp, [ad.ones(2, requires_grad=True)])

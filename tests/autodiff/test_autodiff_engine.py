@@ -12,6 +12,7 @@ from evener import autodiff as ad
 from evener.autodiff import nn, optim
 from evener.autodiff.errors import GraphFreed, InvalidOperation, NoGradient, ParameterChanged
 from evener.autodiff.graph import Node
+from support.refusals import refused
 
 
 def leaf(*values: float) -> ad.Tensor:
@@ -81,11 +82,11 @@ def test_a_chain_of_a_hundred_thousand_operations_can_be_dropped_without_walking
 
 def test_backward_of_something_else_than_a_number_needs_a_gradient(backend: ad.Backend) -> None:
     x = leaf(1.0, 2.0)
-    with pytest.raises(NoGradient, match=r"shape \(2,\) needs a gradient of that shape, or a sum"):
+    with refused(NoGradient):
         (x * 2).backward()
     (x * 2).backward(ad.tensor([1.0, 10.0]))
     assert grad(x) == [2.0, 20.0]
-    with pytest.raises(InvalidOperation, match=r"gradient must have shape \(2,\), got \(3,\)"):
+    with refused(InvalidOperation):
         (x * 2).backward(ad.ones(3))
 
 
@@ -98,7 +99,7 @@ def test_a_freed_graph_is_refused_before_any_gradient_is_added(backend: ad.Backe
     x = leaf(2.0)
     y = x * x
     y.backward()
-    with pytest.raises(GraphFreed, match="retain_graph=True"):
+    with refused(GraphFreed):
         y.backward()
     with pytest.raises(GraphFreed):
         (y * x).backward()  # its own node is new, the one behind it is freed
@@ -156,7 +157,7 @@ def test_only_a_leaf_keeps_its_gradient() -> None:
     assert (x.is_leaf, y.is_leaf, y.grad) == (True, False, None)
     with pytest.raises(NoGradient):
         y.grad = ad.ones(1)
-    with pytest.raises(InvalidOperation, match="only a leaf can change"):
+    with refused(InvalidOperation):
         y.requires_grad_(False)
 
 
@@ -165,12 +166,12 @@ def test_a_gradient_can_be_given(backend: ad.Backend) -> None:
     x.grad = ad.tensor([3.0, 4.0], dtype=np.float64)
     (x * 2).sum().backward()
     assert grad(x) == [5.0, 6.0]
-    with pytest.raises(InvalidOperation, match=r"gradient must have shape \(2,\), got \(1,\)"):
+    with refused(InvalidOperation):
         x.grad = ad.ones(1)
 
 
 def test_only_floating_point_tensors_have_gradients() -> None:
-    with pytest.raises(InvalidOperation, match="only floating-point tensors have gradients; this one holds int64"):
+    with refused(InvalidOperation):
         ad.tensor([1, 2], requires_grad=True)
 
 
@@ -197,7 +198,7 @@ def test_a_parameter_changed_between_forward_and_backward_is_noticed(backend: ad
         optim.SGD(layer.parameters(), lr=0.1)
     y = layer(ad.ones(1, 3)).sum()
     layer.load_state_dict(layer.state_dict())
-    with pytest.raises(ParameterChanged, match=r"shape \(2, 3\) was changed after the forward pass"):
+    with refused(ParameterChanged):
         y.backward()
     assert layer.weight.grad is None
     layer(ad.ones(1, 3)).sum().backward()
@@ -209,7 +210,7 @@ def test_an_optimisers_step_between_forward_and_backward_is_noticed(backend: ad.
     y = layer(ad.ones(1, 3)).sum()
     y.backward(retain_graph=True)
     optimizer.step()
-    with pytest.raises(ParameterChanged, match=r"call backward\(\) before optimizer.step\(\)"):
+    with refused(ParameterChanged):
         y.backward()
 
 

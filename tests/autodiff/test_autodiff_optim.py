@@ -13,6 +13,7 @@ from evener import autodiff as ad
 from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
 from evener.autodiff.errors import InvalidOperation, StateMismatch
+from support.refusals import refused
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"lr": 0.05}),
@@ -147,7 +148,7 @@ def test_a_second_optimiser_begins_anew(method: str) -> None:
 
 def test_a_state_that_does_not_fit_is_refused() -> None:
     adam = optim.Adam(nn.Linear(3, 2).parameters())
-    with pytest.raises(StateMismatch, match=r"needs arrays of sizes .*exp_avg.*8.*got .*steps"):
+    with refused(StateMismatch):
         adam.load_state_dict(optim.SGD(nn.Linear(3, 2).parameters()).state_dict())
 
 

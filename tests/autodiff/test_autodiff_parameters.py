@@ -10,6 +10,7 @@ from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
 from evener.autodiff.errors import InvalidOperation
 from evener.autodiff.parameters import Parameter, arena_of
+from support.refusals import refused
 
 
 def model() -> nn.Sequential:
@@ -104,7 +105,7 @@ def test_gradients_from_elsewhere_are_stepped_with(backend: ad.Backend) -> None:
 @pytest.mark.parametrize("method", ["load", "load_gradients"])
 def test_arrays_of_another_size_are_refused(method: str) -> None:
     arena = ad.ParameterArena(nn.Linear(2, 1).parameters())
-    with pytest.raises(InvalidOperation, match=r"flat array of shape \(3,\), got \(4,\)"):
+    with refused(InvalidOperation):
         getattr(arena, method)(np.zeros(4))
 
 
@@ -145,18 +146,18 @@ def test_optimisers_share_the_arena_that_is_there() -> None:
 def test_parameters_of_different_arenas_are_refused() -> None:
     a, b = nn.Linear(1, 1), nn.Linear(1, 1)
     ad.ParameterArena(a.parameters())
-    with pytest.raises(InvalidOperation, match="lie in different arenas"):
+    with refused(InvalidOperation):
         optim.SGD([*a.parameters(), *b.parameters()])
-    with pytest.raises(InvalidOperation, match=r"parameter weight lies in another arena"):
+    with refused(InvalidOperation):
         ad.ParameterArena(a.named_parameters())
 
 
 def test_an_arena_needs_parameters_of_one_type() -> None:
-    with pytest.raises(InvalidOperation, match="at least one parameter"):
+    with refused(InvalidOperation):
         ad.ParameterArena([])
-    with pytest.raises(InvalidOperation, match=r"holds nn.Parameter, got Tensor"):
+    with refused(InvalidOperation):
         ad.ParameterArena([ad.ones(1)])  # type: ignore[arg-type]
-    with pytest.raises(InvalidOperation, match=r"1 differs from 0"):
+    with refused(InvalidOperation):
         ad.ParameterArena([Parameter(ad.ones(1)), Parameter(ad.ones(1, dtype=np.float64))])
 
 

@@ -18,6 +18,7 @@ from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
 from evener.autodiff.backends.torch_backend import TorchBackend
 from evener.autodiff.errors import InvalidOperation
+from support.refusals import refused
 
 pool = torch.nn.functional.max_pool2d
 TYPES = ["bool", "uint8", "int32", "int64", "float32", "float64"]
@@ -248,7 +249,7 @@ def test_what_does_not_fit_is_refused(backend: ad.Backend, call: Callable[[ad.Te
 def test_what_is_shared_with_a_read_only_array_cannot_be_written_to() -> None:
     shared = ad.from_numpy(np.broadcast_to(np.float32(1), (2, 2)))
     assert (shared * 2).tolist() == [[2.0, 2.0], [2.0, 2.0]]
-    with pytest.raises(InvalidOperation, match=r"memory that may be written to.*read-only"):
+    with refused(InvalidOperation):
         shared.copy_(ad.zeros(2, 2))
 
 
@@ -319,11 +320,11 @@ def test_tensors_of_two_back_ends_do_not_mix() -> None:
         y = ad.ones(2)
     finally:
         ad.set_default_backend(before)
-    with pytest.raises(InvalidOperation, match="add needs tensors of one back end, got numpy and torch"):
+    with refused(InvalidOperation):
         x + y
     mixes: list[Callable[[], Any]] = [lambda: y + x, lambda: F.linear(x, ad.ones(3, 2), y), lambda: ad.cat([x, y])]
     for mix in mixes:
-        with pytest.raises(InvalidOperation, match="needs tensors of one back end"):
+        with refused(InvalidOperation):
             mix()
 
 
@@ -338,7 +339,7 @@ def test_a_deep_copy_is_a_leaf_of_its_own(backend: ad.Backend) -> None:
     copied.load_state_dict({name: t.numpy() + 1 for name, t in net.state_dict().items()})
     assert net[1].running_mean.tolist() == [0.0, 0.0]
     optim.SGD(copied.parameters())
-    with pytest.raises(InvalidOperation, match="only leaves can be copied deeply"):
+    with refused(InvalidOperation):
         copy.deepcopy(net[0].weight * 2)
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from evener.comm.abortable import AbortableGloo, GlooPlace
 from evener.comm.abortable_group import AbortableProcessGroup, groups_known_to_torch
 from evener.records.errors import NodeLost
+from support.refusals import refused
 from support.stores import memory_store
 
 
@@ -59,9 +60,9 @@ def test_an_aborted_wait_ends_at_once_and_later_ones_do_not_begin(pair: list[Abo
     left = torch.ones(4)
     future = pair[0].all_reduce(left)
     pair[0].abort(NodeLost("the other is gone"))
-    with pytest.raises(NodeLost, match="the other is gone"):
+    with refused(NodeLost):
         future.wait()
-    with pytest.raises(NodeLost, match="the other is gone"):
+    with refused(NodeLost):
         pair[0].all_reduce(torch.ones(4))
     assert not pair[0].let_go()  # the other may still write into it
     assert pair[1].all_reduce(torch.ones(4)).wait().tolist() == [2.0] * 4  # it was frozen, and knows nothing
@@ -92,7 +93,7 @@ def test_messages_arrive_in_order_and_one_that_nobody_sends_is_left_at_once(plac
     assert [tensor.tolist() for tensor in taken] == [[1.0, 1.0], [2.0, 2.0]]
     waiting = groups[1].recv([torch.zeros(2)], 0, 7)
     pair[1].abort(NodeLost("the other is gone"))
-    with pytest.raises(NodeLost, match="the other is gone"):
+    with refused(NodeLost):
         waiting.wait()
     assert not pair[1].let_go()
     pair[0].abort(NodeLost("likewise"))

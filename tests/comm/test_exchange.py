@@ -14,6 +14,7 @@ from evener.comm.exchange import Exchange, Intervals, Region, Route, blocks, num
 from evener.comm.group import Group
 from evener.comm.mesh import MAX_ROUND_BYTES
 from evener.records.errors import InvalidValue
+from support.refusals import refused
 from support.thread_ranks import together
 
 
@@ -126,7 +127,7 @@ def test_a_wrong_shape_or_type_is_refused_before_it_is_sent() -> None:
         exchange = Exchange(group, [Route(own, own[::-1]), Route(own, own, 1)], "wrong")
         with pytest.raises(InvalidValue, match=rf"tensor 0 of rank {group.rank} .* of shape \(2, 3\), got \(3, 3\)"):
             exchange.all_gather([torch.zeros(3, 3), torch.zeros(2, 3)])
-        with pytest.raises(InvalidValue, match=r"tensor 1 of rank . .* of type torch\.float32, got torch\.float64"):
+        with refused(InvalidValue):
             exchange.all_gather([torch.zeros(2, 3), torch.zeros(2, 3).double()])
 
     together(2, work)

@@ -17,6 +17,7 @@ from evener.sync.protocol import Sgd, synchronous
 from evener.wire.identity import Token
 from support.linear_engine import Mood, job, weights
 from support.master_in_threads import Plane, plane, wait_until
+from support.refusals import refused
 
 ENDLESS = job(synchronous(batch=6, outer=Sgd(learning_rate=0.1)), epochs=100_000)
 
@@ -44,12 +45,10 @@ def test_a_run_is_stopped_from_anywhere_by_whoever_submitted_it_and_by_no_other_
         assert " 0 updates; " in run_line(replace(run, version=0))
         assert "; the checkpoint of step 7 is here; results" in run_line(replace(run, checkpoint=7))
         assert "joined as a; measuring this machine" in ps.nodes[0].said
-        with pytest.raises(
-            EvenerError, match="run linear-1 was submitted by alice: only alice and the admin can stop it"
-        ):
+        with refused(EvenerError):
             stop(access(ps, tokens[1]))
         assert ps.ask().run is not None
-        with pytest.raises(InvalidInput, match=r"run other does not go on at .*: run linear-1 does"):
+        with refused(InvalidInput):
             stop(access(ps, tokens[0], "other"))
         stop(access(ps, tokens[0]))
         assert (

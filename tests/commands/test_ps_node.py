@@ -32,6 +32,7 @@ from evener.records.profile import DeviceProfile
 from evener.training.console import run_folder
 from evener.wire.errors import CannotJoin
 from evener.wire.identity import ROLES, Address, Token
+from support.refusals import refused
 
 TOKEN = Token(secret=bytes(16), fingerprint=None)
 
@@ -51,9 +52,9 @@ def test_a_token_is_taken_from_the_option_the_file_or_the_environment(tmp_path: 
 
 
 def test_a_token_that_cannot_be_had_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="omit one of them"):
+    with refused(InvalidInput):
         JoinConfig(address="127.0.0.1:1", token="typed", token_file=tmp_path)
-    with pytest.raises(MissingFile, match=r"cannot read --token-file .*/none: No such file"):
+    with refused(MissingFile):
         given_token(None, tmp_path / "none", {})
 
 
@@ -108,7 +109,7 @@ def test_files_with_the_secrets_of_nodes_and_masters_are_looked_at_too(
 
 
 def test_joining_without_any_token_names_the_three_ways(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"give --token-file FILE or \$EVENER_TOKEN"):
+    with refused(InvalidInput):
         join(JoinConfig(address="127.0.0.1:1", device="cpu", cache=tmp_path, thin=True), environment={})
 
 
@@ -116,9 +117,9 @@ def test_user_and_token_have_to_agree_about_encryption() -> None:
     open_token, closed = Token(secret=bytes(16), fingerprint=None), Token(secret=bytes(16), fingerprint=bytes(32))
     check_security(open_token, insecure=True)
     check_security(closed, insecure=False)
-    with pytest.raises(InvalidInput, match="add --insecure"):
+    with refused(InvalidInput):
         check_security(open_token, insecure=False)
-    with pytest.raises(InvalidInput, match="leave --insecure out"):
+    with refused(InvalidInput):
         check_security(closed, insecure=True)
 
 
@@ -210,14 +211,14 @@ def test_the_line_to_type_on_a_node_does_not_hold_the_token(tmp_path: Path) -> N
 
 def test_a_device_that_is_not_there_is_named() -> None:
     assert choose_device("cpu") == "cpu"
-    with pytest.raises(InvalidInput, match="--device must be one of cpu"):
+    with refused(InvalidInput):
         choose_device("cuda:99")
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert run_folder(tmp_path / "a" / "b").is_dir()
-    with pytest.raises(InvalidInput, match=r"cannot write into .*/file/run: Not a directory"):
+    with refused(InvalidInput):
         run_folder(tmp_path / "file" / "run")
 
 

@@ -20,6 +20,7 @@ from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from evener.training.planning import fit_plan, replica_rows
 from support.commands import TINY, evener_here
+from support.refusals import refused
 
 TOLERANCE = 1e-10
 
@@ -177,7 +178,7 @@ def test_a_saved_plan_is_performed(tmp_path: Path, alone: dict[str, torch.Tensor
     assert distance(alone, again) < TOLERANCE
     saved, performed = read_noun(file, Plan), read_noun(tmp_path / "again" / "record.json", TrainRecord).plan
     assert performed == msgspec.structs.replace(saved, check=performed.check)
-    with pytest.raises(EvenerError, match="the plan is for node node-2, which is not here: there are node-0, node-1"):
+    with refused(EvenerError):
         train(tmp_path / "few", "1,1", plan=file)
 
 
@@ -218,7 +219,7 @@ def test_a_plan_fits_nodes_in_another_order() -> None:
     assert [(a.rank, a.node, a.stage) for a in fitted.assignments] == [(0, "a", 1), (1, "b", 0)]
     mixed = plan("data+sharded", ("a", 0, 0), ("c", 0, 0), ("b", 1, 0), ("d", 1, 0))
     assert fit_plan(mixed, ["a", "c", "b", "d"]) == mixed
-    with pytest.raises(InvalidInput, match="start the nodes in the order a, c, b, d"):
+    with refused(InvalidInput):
         fit_plan(mixed, ["a", "b", "c", "d"])
 
 
@@ -255,7 +256,7 @@ def test_replicas_are_neighbours_and_hold_every_node() -> None:
     assert replica_rows("data+sharded", None, 5) == ((0, 1, 2), (3, 4))
     assert replica_rows("data+pipeline", "1,3,1", 5) == ((0,), (1, 2, 3), (4,))
     for sizes in ("3,3", "5,0", "two", ""):
-        with pytest.raises(InvalidInput, match="sizes such as 3,2 that sum to the 5 nodes"):
+        with refused(InvalidInput):
             replica_rows("data+filter", sizes, 5)
 
 

@@ -17,6 +17,7 @@ from evener.frontends.programs import calling
 from evener.records.errors import InvalidFile, InvalidInput
 from evener.search.options import TuneConfig
 from support.commands import TINY, evener_here, last_json
+from support.refusals import refused
 
 Asks = Callable[..., RunConfig]
 
@@ -105,7 +106,7 @@ def test_a_run_from_python_takes_what_lies_beside_a_named_task(tmp_path: Path) -
     assert (record.epochs, record.seed) == (1, 7)
     assert record.usual == f"epochs=1 (from {tmp_path / FILE})"
     (tmp_path / FILE).write_text('agreement = "sync"\n')
-    with pytest.raises(InvalidInput, match=r"--agreement: a master's nodes are for .*; --agreement is from .* line 1"):
+    with refused(InvalidInput):
         calling.train(tmp_path / "usual_task.py", output=tmp_path / "run", devices="cpu", quiet=True)
 
 
@@ -155,7 +156,7 @@ def test_a_mistake_that_was_typed_is_not_blamed_on_the_file(asked: Asks) -> None
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"\xff")
-    with pytest.raises(InvalidFile, match=r"cannot read .*evener\.toml"), usual_options(_typed(tmp_path), ()):
+    with refused(InvalidFile), usual_options(_typed(tmp_path), ()):
         pass
 
 

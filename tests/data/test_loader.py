@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
@@ -12,6 +11,7 @@ from evener.data.loader import Loader, collect, sample_seeds, split_batch
 from evener.data.sampler import Division, ShuffledSampler
 from evener.oracle.apportion import weights_to_workers
 from evener.records.errors import InvalidInput
+from support.refusals import refused
 
 
 class Noisy(Dataset[Any]):
@@ -75,9 +75,9 @@ def test_a_tensor_data_set_is_indexed_at_once() -> None:
 
 
 def test_a_data_set_that_gives_no_pairs_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"must give \(inputs, target\) pairs, got 3 values"):
+    with refused(InvalidInput):
         split_batch((1, 2, 3))
-    with pytest.raises(InvalidInput, match="got Tensor"):
+    with refused(InvalidInput):
         split_batch(torch.zeros(2))
 
 

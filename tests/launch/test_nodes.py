@@ -12,6 +12,7 @@ from evener.launch.nodes import (
     shares_of,
 )
 from evener.records.errors import InvalidValue
+from support.refusals import refused
 
 
 def test_three_speeds_are_three_nodes_of_one_thread_on_one_core_each() -> None:
@@ -29,15 +30,15 @@ def test_a_speed_changes_at_its_step() -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "1.0,", "fast", "0", "-1", "1.5", "1.0@x=1", "1@5=0", "1@9=0.5@3=1", "nan"])
 def test_wrong_speeds_are_refused_in_one_sentence(text: str) -> None:
-    with pytest.raises(InvalidValue, match=r"^--local-nodes must be .*got"):
+    with refused(InvalidValue):
         parse_local_nodes(text)
 
 
 def test_memory_has_to_be_given_for_every_node() -> None:
     assert [n.memory_bytes for n in parse_local_nodes("1,1", [5, 6])] == [5, 6]
-    with pytest.raises(InvalidValue, match=r"one a node \(3\)"):
+    with refused(InvalidValue):
         parse_local_nodes("1,1,1", [5, 6])
-    with pytest.raises(InvalidValue, match=r"one a device \(1\)"):
+    with refused(InvalidValue):
         local_nodes(["cpu"], [5, 6])
 
 

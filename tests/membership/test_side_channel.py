@@ -11,6 +11,7 @@ from evener.comm.mesh import Mesh
 from evener.comm.mesh_joining import join_mesh
 from evener.membership.side_channel import Inbox, SideChannel
 from evener.records.errors import NodeLost
+from support.refusals import refused
 from support.stores import memory_store
 
 
@@ -47,7 +48,7 @@ def test_what_one_main_thread_says_the_other_one_hears() -> None:
     taker.wait_for(lambda: len(heard) == 2)
     assert heard == [b"one", b"two"]
     giver.inbox.put(None)
-    with pytest.raises(NodeLost, match="node b lost node a"):
+    with refused(NodeLost):
         taker.wait_for(lambda: len(heard) == 3)
     assert giver.error is None
 
@@ -68,7 +69,7 @@ def test_whoever_waits_is_woken_when_it_is_aborted_even_before_the_two_have_met(
     joins = pair()
     alone = SideChannel(joins[1], give)
     threading.Timer(0.1, partial(alone.abort, NodeLost("a is gone"))).start()
-    with pytest.raises(NodeLost, match="a is gone"):
+    with refused(NodeLost):
         alone.wait_for(lambda: False)
     met = SideChannel(joins[0], give)  # the thread that was left ends with it
     met.abort(NodeLost("a is gone"))

@@ -18,6 +18,7 @@ from evener.parallel.sharded import ShardedModule
 from evener.records.errors import InvalidInput
 from support.compare_divided import close
 from support.division_networks import residual_net
+from support.refusals import refused
 from support.thread_ranks import together
 
 WAYS = {
@@ -136,11 +137,9 @@ def test_an_ordinary_state_dict_is_loaded_and_a_wrong_one_refused(serial: list[A
         trainer.model.load_weights(weights)
         found = trainer.model.gather_weights()
         assert all(torch.equal(found[name], value) for name, value in weights.items() if group.is_leader)
-        with pytest.raises(
-            InvalidInput, match=r"the state dict lacks \['0.weight'\] and has unknown names: \['other'\]"
-        ):
+        with refused(InvalidInput):
             trainer.model.load_weights({"other" if k == "0.weight" else k: v for k, v in weights.items()})
-        with pytest.raises(InvalidInput, match=r"weight 0.weight must be of shape \(7, 3, 7, 7\), got \(2,\)"):
+        with refused(InvalidInput):
             trainer.model.load_weights({**weights, "0.weight": torch.zeros(2)})
 
     together(3, work)

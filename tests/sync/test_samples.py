@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from evener.records.errors import InvalidValue
 from evener.sync.data_assigner import SampleCursor
 from evener.sync.messages import SampleRange, positions
+from support.refusals import refused
 
 
 @given(st.integers(1, 40), st.integers(1, 3), st.lists(st.tuples(st.integers(1, 15), st.booleans()), max_size=60))
@@ -75,5 +76,5 @@ def test_it_goes_on_from_where_it_stood() -> None:
 
 @pytest.mark.parametrize(("num_samples", "num_epochs"), [(0, 1), (5, 0)])
 def test_nothing_to_give_out_is_refused(num_samples: int, num_epochs: int) -> None:
-    with pytest.raises(InvalidValue, match="must be positive"):
+    with refused(InvalidValue):
         SampleCursor(num_samples, num_epochs)

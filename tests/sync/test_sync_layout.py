@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from evener.records.errors import InvalidValue
 from evener.sync.layout import ArraySpec, Flat, StateLayout, flat_of, layout_of
+from support.refusals import refused
 
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 kinds = st.sampled_from(
@@ -108,11 +109,11 @@ def test_impossible_layouts_are_refused(entries: tuple[tuple[str, str, str], ...
 
 
 def test_half_precision_is_refused_with_what_to_do() -> None:
-    with pytest.raises(InvalidValue, match="dtype of w must be float32, float64 or int64, got 'float16'"):
+    with refused(InvalidValue):
         layout_of({"w": np.zeros(2, np.float16)})
 
 
 def test_memory_of_another_size_is_refused() -> None:
     layout = layout_of({"w": np.zeros(2)})
-    with pytest.raises(InvalidValue, match="bytes of a state must be 16, got 15"):
+    with refused(InvalidValue):
         Flat(layout, np.zeros(15, np.uint8))

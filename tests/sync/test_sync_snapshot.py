@@ -20,6 +20,7 @@ from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Adam, Sgd, SyncProtocol, Workload, synchronous
 from evener.sync.snapshot import load_snapshot, save_snapshot
 from support.numpy_engine import NumpyEngine, Problem
+from support.refusals import refused
 from support.server_hall import AGREEMENTS, EPOCHS, SAMPLES, SECONDS, Hall
 from support.stepped_server import SteppedServer, run_stepped
 
@@ -148,24 +149,24 @@ def test_a_disk_that_is_full_is_the_systems_error(tmp_path: Path, monkeypatch: p
 def test_what_is_no_snapshot_is_refused_with_its_name(tmp_path: Path) -> None:
     snapshot = begun(Problem(), 4).server.snapshot()
     path = tmp_path / "x"
-    with pytest.raises(MissingFile, match=r"there is no snapshot .*x"):
+    with refused(MissingFile):
         load_snapshot(path)
     path.write_bytes(b"nonsense")
-    with pytest.raises(InvalidFile, match="x is not a safetensors file"):
+    with refused(InvalidFile):
         load_snapshot(path)
     save_file({"w": np.zeros(3)}, path)
-    with pytest.raises(InvalidFile, match=r"is not a snapshot of a server: its metadata has no evener\.server"):
+    with refused(InvalidFile):
         load_snapshot(path)
     save_snapshot(snapshot, path)
     arrays, metadata = load_file(path), _metadata(path)
     save_file({name: a for name, a in arrays.items() if name != "out.bias"}, path, metadata)
-    with pytest.raises(InvalidFile, match=r"there is no array out\.bias of float64 and shape \(3,\)"):
+    with refused(InvalidFile):
         load_snapshot(path)
     save_file({name: a for name, a in arrays.items() if not name.startswith("evener.outer/mean")}, path, metadata)
-    with pytest.raises(InvalidFile, match=r"has no mean\.float64 of the optimizer with \d+ numbers"):
+    with refused(InvalidFile):
         ParameterServer.resume(load_snapshot(path), first_number=0)
     save_file(arrays, path, {"evener.server": metadata["evener.server"].replace('"batch":24', '"batch":-24')})
-    with pytest.raises(InvalidFile, match=r"x: field agreement\.batch must be positive, got -24"):
+    with refused(InvalidFile):
         load_snapshot(path)
 
 
@@ -179,7 +180,7 @@ def test_the_ends_of_epochs_that_somebody_has_yet_to_look_at_are_kept(tmp_path: 
     }
     np.testing.assert_array_equal(found.weights.memory, server.weights.memory)
     save_file({**load_file(path), "evener.end/3": np.zeros(7, np.uint8)}, path, _metadata(path))
-    with pytest.raises(InvalidFile, match=r"x: the array evener\.end/3 is not \d+ bytes of the end of an epoch"):
+    with refused(InvalidFile):
         load_snapshot(path)
 
 

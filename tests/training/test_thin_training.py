@@ -14,6 +14,7 @@ from evener.launch.nodes import LocalNode
 from evener.records.errors import Interrupted, InvalidFile, MissingFile, NonFiniteLoss
 from evener.records.record import Epoch
 from evener.training.thin_training import ThinContext, train_thin
+from support.refusals import refused
 
 POINTS = str(Path(__file__).parents[1] / "support_tasks" / "points.py")
 
@@ -62,10 +63,10 @@ def test_a_run_ends_where_it_is_told_to(tmp_path: Path) -> None:
 
 
 def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match="no checkpoint to resume from"):
+    with refused(MissingFile):
         train_thin(seat([]), config(tmp_path / "none", resume=True))
-    with pytest.raises(NonFiniteLoss, match="the loss on node node-0 at step"), np.errstate(all="ignore"):
+    with refused(NonFiniteLoss), np.errstate(all="ignore"):
         train_thin(seat([]), config(tmp_path / "wild", lr="1e30"))
     train_thin(seat([]), config(tmp_path / "other"))
-    with pytest.raises(InvalidFile, match="does not fit this task"):
+    with refused(InvalidFile):
         train_thin(seat([]), config(tmp_path / "other", resume=True, width="9"))

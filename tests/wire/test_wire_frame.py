@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from evener.records.errors import InvalidValue
 from evener.wire.frame import CLOSE, allocate, as_bytes, drop_sent, encode_close, encode_frame, encode_head
 from evener.wire.limits import Limits
+from support.refusals import refused
 from support.wire_peers import Hello, Push
 
 
@@ -63,18 +64,18 @@ def test_any_contiguous_memory_is_bytes(buffer: bytes | bytearray | memoryview, 
 
 @pytest.mark.parametrize("buffer", [np.zeros((4, 4))[:, 1], np.zeros((2, 3)).T, memoryview(b"abcd")[::2]])
 def test_memory_with_gaps_is_refused(buffer: memoryview) -> None:
-    with pytest.raises(InvalidValue, match="buffer must be contiguous in memory"):
+    with refused(InvalidValue):
         as_bytes(buffer)
 
 
 def test_what_the_receiver_would_refuse_is_not_sent() -> None:
     limits = Limits(header_bytes=20, buffers=2, frame_bytes=10)
     encode_frame(0, Hello("a"), [b"12345", b"67890"], limits)
-    with pytest.raises(InvalidValue, match="bytes of a header must be at most 20, got 3"):
+    with refused(InvalidValue):
         encode_frame(0, Hello("a" * 20), [], limits)
-    with pytest.raises(InvalidValue, match="number of buffers must be at most 2, got 3"):
+    with refused(InvalidValue):
         encode_frame(0, Hello("a"), [b"", b"", b""], limits)
-    with pytest.raises(InvalidValue, match="bytes of a frame must be at most 10, got 11"):
+    with refused(InvalidValue):
         encode_frame(0, Hello("a"), [b"12345", b"678901"], limits)
 
 

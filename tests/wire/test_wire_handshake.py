@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from evener.wire.errors import CannotJoin, MasterFull, NotAMaster, TransportDiffers, VersionDiffers, WrongSecret
 from evener.wire.handshake import MESSAGE_BYTES, HandshakeType, MasterHandshake, NodeHandshake, encode_message
 from evener.wire.identity import Token
+from support.refusals import refused
 
 SECRET = bytes(range(16))
 PLAIN = Token(secret=SECRET, fingerprint=None)
@@ -60,12 +61,12 @@ def test_the_secret_is_in_no_note() -> None:
     ],
 )
 def test_another_secret_or_another_certificate_is_refused(node: Token, master: Token) -> None:
-    with pytest.raises(WrongSecret, match="copy the token that this master printed"):
+    with refused(WrongSecret):
         greet(node, master)
 
 
 def test_only_who_knows_the_secret_is_told_that_the_master_is_full() -> None:
-    with pytest.raises(MasterFull, match="it has reached its limit of connections"):
+    with refused(MasterFull):
         greet(PLAIN, PLAIN, full=True)
     with pytest.raises(WrongSecret):
         greet(Token(secret=bytes(16), fingerprint=None), PLAIN, full=True)
@@ -89,7 +90,7 @@ def test_a_node_is_not_content_with_its_own_proof_sent_back() -> None:
 
 def test_a_master_that_welcomes_without_proof_is_not_believed() -> None:
     node = NodeHandshake(PLAIN, A, "x")
-    with pytest.raises(NotAMaster, match="unexpected handshake message"):
+    with refused(NotAMaster):
         node.answer(encode_message(HandshakeType.WELCOME))
     node = NodeHandshake(PLAIN, A, "x")
     node.answer(encode_message(HandshakeType.CHALLENGE, B))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from evener.records.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile
 from evener.wire.errors import BadToken
 from evener.wire.identity import Address, Identity, Token, host_in, make_identity
+from support.refusals import refused
 from support.wire_peers import INSECURE, SECURE
 
 secrets = st.binary(min_size=16, max_size=16)
@@ -86,7 +87,7 @@ def test_printing_a_token_by_mistake_does_not_show_its_secret() -> None:
 
 @pytest.mark.parametrize(("secret", "fingerprint"), [(b"", None), (bytes(17), None), (bytes(16), b"short")])
 def test_secrets_and_fingerprints_have_one_length(secret: bytes, fingerprint: bytes | None) -> None:
-    with pytest.raises(InvalidValue, match="bytes of the"):
+    with refused(InvalidValue):
         Token(secret=secret, fingerprint=fingerprint)
 
 
@@ -112,12 +113,12 @@ def test_literal_addresses(text: str, address: Address) -> None:
     ["", "gpu-box", "gpu-box:", "7000", "::1:7000", "[::1]", "a b:7000", "host:70000", "host:-1", "unix:", "tcp://a:1"],
 )
 def test_what_is_no_address_is_refused_with_the_three_forms(text: str) -> None:
-    with pytest.raises(InvalidValue, match=r"HOST:PORT, \[IPV6\]:PORT or unix:PATH"):
+    with refused(InvalidValue):
         Address.parse(text)
 
 
 def test_a_path_longer_than_a_unix_socket_may_have_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="a path of at most 103 bytes"):
+    with refused(InvalidValue):
         Address.parse("unix:/" + "ä" * 52)
 
 
@@ -169,12 +170,12 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_what_is_no_identity_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match="cannot read the master's identity"):
+    with refused(MissingFile):
         Identity.load(tmp_path / "none")
     for number, data in enumerate((b"", b"{}", b'{"secret": "QUJD"}', b"\xff\xfe")):
         path = tmp_path / str(number)
         path.write_bytes(data)
-        with pytest.raises(InvalidFile, match=r"is not a master's identity: .*; remove it for a new one"):
+        with refused(InvalidFile):
             Identity.load(path)
 
 
@@ -187,7 +188,7 @@ def test_printing_an_identity_by_mistake_shows_neither_key_nor_secret() -> None:
 
 def test_a_missing_cryptography_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(MissingExtra, match="pip install cryptography, or use --insecure"):
+    with refused(MissingExtra):
         make_identity()
     assert make_identity(insecure=True).token.insecure
 

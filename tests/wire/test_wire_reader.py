@@ -16,6 +16,7 @@ from evener.wire.errors import BadFrame
 from evener.wire.frame import Close, Frame, encode_close, encode_frame, encode_head
 from evener.wire.limits import Limits
 from evener.wire.reader import READ_AHEAD, FrameReader
+from support.refusals import refused
 from support.wire_peers import Hello, Kinds, Push
 
 headers = st.builds(Hello, st.text(max_size=5)) | st.builds(Push, st.integers(-(2**63), 2**63 - 1))
@@ -156,14 +157,14 @@ def test_a_reader_that_refused_is_gone_when_nobody_refers_to_it(no_collection: N
 def test_a_wrong_checksum_is_told() -> None:
     head = encode_head(0, PUSH)
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
-    with pytest.raises(BadFrame, match="the head of a frame is damaged"):
+    with refused(BadFrame):
         feed(reader, head[:-4] + (zlib.crc32(head[:-4]) ^ 1).to_bytes(4, "little"))
 
 
 def test_nesting_without_end_is_refused_instead_of_exhausting_the_stack() -> None:
     deep = b"\x83\xa4type\xa4Push\xa5round\x01\xa5other" + b"\x91" * 60_000 + b"\x01"
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
-    with pytest.raises(BadFrame, match="unknown or invalid header"):
+    with refused(BadFrame):
         feed(reader, encode_head(0, deep))
 
 
@@ -219,14 +220,14 @@ def test_a_place_may_refuse() -> None:
 
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), place)
     for _ in range(2):
-        with pytest.raises(BadFrame, match="the update has 3 bytes, the model 8"):
+        with refused(BadFrame):
             feed(reader, stream([(Push(4), [b"abc"])]))
 
 
 @pytest.mark.parametrize("places", [[], [bytearray(2)], [bytearray(3), bytearray(1)]])
 def test_places_that_do_not_fit_are_a_mistake_of_ours(places: list[bytearray]) -> None:
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), lambda header, lengths: places)
-    with pytest.raises(InvalidValue, match="bytes of the places must be those of the buffers"):
+    with refused(InvalidValue):
         feed(reader, stream([(Push(4), [b"abc"])]))
 
 

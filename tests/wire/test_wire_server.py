@@ -25,6 +25,7 @@ from evener.wire.limits import Limits
 from evener.wire.server import DISK_FULL, FAILED, MAX_POLL_BYTES, MAX_TURN_FRAMES
 from evener.wire.server_events import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed
 from support.busy_machine import met_once_in
+from support.refusals import refused
 from support.wire_peers import QUICK, Hello, Kinds, Push, World, world
 
 BIG = 20_000_000
@@ -359,13 +360,13 @@ def test_a_unix_door_belongs_to_its_user_is_not_taken_from_a_living_master_and_i
     path = tmp_path / "hub"
     with world("unix", tmp_path) as w:
         assert path.stat().st_mode & 0o777 == 0o600
-        with pytest.raises(CannotListen, match="in use"):
+        with refused(CannotListen):
             w.server.listen(Address(path=str(path)))
         node, _ = w.join()
         node.close()
     assert not path.exists()
     path.write_text("a file of somebody's")
-    with world() as w, pytest.raises(CannotListen, match="in use"):
+    with world() as w, refused(CannotListen):
         w.server.listen(Address(path=str(path)))
     assert path.read_text() == "a file of somebody's"
 
@@ -408,7 +409,7 @@ def test_memory_does_not_grow_with_the_number_of_messages_or_connections(transpo
 def test_invalid_frames_are_the_callers_mistake_and_harm_no_connection() -> None:
     with world(limits=Limits(buffers=1)) as w:
         node, peer = w.join()
-        with pytest.raises(InvalidValue, match="number of buffers"):
+        with refused(InvalidValue):
             w.server.send(peer, Push(1), [b"", b""])
         echo(w, node, peer, 2)
 

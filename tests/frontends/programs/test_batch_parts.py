@@ -18,6 +18,7 @@ from evener.frontends.programs.batch_parts import (
     weight_of,
 )
 from evener.records.errors import InvalidInput
+from support.refusals import refused
 
 
 def alone(size: int = 1) -> Group:
@@ -50,11 +51,11 @@ def test_a_mean_counts_by_samples_and_a_sum_as_it_is(count: Count, weight: float
 
 def test_what_is_counted_by_a_function_is_a_number_of_zero_or_more() -> None:
     assert weight_of(part_of(0, [3]), torch.ones(3), lambda batch: batch.sum(), alone()) == 1
-    with pytest.raises(InvalidInput, match="count= must give a number"):
+    with refused(InvalidInput):
         weight_of(part_of(0, [3]), None, lambda batch: batch, alone())
-    with pytest.raises(InvalidInput, match="zero or more"):
+    with refused(InvalidInput):
         weight_of(part_of(0, [3]), None, lambda _: -1, alone())
-    with pytest.raises(InvalidInput, match="count must be 'samples', 'sum' or a function"):
+    with refused(InvalidInput):
         require_count("tokens")
 
 
@@ -65,7 +66,7 @@ def test_batches_of_two_loaders_have_to_count_alike() -> None:
     parts.open("b", 0.5)
     assert parts.weight() == 0.5
     parts.open("b", 0.25)
-    with pytest.raises(InvalidInput, match="give both loaders the same batch_size"):
+    with refused(InvalidInput):
         parts.weight()
     parts.close("a", is_over=True)
     assert parts.weight() == 0.25
@@ -77,7 +78,7 @@ def test_a_batch_made_by_hand_is_cut_in_the_dimension_of_its_samples() -> None:
     cut = cut_rows(batch, BatchPart(first=4, samples=2, total=6, loaded=2), 1)
     assert cut["x"].tolist() == [[4, 5], [10, 11]]
     assert cut["name"] == "text"
-    with pytest.raises(InvalidInput, match="as many samples each"):
+    with refused(InvalidInput):
         rows_of((torch.ones(3), torch.ones(4)), 0)
 
 
@@ -134,7 +135,7 @@ def test_what_models_are_called_with_counts_and_not_what_was_loaded_last() -> No
     parts.use(2, 0.5, trains=True)
     assert parts.weight() == 0.5
     parts.use(1, 1.5, trains=True)  # beside the other one: there was no backward pass between
-    with pytest.raises(InvalidInput, match="trained on at once"):
+    with refused(InvalidInput):
         parts.weight_of_gradients()
     parts.use(2, 0.5, trains=False)
     assert parts.weight() == 0.5

@@ -23,6 +23,7 @@ from evener.frontends.programs.batch_parts import BatchPart, part_of
 from evener.frontends.programs.divided_loader import DividedLoader
 from evener.oracle.apportion import weights_to_workers
 from evener.records.errors import InvalidInput
+from support.refusals import refused
 from support.thread_ranks import together
 
 
@@ -143,7 +144,7 @@ def test_no_rank_is_without_samples_in_an_evaluation() -> None:
         return DataLoader(numbers(10), batch_size=3, collate_fn=as_it_is)
 
     assert epochs(make, [9, 1, 1], trains=False) == [[[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]]
-    with pytest.raises(InvalidInput, match="cannot be divided among 3 nodes"):
+    with refused(InvalidInput):
         epochs(lambda: DataLoader(numbers(2), batch_size=3), [1, 1, 1], trains=False)
 
 
@@ -174,7 +175,7 @@ def test_of_a_stream_every_rank_keeps_its_part_and_all_read_the_same() -> None:
     def differently(group: Group) -> list[Any]:
         return list(DividedLoader(make(group.rank), Shares(group, [2, 1], True), "samples"))
 
-    with pytest.raises(InvalidInput, match="a stream must be the same on all nodes"):
+    with refused(InvalidInput):
         together(2, differently)
 
 

@@ -13,6 +13,7 @@ import torch
 from evener.frontends.programs import forked_replica
 from evener.frontends.programs.forked_replica import forked, leave_alone
 from evener.records.errors import InvalidInput, TrainingFailed
+from support.refusals import refused
 
 
 def forks(monkeypatch: pytest.MonkeyPatch, num_stuck: int) -> list[int]:
@@ -49,7 +50,7 @@ def test_a_copy_that_stands_still_is_ended_and_another_one_made(
 
 def test_where_none_begins_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     made = forks(monkeypatch, 3)
-    with pytest.raises(TrainingFailed, match="did not begin within 1 s, 3 times"):
+    with refused(TrainingFailed):
         forked()
     assert len(made) == 3
 

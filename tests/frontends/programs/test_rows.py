@@ -9,6 +9,7 @@ from torch import Tensor
 from evener.comm.group import Group
 from evener.frontends.programs.rows import gather_rows
 from evener.records.errors import InvalidInput
+from support.refusals import refused
 from support.thread_ranks import together
 
 
@@ -42,7 +43,7 @@ def test_gradients_are_those_of_one_process(sizes: list[int], of_own_rows: bool)
 
 
 def test_rows_of_other_shapes_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="rows of one shape"):
+    with refused(InvalidInput):
         together(2, lambda group: gather_rows(torch.ones(2, 2 + group.rank), group, 1.0))
-    with pytest.raises(InvalidInput, match=r"run\.mean or run\.sum"):
+    with refused(InvalidInput):
         together(1, lambda group: gather_rows(torch.ones(()), group, 1.0))

@@ -9,6 +9,7 @@ import yaml
 
 from evener.frontends.yolo.data_place import described_here
 from evener.records.errors import InvalidInput
+from support.refusals import refused
 
 
 def written(folder: Path, text: str) -> Path:
@@ -34,5 +35,5 @@ def test_a_place_that_is_not_here_is_that_of_the_description(tmp_path: Path, sai
 
 def test_what_is_no_description_is_told_in_a_sentence(tmp_path: Path) -> None:
     folder = written(tmp_path, "path: [")
-    with pytest.raises(InvalidInput, match="cannot be read as a description of data"):
+    with refused(InvalidInput):
         described_here(folder, "data.yaml", tmp_path)

@@ -20,6 +20,7 @@ from evener.parallel.pipeline.sharded_stage import StageTeams
 from evener.parallel.pipeline.staged import StagedModel
 from evener.records.errors import InvalidInput, InvalidValue
 from support.pipeline_cases import CASES, TOLERANCE, Case, cost, descend, serial
+from support.refusals import refused
 from support.thread_ranks import together
 
 Shares = tuple[tuple[float, ...], ...]
@@ -161,12 +162,12 @@ class Hooked(nn.Sequential):
 def test_a_hook_on_a_divided_weight_is_refused() -> None:
     case = Case(Hooked, lambda n: torch.ones(n, 3, dtype=torch.float64), lambda n: torch.zeros(n, dtype=torch.long))
     teams = teams_of("filter", UNEVEN)
-    with pytest.raises(InvalidInput, match=r"0\.weight has a hook on its gradient"):
+    with refused(InvalidInput):
         together(4, lambda group: staged(group, case, case.make(), teams))
 
 
 def test_teams_are_of_equally_many_ranks_and_leave_values_whole() -> None:
-    with pytest.raises(InvalidValue, match="teams must be of equally many ranks"):
+    with refused(InvalidValue):
         StageTeams(division="filter", teams=((0, 1), (2,)))
-    with pytest.raises(InvalidValue, match="division must be filter, channel or hybrid"):
+    with refused(InvalidValue):
         StageTeams(division="sharded", teams=((0, 1), (2, 3)))

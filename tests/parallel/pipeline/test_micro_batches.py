@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from evener.parallel.pipeline.micro_batches import divided, joined, micro_batch_sizes, resized, samples_in
 from evener.records.errors import InvalidValue
 from evener.tracer.nested import tensors_in
+from support.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -40,9 +41,9 @@ def test_nested_batches_are_divided_and_joined_again() -> None:
 
 
 def test_a_batch_without_samples_or_of_several_lengths_is_refused() -> None:
-    with pytest.raises(InvalidValue, match=r"batch must be 3 samples in dim 0, .* got \(4, 2\)"):
+    with refused(InvalidValue):
         samples_in((torch.zeros(3), torch.zeros(4, 2)))
-    with pytest.raises(InvalidValue, match="batch must be a batch with at least one tensor of samples, got 'word'"):
+    with refused(InvalidValue):
         samples_in("word")
-    with pytest.raises(InvalidValue, match="samples must be at least one, got 0"):
+    with refused(InvalidValue):
         micro_batch_sizes(0, 2)

@@ -20,6 +20,7 @@ from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.staged import StagedModel
 from evener.records.errors import InvalidInput, InvalidValue
 from support.pipeline_cases import CASES, assert_equal, cost, piped, serial
+from support.refusals import refused
 
 CPU = torch.device("cpu")
 
@@ -130,7 +131,7 @@ def test_a_norm_that_moves_its_statistics_in_every_micro_batch_is_refused() -> N
     x = torch.randn(6, 4)
     make(nn.Sequential(nn.Linear(4, 4), _MovedByHand(4)), x, 1, micro_batches=1).step(x, x)
     pipeline = make(nn.Sequential(nn.Linear(4, 4), _MovedByHand(4)), x, 1, micro_batches=2)
-    with pytest.raises(InvalidInput, match="_MovedByHand"):
+    with refused(InvalidInput):
         pipeline.step(x, x)
 
 
@@ -167,7 +168,7 @@ def test_buffers_that_move_in_every_micro_batch_beside_a_norm_are_refused(layer:
         return StagedModel(copy.deepcopy(model), group, 0, criterion, **options)
 
     staged(1)
-    with pytest.raises(InvalidInput, match=r"2\.(centre|mean)"):
+    with refused(InvalidInput):
         staged(2)
 
 
@@ -230,7 +231,7 @@ def test_a_state_goes_from_any_cut_to_any_other_and_to_the_model() -> None:
     model = case.make()
     model.load_state_dict(other.state_dict())
     torch.testing.assert_close(dict(model.state_dict()), found.state)
-    with pytest.raises(InvalidValue, match=r"state must be of the whole model, got 'none of first.bias'"):
+    with refused(InvalidValue):
         other.load_state_dict({name: value for name, value in found.state.items() if name != "first.bias"})
 
 
@@ -345,9 +346,7 @@ def test_a_buffer_that_a_pass_changes_forbids_a_second_pass() -> None:
 
     model = nn.Sequential(nn.Linear(3, 3), Counts(), nn.Linear(3, 3))
     x = torch.randn(6, 3)
-    with pytest.raises(
-        InvalidValue, match=r"rematerialise must be never or auto, because a second pass would change 1.passes"
-    ):
+    with refused(InvalidValue):
         make(model, x, 2, rematerialise="always").step(x, x)
     pipeline = make(model, x, 2, rematerialise="auto")
     pipeline.step(x, x)
@@ -380,7 +379,7 @@ def test_a_model_without_memory_that_cannot_be_initialised_is_refused() -> None:
 
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(3, 3), Bare())
-    with pytest.raises(InvalidInput, match=r"1 \(Bare\) is on the meta device .* give it a method reset_parameters"):
+    with refused(InvalidInput):
         make(model, torch.zeros(4, 3), 2)
 
 

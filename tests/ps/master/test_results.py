@@ -20,6 +20,7 @@ from evener.sync.messages import WorkerTotals
 from evener.sync.worker_record import WorkerRecord
 from support.agreements import SYNC
 from support.linear_engine import BATCH, job, weights
+from support.refusals import refused
 
 COSTS = {"fast": Worker(unit_seconds=1.0), "slow": Worker(unit_seconds=2.0)}
 
@@ -66,7 +67,7 @@ def test_a_record_counts_samples_waiting_and_what_became_of_contributions() -> N
 
 
 def test_results_are_found_again_and_nothing_is_made_up(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match="there is no result in"):
+    with refused(MissingFile):
         load_result(tmp_path / "run")
     flat = weights()
     flat.memory[:] = 1

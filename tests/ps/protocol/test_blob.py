@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from evener.ps.protocol.blob import Blob, BlobWriter, blob_folder, whole_folder
 from evener.records.errors import EvenerError, InvalidFile, InvalidInput, InvalidValue, MissingFile
+from support.refusals import refused
 
 FILES = {"a.bin": b"0123456789", "empty": b"", "sub/b.bin": bytes(range(256)) * 20, "sub/last": b""}
 
@@ -56,7 +57,7 @@ def test_what_changed_on_the_way_is_refused_and_leaves_nothing(tmp_path: Path) -
     for data in (bytes(stream), bytes(stream[:-1])):
         arrival = BlobWriter(blob.digest, tmp_path / "to")
         arrival.add(data)
-        with pytest.raises(InvalidFile, match="was damaged"):
+        with refused(InvalidFile):
             arrival.finish()
         arrival.close()
     assert list((tmp_path / "to").iterdir()) == []
@@ -65,7 +66,7 @@ def test_what_changed_on_the_way_is_refused_and_leaves_nothing(tmp_path: Path) -
 def test_a_file_that_became_shorter_is_told(tmp_path: Path) -> None:
     blob = packed(tmp_path, FILES)
     (tmp_path / "a.bin").write_bytes(b"01")
-    with pytest.raises(MissingFile, match=r"a.bin has become shorter while it was sent"):
+    with refused(MissingFile):
         blob.read(0, blob.num_bytes)
 
 
@@ -80,7 +81,7 @@ def test_a_second_arrival_of_the_same_blob_does_no_harm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", "a/../../out", "", "a\\b", "c:out", "a\0b"])
 def test_no_file_lands_outside_of_the_blobs_folder(tmp_path: Path, path: str) -> None:
-    with pytest.raises(InvalidValue, match="file of a blob must be inside of its folder"):
+    with refused(InvalidValue):
         receive(tmp_path, [(path, 1)], b"x")
 
 
@@ -102,14 +103,14 @@ def test_streams_that_are_no_blobs_are_refused(tmp_path: Path, files: Any, conte
 
 def test_a_list_without_end_is_refused_before_it_is_kept(tmp_path: Path) -> None:
     arrival = BlobWriter("0" * 64, tmp_path)
-    with pytest.raises(InvalidFile, match="has a list of"):
+    with refused(InvalidFile):
         arrival.add(struct.pack("<Q", 2**40))
     arrival.close()
 
 
 def test_a_name_that_is_no_hash_is_refused(tmp_path: Path) -> None:
     for name in ("", "../x", "A" * 64, "0" * 63):
-        with pytest.raises(InvalidValue, match="name of a blob must be a SHA-256"):
+        with refused(InvalidValue):
             blob_folder(tmp_path, name)
 
 
@@ -117,7 +118,7 @@ def test_an_empty_data_folder_and_hidden_files_do_not_travel(tmp_path: Path) -> 
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "x").write_bytes(b"1")
     (tmp_path / ".hidden").write_bytes(b"1")
-    with pytest.raises(MissingFile, match="there are no files in the data folder"):
+    with refused(MissingFile):
         whole_folder(tmp_path)
 
 
@@ -130,7 +131,7 @@ def test_a_link_that_leads_out_of_the_folder_is_refused_by_name(tmp_path: Path) 
     assert sorted(whole_folder(inside)) == ["file", "within"]
     for target in (outside, outside / "file"):
         (inside / "way-out").symlink_to(target)
-        with pytest.raises(InvalidInput, match=r"way-out is a link to .*outside"):
+        with refused(InvalidInput):
             whole_folder(inside)
         (inside / "way-out").unlink()
 

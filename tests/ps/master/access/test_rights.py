@@ -26,6 +26,7 @@ from evener.wire.limits import Limits
 from support.agreements import SYNC
 from support.linear_engine import job, weights
 from support.master_in_threads import Plane, plane, wait_until
+from support.refusals import refused
 from support.strangers import introduction, log_of, refusals, told_until_closed
 
 Act = Callable[[MasterClient], Any]
@@ -68,7 +69,7 @@ def test_a_command_line_with_a_nodes_token_is_refused_and_prints_nothing(
     kinds: dict[Any, type[Any]] = {down: MasterAccess, stop: StopAccess}
     with plane() as ps:
         access = kinds.get(command, NodesAccess)(master=str(ps.address), token=ps.identity.token_of("node").text)
-        with pytest.raises(InvalidInput, match="node's token"):
+        with refused(InvalidInput):
             command(access)
         assert capsys.readouterr().out == ""
         assert ps.ask().nodes == ()
@@ -150,7 +151,7 @@ def test_a_revoked_submitter_that_watches_hears_why_and_does_not_look_for_the_ma
         with invited(ps, invitation.token) as alice:
             run = alice.submit(job(SYNC, epochs=1000), weights(), [])
             admin.change(RevokeInvitation(invitation=invitation.invitation))
-            with pytest.raises(InvalidInput, match="revoked"):
+            with refused(InvalidInput):
                 alice.watch(run, lambda _: None, lambda: None)
         admin.change(m.StopRun(run=run))
 
@@ -163,7 +164,7 @@ def test_an_invitation_that_ends_is_asked_for_at_every_command(name: str, monkey
             alice.ask()
             later = time.time() + 61
             monkeypatch.setattr(ps.master._effects.invitations, "_clock", lambda: later)
-            with pytest.raises(InvalidInput, match="expired"):
+            with refused(InvalidInput):
                 FOR_SUBMITTERS[name](alice)
         wait_until(lambda: refusals(ps))
         assert [line["invitation"] for line in refusals(ps)] == [invitation.invitation]
