@@ -7,22 +7,19 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import torch
 
 from evener.comm.signed_store import SignedStore
 from evener.commands.rank_task import RankTask
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import import_file
 from evener.doctor.network import interfaces
+from evener.launch.hosted_rank import hosted_environment
 from evener.launch.line_store import LineStore, RankLine
 from evener.launch.nodes import LocalNode
 from evener.launch.parent import Parent
 from evener.launch.rank_environment import RankEnvironment, run_rank
-from evener.launch.rank_heartbeat import RankHeartbeat
-from evener.membership.control_channel import ControlChannel
 from evener.ps.master.node_state import return_seconds
 from evener.ps.protocol.rank_messages import RankPlace, decode_rank_place
-from evener.records.events import encode_events
 from evener.system.host import own_address
 from evener.training.rank import train_rank
 
@@ -33,40 +30,19 @@ _MAX_ABSENCE = 8
 def be_rank(parent: Parent, task: RankTask) -> None:
     """Train as a rank of a master's run."""
     place, line = decode_rank_place(task.place), RankLine(parent.say, parent.hear)
-    open_store = partial(_open_store, line, place.secret)
     nodes = [LocalNode(name=n.name, host=n.host, device=n.device, speeds=((0, n.speed),)) for n in place.nodes]
-    env = RankEnvironment(
+    env = hosted_environment(
+        parent,
+        partial(_open_store, line, place.secret),
         rank=place.rank,
         nodes=nodes,
-        device=torch.device(nodes[place.rank].device),
         patience=place.patience,
-        notify=lambda event: parent.send(encode_events([event])),
-        store=open_store(),
-        address=_address(place, task.towards),
-        end=parent.end,
-        has_own_paths=True,
-    )
-    parent.on_stop(env.request_stop)
-    env.line = ControlChannel(
         process=task.process,
-        node=env.node.name,
         is_late=place.is_late,
-        send=parent.say,
         receive=line.receive,
-        open_store=open_store,
-        end=parent.end,
-        patience=place.patience,
         absence=_MAX_ABSENCE * place.patience + return_seconds(place.patience),
     )
-    if not place.is_late and len(nodes) > 1:
-        env.heartbeat = RankHeartbeat(
-            open_store(),
-            rank=place.rank,
-            nodes=env.names,
-            patience=place.patience,
-            on_lost=env.end,
-            store_patience=env.line.absence,
-        )
+    env.address, env.has_own_paths = _address(place, task.towards), True
     run_rank(env, partial(_program, brings_program=task.brings_program), _config_of(task))
 
 

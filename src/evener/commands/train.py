@@ -157,6 +157,30 @@ def torchrun_env(patience: float, show: Callable[[RunEvent], None], *, is_quiet:
     return env
 
 
+def run_torchrun_rank(
+    program: Program, config: NodesConfig, view: Callable[[RunEvent], None], *, is_quiet: bool = False
+) -> None:
+    """Run `program` as the rank that torchrun started; a signal stops it after a step.
+
+    Args:
+        program: of a rank.
+        config: of the run.
+        view: shows events; if it is a `RunView`, it also keeps the record of a rank that ends by an error.
+        is_quiet: print nothing.
+    """
+    env = torchrun_env(config.patience, view, is_quiet=is_quiet)
+    if isinstance(view, RunView):
+        env.end = view.end_process
+    env.stop_on(*STOP_SIGNALS)
+    run_rank(env, program, config)
+
+
+def end_torchrun_rank() -> None:
+    """End a process that torchrun started, in a run of several nodes; a thread of Gloo may crash an ordinary exit."""
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        exit_now(0)
+
+
 def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
     """Train as a rank of torchrun; the leader shows the run."""
     folder = folder_of(config)
@@ -164,19 +188,10 @@ def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
     shown = view_of(config, folder, to_stderr=as_json, is_leader=is_first)
     with page_beside(folder, config.dashboard if is_first else None), shown as view:
         view.console.quiet = config.quiet
-        env = torchrun_env(config.patience, view, is_quiet=config.quiet)
-        env.end = view.end_process
-        env.stop_on(*STOP_SIGNALS)
-        run_rank(env, program, config)
+        run_torchrun_rank(program, config, view, is_quiet=config.quiet)
     if as_json and view.record is not None:
         print_line(json.dumps(summary(view.record)))
-    end_rank(env)
-
-
-def end_rank(env: RankEnvironment) -> None:
-    """End a process that torchrun started."""
-    if len(env.nodes) > 1:
-        exit_now(0)
+    end_torchrun_rank()
 
 
 def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:

@@ -9,17 +9,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import torch
-
 from evener.comm.signed_store import SignedStore
+from evener.launch.hosted_rank import hosted_environment
 from evener.launch.nodes import LocalNode
 from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.launch.rank_environment import Program, RankEnvironment, run_rank
-from evener.launch.rank_heartbeat import RankHeartbeat
+from evener.launch.rank_environment import Program, run_rank
 from evener.launch.store import connect_store, keep_store, new_secret
-from evener.membership.control_channel import ControlChannel
-from evener.records.events import RunEvent, encode_events
+from evener.records.events import RunEvent
 from evener.records.record import Epoch
 
 _HOST = "127.0.0.1"
@@ -74,27 +71,16 @@ def _be_rank(
     """Run a rank in its process; `number` is that in an elastic run, which may already be under way."""
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    env = RankEnvironment(
+    env = hosted_environment(
+        parent,
+        open_store,
         rank=rank,
         nodes=nodes,
-        device=torch.device(nodes[rank].device),
         patience=patience,
-        notify=lambda event: parent.send(encode_events([event])),
-        store=open_store(),
+        process=number,
+        is_late=number is not None and number >= len(nodes),
     )
-    env.end = parent.end
     env.answer = partial(_answer, env.store)
-    parent.on_stop(env.request_stop)
-    if number is not None:
-        env.line = _line_to(parent, env, number, open_store)
-    if env.line is None or not env.line.is_late:
-        env.heartbeat = RankHeartbeat(
-            open_store(),
-            rank=rank,
-            nodes=env.names,
-            patience=patience,
-            on_lost=env.end,
-        )
     run_rank(env, program, config)
 
 
@@ -113,19 +99,3 @@ def _answer(store: Any, epoch: Epoch) -> bool:
 
 def _end_of(epoch: Epoch) -> str:
     return f"epoch/{epoch.epoch}"
-
-
-def _line_to(
-    parent: Parent, env: RankEnvironment, number: int, open_store: Callable[[], SignedStore]
-) -> ControlChannel:
-    """Return the control channel to the coordinator, which is the parent."""
-    return ControlChannel(
-        process=number,
-        node=env.node.name,
-        is_late=number >= len(env.nodes),
-        send=parent.say,
-        receive=parent.hear,
-        open_store=open_store,
-        end=parent.end,
-        patience=env.patience,
-    )

@@ -9,13 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 
-from evener.commands.train import choose_nodes, is_torchrun, launch, torchrun_env
+from evener.commands.train import choose_nodes, end_torchrun_rank, is_torchrun, launch, run_torchrun_rank
 from evener.frontends.programs import joining
 from evener.frontends.programs.options import ScriptConfig
-from evener.launch.rank_environment import RankEnvironment, run_rank
+from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, TrainingFailed
 from evener.report.tables import summary
-from evener.system.signals import STOP_SIGNALS
 from evener.training.console import RunView, print_line, run_folder
 from evener.training.partial_record import RunRequest
 
@@ -27,14 +26,13 @@ def run_program(config: ScriptConfig, *, as_json: bool) -> None:
     is_leader = not is_torchrun(config) or os.environ["RANK"] == "0"
     with RunView(folder, to_stderr=True, by_lines=True, request=request, is_leader=is_leader) as view:
         if is_torchrun(config):
-            env = torchrun_env(config.patience, view)
-            env.end = view.end_process
-            env.stop_on(*STOP_SIGNALS)
-            run_rank(env, perform_script, config)
+            run_torchrun_rank(perform_script, config, view)
         else:
             launch(perform_script, config, view, choose_nodes(config) if config.local_nodes else None)
     if as_json and view.record is not None:
         print_line(json.dumps(summary(view.record)))
+    if is_torchrun(config):
+        end_torchrun_rank()
 
 
 def perform_script(env: RankEnvironment, config: ScriptConfig) -> None:

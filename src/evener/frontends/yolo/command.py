@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from evener.commands.train import is_torchrun, launch, torchrun_env
+from evener.commands.train import end_torchrun_rank, is_torchrun, launch, run_torchrun_rank
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import needing_extras
 from evener.frontends.yolo.overrides import (
@@ -27,13 +27,11 @@ from evener.frontends.yolo.overrides import (
 from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.frontends.yolo.trusted_files import refuse_programs, warning_of
 from evener.launch.nodes import shares_of
-from evener.launch.rank_environment import run_rank
 from evener.records.errors import MissingExtra, TrainingFailed, first_line
 from evener.records.events import RunEvent
 from evener.records.record import Event, TrainRecord
 from evener.report.html import write_page
 from evener.report.tables import summary
-from evener.system.signals import STOP_SIGNALS
 from evener.training.console import RunView, print_line, run_folder
 from evener.training.partial_record import RunRequest
 
@@ -84,6 +82,8 @@ def run(config: YoloConfig, *, as_json: bool) -> None:
         record = _as_rank(config) if is_torchrun(config) else _on_local_nodes(config)
     if as_json and record is not None:
         print_line(json.dumps(summary(record)))
+    if is_torchrun(config):
+        end_torchrun_rank()
 
 
 def _warn(overrides: Mapping[str, str]) -> None:
@@ -112,14 +112,7 @@ def _on_local_nodes(config: YoloConfig) -> TrainRecord | None:
 
 def _as_rank(config: YoloConfig) -> TrainRecord | None:
     """Run one rank of torchrun; the first rank shows the run."""
-
-    def perform(config: YoloConfig, show: Callable[[RunEvent], None]) -> None:
-        env = torchrun_env(config.patience, show)
-        if isinstance(show, RunView):
-            env.end = show.end_process
-        env.stop_on(*STOP_SIGNALS)
-        run_rank(env, yolo_rank, config)
-
+    perform = partial(run_torchrun_rank, yolo_rank)
     if os.environ["RANK"] == "0":
         return _shown(config, perform)
     perform(config, lambda _: None)
