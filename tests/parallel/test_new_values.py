@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.op_graph import op_graph
-from evener.records.errors import InvalidInput, file_line
+from evener.records.errors import InvalidInput
 from support.compare_divided import hold_against, train
 from support.refusals import refused
 from support.thread_ranks import together
