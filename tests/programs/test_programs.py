@@ -30,7 +30,7 @@ QUICK = [
 ]
 MORE = [
     *("complex_network", "vae", "frozen_norms", "prefetcher", "list_of_batches", "cycled"),
-    "masked_tokens_as_they_were",
+    *("masked_autoencoder_as_it_was", "masked_tokens_as_they_were"),
 ]
 """Variations of those: with other norms, losses and loaders."""
 

@@ -94,16 +94,35 @@ TWO_NORMS = (
 )
 
 
+SHUFFLE = """
+class Shuffle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Conv2d(3, 3, 3, padding=1, groups=3, bias=False), nn.BatchNorm2d(3),
+            nn.Conv2d(3, 3, 1, bias=False), nn.BatchNorm2d(3), nn.ReLU(),
+        )
+    def forward(self, x):
+        left, right = x.chunk(2, 1)
+        return torch.stack([left, self.branch(right)], 2).flatten(1, 2)
+"""
+SHUFFLE_NET = (
+    "nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), Shuffle(), Shuffle(), "
+    "nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))"
+)
+
+
 @pytest.mark.parametrize(
     ("model", "loss"),
     [
         (TWO_NORMS, MEAN),  # the second mean is that of values that cancel out
+        pytest.param(SHUFFLE_NET, MEAN, marks=pytest.mark.slow),
         pytest.param(NETWORK, "F.cross_entropy(outputs.float(), targets)", marks=pytest.mark.slow),
     ],
 )
 def test_rounding_errors_are_not_taken_for_a_difference(tmp_path: Path, model: str, loss: str) -> None:
     words = ("--strategy", "data", "--precision", "fp64", "--local-nodes", "1,1", "--shares", "3,1")
-    assert train(tmp_path, *words, model=model, loss=loss) == ""
+    assert train(tmp_path, *words, plant=SHUFFLE if "Shuffle" in model else "", model=model, loss=loss) == ""
 
 
 @pytest.mark.slow

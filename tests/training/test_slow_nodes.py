@@ -25,14 +25,15 @@ from evener.training.step import StepReport
 from support.commands import evener_here
 
 CPU = torch.device("cpu")
-SLOW = str(Path(__file__).parents[1] / "support_tasks" / "slow_together.py")
+TASKS = Path(__file__).parents[1] / "support_tasks"
+SLOW, BUSY = str(TASKS / "slow_together.py"), str(TASKS / "busy_at_first.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "evener")
 pytestmark = pytest.mark.timeout(120)
 
 
-def plan_and_record(folder: Path, *words: str) -> tuple[Plan, TrainRecord]:
+def plan_and_record(folder: Path, *words: str, task: str = SLOW) -> tuple[Plan, TrainRecord]:
     """Of a run that `words` begin in `folder`."""
-    words = (*words, SLOW, "--output", "run")
+    words = (*words, task, "--output", "run")
     if words[0] == "train":
         result = evener_here(*words, cwd=folder)
     else:
@@ -59,6 +60,22 @@ def test_a_node_that_the_rehearsal_shows_to_be_slow_is_left_out_with_both_predic
     assert plan.prediction.step_seconds < 0.9 * out.step_seconds
     assert [node.name for node in record.nodes] == [left.node]
     assert ("left out", out.what) in [(event.kind, event.message.partition(":")[0]) for event in record.events]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("train", "--local-nodes", "1,1"), pytest.param((*TORCHRUN, "train"), marks=pytest.mark.slow)],
+    ids=["local nodes", "torchrun"],
+)
+def test_nodes_that_were_busy_when_they_were_timed_are_not_predicted_faster_than_together(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    plan, _ = plan_and_record(tmp_path, *words, task=BUSY)
+    assert plan.prediction is not None
+    assert plan.prediction.alone_seconds is not None
+    alone = [one.fixed_seconds + plan.batch_size * one.sample_seconds for one in plan.assignments]
+    speeds = sum(min(alone) / seconds for seconds in alone)
+    assert 1 < plan.prediction.alone_seconds / plan.prediction.step_seconds <= speeds * (1 + 1e-9)
 
 
 def test_a_node_that_the_user_gave_a_share_stays_and_the_plan_says_why(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from evener.frontends.programs.options import ScriptConfig
 from evener.records.errors import InvalidInput, InvalidValue
@@ -109,6 +110,54 @@ def test_a_program_trains_alike_alone_on_uneven_nodes_and_under_torchrun(tmp_pat
     ranks = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert ranks.returncode == 0, ranks.stderr
     assert set(ranks.stdout.strip().splitlines()) == {first}
+
+
+WITH_WORKERS = """
+import evener
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+run = evener.join()
+torch.manual_seed(0)
+
+class Doubled(Dataset):
+    def __init__(self, change):
+        self.rows, self.change = torch.randn(40, 4).double(), change
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.change(self.rows[i])
+
+model = nn.Linear(4, 1).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(Doubled(lambda row: 2 * row), batch_size=8, shuffle=True, num_workers=1)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for epoch in run.epochs(2):
+    for x in loader:
+        optimizer.zero_grad()
+        (model(x).squeeze(1) - x.sum(1)).square().mean().backward()
+        optimizer.step()
+if run.leader:
+    torch.save(run.state(model), "weights.pt")
+"""
+
+
+@pytest.mark.parametrize("nodes", ["1,0.5", pytest.param("1", marks=pytest.mark.slow)])
+def test_a_script_without_a_guard_loads_in_workers_with_a_lambda_and_a_class_of_its_own(
+    nodes: str, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(WITH_WORKERS)
+    alone = [sys.executable, "program.py"]
+    subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
+    expected = torch.load(tmp_path / "weights.pt")
+    (tmp_path / "weights.pt").unlink()
+    done = evener("run", "program.py", "--local-nodes", nodes, cwd=tmp_path, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found = torch.load(tmp_path / "weights.pt")
+    assert all(float((found[name] - value).abs().max()) < 1e-12 for name, value in expected.items())
 
 
 @pytest.mark.parametrize(

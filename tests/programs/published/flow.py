@@ -386,3 +386,40 @@ for epoch in run.epochs(2):  # was: for epoch in range(2):
             (-critic(generator(torch.randn(len(x), 3))).mean()).backward()
             slow.step()
 results = {**{f"g.{k}": v for k, v in generator.state_dict().items()}, **critic.state_dict()}
+
+# %% pieces_of_a_batch: a backward pass for every three samples, to save memory
+loader = DataLoader(rows(), batch_size=10, shuffle=True)
+model = perceptron()
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
+for epoch in run.epochs(2):  # was: for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        for few, labels in zip(x.split(3), y.split(3)):
+            (F.cross_entropy(model(few), labels, reduction="sum") / len(x)).backward()
+        optimizer.step()
+results = model.state_dict()
+
+# %% dropped_norm: a coin decides whether a batch is normalised (LayerDrop)
+class Normalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 3)
+
+    def forward(self, x):
+        x = self.first(x)
+        if torch.rand(1) < 0.5:
+            x = self.norm(x)
+        return self.last(F.relu(x))
+
+
+loader = DataLoader(rows(80), batch_size=10, shuffle=True)
+model = Normalised()
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
+for epoch in run.epochs(2):  # was: for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+results = model.state_dict()

@@ -123,6 +123,30 @@ model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
 train(model, optimizer, loader, lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()))
 results = model.state_dict()
 
+# %% loss_in_single_precision: a language model that converts its logits before the loss, as transformers does
+class Lm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.word, self.inner, self.head = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 20, bias=False)
+        self.head.weight = self.word.weight
+
+    def forward(self, x, y):
+        logits = self.head(torch.tanh(self.inner(self.word(x)))).float()
+        return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+
+tokens = torch.randint(0, 20, (40, 8))
+loader = DataLoader(TensorDataset(tokens[:, :-1], tokens[:, 1:]), batch_size=8, shuffle=True)
+model = Lm()
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
+for epoch in run.epochs(2):  # was: for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        model(x, y).backward()
+        optimizer.step()
+results = model.state_dict()
+
 # %% maml: a gradient step inside of the loss, by functional_call
 loader = DataLoader(TensorDataset(torch.randn(24, 8, 2), torch.randn(24, 8, 1)), batch_size=6, shuffle=True)
 model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))

@@ -43,6 +43,22 @@ for epoch in run.epochs(2):  # was: for epoch in range(2):
             target.load_state_dict(model.state_dict())
 results = model.state_dict()
 
+# %% target_before_the_model: a target network that every process draws by itself, as no seed is set
+torch.manual_seed(run.rank)  # was: torch.manual_seed(0)
+data = TensorDataset(torch.randn(48, 6), torch.randint(0, 3, (48,)), torch.randn(48), torch.randn(48, 6))
+loader = DataLoader(data, batch_size=12, shuffle=True)
+target, model = perceptron(), perceptron()
+optimizer = optim.Adam(model.parameters(), lr=0.01)
+model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
+for epoch in run.epochs(2):  # was: for epoch in range(2):
+    for s, a, r, s2 in loader:
+        with torch.no_grad():
+            wanted = r + 0.9 * target(s2).max(1).values
+        optimizer.zero_grad()
+        F.mse_loss(model(s).gather(1, a[:, None]).squeeze(1), wanted).backward()
+        optimizer.step()
+results = model.state_dict()
+
 # %% soft_target: the target follows the model a little in every step
 data = TensorDataset(torch.randn(48, 6), torch.randint(0, 3, (48,)), torch.randn(48), torch.randn(48, 6))
 loader = DataLoader(data, batch_size=12, shuffle=True)

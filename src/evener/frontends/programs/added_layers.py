@@ -47,8 +47,14 @@ def _new_norms(one: Prepared) -> dict[str, Any]:
 
 
 def added_weights(weights: Iterable[Any], models: Sequence[Prepared]) -> list[nn.Parameter]:
-    """Return the parameters in `weights` whose gradients no model averages yet; other tensors are ignored."""
-    parameters = {
-        id(w): w for w in weights if isinstance(w, nn.Parameter) and (w.is_floating_point() or w.is_complex())
-    }
+    """Return the parameters in `weights` whose gradients no model averages yet, and make parameters of tensors."""
+    parameters = {id(w): as_parameter(w) for w in weights if w.is_floating_point() or w.is_complex()}
     return [w for w in parameters.values() if not any(one.means.averages(w) for one in models)]
+
+
+def as_parameter(weight: Any) -> nn.Parameter:
+    """Return the same tensor, which PyTorch takes for a parameter, as `torch.zeros(2, requires_grad=True)` is none."""
+    if not isinstance(weight, nn.Parameter):
+        weight._is_param = True
+    parameter: nn.Parameter = weight
+    return parameter
