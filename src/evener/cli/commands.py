@@ -28,7 +28,6 @@ from evener.data.tasks.load import require_task
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.yolo.overrides import (
     YoloConfig,
-    is_yolo,
     read_master_overrides,
     read_overrides,
     require_ultralytics,
@@ -44,7 +43,7 @@ def train(config: RunConfig, as_json: bool) -> None:
         adopt_launcher()
     if config.usual:
         tell(f"options: {config.usual}", as_json, quiet=config.quiet)
-    if is_yolo(config):
+    if config.is_yolo:
         settings = yolo_config(config).overrides
         if config.agreement or config.is_on_master:
             read_master_overrides(settings, is_agreed=config.agreement is not None)

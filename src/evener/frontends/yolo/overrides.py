@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, field
 from msgspec.structs import fields
 
 from evener.config.conflicts import option_name
-from evener.config.options import Home, MasterAddress, MasterToken, NodesConfig, TokenFile
+from evener.config.options import Home, MasterAddress, MasterToken, NodesConfig, TokenFile, TrustedOnly
 from evener.config.run_config import RunConfig
 from evener.launch.nodes import relative_shares
 from evener.records.errors import InvalidInput, MissingExtra, require
@@ -22,8 +22,6 @@ from evener.records.record import Event
 from evener.version import pip_install
 
 TASKS = ("detect", "segment", "classify", "pose", "obb")
-MODEL_SUFFIXES = (".pt", ".yaml", ".yml")
-"""Suffixes of files that `evener train` treats as models of Ultralytics."""
 _REFUSED = {
     "device": "nodes are named by --devices or --local-nodes",
     "mode": "Evener trains; for the rest there is the command yolo itself",
@@ -81,9 +79,7 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
     master: MasterAddress = None
     token: MasterToken = None
     token_file: TokenFile = None
-    trusted_only: Annotated[
-        bool, Meta(description="Refuse files that run as programs: a .pt of unknown classes, `download:` in data=.")
-    ] = False
+    trusted_only: TrustedOnly = False
     to_stderr: bool = False
     started: float = field(default_factory=time.time)
     lost: tuple[Event, ...] = ()
@@ -153,11 +149,6 @@ def read_master_overrides(overrides: tuple[str, ...], *, is_agreed: bool) -> dic
     return settings
 
 
-def is_yolo(config: RunConfig) -> bool:
-    """Whether `evener train` is given a model of Ultralytics."""
-    return Path(config.task).suffix in MODEL_SUFFIXES
-
-
 def yolo_config(config: RunConfig) -> YoloConfig:
     """Return the same training as overrides of Ultralytics. Raises InvalidInput: an option does not belong to it."""
     known = {one.name for one in fields(YoloConfig)} | {
@@ -181,6 +172,7 @@ def yolo_config(config: RunConfig) -> YoloConfig:
         shares=config.shares,
         stationary=config.stationary,
         elastic=config.elastic is not False,
+        trusted_only=config.trusted_only,
         started=config.started,
         usual=config.usual,
         **{one.name: getattr(config, one.name) for one in fields(NodesConfig)},
