@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -137,6 +138,17 @@ def _refuse(settings: dict[str, str]) -> None:
         require(False, "batch", batch, f"a number of {advice}")
     if "model" not in settings and settings.get("resume", "False").lower() in ("", "true", "false"):
         raise InvalidInput("name a model, such as model=yolov8n.pt")
+
+
+def checkpoint_of(settings: Mapping[str, str]) -> Path | None:
+    """Return the checkpoint to resume from; None for a new run. Raises InvalidInput: it is not there."""
+    resume = settings.get("resume", "False")
+    if resume.lower() in ("", "false", "none", "0"):
+        return None
+    path = Path(settings.get("model", "") if resume.lower() == "true" else resume)
+    if not path.is_file():
+        raise InvalidInput(f"there is no checkpoint to go on from at {path}: name it by model=PATH/weights/last.pt")
+    return path.resolve()
 
 
 def read_master_overrides(overrides: tuple[str, ...], *, is_agreed: bool) -> dict[str, str]:
