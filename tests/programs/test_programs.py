@@ -26,7 +26,7 @@ REFUSED = {
 """By program, what the sentence says with which it is refused."""
 QUICK = [
     *("mnist", "uncertainty_weights", "vae_as_it_was", "gan", "tokens", "contrastive"),
-    *("lbfgs", "experts", "averaged_weights", "prefetcher_of_arrays", "coins"),
+    *("lbfgs", "experts", "averaged_weights", "prefetcher_of_arrays", "coins", "evaluated_amid"),
 ]
 MORE = [
     *("complex_network", "vae", "frozen_norms", "prefetcher", "list_of_batches", "cycled"),
