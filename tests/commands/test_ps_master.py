@@ -14,7 +14,7 @@ from evener.ps.client import MasterClient
 from evener.ps.protocol.messages import Invite
 from evener.records.errors import EvenerError, InvalidInput
 from evener.sync.protocol import Sgd, synchronous
-from evener.wire.identity import Token
+from evener.wire.identity import Address, Token
 from support.linear_engine import Mood, job, weights
 from support.master_in_threads import Plane, plane, wait_until
 from support.refusals import refused
@@ -75,3 +75,11 @@ def test_a_run_waits_for_a_node_until_one_is_here() -> None:
         assert not any_node(admin)
         ps.join("a", Mood(seconds=0.01))
         wait_until(lambda: any_node(admin))
+
+
+def test_the_address_that_a_master_on_all_interfaces_names_can_be_typed_elsewhere() -> None:
+    with plane() as ps:
+        bound = ps.master.listen(Address("", 0))
+        named = Address.parse(ps.ask().address)
+        assert not named.is_everywhere
+        assert named.port == bound.port

@@ -23,10 +23,10 @@ from evener.commands.join import (
     own_key,
     own_name,
 )
-from evener.commands.up import down, invitation, nodes, open_master, reachable_address, stop
+from evener.commands.up import down, invitation, nodes, open_master, stop
 from evener.config.options import DoctorConfig, InviteConfig, JoinConfig, MasterAccess, NodesAccess, StopAccess
 from evener.config.run_config import RunConfig
-from evener.ps.protocol.config import Beacon, StateDir, Versions
+from evener.ps.protocol.config import Beacon, StateDir, Versions, reachable_address
 from evener.records.errors import InvalidInput, MissingFile
 from evener.records.profile import DeviceProfile
 from evener.training.console import run_folder
@@ -194,7 +194,7 @@ def test_an_error_inside_frees_the_name_and_passes(tmp_path: Path) -> None:
 
 
 def test_the_address_that_is_printed_can_be_reached_from_elsewhere() -> None:
-    assert reachable_address(Address("", 7117)).host not in ("", "0.0.0.0")
+    assert not reachable_address(Address("", 7117)).is_everywhere
     assert reachable_address(Address("10.0.0.5", 7)) == Address("10.0.0.5", 7)
 
 

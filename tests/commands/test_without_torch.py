@@ -57,6 +57,30 @@ def test_what_is_misspelt_is_told_before_pytorch_is_loaded(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "digits", "--resume"),
+        ("train", "digits", "--resume", "--checkpoint", "empty"),
+        ("train", "digits", "--resume", "--output", "nowhere", "--local-nodes", "1,0.5"),
+        ("train", "nowhere/last.pt", "--option", "resume=True"),
+        ("yolo", "detect", "train", "resume", "model=nowhere/last.pt"),
+        ("yolo", "detect", "train", "model=yolov8n.yaml", "resume=empty"),
+        ("tune", "digits", "--resume", "--output", "empty", "--vary", "channels=8..16"),
+    ],
+    ids=" ".join,
+)
+def test_a_folder_without_a_checkpoint_is_refused_before_pytorch_is_loaded(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    result = evener(*words, cwd=tmp_path)
+    assert result.returncode == 2
+    assert any(name in result.stderr for name in ("nowhere", "empty", "runs/digits-"))
+    assert result.stdout + result.stderr == result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_versions_and_help_need_no_pytorch(tmp_path: Path) -> None:
     assert '"evener": "' in evener("version", cwd=tmp_path).stdout
     assert "benchmark" in evener("--help", cwd=tmp_path).stdout

@@ -21,8 +21,8 @@ from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.rank_heartbeat import read_beat
 from evener.launch.ranks import run_local
-from evener.records.errors import InvalidInput, NodeLost
-from evener.records.events import RunEvent
+from evener.records.errors import Interrupted, InvalidInput, NodeLost
+from evener.records.events import Phase, RunEvent
 from evener.records.record import Event
 from support.refusals import refused
 
@@ -208,3 +208,47 @@ def test_a_rank_that_ended_well_and_whose_last_words_are_unread_is_no_failure(mo
     told: list[RunEvent] = []
     run_local(end_one_after_the_other, NODES, 1.5, patience=20, on_event=told.append)
     assert [event.kind for event in told if isinstance(event, Event)] == ["told"]
+
+
+def compute_for_long(env: RankEnvironment, words: tuple[str, float, int]) -> None:
+    """Finish a step that takes `seconds`, then stop if that was requested; the rank `late` never ends."""
+    folder, seconds, late = words
+    env.at_step(1)
+    assert env.store is not None
+    while not all(read_beat(env.store, rank)[1] for rank in range(len(env.nodes))):
+        time.sleep(0.01)
+    if env.rank == 0:
+        env.notify(Event(step=1, kind="told", message="in a step"))
+    time.sleep(seconds)
+    while env.rank == late:
+        time.sleep(1.0)
+    (Path(folder) / f"saved-{env.rank}").touch()
+    assert env.stop_requested
+    raise Interrupted("stopped after step 1 as asked")
+
+
+def _stopped_run(folder: Path, seconds: float, late: int = -1) -> list[RunEvent]:
+    """Events of a run that is asked to stop once, in the middle of its step."""
+    told: list[RunEvent] = []
+
+    def on_event(event: RunEvent) -> None:
+        told.append(event)
+        if isinstance(event, Event) and event.kind == "told":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run_local(compute_for_long, NODES, (str(folder), seconds, late), patience=2.0, on_event=on_event)
+    return told
+
+
+def test_a_step_that_takes_longer_than_the_patience_is_finished_after_a_request_to_stop(tmp_path: Path) -> None:
+    told = _stopped_run(tmp_path, 6.0)
+    assert len(list(tmp_path.glob("saved-*"))) == len(NODES)
+    assert [event.what for event in told if isinstance(event, Phase)] == ["stopping"]
+
+
+def test_a_rank_that_does_not_end_after_the_others_is_ended_within_the_patience(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    _stopped_run(tmp_path, 0.5, late=1)
+    assert time.monotonic() - begin < 20
+    assert [path.name for path in tmp_path.glob("saved-*")] == ["saved-0"]

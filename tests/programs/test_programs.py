@@ -15,10 +15,13 @@ REFUSED = {
     "contrastive_as_it_was": "evener.gather",
     "functional_gradients": "does not keep its gradients by loss.backward()",
     "hardest_triplets_as_they_were": "evener.gather",
+    "late_hooks": "a hook on the gradient of `0.weight` was registered after run.prepare",
     "lazy_layers_as_they_were": "gets its shape from the first batch",
     "masked_autoencoder_as_it_was": "a mean over something else than samples",
     "masked_tokens_as_they_were": "a mean over something else than samples",
+    "memory_table_as_it_was": "`table` is in no model of run.prepare",
     "prefetcher_of_arrays": "tensors of an unknown batch",
+    "replay_as_it_was": "`replay` keeps what a node made of its own samples",
     "semi_supervised_unevenly": "give both loaders the same batch_size",
     "tokens_as_they_were": "a mean over something else than samples",
     "vae_as_it_was": 'count="sum"',
@@ -26,11 +29,12 @@ REFUSED = {
 """By program, what the sentence says with which it is refused."""
 QUICK = [
     *("mnist", "uncertainty_weights", "vae_as_it_was", "gan", "tokens", "contrastive"),
-    *("lbfgs", "experts", "averaged_weights", "prefetcher_of_arrays", "coins"),
+    *("lbfgs", "experts", "averaged_weights", "prefetcher_of_arrays", "coins", "evaluated_amid"),
 ]
 MORE = [
     *("complex_network", "vae", "frozen_norms", "prefetcher", "list_of_batches", "cycled"),
     *("masked_autoencoder_as_it_was", "masked_tokens_as_they_were"),
+    *("memory_table", "memory_table_as_it_was", "replay", "replay_as_it_was", "early_hooks", "late_hooks"),
 ]
 """Variations of those: with other norms, losses and loaders."""
 

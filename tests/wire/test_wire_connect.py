@@ -85,6 +85,15 @@ def test_nothing_listens(token: Token, tmp_path: Path) -> None:
         join(Address(path=str(tmp_path / "none")), token)
 
 
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
+def test_an_address_of_all_interfaces_is_dialled_and_named_as_this_machine(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    with pytest.raises(NothingListens) as refused:
+        join(Address(host, port), INSECURE.token)
+    assert refused.value.place == Address("localhost", port).description
+
+
 def test_the_name_is_not_known() -> None:
     with refused(CannotResolve):
         join(Address("no-such-machine.invalid", 7), INSECURE.token)

@@ -14,6 +14,7 @@ from evener.launch.rank_variables import is_rank, require_rank_variables, requir
 from evener.launch.slurm import adopt_slurm
 from evener.records.errors import InvalidInput, MissingFile, TrainingFailed
 from evener.system.sign_of_life import sign_of_life
+from evener.training.checkpoint_folder import require_checkpoint
 
 STARTING = "starting: loading what is needed"
 
@@ -60,7 +61,9 @@ def adopt_launcher() -> None:
 
 
 def require_files(config: RunConfig) -> None:
-    """Raise MissingFile or InvalidInput for a file, master or data set that a training needs and that is not there."""
+    """Raise MissingFile or InvalidInput for a file, master, data set or checkpoint that a training needs and lacks."""
+    if config.resume:
+        require_checkpoint(config.checkpoint_folder)
     if config.plan is not None:
         from evener.records.plan import Plan
         from evener.records.schema import read_noun

@@ -28,7 +28,7 @@ from evener.data.tasks.load import require_task
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.yolo.overrides import (
     YoloConfig,
-    is_yolo,
+    checkpoint_of,
     read_master_overrides,
     read_overrides,
     require_ultralytics,
@@ -36,6 +36,7 @@ from evener.frontends.yolo.overrides import (
     yolo_config,
 )
 from evener.search.options import TuneConfig
+from evener.search.study import require_study
 
 
 def train(config: RunConfig, as_json: bool) -> None:
@@ -44,12 +45,12 @@ def train(config: RunConfig, as_json: bool) -> None:
         adopt_launcher()
     if config.usual:
         tell(f"options: {config.usual}", as_json, quiet=config.quiet)
-    if is_yolo(config):
+    if config.is_yolo:
         settings = yolo_config(config).overrides
         if config.agreement or config.is_on_master:
             read_master_overrides(settings, is_agreed=config.agreement is not None)
         else:
-            read_overrides(settings)
+            checkpoint_of(read_overrides(settings))
         require_files(config)
         require_ultralytics()
         with loading(as_json, quiet=config.quiet):
@@ -82,7 +83,7 @@ def yolo(config: YoloConfig, as_json: bool) -> None:
     if config.names_master:
         require_files(run_config(config))
     else:
-        read_overrides(config.overrides)
+        checkpoint_of(read_overrides(config.overrides))
     require_ultralytics()
     with loading(as_json):
         from evener.frontends.yolo import command
@@ -105,6 +106,7 @@ def tune(config: TuneConfig, as_json: bool) -> None:
     if config.usual:
         tell(f"options: {config.usual}", as_json)
     require_task(config.task)
+    require_study(config.folder, resume=config.resume)
     with loading(as_json):
         from evener.search import command
 

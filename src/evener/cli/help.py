@@ -12,7 +12,7 @@ _MASTER = "On a master's nodes"
 TRAIN: Panels = {
     "What is trained": (
         "data", "option", "batch_size", "epochs", "precision", "seed", "accumulate", "compile",
-        "workers",
+        "workers", "trusted_only",
     ),
     "On which nodes": ("local_nodes", "devices", "memory", "patience", "elastic", "preflight"),
     "How the work is divided": (

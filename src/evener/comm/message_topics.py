@@ -67,5 +67,5 @@ def _advice(topics: tuple[str, str]) -> str:
         )
     return (
         "all nodes must call backward() and the functions of the run equally often: decide by a value that all nodes "
-        "have, such as run.mean(loss), not by one node's loss or samples"
+        "have, such as run.mean(loss), not by one node's loss, its samples or what it keeps of them"
     )

@@ -21,13 +21,20 @@ from evener.config.options import PATIENCE, PORT, MasterAccess, NodesAccess, Sto
 from evener.config.run_config import RunConfig
 from evener.ps.client import MasterClient, find_master
 from evener.ps.master.master import Master
-from evener.ps.protocol.config import Beacon, MasterConfig, StateDir, default_state_dir, versions_here
+from evener.ps.protocol.config import (
+    Beacon,
+    MasterConfig,
+    StateDir,
+    default_state_dir,
+    reachable_address,
+    versions_here,
+)
 from evener.ps.protocol.messages import ExpelNode, ForgetNode, StopRun
 from evener.ps.protocol.status import ClusterStatus, InvitationStatus, NodeStatus, RunStatus
 from evener.ps.protocol.system import System, read_system
 from evener.records.errors import InvalidInput
 from evener.report.text import human_bytes, table_of
-from evener.system.host import environment, own_address
+from evener.system.host import environment
 from evener.system.malloc import return_large_memory
 from evener.system.signals import interrupt_on_stop_signals
 from evener.training.console import open_console
@@ -252,13 +259,6 @@ def run_line(run: RunStatus) -> str:
         f"run {run.run} ({how}): epoch {run.epoch + 1}{epochs}, {run.version} updates{loss}"
         f"{accuracy}{checkpoint}; results will be in {run.folder}"
     )
-
-
-def reachable_address(bound: Address) -> Address:
-    """Return the address at which other machines reach a server that listens at `bound`."""
-    if bound.path or bound.host not in ("", "0.0.0.0", "::"):
-        return bound
-    return Address(own_address(), bound.port)
 
 
 def _state(node: NodeStatus) -> str:

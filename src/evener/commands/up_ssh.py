@@ -83,8 +83,7 @@ def nodes_by_ssh(
 
 def address_for(bound: Address, host: str) -> Address:
     """Return the address at which `host` reaches a master that listens at `bound`."""
-    is_everywhere = bound.host in ("", "0.0.0.0", "::")
-    return Address(own_address(host.rpartition("@")[2]), bound.port) if is_everywhere else bound
+    return Address(own_address(host.rpartition("@")[2]), bound.port) if bound.is_everywhere else bound
 
 
 _MAX_LINE_CHARS = 4096

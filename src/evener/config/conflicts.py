@@ -129,6 +129,11 @@ _CONFLICTS = (
         "{option}: local nodes read the data where they are: leave it out",
     ),
     Conflict(("ship_data",), lambda c, _: c.data is None, "{option} needs --data DIR: what is to be sent"),
+    Conflict(
+        ("trusted_only",),
+        lambda c, _: not c.is_yolo,
+        "{option} belongs to a model of Ultralytics, such as yolov8n.pt: the file of any other task is a program",
+    ),
     Conflict(_PLANNED, lambda c, _: c.plan is not None, "{option} does not go with --plan, which says it already"),
 )
 """Conflicts of options that do not depend on the strategy; the first one is reported."""

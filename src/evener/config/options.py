@@ -174,6 +174,11 @@ class JoinConfig(Part, frozen=True, kw_only=True):
         require(names is None or all(names), "--submitters", self.submitters, "names with commas between")
 
 
+TrustedOnly = Annotated[
+    bool, Meta(description="(YOLO) Refuse files that run as programs: a .pt of unknown classes, `download:` in data=.")
+]
+
+
 class MasterAccess(Part, frozen=True, kw_only=True):
     """Options with which commands such as `evener nodes` find the master. Raises InvalidInput: there are two tokens."""
 

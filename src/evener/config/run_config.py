@@ -24,6 +24,7 @@ from evener.config.options import (
     NodesConfig,
     TaskOptions,
     TokenFile,
+    TrustedOnly,
     refuse_two_tokens,
 )
 from evener.launch.nodes import relative_shares
@@ -149,6 +150,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     master: MasterAddress = None
     token: MasterToken = None
     token_file: TokenFile = None
+    trusted_only: TrustedOnly = False
     usual: str = ""
     started: float = field(default_factory=time.time)
     keeps_checkpoints: bool = True
@@ -194,6 +196,11 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         return self.strategy in ("auto", "data") and not self.stationary and not self.compile
 
     @property
+    def is_yolo(self) -> bool:
+        """Whether the task is a model of Ultralytics."""
+        return Path(self.task).suffix in YOLO_SUFFIXES
+
+    @property
     def is_on_master(self) -> bool:
         """Whether ranks that work together run on the nodes of a master."""
         named = self.master is not None or self.home is not None
@@ -232,6 +239,8 @@ def require_samples(batch_size: int, num_samples: int) -> None:
     require(batch_size <= num_samples, "--batch-size", batch_size, f"at most the {num_samples} training samples")
 
 
+YOLO_SUFFIXES = (".pt", ".yaml", ".yml")
+"""Suffixes of files that `evener train` treats as models of Ultralytics."""
 MAX_COUNT = 10**9
 """Limit of epochs, and of updates."""
 MAX_WORKERS = 1024

@@ -18,12 +18,15 @@ from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.rank_starter import RankStarter, show_event
 from evener.membership.elastic_ranks import ElasticRanks
 from evener.records.errors import Interrupted, NodeLost
-from evener.records.events import RunEvent, decode_events
+from evener.records.events import Phase, RunEvent, decode_events
 from evener.records.record import Event, Step
 from evener.system.heartbeat import ListenedSeconds, Progress
 from evener.system.signals import interrupt_on_stop_signals, requests_to_stop
 
 _GRACE = 1.0
+_STOPPING = Phase(
+    what="stopping", detail="after the step, validation or checkpoint in progress; Ctrl-C ends it at once"
+)
 _MAX_STARTS = 3
 """Number of starts on the same nodes: a node that is lost before the first step may be lost each time."""
 Without = Callable[[Any, Sequence[int], Event], Any]
@@ -194,9 +197,14 @@ def _relay(
     has_begun: Callable[[], bool],
     lone: _LoneRank,
 ) -> bool:
-    """Relay events until all ranks have ended, or their time is over; return whether they were asked to stop."""
+    """Relay events until all ranks have ended, or their time is over; return whether they were asked to stop.
+
+    After a request to stop, a step, a validation or a checkpoint takes the time that it needs while all ranks are
+    heard. From the end of the first rank on, the others have one patience.
+    """
     deadline: float | None = None
-    was_stopped = False
+    asked_at: float | None = None
+    is_told = False
     with requests_to_stop() as requests:
         while not all(rank.has_ended and rank.is_silent for rank in _needed(ranks, elastic)):
             gone = [rank for rank in ranks if rank.has_ended]  # all their messages are read below
@@ -208,24 +216,30 @@ def _relay(
                 elastic.step()
             lone.look()
             failed = [rank for rank in ranks if (rank.failure or rank in gone) and _has_failed(rank, elastic)]
-            if failed and deadline is None:
+            if asked_at is not None:
+                if deadline is None and (failed or any(rank.has_ended for rank in ranks)):
+                    deadline = time.monotonic() + max(patience, _GRACE)
+                if not is_told and time.monotonic() > asked_at + max(patience, _GRACE):
+                    show(_STOPPING)
+                    is_told = True
+            elif failed and deadline is None:
                 is_own = any(rank.failure and rank.failure.is_own for rank in failed)
-                deadline = time.monotonic() + (patience if was_stopped else _GRACE) * (0.5 if is_own else 1.0)
+                deadline = time.monotonic() + _GRACE * (0.5 if is_own else 1.0)
             if deadline is not None and time.monotonic() > deadline:
                 break
             if len(requests) > 1:
                 raise Interrupted("stopped at once; the last checkpoint is kept")
-            if requests and not was_stopped:
+            if requests and asked_at is None:
                 if not has_begun():
                     raise KeyboardInterrupt
-                was_stopped, deadline = True, time.monotonic() + max(patience, _GRACE)
+                asked_at, deadline = time.monotonic(), None
                 if elastic is not None:
                     elastic.is_stopping = True
                 processes.request_stop()
         else:
             if elastic is not None:
                 elastic.step()  # the ranks that ended since may have been the last ones
-    return was_stopped
+    return asked_at is not None
 
 
 def _needed(ranks: Sequence[LocalProcess], elastic: ElasticRanks[LocalProcess] | None) -> list[LocalProcess]:

@@ -48,6 +48,20 @@ class GradientHooks:
                     hook(parameter)
 
 
+def late_hooks(model: nn.Module) -> list[str]:
+    """Return the names of parameters with gradient hooks of the user, which were not there when they were taken off."""
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if any(_is_users(hook) for hooks in _hooks(parameter) for hook in hooks.values())
+    ]
+
+
+def _is_users(hook: Any) -> bool:
+    module = getattr(getattr(hook, "func", hook), "__module__", None) or ""
+    return module.partition(".")[0] != __name__.partition(".")[0]
+
+
 @contextmanager
 def without_hooks(model: nn.Module) -> Iterator[None]:
     """Remove hooks that run after accumulation, so that a copy of `model` made inside has none."""

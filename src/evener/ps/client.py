@@ -79,7 +79,7 @@ def find_master(home: StateDir, address: str | None, token: str | None) -> tuple
     beacon = home.beacon()
     # On its own machine a master is reached through the bound address, even if the machine's address has changed.
     bound = Address.parse(beacon.listen)
-    here = bound if bound.path or bound.host in ("", "::", "0.0.0.0") else Address.parse(beacon.address)
+    here = bound if bound.path or bound.is_everywhere else Address.parse(beacon.address)
     return here, Token.parse(beacon.token), beacon.patience
 
 

@@ -20,6 +20,7 @@ from evener.search.space import Suggest
 from evener.version import pip_install
 
 NAME = "evener"
+_JOURNAL = "journal.log"
 _ENDED, _VALUES = "ended", "options"
 
 
@@ -124,6 +125,17 @@ class Study:
         return int(self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
 
 
+def require_study(folder: Path, *, resume: bool) -> None:
+    """Raise InvalidInput if the existence of a study in `folder` contradicts `resume`."""
+    is_there = (folder / _JOURNAL).exists()
+    if is_there != resume:
+        raise InvalidInput(
+            f"{folder} holds a study: add --resume to continue it, or name another folder with --output"
+            if is_there
+            else f"{folder} holds no study to resume: remove --resume"
+        )
+
+
 @contextmanager
 def open_study(
     folder: Path, *, larger_is_better: bool, seed: int, learns: bool = True, resume: bool = False
@@ -143,13 +155,8 @@ def open_study(
         InvalidFile: the journal is not the journal of a search.
     """
     optuna = _optuna()
-    journal = folder / "journal.log"
-    if journal.exists() != resume:
-        raise InvalidInput(
-            f"{folder} holds a study: add --resume to continue it, or name another folder with --output"
-            if journal.exists()
-            else f"{folder} holds no study to resume: remove --resume"
-        )
+    require_study(folder, resume=resume)
+    journal = folder / _JOURNAL
     _repair(journal)
     try:
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))

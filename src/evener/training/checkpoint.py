@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.records.atomic import atomic_draft
-from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, MissingFile, first_line
+from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, first_line
 from evener.records.schema import Noun, read_noun, write_noun
+from evener.training.checkpoint_folder import checkpoints_in, require_checkpoint
 from evener.training.plain_state import flatten, plain, revived, unflatten
 
 _MAX_CHECKPOINTS = 2
@@ -172,14 +173,14 @@ class Checkpoints:
             save_weights(checkpoint.optimizer, draft / "optimizer.safetensors")
             write_noun(checkpoint.state, draft / "state.json")
             (draft / _SUMS).write_text("".join(f"{_sum_of(draft / name)}  {name}\n" for name in _FILES))
-        for old in self._complete()[:-_MAX_CHECKPOINTS]:
+        for old in checkpoints_in(self.folder)[:-_MAX_CHECKPOINTS]:
             shutil.rmtree(old, ignore_errors=True)
         return target
 
     def set_aside_damaged(self) -> list[Path]:
         """Rename damaged checkpoints, from the newest to the first intact one; return the new paths."""
         renamed = []
-        for folder in reversed(self._complete()):
+        for folder in reversed(checkpoints_in(self.folder)):
             if _is_sound(folder):
                 break
             aside = folder.with_name(f"damaged-{folder.name}")
@@ -190,14 +191,13 @@ class Checkpoints:
     @property
     def is_empty(self) -> bool:
         """Whether there is no checkpoint yet."""
-        return not self._complete()
+        return not checkpoints_in(self.folder)
 
     def latest(self) -> tuple[Path, CheckpointState]:
         """Return the newest complete checkpoint. Raise MissingFile if there is none."""
-        complete = self._complete()
-        if not complete:
-            raise MissingFile(f"no checkpoint to resume from in {self.folder}; start without --resume")
-        return complete[-1], read_noun(complete[-1] / "state.json", CheckpointState)
+        require_checkpoint(self.folder)
+        newest = checkpoints_in(self.folder)[-1]
+        return newest, read_noun(newest / "state.json", CheckpointState)
 
     def load(
         self,
@@ -220,9 +220,6 @@ class Checkpoints:
             whole.restore(model, optimizer, scheduler, scaler)
         except (SafetensorError, OSError, InvalidInput) as error:
             raise InvalidFile(f"checkpoint {folder} does not fit this model: {first_line(error)}") from error
-
-    def _complete(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*"))
 
 
 def _sum_of(path: Path) -> str:

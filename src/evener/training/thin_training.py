@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,11 @@ from evener.ps.node.engine import enough_samples
 from evener.ps.node.thin_backend import ThinBackend
 from evener.ps.protocol.run_result import weights_of
 from evener.records.atomic import atomic_write
-from evener.records.errors import Interrupted, InvalidFile, MissingFile, NonFiniteLoss, first_line
+from evener.records.errors import Interrupted, InvalidFile, NonFiniteLoss, first_line
 from evener.records.events import RunEvent
 from evener.records.record import Epoch, Validation
 from evener.system.pace import Pace
+from evener.training.checkpoint_folder import checkpoints_in, require_checkpoint
 
 _STEP = "step"
 _MAX_CHECKPOINTS = 2
@@ -141,23 +141,17 @@ class _ThinTraining:
         folder = self._config.checkpoint_folder
         arrays: dict[str, NDArray[Any]] = {**self._backend.checkpoint(), _STEP: np.array([self._done])}
         atomic_write(folder / f"step-{self._done:08d}.safetensors", save(arrays))
-        for old in _checkpoints(folder)[:-_MAX_CHECKPOINTS]:
+        for old in checkpoints_in(folder)[:-_MAX_CHECKPOINTS]:
             old.unlink()
 
     def _restored(self) -> int:
         """Load the last checkpoint; return its step."""
         folder = self._config.checkpoint_folder
-        checkpoints = _checkpoints(folder)
-        if not checkpoints:
-            raise MissingFile(f"no checkpoint to resume from in {folder}; start without --resume")
+        require_checkpoint(folder)
+        newest = checkpoints_in(folder)[-1]
         try:
-            arrays = load_file(checkpoints[-1])
+            arrays = load_file(newest)
             self._backend.restore(arrays)
             return int(arrays[_STEP][0])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise InvalidFile(f"checkpoint {checkpoints[-1]} does not fit this task: {first_line(error)}") from error
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints, oldest first."""
-    return sorted(folder.glob("step-*"))
+            raise InvalidFile(f"checkpoint {newest} does not fit this task: {first_line(error)}") from error

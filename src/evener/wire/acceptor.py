@@ -136,7 +136,7 @@ class Acceptor:
         try:
             listener = _listen_unix(address.path) if address.path else _listen_tcp(address)
         except OSError as error:
-            raise CannotListen(f"cannot listen at {address}: {error.strerror or error}") from error
+            raise CannotListen(f"cannot listen at {address.description}: {error.strerror or error}") from error
         listener.setblocking(False)
         self._listeners.append(listener)
         self._watch(listener)

@@ -50,7 +50,7 @@ def open_connection(
     Raises:
         CannotJoin: The type of the error gives the reason.
     """
-    limits = limits or Limits()
+    limits, address = limits or Limits(), address.to_dial
     deadline = time.monotonic() + seconds
     sock = _connect_to(address, deadline)
     try:

@@ -21,6 +21,8 @@ from evener.wire.errors import BadToken
 
 FINGERPRINT_BYTES = 32
 SECRET_BYTES = 16
+LOCALHOST = "localhost"
+"""Name of this machine, which needs no name service."""
 _HOST_AND_PORT = re.compile(r"^(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^\[\]:/\s]*)):(?P<port>[0-9]{1,5})$")
 _MAX_PATH_BYTES = 103
 """Longest path of a Unix socket on every system (Linux 107, macOS 103)."""
@@ -68,6 +70,16 @@ class Address(msgspec.Struct, frozen=True):
     def description(self) -> str:
         """The address as text in a sentence: `gpu-box, port 7000`."""
         return f"unix socket {self.path}" if self.path else f"{self.host or 'all interfaces'}, port {self.port}"
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether a server that listens at this address listens on all interfaces."""
+        return not self.path and self.host in ("", "0.0.0.0", "::")
+
+    @property
+    def to_dial(self) -> Address:
+        """The address to connect to: that of this machine if all interfaces are meant."""
+        return Address(LOCALHOST, self.port) if self.is_everywhere else self
 
     def __str__(self) -> str:
         if self.path:

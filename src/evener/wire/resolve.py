@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from evener.wire.errors import CannotResolve
-from evener.wire.identity import Address
+from evener.wire.identity import LOCALHOST, Address
 
 
 def resolve(address: Address, deadline: float) -> list[tuple[socket.AddressFamily, Any]]:
@@ -24,11 +24,12 @@ def resolve(address: Address, deadline: float) -> list[tuple[socket.AddressFamil
     Raises:
         CannotResolve: The name is unknown, or the name service does not answer.
     """
+    host = None if address.host in ("", LOCALHOST) else address.host
     answer: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
-            answer.put(socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM))
+            answer.put(socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as error:
             answer.put(error)
 

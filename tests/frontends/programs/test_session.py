@@ -6,7 +6,9 @@ import math
 from pathlib import Path
 
 import msgspec
+import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
@@ -15,6 +17,7 @@ from evener.frontends.programs.session import Run
 from evener.frontends.programs.timing_probe import TimingProbe
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
+from evener.records.errors import InvalidInput
 from evener.records.profile import TaskTiming
 from support.thread_ranks import together
 
@@ -31,6 +34,51 @@ def test_what_a_timed_copy_computes_is_not_taken_for_what_lies_between_two_steps
     batches = msgspec.json.decode(copy.path.read_bytes(), type=TaskTiming).batches
     assert [batch.samples for batch in batches] == [12, 24]
     assert all(batch.forward_seconds > 0 for batch in batches)
+
+
+VALUES = torch.arange(18.0, dtype=torch.float64)
+
+
+def sum_amid(group: Group, shares: str, sums: list[float]) -> list[float]:
+    """Append the sums of a program that evaluates amid a training batch: before, in the evaluation and after it."""
+    env = RankEnvironment(
+        rank=group.rank,
+        nodes=[LocalNode(name=name) for name in group.nodes],
+        device=group.device,
+        patience=10,
+        notify=lambda _: None,
+    )
+    run = Run(env, group, ScriptConfig(script=Path("program.py"), shares=shares))
+    run.equivalence_check.is_wanted = False
+    tests = run.prepare(DataLoader(TensorDataset(VALUES), batch_size=9))
+    x = run.share(VALUES[:8])
+    sums += [run.sum(len(x)), float(run.sum(x.sum())), float(run.mean(x.mean()))]
+    with torch.no_grad():
+        total = sum(float(rows.sum()) for (rows,) in tests)
+        sums.append(run.sum(total))
+        with pytest.raises(InvalidInput):
+            run.mean(total)
+    sums += [run.sum(len(x)), float(run.sum(x.sum())), float(run.mean(x.mean()))]
+    return sums
+
+
+def test_sums_of_a_batch_after_an_evaluation_amid_it_are_those_of_one_process() -> None:
+    x = VALUES[:8]
+    of_batch = [float(len(x)), float(x.sum()), float(x.mean())]
+    for sums in together(2, lambda group: sum_amid(group, "3,1", [])):
+        assert sums == pytest.approx([*of_batch, float(VALUES.sum()), *of_batch], rel=1e-12)
+
+
+def test_a_sum_of_a_batch_after_an_evaluation_is_refused_on_all_nodes_if_one_has_no_sample_of_it() -> None:
+    def work(group: Group) -> list[float]:
+        sums: list[float] = []
+        with pytest.raises(InvalidInput):
+            sum_amid(group, "3,1,0", sums)
+        return sums
+
+    x = VALUES[:8]
+    for sums in together(3, work):
+        assert sums == pytest.approx([8.0, float(x.sum()), float(x.mean()), float(VALUES.sum())], rel=1e-12)
 
 
 def test_what_a_node_without_samples_computes_counts_for_nothing_even_if_it_is_no_number() -> None:

@@ -11,7 +11,6 @@ import pytest
 from evener.config.run_config import RunConfig
 from evener.frontends.yolo.overrides import (
     YoloConfig,
-    is_yolo,
     read_master_overrides,
     read_overrides,
     run_config,
@@ -68,10 +67,10 @@ def test_settings_at_their_defaults_are_no_reason_to_refuse() -> None:
 
 
 def test_models_are_told_from_tasks_by_their_suffix() -> None:
-    assert is_yolo(RunConfig(task="yolov8n.pt"))
-    assert is_yolo(RunConfig(task="path/to/yolov8n.yaml"))
-    assert not is_yolo(RunConfig(task="digits"))
-    assert not is_yolo(RunConfig(task="path/to/task.py"))
+    assert RunConfig(task="yolov8n.pt").is_yolo
+    assert RunConfig(task="path/to/yolov8n.yaml").is_yolo
+    assert not RunConfig(task="digits").is_yolo
+    assert not RunConfig(task="path/to/task.py").is_yolo
 
 
 def test_options_of_train_are_put_into_the_words_of_ultralytics() -> None:

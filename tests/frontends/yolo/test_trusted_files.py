@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from evener.config.run_config import RunConfig
 from evener.frontends.yolo import command
-from evener.frontends.yolo.overrides import YoloConfig, run_config
+from evener.frontends.yolo.overrides import YoloConfig, run_config, yolo_config
 from evener.frontends.yolo.trusted_files import SAFE_LOAD, refuse_programs, warning_of, what_runs
 from evener.records.errors import EvenerError, InvalidInput
 from support.refusals import refused
@@ -72,6 +74,40 @@ def test_a_checkpoint_is_refused_where_ultralytics_cannot_load_known_classes_alo
     config = YoloConfig(overrides=("train", "model=x.pt", "data=plain.yaml"), home=home, trusted_only=True)
     with refused(InvalidInput):
         command.run(config, as_json=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"home": Path("home")}, {"agreement": "average", "local_nodes": "1,1"}],
+    ids=["local", "master", "agreed"],
+)
+@pytest.mark.parametrize(
+    ("task", "data"), [("x.pt", "plain.yaml"), ("x.pt", "code.yaml"), ("evaluated.yaml", "plain.yaml")]
+)
+def test_train_refuses_what_yolo_refuses(
+    options: dict[str, Any], task: str, data: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evener.frontends.yolo.trusted_files._loads_safely", lambda: False)
+    monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
+    with pytest.raises(InvalidInput) as refused:
+        command.train(RunConfig(task=task, data=Path(data), trusted_only=True, **options), as_json=False)
+    assert (task if data == "plain.yaml" else data) in str(refused.value)
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("agreement", [None, "average"])
+def test_nodes_are_sent_a_task_of_their_own_after_trusted_files_were_read(agreement: Any) -> None:
+    config = RunConfig(task="x.pt", home=Path("home"), agreement=agreement, trusted_only=True)
+    assert yolo_config(config).trusted_only
+    assert run_config(YoloConfig(overrides=("train", "model=x.pt"), home=Path("home"), trusted_only=True)).trusted_only
+    with pytest.raises(InvalidInput):
+        replace(config, task="node_program.py")
+
+
+def test_a_task_that_is_a_program_is_refused_with_trusted_only() -> None:
+    for task in ("digits", "my_task.py"):
+        with pytest.raises(InvalidInput):
+            RunConfig(task=task, trusted_only=True)
 
 
 def test_what_is_plain_is_not_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

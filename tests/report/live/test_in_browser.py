@@ -61,13 +61,16 @@ def served(folder: Path) -> Iterator[str]:
             process.terminate()
 
 
-def written(folder: Path, num_steps: int = 300) -> None:
+def written(
+    folder: Path, num_steps: int = 300, *, ring: tuple[float, float] | None = (1.2e-4, 1e-9), agreement: str = ""
+) -> None:
     """A run as it could have been, every step a line."""
     folder.mkdir(exist_ok=True)
     record, seconds = fake_run(num_steps=num_steps), count(int(time.time()) - num_steps)
     log = EventLog(folder / EVENTS_FILE, pytest.fail, lambda: float(next(seconds)))
-    plan = msgspec.structs.replace(record.plan, ring=(1.2e-4, 1e-9), rejected=(LEFT_OUT,))
-    events: list[RunEvent] = [Phase(what="training", num_samples=200 * num_steps, epochs=4), plan]
+    plan = msgspec.structs.replace(record.plan, ring=ring, rejected=(LEFT_OUT,))
+    options = {"--agreement": agreement} if agreement else {}
+    events: list[RunEvent] = [Phase(what="training", num_samples=200 * num_steps, epochs=4, options=options), plan]
     for event in (*events, *record.steps, *record.validations, *record.events):
         log.add(event)
     log.close()
@@ -234,6 +237,20 @@ def test_nodes_and_routes_are_drawn_and_a_node_that_is_left_out_is_dashed(
         assert "1.00 GB/s, delay 120 µs" in page.locator("#route-note").inner_text()
         boxes = [box.bounding_box() for box in picture.locator("rect").all()]
         assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+        assert page.faults == []
+
+
+@pytest.mark.parametrize("agreement", ["", "average"])
+def test_links_that_nothing_was_measured_of_are_drawn_and_said_not_to_be_measured(
+    tmp_path: Path, browser: Any, agreement: str
+) -> None:
+    written(tmp_path / "run", num_steps=20, ring=None, agreement=agreement)
+    with served(tmp_path / "run") as address:
+        page = opened(browser, address)
+        routes, note = page.locator("#route-picture path.route"), page.locator("#route-note span")
+        assert routes.count() == (6 if agreement else 3)
+        assert note.count() == (2 if agreement else 1)
+        assert all("not measured" in line for line in note.all_inner_texts())
         assert page.faults == []
 
 

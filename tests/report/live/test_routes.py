@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from evener.records.plan import Assignment, Plan, Strategy
 from evener.report.live.routes import MASTER, routes
@@ -83,6 +84,13 @@ def test_a_strategy_has_these_routes(name: str) -> None:
 def test_nodes_that_are_gone_have_no_routes() -> None:
     found = routes(plan_of("data", [1, 1, 1]), ["a", "c"])
     assert [(route.source, route.target) for route in found] == [("a", "c"), ("c", "a")]
+
+
+@pytest.mark.parametrize("strategy", ["data", "sharded"])
+def test_links_of_a_program_whose_plan_holds_no_ring_are_not_measured(strategy: Strategy) -> None:
+    found = routes(replace(plan_of(strategy, [1, 1] if strategy == "data" else [2]), ring=None), ["a", "b"])
+    assert len(found) == 2
+    assert {(route.delay_seconds, route.bytes_per_second) for route in found} == {(None, None)}
 
 
 @pytest.mark.parametrize(("agreement", "content"), [("async", "gradients"), ("diloco", "changes of weights")])

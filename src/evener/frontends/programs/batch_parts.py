@@ -32,6 +32,7 @@ class BatchPart:
         loaded: number of samples that the rank computes.
         is_joined: whether it belongs to the last two batches of an evaluation, which are combined because the last has
             fewer samples than there are nodes.
+        has_stand_ins: whether any rank has no sample of the batch, and computes stand-ins.
     """
 
     first: int
@@ -39,6 +40,7 @@ class BatchPart:
     total: int
     loaded: int
     is_joined: bool = False
+    has_stand_ins: bool = False
 
     @property
     def rows(self) -> slice:
@@ -51,7 +53,7 @@ def part_of(rank: int, sizes: Sequence[int]) -> BatchPart:
     total, samples = sum(sizes), sizes[rank]
     loaded = samples or min(STAND_IN, total)
     first = min(sum(sizes[:rank]), total - loaded)
-    return BatchPart(first=first, samples=samples, total=total, loaded=loaded)
+    return BatchPart(first=first, samples=samples, total=total, loaded=loaded, has_stand_ins=0 in sizes)
 
 
 def require_count(count: object) -> None:
@@ -97,13 +99,23 @@ class OpenParts:
         self._used: dict[int, float] = {}
         self._is_done = True
         self._was_evaluated = False
+        self._with_stand_ins: set[object] = set()
 
     @property
     def _weights(self) -> dict[object, float]:
         return self._of_kind[self._is_training]
 
-    def open(self, owner: object, weight: float, is_training: bool = True) -> set[object]:
-        """Begin a batch of `owner` with this `weight`; return the owners whose batches ended."""
+    def open(
+        self, owner: object, weight: float, is_training: bool = True, *, has_stand_ins: bool = False
+    ) -> set[object]:
+        """Begin a batch of `owner` with this `weight`; return the owners whose batches ended.
+
+        Args:
+            owner: that loaded it.
+            weight: of this rank's part.
+            is_training: whether the program trains on it.
+            has_stand_ins: see `BatchPart`.
+        """
         closed, self._left = self._left - {owner}, set()
         self._was_evaluated = False
         for other in closed:
@@ -112,6 +124,7 @@ class OpenParts:
         self._of_kind[not is_training].pop(owner, None)
         self._is_training = is_training
         self._weights[owner] = weight
+        (self._with_stand_ins.add if has_stand_ins else self._with_stand_ins.discard)(owner)
         return closed
 
     def reweigh(self, weight: float) -> None:
@@ -177,6 +190,30 @@ class OpenParts:
         """Return the weight of the current batch in a `backward()`; the next training call begins a new step."""
         self._is_done = True
         return self.weight()
+
+    def require_clear(self, what: str, *, is_training: bool) -> None:
+        """Check that a value belongs either to the training batch or to an evaluation that has just ended amid it.
+
+        Args:
+            what: `run.sum` or `run.mean`.
+            is_training: whether a model is in training mode, and gradients are recorded.
+
+        Raises:
+            InvalidInput: the value may be of either, and would count differently.
+        """
+        if not (self._was_evaluated and self._is_training and self._weights):
+            return
+        if what == "run.sum" and is_training and not self._with_stand_ins.isdisjoint(self._weights):
+            raise InvalidInput(
+                "run.sum after an evaluation inside the loop over the training data: a node has no sample of the "
+                "training batch, and the sum may be of the batch or of the evaluation; take sums of the batch before "
+                "the evaluation, and sums of the evaluation before model.train()"
+            )
+        if what == "run.mean" and not is_training:
+            raise InvalidInput(
+                "run.mean after an evaluation inside the loop over the training data is of the training batch: take it "
+                "before the evaluation or after model.train(), and divide sums of the evaluation by run.sum"
+            )
 
     def weight_of_open(self) -> float:
         """Return the weight of the batch that was loaded last; 1 outside of loaders and after an evaluation."""

@@ -46,7 +46,7 @@ class BatchFollowing:
     def give(self, batch: Any, owner: object, part: BatchPart, weight: float, is_training: bool) -> None:
         """Record that the program received `batch`, which is current until tracking shows another one."""
         self._batches.give(batch, owner, part, weight, is_training)
-        for closed in self._parts.open(owner, weight, is_training):
+        for closed in self._parts.open(owner, weight, is_training, has_stand_ins=part.has_stand_ins):
             self._batches.leave(closed)
 
     def note_kept(self, models: Iterable[nn.Module]) -> None:

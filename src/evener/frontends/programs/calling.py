@@ -29,6 +29,7 @@ from evener.records.record import TrainRecord
 from evener.records.task import BatchTask, Task
 from evener.report.scalars import ScalarLogger
 from evener.training.callbacks import Callback, watched
+from evener.training.checkpoint_folder import require_checkpoint
 from evener.training.console import print_line
 from evener.training.context import Arithmetic, read_plan
 from evener.training.rank import train_rank
@@ -108,6 +109,8 @@ def _program_for(task: Task | BatchTask) -> Any:
 def _refuse(task: Task | BatchTask, config: RunConfig) -> None:
     """Raise InvalidInput, before anything starts, for options that `task` does not support."""
     config.sizes_of(task, read_plan(config))
+    if config.resume:
+        require_checkpoint(config.checkpoint_folder)
     if isinstance(task, BatchTask):
         refuse_batches(config)
 

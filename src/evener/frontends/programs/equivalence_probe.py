@@ -24,9 +24,10 @@ from evener.data.loader import seed_all
 from evener.frontends.programs.batch_parts import BatchPart, part_of
 from evener.frontends.programs.forked_replica import ForkedReplica, leave_alone
 from evener.frontends.programs.prepared import rate_of
-from evener.frontends.programs.unprepared_tensors import outside_prints
+from evener.frontends.programs.unprepared_tensors import Outside, by_likelihood, outside_tensors
 from evener.frontends.programs.work_division import Prepared
 from evener.launch.rank_environment import RankEnvironment
+from evener.parallel.gradient_hooks import late_hooks
 from evener.tracer.nested import tensors_in
 from evener.training.context import Arithmetic
 from evener.training.differences import as_real
@@ -48,7 +49,9 @@ class Facts(msgspec.Struct, frozen=True):
 
     Attributes:
         outside: a number for every tensor outside the models when the replica began.
-        outside_later: the same when it ended.
+        outside_later: the same when it ended, the likeliest causes of a difference first.
+        containers: names among these of lists, dictionaries and the like.
+        late_hooks: names of weights with gradient hooks that were registered after `run.prepare`.
         rates: learning rates at the updates.
         rows: a number for every sample of the batches that counted.
         tolerance: larger tolerance of a double-precision comparison whose program casts to a lower one.
@@ -56,6 +59,8 @@ class Facts(msgspec.Struct, frozen=True):
 
     outside: dict[str, float] = {}
     outside_later: dict[str, float] = {}
+    containers: tuple[str, ...] = ()
+    late_hooks: tuple[str, ...] = ()
     rates: tuple[float, ...] = ()
     rows: tuple[tuple[float, ...], ...] = ()
     tolerance: float = 0.0
@@ -119,7 +124,8 @@ class EquivalenceProbe(ForkedReplica):
         self._extent, self._is_wide = extent, extent.is_wide
         self.ends_with_pass = extent.in_background
         self._narrowing = Narrowing()
-        self._outside: dict[str, float] = {}
+        self._outside: dict[str, Outside] = {}
+        self._handed: list[Tensor] = []
         self._rates: list[float] = []
         self._rows: list[tuple[float, ...]] = []
         self._wide = Arithmetic("fp64", group.device)
@@ -137,7 +143,7 @@ class EquivalenceProbe(ForkedReplica):
             _yield_processor()
             leave_alone(self.path.parent)
         _compile_nothing()
-        self._outside = outside_prints([model.model for model in self._models])
+        self._outside = outside_tensors([model.model for model in self._models])
         self._widen()
         seed_all(self._extent.seed)
         modes: list[Any] = [self._draws, self._narrowing]
@@ -150,6 +156,7 @@ class EquivalenceProbe(ForkedReplica):
     def prepare_batch(self, batch: Any, part: BatchPart) -> Any:
         """Convert a batch to the precision of the replica."""
         converted = self._wide.prepare(batch) if self._is_wide else batch
+        self._handed += tensors_in(converted)
         self._rows.append(row_prints(converted) if part.samples else ())
         return converted
 
@@ -188,9 +195,13 @@ class EquivalenceProbe(ForkedReplica):
             for name, tensor in model.model.state_dict().items():
                 self._values[f"{index}/state/{name}"] = _kept(tensor)
         self._values.update({f"{PARTS}{number}": self._of_all(number) for number in range(self._extent.rounds)})
+        models = [model.model for model in self._models]
+        later = outside_tensors(models, self._handed)
         facts = Facts(
-            outside=self._outside,
-            outside_later=outside_prints([model.model for model in self._models]),
+            outside={name: one.print for name, one in self._outside.items()},
+            outside_later={name: later[name].print for name in by_likelihood(self._outside, later)},
+            containers=tuple(name for name, one in (self._outside | later).items() if one.is_container),
+            late_hooks=tuple(name for model in models for name in late_hooks(model)),
             rates=tuple(self._rates),
             rows=tuple(self._rows),
             tolerance=self._narrowing.tolerance,

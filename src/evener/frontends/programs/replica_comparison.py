@@ -66,7 +66,8 @@ def judge(
     batch = len(all_parts) - 1 if first.what.endswith(_AFTER) else _batch_of(first.what)
     advice = f"leave --strategy {layers} out" if layers else known_cause(facts, right, names)
     if not advice:
-        advice = _advice(*all_parts[f"{PARTS}{batch}"], is_wide) or later_cause(facts, right, names) or _ACROSS
+        advice = _advice(*all_parts[f"{PARTS}{batch}"], is_wide)
+        advice = advice or later_cause(facts, right, names, is_first=batch == 0 and names is None) or _ACROSS
     return ReplicaComparison(where=first.what, off=first.off, sentence=_sentence(first, advice))
 
 

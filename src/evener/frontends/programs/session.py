@@ -162,12 +162,13 @@ class Run:
         """Return the mean of every node's `value`, such as a loss, over the whole batch. Every node calls this.
 
         Raises:
-            InvalidInput: there is no current batch.
+            InvalidInput: there is no current batch, or an evaluation has just ended.
         """
         if self._is_alone:
             return value.detach() if isinstance(value, Tensor) else value
         if not self._work.draws_alike:  # otherwise every node has the whole batch
             refuse_outside(self._parts.are_any, bool(self._loaders) or self._sharing, "run.mean")
+            self._parts.require_clear("run.mean", is_training=self.is_training())
         weight = self._parts.weight() / self.group.size
         numbers = numbers_of(value) * weight if weight else np.zeros_like(numbers_of(value))
         if numbers.size == 1:
@@ -175,8 +176,18 @@ class Run:
         return mean_like(value, total_of(self.group, "mean", numbers, self._env.patience))
 
     def sum(self, value: Any) -> Any:
-        """Return the sum of a number or a tensor over all nodes. Every node calls this."""
-        return value if self._is_alone else self._work.sum(value)
+        """Return the sum of a number or a tensor over all nodes. Every node calls this.
+
+        Stand-ins of a node without a sample of the current batch do not count. After an evaluation amid a batch, a sum
+        in evaluation mode is of the evaluation.
+
+        Raises:
+            InvalidInput: it may be of the batch or of the evaluation, and a node has no sample of the batch.
+        """
+        if self._is_alone:
+            return value
+        self._parts.require_clear("run.sum", is_training=self.is_training())
+        return self._work.sum(value)
 
     def ratio(self, numerator: Tensor, denominator: Any) -> Tensor:
         """Return a loss with its own divisor, such as a number of tokens; every node differentiates it.

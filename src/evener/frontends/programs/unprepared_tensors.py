@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,21 +18,53 @@ from evener.training.differences import as_real
 
 _MAX_ELEMENTS = 10_000
 """Elements of a tensor that are compared."""
+_MAX_TENSORS = 100
+"""Tensors of a container that are compared."""
+_CONTAINERS = (list, tuple, deque, dict)
 
 
-def outside_prints(models: Sequence[nn.Module]) -> dict[str, float]:
-    """Return a number for every tensor and module of the program outside `models`, by its name.
+class Outside(NamedTuple):
+    """A tensor, a module or a container of tensors of the program that is in no model.
+
+    Attributes:
+        print: a number that depends on its values.
+        places: of its tensors in memory.
+        is_container: whether it is a container, which may be empty.
+    """
+
+    print: float
+    places: tuple[int, ...]
+    is_container: bool
+
+
+def outside_tensors(models: Sequence[nn.Module], handed: Sequence[Tensor] = ()) -> dict[str, Outside]:
+    """Return every tensor, module and container of tensors of the program outside `models`, by its name.
 
     Args:
         models: that nodes train together.
+        handed: tensors of batches, which differ between nodes as they have to.
     """
     known = {id(tensor) for model in models for tensor in (*model.parameters(), *model.buffers())}
-    prints: dict[str, float] = {}
+    known |= {id(tensor) for tensor in handed}
+    found: dict[str, Outside] = {}
     for name, value in _values(sys._getframe(1)):
         tensors = [tensor for tensor in _tensors(value) if id(tensor) not in known]
-        if tensors and name not in prints:
-            prints[name] = print_of([_sampled(tensor) for tensor in tensors])
-    return prints
+        is_container = isinstance(value, _CONTAINERS)
+        if (tensors or (is_container and not value)) and name not in found:
+            number = print_of([_sampled(tensor) for tensor in tensors]) if tensors else 0.0
+            found[name] = Outside(number, tuple(tensor.data_ptr() for tensor in tensors), is_container)
+    return found
+
+
+def by_likelihood(before: Mapping[str, Outside], after: Mapping[str, Outside]) -> list[str]:
+    """Return the names of `after`: what the program changed in place, then what it made anew, then containers."""
+
+    def rank(name: str) -> int:
+        if after[name].is_container:
+            return 2
+        return 0 if name in before and before[name].places == after[name].places else 1
+
+    return sorted(after, key=rank)
 
 
 def differing(first: Mapping[str, float], other: Mapping[str, float]) -> list[str]:
@@ -59,8 +93,11 @@ def _values(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, nn.Module):
         return [*value.parameters(), *value.buffers()]
-    if isinstance(value, list | tuple) and len(value) < 100:
-        return [one for one in value if isinstance(one, Tensor)]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | deque):
+        items = [part for one in islice(value, _MAX_TENSORS) for part in (one if isinstance(one, tuple) else (one,))]
+        return [one for one in items if isinstance(one, Tensor)]
     return [value] if isinstance(value, Tensor) else []
 
 

@@ -47,8 +47,7 @@ def train(config: RunConfig, *, as_json: bool) -> None:
         run(yolo_config(config), as_json=as_json)
         return
     overrides = read_master_overrides(yolo_config(config).overrides, is_agreed=config.agreement is not None)
-    _require_ultralytics()
-    _warn(overrides)
+    _trust(overrides, trusted_only=config.trusted_only)
     if config.agreement:
         from evener.frontends.yolo.local_run import train_on_nodes as train_on_master
     else:
@@ -67,16 +66,9 @@ def run(config: YoloConfig, *, as_json: bool) -> None:
         InvalidInput: the options cannot be combined, or a setting is not supported.
     """
     if config.names_master:
-        if config.trusted_only:
-            refuse_programs(read_overrides(config.overrides))
         train(run_config(config), as_json=as_json)
         return
-    overrides = read_overrides(config.overrides)
-    _require_ultralytics()
-    if config.trusted_only:
-        refuse_programs(overrides)
-    elif os.environ.get("RANK", "0") == "0":
-        _warn(overrides)
+    _trust(read_overrides(config.overrides), trusted_only=config.trusted_only)
     config = msgspec.structs.replace(config, to_stderr=as_json)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         record = _as_rank(config) if is_torchrun(config) else _on_local_nodes(config)
@@ -86,9 +78,12 @@ def run(config: YoloConfig, *, as_json: bool) -> None:
         end_torchrun_rank()
 
 
-def _warn(overrides: Mapping[str, str]) -> None:
-    """Warn the user of files that run as programs."""
-    if sentence := warning_of(overrides):
+def _trust(overrides: Mapping[str, str], *, trusted_only: bool) -> None:
+    """Refuse files that run as programs, or warn the user of them, and require Ultralytics. Raises InvalidInput."""
+    _require_ultralytics()
+    if trusted_only:
+        refuse_programs(overrides)
+    elif os.environ.get("RANK", "0") == "0" and (sentence := warning_of(overrides)):
         sys.stderr.write(f"evener: {sentence}\n")
 
 

@@ -65,6 +65,7 @@ def _prepared(config: RunConfig, request: YoloTraining) -> tuple[RunConfig, Loca
         batch_size=common["batch"],
         epochs=common["epochs"],
         output=request.folder,
+        trusted_only=False,
     ), training
 
 

@@ -78,7 +78,14 @@ def _config_of_ranks(config: RunConfig, overrides: tuple[str, ...], folder: Path
     if data.is_file():
         sent["data"] = data.name
     place = data.resolve().parent if data.is_file() else None
-    return replace(config, task=str(_PROGRAM), data=place, option={"overrides": json.dumps(sent)}, output=folder)
+    return replace(
+        config,
+        task=str(_PROGRAM),
+        data=place,
+        option={"overrides": json.dumps(sent)},
+        output=folder,
+        trusted_only=False,
+    )
 
 
 def _write(request: YoloTraining) -> None:

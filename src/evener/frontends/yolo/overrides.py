@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from msgspec import UNSET, Meta, field
 from msgspec.structs import fields
 
 from evener.config.conflicts import option_name
-from evener.config.options import Home, MasterAddress, MasterToken, NodesConfig, TokenFile
+from evener.config.options import Home, MasterAddress, MasterToken, NodesConfig, TokenFile, TrustedOnly
 from evener.config.run_config import RunConfig
 from evener.launch.nodes import relative_shares
 from evener.records.errors import InvalidInput, MissingExtra, require
@@ -22,8 +23,6 @@ from evener.records.record import Event
 from evener.version import pip_install
 
 TASKS = ("detect", "segment", "classify", "pose", "obb")
-MODEL_SUFFIXES = (".pt", ".yaml", ".yml")
-"""Suffixes of files that `evener train` treats as models of Ultralytics."""
 _REFUSED = {
     "device": "nodes are named by --devices or --local-nodes",
     "mode": "Evener trains; for the rest there is the command yolo itself",
@@ -81,9 +80,7 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
     master: MasterAddress = None
     token: MasterToken = None
     token_file: TokenFile = None
-    trusted_only: Annotated[
-        bool, Meta(description="Refuse files that run as programs: a .pt of unknown classes, `download:` in data=.")
-    ] = False
+    trusted_only: TrustedOnly = False
     to_stderr: bool = False
     started: float = field(default_factory=time.time)
     lost: tuple[Event, ...] = ()
@@ -143,6 +140,17 @@ def _refuse(settings: dict[str, str]) -> None:
         raise InvalidInput("name a model, such as model=yolov8n.pt")
 
 
+def checkpoint_of(settings: Mapping[str, str]) -> Path | None:
+    """Return the checkpoint to resume from; None for a new run. Raises InvalidInput: it is not there."""
+    resume = settings.get("resume", "False")
+    if resume.lower() in ("", "false", "none", "0"):
+        return None
+    path = Path(settings.get("model", "") if resume.lower() == "true" else resume)
+    if not path.is_file():
+        raise InvalidInput(f"there is no checkpoint to go on from at {path}: name it by model=PATH/weights/last.pt")
+    return path.resolve()
+
+
 def read_master_overrides(overrides: tuple[str, ...], *, is_agreed: bool) -> dict[str, str]:
     """Read overrides for a master's nodes, which train independently if `is_agreed`. Raises like `read_overrides`."""
     settings = read_overrides(overrides)
@@ -151,11 +159,6 @@ def read_master_overrides(overrides: tuple[str, ...], *, is_agreed: bool) -> dic
             where = "--agreement" if is_agreed else "a master's nodes"
             raise InvalidInput(f"{key}={settings[key]} does not go with {where}: {reason}")
     return settings
-
-
-def is_yolo(config: RunConfig) -> bool:
-    """Whether `evener train` is given a model of Ultralytics."""
-    return Path(config.task).suffix in MODEL_SUFFIXES
 
 
 def yolo_config(config: RunConfig) -> YoloConfig:
@@ -181,6 +184,7 @@ def yolo_config(config: RunConfig) -> YoloConfig:
         shares=config.shares,
         stationary=config.stationary,
         elastic=config.elastic is not False,
+        trusted_only=config.trusted_only,
         started=config.started,
         usual=config.usual,
         **{one.name: getattr(config, one.name) for one in fields(NodesConfig)},

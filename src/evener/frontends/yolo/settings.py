@@ -14,7 +14,7 @@ from ultralytics.cfg import get_cfg, get_save_dir, smart_value
 from ultralytics.models.yolo.model import YOLO
 from yaml import YAMLError
 
-from evener.frontends.yolo.overrides import TASKS, read_overrides
+from evener.frontends.yolo.overrides import TASKS, checkpoint_of, read_overrides
 from evener.records.errors import InvalidInput
 
 _OF_FILES = (OSError, RuntimeError, LookupError, ValueError, AssertionError)
@@ -46,10 +46,10 @@ def read_training(overrides: tuple[str, ...]) -> YoloTraining:
     Raises:
         InvalidInput: Ultralytics does not know a setting, a value or the model, or it is of another task.
     """
-    settings = read_overrides(overrides)
-    settings = {key: value if key in _AS_THEY_ARE else smart_value(value) for key, value in settings.items()}
+    given = read_overrides(overrides)
+    last = checkpoint_of(given)
+    settings = {key: value if key in _AS_THEY_ARE else smart_value(value) for key, value in given.items()}
     task = settings.pop("task", None)
-    last = _checkpoint(settings)
     if last is not None:
         settings |= {"model": str(last), "resume": str(last), "save_dir": str(last.parents[1])}
     name = settings.pop("model")
@@ -79,17 +79,6 @@ def _read_model(name: str, task: str | None) -> Any:
     if task is not None and task != model.task:
         raise InvalidInput(f"{name} is a model to {model.task}, not to {task}")
     return model
-
-
-def _checkpoint(settings: dict[str, Any]) -> Path | None:
-    """Return the checkpoint to resume from; None for a new run. Raises InvalidInput: it is not there."""
-    resume = settings.get("resume", False)
-    if not resume:
-        return None
-    path = Path(str(settings.get("model", "")) if resume is True else str(resume))
-    if not path.is_file():
-        raise InvalidInput(f"there is no checkpoint to go on from at {path}: name it by model=PATH/weights/last.pt")
-    return path.resolve()
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class CommandHandlers:
         close_revoked: closes the connections of an invitation of this name.
 
     Attributes:
-        address: address of the master.
+        address: address at which other machines reach the master.
         is_ending: whether a command ends the master.
     """
 

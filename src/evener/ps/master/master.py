@@ -18,7 +18,7 @@ from evener.ps.master.effects import Effects
 from evener.ps.master.handlers import Handlers
 from evener.ps.master.nodes import Nodes
 from evener.ps.master.scheduler import Scheduler
-from evener.ps.protocol.config import MasterConfig
+from evener.ps.protocol.config import MasterConfig, reachable_address
 from evener.ps.protocol.directions import ToMaster
 from evener.ps.protocol.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join
 from evener.records.errors import Interrupted, first_line
@@ -62,7 +62,7 @@ class Master:
             CannotListen: the address is in use, or not of this machine.
         """
         bound = self.server.listen(address)
-        self._handlers.commands.address = str(bound)
+        self._handlers.commands.address = str(reachable_address(bound))
         return bound
 
     def serve(self) -> None:

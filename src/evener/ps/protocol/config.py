@@ -21,9 +21,9 @@ from evener.records.atomic import atomic_write, remove_drafts
 from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, MissingFile
 from evener.records.schema import NOT_DECODED, Part
 from evener.system.file_lock import lock_file, shared_folder
-from evener.system.host import version_of
+from evener.system.host import own_address, version_of
 from evener.version import VERSION
-from evener.wire.identity import ROLES, Identity, make_identity
+from evener.wire.identity import ROLES, Address, Identity, make_identity
 
 _IDENTITY = {False: "identity.json", True: "identity-insecure.json"}
 _BEACON = "master.json"
@@ -252,3 +252,8 @@ class MasterConfig(NamedTuple):
     notify: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     system: System | None = None
+
+
+def reachable_address(bound: Address) -> Address:
+    """Return the address at which other machines reach a server that listens at `bound`."""
+    return Address(own_address(), bound.port) if bound.is_everywhere else bound

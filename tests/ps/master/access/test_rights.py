@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
+from evener.commands.join import connector
 from evener.commands.up import down, nodes, stop
 from evener.config.options import MasterAccess, NodesAccess, StopAccess
 from evener.ps.client import MasterClient
 from evener.ps.master.command_handlers import COMMANDS, CommandHandlers
+from evener.ps.node.node import Node
+from evener.ps.node.worker_session import NodeConfig
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.directions import ToCommand, ToNode
 from evener.ps.protocol.messages import Invite, RevokeInvitation
 from evener.ps.protocol.rank_messages import RankJob
-from evener.records.errors import InvalidInput
+from evener.records.errors import InvalidInput, NodeLost
+from evener.records.profile import DeviceProfile
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.errors import ConnectionLost
+from evener.wire.errors import CannotJoin, ConnectionLost
 from evener.wire.identity import Role, Token
 from evener.wire.limits import Limits
 from support.agreements import SYNC
-from support.linear_engine import job, weights
-from support.master_in_threads import Plane, plane, wait_until
+from support.linear_engine import Mood, build, job, weights
+from support.master_in_threads import VERSIONS, Plane, plane, wait_until
 from support.refusals import refused
 from support.strangers import introduction, log_of, refusals, told_until_closed
 
+_MEASURED = DeviceProfile(node="a", device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
+NODE = NodeConfig("a", "cpu", 1.0, None, Path("/nonexistent"), VERSIONS, lambda: _MEASURED, build(Mood()))
 Act = Callable[[MasterClient], Any]
 RANKS = RankJob(run="ranks", task="digits", title="digits", config=b"")
 FOR_SUBMITTERS: dict[str, Act] = {
@@ -123,6 +130,31 @@ def test_a_node_with_a_submitters_token_is_told_in_its_own_language() -> None:
             connection.send(introduction("a"))
             told = told_until_closed(connection)
         assert [type(one) for one in told if not isinstance(one, m.Heartbeat)] == [m.Dismiss]
+
+
+@pytest.mark.parametrize("is_invited", [False, True])
+def test_a_node_with_a_submitters_token_is_refused_at_its_first_connection(is_invited: bool) -> None:
+    with plane() as ps:
+        with ps.control() as admin:
+            invitation = admin.invite(Invite(submitter="alice", seconds=60.0)).token
+        token = Token.parse(invitation) if is_invited else ps.identity.token_of("submitter")
+        num_connected = ps.master.server._num_connected
+        with connector([ps.address], token) as dial, pytest.raises(NodeLost) as refused:
+            Node(NODE, dial, lambda _: None).serve()
+        assert not isinstance(refused.value, CannotJoin | ConnectionLost)
+        assert ps.master.server._num_connected == num_connected + 1
+
+
+@pytest.mark.parametrize("name", FOR_SUBMITTERS)
+def test_a_command_with_a_nodes_token_is_refused_at_its_first_connection(name: str) -> None:
+    with plane() as ps:
+        num_connected = ps.master.server._num_connected
+        with MasterClient(ps.address, ps.identity.token_of("node"), 5.0) as client:
+            with pytest.raises(InvalidInput):
+                FOR_SUBMITTERS[name](client)
+            with pytest.raises(InvalidInput):
+                client.watch("linear-1", lambda _: None, lambda: None)
+        assert ps.master.server._num_connected == num_connected + 1
 
 
 def invited(ps: Plane, token: str) -> MasterClient:
