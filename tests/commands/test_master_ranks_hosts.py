@@ -7,6 +7,7 @@ import re
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from evener.ps.master.collective.rank_table import LINE_RETRY_S
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from hosts import Hosts, Process, fixture
@@ -125,29 +127,51 @@ def test_a_link_is_cut_and_the_others_go_on_and_the_node_comes_back_when_it_is_j
     assert max(float((first[name].double() - second[name].double()).abs().max()) for name in first) < 1e-10
 
 
-@pytest.mark.parametrize("is_late", [False, True], ids=["while it trains", "before it comes"])
-def test_a_node_that_does_not_reach_another_one_is_left_out_and_the_others_go_on(
-    build_hosts: Build, tmp_path: Path, is_late: bool
+def test_a_node_whose_line_to_another_is_cut_is_left_out_and_joins_again_when_it_works(
+    build_hosts: Build, tmp_path: Path
 ) -> None:
-    epochs = 70 if is_late else 20
+    epochs, names = 160, ("one", "two", "three")
     words = (TINY, "--option", "samples=200", "--epochs", str(epochs), "--option", "pause=0.03", "--strategy", "data")
-    names = ("one", "two", "three")
     with site(build_hosts, tmp_path, *names) as place:
-        for name in names[: 2 if is_late else 3]:
+        for name in names:
             place.join(name)
-        place.await_nodes(*names[: 2 if is_late else 3])
-        training = place.train(*words, "--shares", "1,1" if is_late else "1,1,1")
+        place.await_nodes(*names)
+        training = place.train(*words, "--shares", "1,1,1")
         training.wait_for("epoch 2 ", 90)
         place.hosts["two"].cut_from(place.hosts["three"])
-        if is_late:
-            place.join("three")
-        left = training.wait_for("left out: node (three|two) cannot take part", 2 * PATIENCE + (60 if is_late else 6))[
-            1
-        ]
+        left = training.wait_for("left out: node (three|two) cannot take part", 2 * PATIENCE + 6)[1]
+        place.hosts["two"].join_with(place.hosts["three"])
+        training.wait_for(f"joined: {left} came", LINE_RETRY_S + 30)
         assert training.wait(180) == 0, training.transcript()
         record = place.record()
     assert sum(step.samples for step in record.steps) == epochs * 200
     assert {event.nodes for event in record.events if event.kind == "node lost"} == {(left,)}
+
+
+def test_a_node_that_comes_and_does_not_reach_another_one_is_left_out_and_no_step_waits_for_it(
+    build_hosts: Build, tmp_path: Path
+) -> None:
+    epochs, names = 300, ("one", "two", "three")
+    words = (TINY, "--option", "samples=200", "--epochs", str(epochs), "--option", "pause=0.03", "--strategy", "data")
+    with site(build_hosts, tmp_path, *names) as place:
+        for name in names[:2]:
+            place.join(name)
+        place.await_nodes(*names[:2])
+        training = place.train(*words, "--shares", "1,1")
+        training.wait_for("epoch 2 ", 90)
+        place.hosts["two"].cut_from(place.hosts["three"])
+        node = place.join("three")
+        training.wait_for("left out: node three cannot take part: node three does not reach node two", 60)
+        node.wait_for("(?s)starting rank 4 .*starting rank", LINE_RETRY_S + 60)  # it tries again, and the line is cut
+        place.hosts["two"].join_with(place.hosts["three"])
+        training.wait_for("joined: three came", LINE_RETRY_S + 60)
+        assert training.wait(180) == 0, training.transcript()
+        record = place.record()
+    kinds = Counter(event.kind for event in record.events)
+    assert sum(step.samples for step in record.steps) == epochs * 200
+    assert (kinds["left out"], kinds["node lost"]) == (1, 0)
+    assert max(step.seconds for step in record.steps) < PATIENCE / 2
+    assert record.goodput > 0.9
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.25])
