@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-_PYTORCH_MESSAGES = ("Expected more than 1 value per channel", "BatchNorm needs more than one value per channel")
+_MESSAGES = (
+    "Expected more than 1 value per channel",  # of PyTorch
+    "BatchNorm needs more than one value per channel",  # of ranks that share a batch
+    "batch_norm needs more than one value a channel",  # of the thin engine
+)
 
 
 def is_of_lone_sample(sentence: str) -> bool:
     """Return whether an error says that a BatchNorm cannot take statistics of one sample."""
-    return any(message in sentence for message in _PYTORCH_MESSAGES)
+    return any(message in sentence for message in _MESSAGES)
 
 
 def lone_sample_sentence(place: str) -> str:
