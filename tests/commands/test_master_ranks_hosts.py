@@ -7,6 +7,7 @@ import re
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from evener.records.record import TrainRecord
+from evener.ps.master.collective.rank_table import LINE_RETRY_S
+from evener.records.event_tail import EVENTS_FILE, EventTail
+from evener.records.record import Event, Step, TrainRecord
 from evener.records.schema import read_noun
 from hosts import Hosts, Process, fixture
 from hosts.fixture import Build
@@ -24,7 +27,7 @@ from support.commands import TINY, evener
 build_hosts = fixture.build_hosts
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 EVENER = [sys.executable, "-m", "evener"]
-PATIENCE = 6.0
+PATIENCE, BATCH = 6.0, 10
 PLACE = {**dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"), "COLUMNS": "160", "PYTHONUNBUFFERED": "1"}
 LARGE = """
 import time
@@ -86,6 +89,15 @@ class Site:
         options = ["--home", str(self.folder / "home"), "--output", str(self.folder / "run"), "--no-preflight"]
         return self.hosts["master"].start([*EVENER, "train", *words, *options], cwd=self.folder, environment=PLACE)
 
+    def stopped(self, training: Process) -> tuple[list[Step], list[Event]]:
+        """Stop a run; return its steps, some of them summed up, and its other events."""
+        stop = self.hosts["master"].start([*EVENER, "stop", "--home", str(self.folder / "home")], environment=PLACE)
+        assert stop.wait(60) == 0, stop.transcript()
+        assert training.wait(90) == 130, training.transcript()
+        moments = EventTail(self.folder / "run" / EVENTS_FILE).read()
+        events = [event for moment in moments for event in moment.events]
+        return [one for one in events if isinstance(one, Step)], [one for one in events if isinstance(one, Event)]
+
     def record(self) -> TrainRecord:
         return read_noun(self.folder / "run" / "record.json", TrainRecord)
 
@@ -125,29 +137,48 @@ def test_a_link_is_cut_and_the_others_go_on_and_the_node_comes_back_when_it_is_j
     assert max(float((first[name].double() - second[name].double()).abs().max()) for name in first) < 1e-10
 
 
-@pytest.mark.parametrize("is_late", [False, True], ids=["while it trains", "before it comes"])
-def test_a_node_that_does_not_reach_another_one_is_left_out_and_the_others_go_on(
-    build_hosts: Build, tmp_path: Path, is_late: bool
+ENDLESS = (TINY, "--option", "samples=200", "--option", "pause=0.03", "--epochs", "5000", "--strategy", "data")
+
+
+def test_a_node_whose_line_to_another_is_cut_is_left_out_and_joins_again_when_it_works(
+    build_hosts: Build, tmp_path: Path
 ) -> None:
-    epochs = 70 if is_late else 20
-    words = (TINY, "--option", "samples=200", "--epochs", str(epochs), "--option", "pause=0.03", "--strategy", "data")
     names = ("one", "two", "three")
     with site(build_hosts, tmp_path, *names) as place:
-        for name in names[: 2 if is_late else 3]:
+        for name in names:
             place.join(name)
-        place.await_nodes(*names[: 2 if is_late else 3])
-        training = place.train(*words, "--shares", "1,1" if is_late else "1,1,1")
+        place.await_nodes(*names)
+        training = place.train(*ENDLESS, "--shares", "1,1,1")
         training.wait_for("epoch 2 ", 90)
         place.hosts["two"].cut_from(place.hosts["three"])
-        if is_late:
-            place.join("three")
-        left = training.wait_for("left out: node (three|two) cannot take part", 2 * PATIENCE + (60 if is_late else 6))[
-            1
-        ]
-        assert training.wait(180) == 0, training.transcript()
-        record = place.record()
-    assert sum(step.samples for step in record.steps) == epochs * 200
-    assert {event.nodes for event in record.events if event.kind == "node lost"} == {(left,)}
+        left = training.wait_for("left out: node (three|two) cannot take part", 2 * PATIENCE + 6)[1]
+        place.hosts["two"].join_with(place.hosts["three"])
+        training.wait_for(f"joined: {left} came", LINE_RETRY_S + 60)
+        steps, events = place.stopped(training)
+    assert {event.nodes for event in events if event.kind == "node lost"} == {(left,)}
+    assert abs(sum(step.samples for step in steps) - BATCH * steps[-1].step) <= BATCH  # the last step may be cut short
+
+
+def test_a_node_that_comes_and_does_not_reach_another_one_is_left_out_and_no_step_waits_for_it(
+    build_hosts: Build, tmp_path: Path
+) -> None:
+    names = ("one", "two", "three")
+    with site(build_hosts, tmp_path, *names) as place:
+        for name in names[:2]:
+            place.join(name)
+        place.await_nodes(*names[:2])
+        training = place.train(*ENDLESS, "--shares", "1,1")
+        training.wait_for("epoch 2 ", 90)
+        place.hosts["two"].cut_from(place.hosts["three"])
+        node = place.join("three")
+        training.wait_for("left out: node three cannot take part: node three does not reach node two", 90)
+        node.wait_for("(?s)starting rank 3 .*starting rank 4 .*starting rank 5 ", 2 * LINE_RETRY_S + 90)
+        place.hosts["two"].join_with(place.hosts["three"])
+        training.wait_for("joined: three came", LINE_RETRY_S + 60)
+        steps, events = place.stopped(training)
+    kinds = Counter(event.kind for event in events)
+    assert (kinds["left out"], kinds["node lost"]) == (1, 0)
+    assert max(step.seconds for step in steps) < PATIENCE / 2  # of a few steps together
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.25])

@@ -88,6 +88,11 @@ class Machine:
         self.link.sever(other.link)
         other.link.sever(self.link)
 
+    def join_with(self, other: Machine) -> None:
+        """Let the line between this host and the other one work again."""
+        self.link.mend(other.link)
+        other.link.mend(self.link)
+
     def mute(self) -> None:
         """Lose everything that it sends, and nothing that it receives, until `join`."""
         self.link.mute()

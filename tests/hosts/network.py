@@ -98,6 +98,10 @@ class Link:
         away = ["lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
         run("ip", "-n", self.namespace.name, "neigh", "replace", other.address, *away)
 
+    def mend(self, other: Link) -> None:
+        """Let what is meant for another host reach it again."""
+        run("ip", "-n", self.namespace.name, "neigh", "del", other.address, "dev", "eth0")
+
     def mute(self) -> None:
         """Drop every packet that leaves the host."""
         run("tc", "-n", self.namespace.name, "qdisc", "replace", "dev", "eth0", "root", "pfifo", "limit", "0")

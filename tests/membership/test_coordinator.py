@@ -29,6 +29,12 @@ def computing() -> Coordinator:
     return coordinator
 
 
+def join(coordinator: Coordinator, process: int, node: str, now: float) -> None:
+    """A process that joins reaches all others."""
+    coordinator.arrive(process, Hello(node=node), now)
+    coordinator.reach(process, coordinator.to_reach(process))
+
+
 def processes(generation: Generation | None) -> list[int]:
     """Of a generation, by rank."""
     assert generation is not None
@@ -126,7 +132,7 @@ def test_one_without_the_state_is_given_up_while_the_last_holder_is_waited_for()
     coordinator = founded()
     for process in (1, 2):
         coordinator.lose(process, "ended")
-    coordinator.arrive(7, Hello(node="d"), 0.0)
+    join(coordinator, 7, "d", 0.0)
     assert processes(coordinator.decide(0.1)) == [0, 7]
     assert [processes(one) for one in looks(coordinator, 0.1, 2 * PATIENCE)] == [[0]]
     assert awaited(coordinator) == [0]
@@ -144,9 +150,9 @@ def test_who_was_given_up_never_comes_back() -> None:
 
 def test_newcomers_wait_for_each_other_and_then_for_a_step_to_end() -> None:
     coordinator = computing()
-    coordinator.arrive(7, Hello(node="d"), 1.0)
+    join(coordinator, 7, "d", 1.0)
     assert coordinator.decide(1.0 + JOIN_SECONDS / 2) is None
-    coordinator.arrive(8, Hello(node="e"), 1.0 + JOIN_SECONDS / 2)
+    join(coordinator, 8, "e", 1.0 + JOIN_SECONDS / 2)
     assert coordinator.decide(1.0 + JOIN_SECONDS) is None
     second = coordinator.decide(1.0 + 2 * JOIN_SECONDS)
     assert processes(second) == [0, 1, 2, 7, 8]
@@ -157,9 +163,9 @@ def test_newcomers_wait_for_each_other_and_then_for_a_step_to_end() -> None:
 
 def test_who_comes_before_a_newcomer_has_met_the_others_waits_until_it_has() -> None:
     coordinator = computing()
-    coordinator.arrive(7, Hello(node="d"), 1.0)
+    join(coordinator, 7, "d", 1.0)
     assert processes(coordinator.decide(2.0)) == [0, 1, 2, 7]
-    coordinator.arrive(8, Hello(node="e"), 2.0)
+    join(coordinator, 8, "e", 2.0)
     assert coordinator.decide(9.0) is None  # those who compute would go past the place where 7 waits for them
     coordinator.hear(0, beat(2, holds=2))
     assert processes(coordinator.decide(9.1)) == [0, 1, 2, 7, 8]
@@ -167,7 +173,7 @@ def test_who_comes_before_a_newcomer_has_met_the_others_waits_until_it_has() -> 
 
 def test_a_loss_takes_waiting_newcomers_along() -> None:
     coordinator = founded()
-    coordinator.arrive(7, Hello(node="d"), 1.0)
+    join(coordinator, 7, "d", 1.0)
     coordinator.lose(2, "ended")
     second = coordinator.decide(1.0)
     assert processes(second) == [0, 1, 7]
@@ -177,14 +183,14 @@ def test_a_loss_takes_waiting_newcomers_along() -> None:
 
 def test_a_newcomer_that_dies_before_it_is_in_changes_nothing() -> None:
     coordinator = founded()
-    coordinator.arrive(7, Hello(node="d"), 1.0)
+    join(coordinator, 7, "d", 1.0)
     coordinator.lose(7, "ended")
     assert coordinator.decide(2.0) is None
 
 
 def test_the_state_is_gone_when_all_are_who_were_given_it() -> None:
     coordinator = computing()
-    coordinator.arrive(7, Hello(node="d"), 0.0)
+    join(coordinator, 7, "d", 0.0)
     coordinator.decide(1.0)
     for process in range(3):
         coordinator.lose(process, "ended")
@@ -199,10 +205,10 @@ def test_who_never_met_anybody_with_the_state_cannot_hold_it() -> None:
     coordinator = founded()
     for process in range(3):
         coordinator.lose(process, "ended")
-    coordinator.arrive(7, Hello(node="d"), 0.0)
+    join(coordinator, 7, "d", 0.0)
     assert processes(coordinator.decide(0.0)) == [7]
     assert not coordinator.may_have_state
-    coordinator.arrive(8, Hello(node="e"), 1.0)
+    join(coordinator, 8, "e", 1.0)
     assert coordinator.decide(2.0) is None
     assert not coordinator.may_have_state
 
@@ -223,3 +229,28 @@ def test_a_generation_is_settled_once_its_first_process_has_its_state() -> None:
         coordinator.lose(process, "was killed")
     coordinator.decide(0.2)
     assert not coordinator.is_settled
+
+
+def test_a_process_that_joins_enters_once_it_reaches_all_others() -> None:
+    coordinator = computing()
+    coordinator.arrive(7, Hello(node="d"), 1.0)
+    coordinator.arrive(8, Hello(node="e"), 1.0)
+    assert coordinator.to_reach(0) == {}
+    assert coordinator.to_reach(7) == {0: "a", 1: "b", 2: "c"}
+    assert coordinator.to_reach(8) == {0: "a", 1: "b", 2: "c", 7: "d"}
+    coordinator.reach(7, (0, 1))
+    coordinator.reach(8, (0, 1, 2))
+    assert coordinator.decide(9.0) is None
+    coordinator.lose(7, "does not reach node c")
+    assert processes(coordinator.decide(9.1)) == [0, 1, 2, 8]
+
+
+def test_a_loss_leaves_a_process_waiting_that_does_not_reach_the_others() -> None:
+    coordinator = computing()
+    coordinator.arrive(7, Hello(node="d"), 1.0)
+    coordinator.reach(7, (0, 2))
+    coordinator.lose(2, "ended")
+    assert processes(coordinator.decide(2.0)) == [0, 1]
+    assert coordinator.to_reach(7) == {0: "a", 1: "b"}
+    coordinator.lose(1, "ended")
+    assert processes(coordinator.decide(2.1)) == [0, 7]

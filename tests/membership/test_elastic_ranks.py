@@ -13,7 +13,15 @@ from evener.launch.nodes import LocalNode
 from evener.launch.ranks import _relay
 from evener.membership.coordinator import JOIN_SECONDS
 from evener.membership.elastic_ranks import ElasticRanks
-from evener.membership.generation import Beat, Generation, Hello, decode_for_process, encode_message
+from evener.membership.generation import (
+    Beat,
+    Generation,
+    Hello,
+    Probe,
+    ReachedPeers,
+    decode_for_process,
+    encode_message,
+)
 from evener.records.errors import NodeLost
 from support.refusals import refused
 
@@ -160,6 +168,9 @@ def test_one_who_was_given_the_state_has_the_patience_to_say_so(monkeypatch: pyt
     world.ranks[1].said.append(encode_message(Beat(count=1, step=3, holds=2)))
     third.said.append(encode_message(Hello(node="a")))
     world.elastic.step()
+    assert third.told == [Probe(nodes={1: "b"})]
+    third.said.append(encode_message(ReachedPeers(processes=(1,))))
+    world.elastic.step()
     assert world.ranks[1].generations()[-1] == [1]
     time.sleep(JOIN_SECONDS)
     world.elastic.step()
@@ -171,3 +182,16 @@ def test_one_who_was_given_the_state_has_the_patience_to_say_so(monkeypatch: pyt
     third.said.append(encode_message(Beat(count=1, step=3, holds=3)))
     world.elastic.step()
     assert third.generations()[-1] == [2]
+
+
+def test_a_process_that_reconnects_is_asked_again_which_others_it_reaches() -> None:
+    world = World()
+    world.ranks[0].has_ended = True
+    world.elastic.step()
+    third = world.started[0]
+    for _ in range(2):
+        third.said.append(encode_message(Hello(node="a")))
+        world.elastic.step()
+        world.elastic.step()
+    assert third.told == [Probe(nodes={1: "b"})] * 2
+    assert not any(isinstance(one, Probe) for one in world.ranks[1].told)

@@ -24,7 +24,15 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.membership.control_channel import ControlChannel
 from evener.membership.coordinator import Coordinator
 from evener.membership.elastic_group import ElasticGroup
-from evener.membership.generation import Generation, Heard, Hello, Participant, decode_for_coordinator, encode_message
+from evener.membership.generation import (
+    Beat,
+    Generation,
+    Heard,
+    Hello,
+    Participant,
+    decode_for_coordinator,
+    encode_message,
+)
 from evener.membership.rendezvous import Connections, Rendezvous
 from evener.records.errors import NodeLost
 from evener.records.history import History
@@ -174,13 +182,15 @@ class ElasticThreads:
                 message = decode_for_coordinator(life.said.get())
                 if isinstance(message, Hello):
                     self.coordinator.arrive(process, message, now)
-                else:
+                elif isinstance(message, Beat):
                     self.coordinator.hear(process, message)
                     life.heard.put(encode_message(Heard(count=message.count)))
             if life.was_killed and not self.coordinator.has_given_up(process):
                 self.coordinator.lose(process, "was killed")
                 if life.fault is not None and life.fault.returns:
                     self._begin(max(self._lives) + 1, life.node, life.fault.by)
+        for process in self._lives:
+            self.coordinator.reach(process, self.coordinator.to_reach(process))
         if not any(life.has_finished for life in self._lives.values()):
             generation = self.coordinator.decide(now)
             if generation is not None:

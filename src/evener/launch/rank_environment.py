@@ -20,6 +20,7 @@ from evener.records.errors import (
     DoesNotFit,
     EvenerError,
     Interrupted,
+    InvalidInput,
     NodeLost,
     NonFiniteLoss,
     OutOfStep,
@@ -31,6 +32,7 @@ from evener.records.errors import (
     words_of,
 )
 from evener.records.events import RunEvent
+from evener.records.lone_batches import is_of_lone_sample, lone_sample_sentence
 from evener.records.record import Epoch
 from evener.system.cores import keep_to_quota
 from evener.system.malloc import keep_freed_memory
@@ -197,11 +199,12 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
     if (death := loading_death(error)) is not None:
         return death
     if len(env.nodes) > 1 and isinstance(error, RuntimeError) and is_broken_connection(error):
-        at = "" if env.heartbeat is None else f" at step {env.heartbeat.step}"
-        return NodeLost(f"node {env.node.name} (rank {env.rank}) lost its connection{at}")
-    if place := place_of(error):
-        return TrainingFailed(f"{words_of(error)}{place}{f' at step {env.step}' if env.step else ''}")
-    return error
+        step = "" if env.heartbeat is None else f" at step {env.heartbeat.step}"
+        return NodeLost(f"node {env.node.name} (rank {env.rank}) lost its connection{step}")
+    place, at = place_of(error), f" at step {env.step}" if env.step else ""
+    if is_of_lone_sample(str(error)):
+        return InvalidInput(lone_sample_sentence(f"{place}{at}"))
+    return TrainingFailed(f"{words_of(error)}{place}{at}") if place else error
 
 
 def _ended_by_itself(error: SystemExit) -> EvenerError:

@@ -1,7 +1,9 @@
 """The rule of membership in an elastic run. Pure: time is an argument, and the result is a generation or None.
 
 A process that has ended, or was silent for the patience, is lost for good, and the next generation excludes it. The
-last holder of the state of the training may be silent for longer, because the run ends with it. A joining process waits
+last holder of the state of the training may be silent for longer, because the run ends with it.
+
+A joining process first has to reach all others, so that no rank waits for one whose line to another is cut. It waits
 for a moment, so that several join in one generation, and enters after a step. Later ones wait until that generation has
 begun, so that no rank waits for others that already moved to the next.
 """
@@ -9,7 +11,7 @@ begun, so that no rank waits for others that already moved to the next.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evener.membership.generation import Beat, Generation, Hello, Participant
 from evener.system.heartbeat import Progress
@@ -26,12 +28,13 @@ _NO_BEAT = Beat(count=0, step=0, holds=0)
 
 @dataclass(slots=True)
 class _Process:
-    """The coordinator's view of a process: its node, its beats, and the generation whose state it holds."""
+    """The coordinator's view of a process: its node, its beats, and the processes that it reaches."""
 
     hello: Hello
     came: float
     progress: Progress
     beat: Beat = _NO_BEAT
+    reached: set[int] = field(default_factory=set)
 
 
 class Coordinator:
@@ -84,6 +87,22 @@ class Coordinator:
         """Record a beat of a process."""
         if process in self._processes:
             self._processes[process].beat = beat
+
+    def reach(self, process: int, others: Iterable[int]) -> None:
+        """Record that a joining process reaches these others."""
+        if process in self._processes:
+            self._processes[process].reached.update(others)
+
+    def to_reach(self, process: int) -> dict[int, str]:
+        """Return the processes that a joining `process` has to reach, with their nodes.
+
+        These are the participants, and the processes that joined before it. Others have nothing to reach.
+        """
+        if self.generation is None or process not in self._waiting:
+            return {}
+        others = [one.process for one in self.generation.participants if one.process not in self._lost]
+        others += [other for other in self._waiting if other < process]
+        return {other: self.name_of(other) for other in others}
 
     def lose(self, process: int, why: str) -> None:
         """Remove a process for good."""
@@ -184,10 +203,15 @@ class Coordinator:
     def _newcomers(self, now: float, *, is_urgent: bool) -> list[int]:
         """Return the processes outside the generation, if it is time to add them."""
         assert self.generation is not None
-        inside = {one.process for one in self.generation.participants}
-        waiting = [p for p in sorted(self._processes) if p not in inside and p not in self._lost]
+        waiting = [p for p in self._waiting if self._processes[p].reached.issuperset(self.to_reach(p))]
         since = [now - self._processes[p].came for p in waiting]
         return waiting if is_urgent or (since and min(since) >= JOIN_SECONDS) else []
+
+    @property
+    def _waiting(self) -> list[int]:
+        """The processes outside the generation that are not lost."""
+        inside = {one.process for one in self.generation.participants} if self.generation is not None else set[int]()
+        return [p for p in sorted(self._processes) if p not in inside and p not in self._lost]
 
     def _give_up_silent(self, now: float) -> None:
         """Remove processes that were silent while the coordinator listened; its own pauses do not count."""

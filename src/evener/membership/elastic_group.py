@@ -48,7 +48,7 @@ class ElasticGroup:
     ) -> None:
         self.number, self.known_at = 0, 0.0
         self._line, self._group, self._address, self._on_first = line, group, address, on_first
-        self._client = MembershipClient(line, self._abort, self._cut_line)
+        self._client = MembershipClient(line, address, self._abort, self._cut_line)
         self._connections = Connections()
         self._abandoned: list[Connections] = []
         self._side_channels: list[SideChannel] = []

@@ -9,11 +9,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from evener.membership.coordinator import LAST_HOLDER, Coordinator
-from evener.membership.generation import Generation, Heard, Hello, decode_for_coordinator, encode_message
+from evener.membership.generation import (
+    Generation,
+    Heard,
+    Hello,
+    Probe,
+    ReachedPeers,
+    decode_for_coordinator,
+    encode_message,
+)
 from evener.records.errors import NodeLost
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 10.0
@@ -89,12 +97,14 @@ class _Post:
         number: of the process.
         failures: number of consecutive processes that ended here before they took part.
         due: earliest start of the next one.
+        asked: the processes that it was last asked to reach.
     """
 
     rank: int
     number: int
     failures: int = 0
     due: float = 0.0
+    asked: dict[int, str] = field(default_factory=dict)
 
 
 class ElasticRanks(Generic[P]):
@@ -227,6 +237,8 @@ class ElasticRanks(Generic[P]):
         self._tell_awaited()
         if generation is not None:
             self._announce(generation)
+        for post in self._posts:
+            self._ask_to_reach(post)
         self._require_state(now)
         if self._coordinator.generation is not None and not self.is_stopping:
             for post in self._posts:
@@ -238,6 +250,9 @@ class ElasticRanks(Generic[P]):
             message = decode_for_coordinator(rank.said.popleft())
             if isinstance(message, Hello):
                 self._coordinator.arrive(post.number, message, now)
+                post.asked = {}
+            elif isinstance(message, ReachedPeers):
+                self._coordinator.reach(post.number, message.processes)
             else:
                 self._coordinator.hear(post.number, message)
                 if message.holds:
@@ -256,6 +271,13 @@ class ElasticRanks(Generic[P]):
         rank = self._ranks[post.rank]
         if rank.has_ended and rank.is_silent and not rank.has_finished and not self.ends_the_run(rank):
             self._coordinator.lose(post.number, rank.ending if rank.failure is None else rank.failure.sentence)
+
+    def _ask_to_reach(self, post: _Post) -> None:
+        """Ask a joining process to reach the others, whenever these have changed."""
+        others = self._coordinator.to_reach(post.number)
+        if others and others != post.asked:
+            self._ranks[post.rank].tell(encode_message(Probe(nodes=others)))
+        post.asked = others
 
     def _announce(self, generation: Generation) -> None:
         """Send the generation to its participants and to those of the previous one."""

@@ -1,9 +1,11 @@
 """Generations of an elastic run, and the messages between its coordinator and its processes.
 
-    process -> coordinator    Hello       the process can take part
-                              Beat        the process is alive
-    coordinator -> process    Generation  the new participants, perhaps without the receiver
-                              Heard       the answer to a Beat: the process was not lost before it
+    process -> coordinator    Hello         the process can take part
+                              ReachedPeers  a joining process reaches these processes
+                              Beat          the process is alive
+    coordinator -> process    Probe         the processes that a joining one has to reach before they wait for it
+                              Generation    the new participants, perhaps without the receiver
+                              Heard         the answer to a Beat: the process was not lost before it
 
 Every process of a run has a unique number: a node that was lost returns as another process.
 """
@@ -101,14 +103,26 @@ class Beat(Part, frozen=True, kw_only=True, tag=True):
     holds: Amount
 
 
+class Probe(Part, frozen=True, kw_only=True, tag=True):
+    """A request to a joining process: reach these processes. `nodes` has the node of each by its number."""
+
+    nodes: dict[Amount, Name]
+
+
+class ReachedPeers(Part, frozen=True, kw_only=True, tag=True):
+    """A report of a joining process: it reaches the processes of these numbers."""
+
+    processes: Annotated[tuple[Amount, ...], Meta(max_length=1024)]
+
+
 class Heard(Part, frozen=True, kw_only=True, tag=True):
     """The answer to the Beat of this `count`."""
 
     count: Amount
 
 
-ToCoordinator: TypeAlias = Hello | Beat
-ToProcess: TypeAlias = Generation | Heard
+ToCoordinator: TypeAlias = Hello | ReachedPeers | Beat
+ToProcess: TypeAlias = Probe | Generation | Heard
 
 _to_coordinator = msgspec.msgpack.Decoder(ToCoordinator)
 _to_process = msgspec.msgpack.Decoder(ToProcess)

@@ -11,8 +11,17 @@ import time
 from collections.abc import Callable
 
 from evener.membership.control_channel import ControlChannel
-from evener.membership.generation import Beat, Generation, Hello, ToCoordinator, decode_for_process, encode_message
-from evener.records.errors import NodeLost
+from evener.membership.generation import (
+    Beat,
+    Generation,
+    Hello,
+    Probe,
+    ToCoordinator,
+    decode_for_process,
+    encode_message,
+)
+from evener.membership.line_probe import LineProbe
+from evener.records.errors import EvenerError, NodeLost
 from evener.system.heartbeat import interval
 
 _LEASE = 0.5
@@ -24,6 +33,7 @@ class MembershipClient:
 
     Args:
         line: control channel to the coordinator.
+        address: of this machine, at which the other processes reach it.
         on_urgent: called in a thread with a generation that begins because ranks are lost.
         cut_line: returns the error of this process if its connection to another one is broken.
 
@@ -38,6 +48,7 @@ class MembershipClient:
     def __init__(
         self,
         line: ControlChannel,
+        address: str,
         on_urgent: Callable[[Generation], None],
         cut_line: Callable[[], NodeLost | None] = lambda: None,
     ) -> None:
@@ -50,9 +61,19 @@ class MembershipClient:
         self._count = self._answered = 0
         self._sent_at = self._sure_until = 0.0
         self._due, self._is_over = threading.Event(), threading.Event()
+        self._probe = LineProbe(
+            node=line.node,
+            process=line.process,
+            address=address,
+            open_store=line.open_store,
+            seconds=line.patience,
+            report=self._say,
+            give_way=self._give_way,
+        )
 
     def start(self, initial_nodes: tuple[str, ...]) -> None:
         """Report that this process can take part, and begin to beat and to listen."""
+        self._probe.listen()
         self._say(Hello(node=self._line.node, initial_nodes=initial_nodes))
         for run in (self._beat, self._listen):
             threading.Thread(target=run, name=f"evener-elastic{run.__name__}", daemon=True).start()
@@ -90,9 +111,10 @@ class MembershipClient:
             self._say(Beat(count=self._count, step=self.step, holds=self.holds))
             self._due.wait(interval(self._line.patience))
             self._due.clear()
+            self._probe.drain()
             if (cut := self._cut_line()) is not None:
-                self._is_over.set()
-                self._line.end(cut)
+                self._give_way(cut)
+        self._probe.close()
         self._end(f"received nothing from the coordinator of the run for {seconds:g} s")
 
     def _listen(self) -> None:
@@ -105,6 +127,8 @@ class MembershipClient:
             with self.changed:
                 if isinstance(message, Generation):
                     self._begin(message)
+                elif isinstance(message, Probe):
+                    self._probe.begin(message)
                 elif message.count == self._count:
                     self._answered, self._sure_until = message.count, self._sent_at + _LEASE * self._line.patience
                 self.changed.notify_all()
@@ -114,6 +138,7 @@ class MembershipClient:
             self._end("was dropped by the run: it did not respond in time")
             return
         self.newest = generation
+        self._probe.stop()
         self.untold.append(generation)
         if generation.is_urgent:
             self._urgent = generation.number
@@ -124,6 +149,11 @@ class MembershipClient:
             self._line.send(encode_message(message))
         except OSError:
             self._end("cannot reach the coordinator of the run")
+
+    def _give_way(self, cut: EvenerError) -> None:
+        """End this process, since its line to another is cut."""
+        self._is_over.set()
+        self._line.end(cut)
 
     def _end(self, why: str) -> None:
         """End this process, once."""

@@ -15,7 +15,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from evener.membership.generation import Beat, Generation, Heard, Hello
+from evener.membership.generation import ToCoordinator, ToProcess
 from evener.records.errors import InvalidInput
 from evener.records.schema import Amount, Part
 
@@ -60,8 +60,8 @@ class Values(Part, frozen=True, kw_only=True, tag=True):
     values: tuple[bytes, ...] | None
 
 
-FromRank: TypeAlias = Hello | Beat | SetValue | AskValues
-ToRank: TypeAlias = Generation | Heard | Values
+FromRank: TypeAlias = ToCoordinator | SetValue | AskValues
+ToRank: TypeAlias = ToProcess | Values
 _from_rank = msgspec.msgpack.Decoder(FromRank)
 _to_rank = msgspec.msgpack.Decoder(ToRank)
 

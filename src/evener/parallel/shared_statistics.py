@@ -37,11 +37,13 @@ class SharedStatistics(TorchFunctionMode):
     Attributes:
         counting: Whether this rank's samples count.
         found: Whether any such norm has run.
+        check: Called with the input of a BatchNorm that trains, before it is computed.
     """
 
     def __init__(self, group: Callable[[int], Gathers]) -> None:
         super().__init__()
         self._group, self.counting, self.found = group, True, False
+        self.check: Callable[[Tensor], None] = lambda _: None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -67,6 +69,7 @@ class SharedStatistics(TorchFunctionMode):
         if not training:
             return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
         self.found = True
+        self.check(input)
         group = self._group(input.shape[1])
         y, seen = normalise_channels(input, weight, bias, eps, group, self.counting)
         if running_mean is not None and running_var is not None:
@@ -133,6 +136,10 @@ class SharedNorms:
         self._trained.counting = counting
         if self._evaluated is not None:
             self._evaluated.counting = counting
+
+    def check_inputs(self, check: Callable[[Tensor], None]) -> None:
+        """Call `check` with the input of every BatchNorm that trains, before it is computed."""
+        self._trained.check = check
 
     def compute(self, norm: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compute `norm`. Raises InvalidInput if it trains but may not."""

@@ -11,13 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from evener.data.loader import random_state_kept
 from evener.parallel.gradient_hooks import copied
 from evener.records.errors import InvalidInput
-
-_PYTORCH_MESSAGES = ("Expected more than 1 value per channel", "BatchNorm needs more than one value per channel")
-
-
-def is_of_lone_sample(sentence: str) -> bool:
-    """Return whether an error says that a BatchNorm cannot take statistics of one sample."""
-    return any(message in sentence for message in _PYTORCH_MESSAGES)
+from evener.records.lone_batches import better_size, is_of_lone_sample
 
 
 def refuse_lone_sample(
@@ -55,12 +49,3 @@ def refuse_lone_sample(
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of a model's weights."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def better_size(samples: int, batch_size: int, parts: int = 1) -> str:
-    """Suggest a batch size near `batch_size` that leaves no lone sample; empty if there is none."""
-    near = sorted(range(2, min(samples, 2 * batch_size) + 1), key=lambda size: abs(size - batch_size))
-    for size in near:
-        if all(count // parts > 1 for count in (size, samples % size) if count):
-            return f", such as {size}"
-    return ""

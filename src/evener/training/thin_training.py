@@ -22,7 +22,7 @@ from evener.config.run_config import RunConfig, require_samples
 from evener.data.sampler import permutation
 from evener.data.tasks.load import load_thin_task
 from evener.launch.nodes import LocalNode
-from evener.ps.node.engine import enough_samples
+from evener.ps.node.engine import LoneSamples
 from evener.ps.node.thin_backend import ThinBackend
 from evener.ps.protocol.run_result import weights_of
 from evener.records.atomic import atomic_write
@@ -73,6 +73,7 @@ class _ThinTraining:
     ) -> None:
         require_samples(batch_size, backend.num_samples)
         self._context, self._config, self._backend = context, config, backend
+        self._lone = LoneSamples(backend)
         self._batch, self._epochs = batch_size, epochs
         self._steps_per_epoch = -(-backend.num_samples // batch_size)
         self._pace = Pace(context.node.speed_at(0))
@@ -95,7 +96,7 @@ class _ThinTraining:
         self._backend.set_training(True)
         total, count = 0.0, 0
         for indices in self._batches(epoch):
-            enough = enough_samples(indices, normalises=self._backend.normalises)
+            enough = self._lone.enough(indices)
             with self._pace.computing():
                 loss = self._backward(enough, epoch)
             total, count = total + loss * len(indices), count + len(indices)

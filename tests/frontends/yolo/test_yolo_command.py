@@ -20,7 +20,7 @@ from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from evener.version import pip_install
 from support.commands import command, evener_here, last_json
-from support.yolo_cases import draw_detection, needs_ultralytics
+from support.yolo_cases import draw_classes, draw_detection, needs_ultralytics
 from support.yolo_commands import ENVIRONMENT, TESTS, read_by_plain_yolo, yolo
 
 PAGE = TESTS.parent / "docs" / "yolo.md"
@@ -35,6 +35,17 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
     ):
         done = evener_here(*words.split(" "), cwd=tmp_path)
         assert (done.returncode, done.stderr.startswith(sentence)) == (2, True), done.stderr
+
+
+@needs_ultralytics
+@pytest.mark.slow
+def test_a_last_batch_of_one_small_image_is_refused_in_ultralytics_words(tmp_path: Path) -> None:
+    data = draw_classes(tmp_path / "data", 9)
+    words = ("yolo", "classify", "train", "model=yolov8n-cls.yaml", f"data={data}", "imgsz=32", "batch=8", "workers=0")
+    done = yolo(*words, "--local-nodes", "1,1", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "BatchNorm" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_without_ultralytics_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from evener.commands.backends import build_engine, build_thin_engine, build_torch_engine
 from evener.data.tasks.load import load_thin_task
-from evener.ps.node.engine import EngineSetup, NodeEngine, enough_samples
+from evener.ps.node.engine import EngineSetup, NodeEngine
 from evener.ps.node.thin_backend import ThinBackend
 from evener.ps.protocol.job import Job
 from evener.records.errors import InvalidInput, InvalidValue, MissingExtra
@@ -135,13 +135,6 @@ def test_its_time_for_a_sample_is_measured_and_leaves_the_model_alone(
     assert 0 < engine.unit_seconds() < 1
     engine.gradient(lease(1, 20), after)
     np.testing.assert_array_equal(before.memory, after.memory)
-
-
-def test_only_a_lone_sample_of_a_network_that_normalises_is_taken_twice() -> None:
-    one, two = np.array([7]), np.array([7, 9])
-    assert enough_samples(one, normalises=True).tolist() == [7, 7]
-    assert enough_samples(one, normalises=False).tolist() == [7]
-    assert enough_samples(two, normalises=True).tolist() == [7, 9]
 
 
 def test_it_reads_mnist_where_it_is_told(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import IterableDataset, TensorDataset
 
 from evener.commands.backends import build_torch_engine
 from evener.data.loader import seed_all
 from evener.data.tasks.load import load_task
-from evener.ps.node.engine import EngineSetup, TaskEngine
+from evener.ps.node.engine import EngineSetup, LoneSamples, TaskEngine
 from evener.ps.node.torch_backend import TorchBackend
 from evener.ps.node.torch_state import layout_of_model
 from evener.ps.protocol.job import Job
@@ -59,6 +60,21 @@ def test_a_lone_sample_is_learned_from_though_batch_norm_refuses_one() -> None:
     assert np.isfinite(engine.gradient(ALONE, gradient))
     assert np.any(gradient.parameters[0] != 0)
     assert np.isfinite(engine.local_steps(ALONE, gradient))
+
+
+@pytest.mark.parametrize("layers", [(nn.Linear(4, 4), nn.BatchNorm1d(4)), (nn.Unflatten(1, (2, 2)), nn.BatchNorm1d(2))])
+def test_only_a_lone_sample_that_a_norm_rejects_is_taken_twice(layers: tuple[nn.Module, ...]) -> None:
+    """The other has the statistics and gradients of one process, not those of two equal samples."""
+    data = TensorDataset(torch.arange(16.0).reshape(4, 4), torch.zeros(4, 4))
+    model = nn.Sequential(*layers, nn.Flatten())
+    tried = backend(model=lambda: model, train_data=lambda: data)
+    tried.prepare(1)
+    tried.set_training(True)
+    before = {name: value.clone() for name, value in tried.model.state_dict().items()}
+    lone, is_rejected = LoneSamples(tried), isinstance(layers[0], nn.Linear)
+    assert lone.enough(np.array([2, 3])).tolist() == [2, 3]
+    assert lone.enough(np.array([2])).tolist() == ([2, 2] if is_rejected else [2])
+    assert all(torch.equal(value, before[name]) for name, value in tried.model.state_dict().items())
 
 
 def task(**changes: Any) -> Task:

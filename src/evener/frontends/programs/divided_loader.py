@@ -18,17 +18,17 @@ from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from evener.comm.group import Group
 from evener.comm.message_topics import NEXT_BATCH
 from evener.data.alike import print_of, require_alike
 from evener.data.loading_process import begin_process, load_in_process, received
 from evener.frontends.programs.batch_parts import BatchPart, Count
+from evener.frontends.programs.lone_batch import lone_batch
 from evener.frontends.programs.random_state import take_leaders_state
 from evener.frontends.programs.sampler_state import SamplerState
 from evener.records.errors import InvalidInput, NodeLost
-from evener.training.lone_sample import better_size
 
 _TAKEN_OVER = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
                "prefetch_factor", "persistent_workers", "in_order")  # fmt: skip
@@ -129,19 +129,8 @@ class DividedLoader:
         return getattr(self.__dict__["loader"], name)
 
     def lone_sample(self) -> str:
-        """Return advice if the last batch of an epoch has one sample; empty if it has more or its size is unknown."""
-        size, order = self.loader.batch_size, self.loader.batch_sampler
-        if self._is_stream or size is None or type(order) is not BatchSampler or self.loader.drop_last:
-            return ""
-        with suppress(TypeError):  # of a sampler without a length
-            samples = len(self.loader.sampler)  # type: ignore[arg-type]
-            if samples % size == 1:
-                return (
-                    f"the last batch of every epoch has 1 of the {samples} samples, and BatchNorm cannot take "
-                    f"statistics of one sample: give the loader drop_last=True, or another batch_size than {size}"
-                    f"{better_size(samples, size)}"
-                )
-        return ""
+        """Return advice if a batch of every epoch has one sample; empty if none has, or if sizes are unknown."""
+        return lone_batch(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         if self._divider.is_in_thread():  # refused in the main thread, where an error ends the program

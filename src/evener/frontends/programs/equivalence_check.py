@@ -45,11 +45,11 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion
 from evener.records.errors import InvalidInput, NodeLost, NotExact
 from evener.records.events import Phase
+from evener.records.lone_batches import is_of_lone_sample
 from evener.records.plan import Check
 from evener.records.profile import TaskTiming
 from evener.records.record import Event
 from evener.training.costs import CALIBRATION_SECONDS, calibrate
-from evener.training.lone_sample import is_of_lone_sample
 
 _SAMPLES, _MORE = 2, 2
 """Samples of every rank, and additional ones of the first."""
@@ -153,7 +153,7 @@ class EquivalenceCheck:
         Args:
             models: of the program.
             optimizers: of the program.
-            lone: message if a model fails at the last batch of an epoch, of one sample; empty without such a batch.
+            lone: message if a model fails at a batch of one sample, which comes later; empty without such a batch.
 
         Raises:
             NotExact: the result would differ from one process; raised on all ranks.
@@ -165,8 +165,10 @@ class EquivalenceCheck:
         if self.is_wanted and not can_copy:
             self._note("unchecked", "a process on a GPU cannot be forked: the run was not compared with one process")
             self.is_wanted = False
-        if self.is_wanted and lone:
+        if lone and self.is_wanted:
             self._refuse_lone_sample(models, optimizers, lone)
+        for model in models if lone and not can_copy else ():
+            model.refuse_lone_sample(lone)
         if self.is_wanted and self.replica is None:
             self._compare(models, optimizers)
         if can_copy and self.replica is None and not self._is_timed and self._layers is None:

@@ -28,7 +28,7 @@ from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment, explained
 from evener.launch.slurm import adopt_slurm
 from evener.launch.torchrun import say_what_is_waited_for, say_where_the_run_is_shown, torchrun_environment
-from evener.records.errors import EvenerError, NodeLost, TrainingFailed, exit_code_of, explain
+from evener.records.errors import EvenerError, InvalidInput, NodeLost, TrainingFailed, exit_code_of, explain
 from evener.records.events import RunEvent
 from evener.system.process_exit import exit_now
 from evener.system.signals import outlive_terminal
@@ -148,8 +148,8 @@ class _Ending:
         self._has_failed = True
         if self._run.equivalence_check.replica is not None:
             self._run.equivalence_check.replica.fail(error)
-        if isinstance(error, Exception) and isinstance(lost := explained(error, self._env), NodeLost):
-            error = lost
+        if isinstance(error, Exception) and isinstance(meaning := explained(error, self._env), NodeLost | InvalidInput):
+            error = meaning
         sentence, code = explain(error)[0], exit_code_of(error)
         _print_error(kind, error, trace)
         for view in self._views:

@@ -107,6 +107,7 @@ class PreparedModel:
         self.model, self._group = agreed_model(model, group), group
         self._sums, self._is_divided = WeighedSums(group, weight), is_divided
         self._norms: list[SharedNorms] = []
+        self._part: BatchPart | None = None
         self._share(norms_with_statistics(self.model))
         hooks = GradientHooks.taken_off(self.model)
 
@@ -130,9 +131,20 @@ class PreparedModel:
 
     def compute(self, part: BatchPart) -> None:
         """Begin to compute `part`, whose samples count in statistics."""
+        self._part = part
         for norm in self._norms:
             norm.counting = part.samples > 0
             norm.refusal = _JOINED if part.is_joined else ""
+
+    def refuse_lone_sample(self, lone: str) -> None:
+        """Raise InvalidInput by `lone` as soon as a norm sees one value per sample and channel in training."""
+
+        def check(x: Tensor) -> None:
+            if self._part is not None and x.numel() == self._part.loaded * x.shape[1]:
+                raise InvalidInput(lone)
+
+        for norm in self._norms:
+            norm.check_inputs(check)
 
     @property
     def norm_passes(self) -> int:

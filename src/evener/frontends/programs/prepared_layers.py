@@ -68,6 +68,9 @@ class PreparedLayers:
     def compute(self, part: BatchPart) -> None:
         """Do nothing, because every rank has all samples."""
 
+    def refuse_lone_sample(self, lone: str) -> None:
+        """Do nothing, because norms are computed by the divided pass, not here."""
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of the whole batch."""
         if self._group.size == 1 or not (torch.is_grad_enabled() and self.model.training):

@@ -44,6 +44,9 @@ class Prepared(Protocol):
     def compute(self, part: BatchPart) -> None:
         """Begin to compute `part`, whose samples count in statistics."""
 
+    def refuse_lone_sample(self, lone: str) -> None:
+        """Raise InvalidInput by `lone` as soon as a norm cannot compute a batch of one sample."""
+
     @property
     def norm_passes(self) -> int:
         """The number of passes of norms in training mode."""

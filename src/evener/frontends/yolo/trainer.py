@@ -32,9 +32,11 @@ from evener.frontends.yolo.settings import in_a_sentence
 from evener.frontends.yolo.sharded_loader import ShardedLoader, keep_images
 from evener.frontends.yolo.trainer_rank import TrainerRank
 from evener.frontends.yolo.validation import distributed_validator
-from evener.records.errors import Interrupted
+from evener.records.errors import Interrupted, InvalidInput
 from evener.training.step import StepResult
 
+_LONE_IMAGE = "BatchNorm a single value per channel"
+"""In the message of Ultralytics for a last batch of one image that is too small; it says what to change."""
 _NO_RETRY = 3
 """Batches that were halved for want of memory, as many as Ultralytics allows: a batch of all ranks is not halved."""
 
@@ -119,7 +121,12 @@ class DistributedTrainer(BaseTrainer):
 
     def _setup_train(self) -> None:
         self.args.amp = self.trainer_rank.common_precision(self.args.amp)
-        super()._setup_train()
+        try:
+            super()._setup_train()
+        except ValueError as error:
+            if _LONE_IMAGE in str(error):
+                raise InvalidInput(str(error)) from error
+            raise
         self._agree_on_precision()
         model = unwrap_model(self.model)
         self.trainer_rank.begin(self, model)

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from evener.data.sampler import permutation
 from evener.data.shares import class_balanced_shares, order_of_parts
 from evener.ps.protocol.job import Job
-from evener.records.errors import InvalidInput
+from evener.records.errors import EvenerError, InvalidInput
+from evener.records.lone_batches import is_of_lone_sample
 from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import Lease, positions
 from evener.sync.protocol import Outer
@@ -93,7 +94,7 @@ class ModelBackend(Protocol):
         num_samples: number of training samples.
         has_accuracy: whether the task counts correct answers.
         clip_norm: bound on the norm of the gradient, before a step; None for none.
-        normalises: whether a layer normalises over the batch, and so rejects a single sample.
+        normalises: whether a layer normalises over the batch, and so may reject a single sample.
         unused: indices in the layout of parameters that the last `backward` did not reach; empty in a framework whose
             optimizers update such parameters, too.
         synchronise: waits for queued work of a GPU; None where nothing is queued.
@@ -193,6 +194,7 @@ class TaskEngine:
         self._backend, self._job = backend, setup.job
         self._between_steps = setup.between_steps
         self._batch, self._seed = setup.job.agreement.batch, setup.job.workload.seed
+        self._lone = LoneSamples(backend)
         self._check_job()
         sizes = [size for _, size in setup.job.workload.parts]
         self._parts = class_balanced_shares(backend.labels(), sizes, self._seed) if sizes else []
@@ -306,8 +308,7 @@ class TaskEngine:
         return self._order(lease.samples.epoch)[positions(lease.samples)]
 
     def _backward(self, indices: NDArray[np.int64], epoch: int, *seeds: int) -> Any:
-        enough = enough_samples(indices, normalises=self._backend.normalises)
-        return self._backend.backward(enough, epoch, (self._seed, *seeds))
+        return self._backend.backward(self._lone.enough(indices), epoch, (self._seed, *seeds))
 
 
 @contextmanager
@@ -324,11 +325,37 @@ def plain_state_preserved(model: Any) -> Iterator[None]:
             vars(module).update(values)
 
 
-def enough_samples(indices: NDArray[np.int64], *, normalises: bool) -> NDArray[np.int64]:
-    """Return the samples [N] to learn from; repeat a single one if a layer normalises over the batch, which rejects
-    one.
+class LoneSamples:
+    """Repeats a single sample if a layer that normalises over the batch rejects one.
 
     The mean loss, its gradient and the mean of the statistics stay those of the sample. A share of one sample results
-    from uneven shares, not from the user's choice.
+    from uneven shares, not from the user's choice. A layer with several values of a sample in each channel takes one.
+
+    Args:
+        backend: backend of the task.
     """
-    return indices.repeat(2) if normalises and len(indices) == 1 else indices
+
+    def __init__(self, backend: ModelBackend) -> None:
+        self._backend = backend
+        self._rejects: bool | None = None if backend.normalises else False
+
+    def enough(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the samples [N] to learn from."""
+        if len(indices) != 1:
+            return indices
+        if self._rejects is None:
+            self._rejects = self._tries(indices)
+        return indices.repeat(2) if self._rejects else indices
+
+    def _tries(self, indices: NDArray[np.int64]) -> bool:
+        """Compute the sample, and restore the model; return whether a layer rejects it."""
+        state = Flat(self._backend.layout)
+        self._backend.save(state)
+        try:
+            with plain_state_preserved(self._backend.model):
+                self._backend.backward(indices, 0, (0,))
+        except (ValueError, EvenerError) as error:
+            return is_of_lone_sample(str(error))
+        finally:
+            self._backend.load(state)
+        return False

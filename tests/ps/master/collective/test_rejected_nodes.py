@@ -1,20 +1,42 @@
-"""Nodes that a run does not need, or that do not reach another one, are asked again when others are gone."""
+"""Nodes that a run does not need, or that do not reach another one, are asked again."""
 
 from __future__ import annotations
 
-from evener.ps.master.collective.rank_table import RejectedNodes
+from evener.membership.generation import Generation
+from evener.ps.master.collective.rank_table import LINE_RETRY_S, RejectedNodes
 from evener.ps.master.nodes import NodeRecord
 
 
-def test_a_rejected_node_is_asked_again_when_another_one_is_lost_and_not_because_of_its_own_loss() -> None:
+def generation(*, lost: tuple[str, ...] = (), joined: tuple[str, ...] = ()) -> Generation:
+    return Generation(number=2, participants=(), reason="", is_urgent=bool(lost), lost=lost, joined=joined)
+
+
+def rejected_node() -> tuple[NodeRecord, RejectedNodes]:
     node = NodeRecord("c")
     node.not_ready.add("run")
-    rejected = RejectedNodes("run")
+    return node, RejectedNodes("run")
+
+
+def test_a_rejected_node_is_asked_again_when_another_one_is_lost_and_not_because_of_its_own_loss() -> None:
+    node, rejected = rejected_node()
     rejected.add(node)
-    rejected.lost(("c",))
-    rejected.ask_again(is_settled=True)
+    rejected.changed(generation(lost=("c",)))
+    rejected.ask_again(1e9, is_settled=True)
     assert node.not_ready == {"run"}
-    rejected.lost(("b",))
-    rejected.ask_again(is_settled=True)
+    rejected.changed(generation(lost=("b",)))
+    rejected.ask_again(0.0, is_settled=True)
     assert node.not_ready == set()
     assert node.ready == "run"
+
+
+def test_a_node_whose_line_is_cut_is_asked_again_after_a_while_and_its_reason_is_told_once() -> None:
+    node, rejected = rejected_node()
+    assert rejected.add_cut(node, "c does not reach a", 100.0)
+    rejected.ask_again(99.0 + LINE_RETRY_S, is_settled=True)
+    rejected.ask_again(100.0 + LINE_RETRY_S, is_settled=False)
+    assert node.not_ready == {"run"}
+    rejected.ask_again(100.0 + LINE_RETRY_S, is_settled=True)
+    assert node.not_ready == set()
+    assert not rejected.add_cut(node, "c does not reach a", 200.0)
+    rejected.changed(generation(joined=("c",)))
+    assert rejected.add_cut(node, "c does not reach a", 300.0)

@@ -121,12 +121,13 @@ class CollectiveRun:
         if header.process != rank.number:
             rank.lost = "reconnected after its process had died"
 
-    def not_ready(self, node: NodeRecord, reason: str) -> None:
-        """Continue without a node that cannot take part."""
+    def not_ready(self, node: NodeRecord, reason: str, *, is_new: bool = True) -> None:
+        """Continue without a node that cannot take part; record an event if the reason `is_new`."""
         node.not_ready.add(self.job.run)
         node.ready, node.doing = "", f"cannot take part: {reason}"
         self._table.lose(node.name, f"cannot take part: {reason}")
-        self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
+        if is_new:
+            self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
 
     def lose(self, node: NodeRecord, reason: str, *, is_silent: bool = False) -> None:
         """Continue without a node that is no longer a member; `reason` is a clause, as "it has been silent for 6 s".
@@ -170,7 +171,11 @@ class CollectiveRun:
         if rank is None or rank.ended is not None:
             return
         rank.ended = header
-        if rank.failure is not None and isinstance(rank.failure.error, NotNeeded | LineCut):
+        error = None if rank.failure is None else rank.failure.error
+        if isinstance(error, LineCut):
+            is_new = self._rejected.add_cut(node, header.sentence, self._clock())
+            self.not_ready(node, header.sentence, is_new=is_new)
+        elif isinstance(error, NotNeeded):
             self._rejected.add(node)
             self.not_ready(node, header.sentence)
         if weights:
@@ -226,7 +231,7 @@ class CollectiveRun:
         if self._elastic is None:
             return  # it restarts
         self._table.end_given_up(self._elastic)
-        self._rejected.ask_again(is_settled=self._elastic.is_settled)
+        self._rejected.ask_again(self._clock(), is_settled=self._elastic.is_settled)
         if self._elastic.has_begun and self._ending.reason is None:
             for _ in self._starter.take_new():
                 self._elastic.add_node()
@@ -270,7 +275,8 @@ class CollectiveRun:
 
     def _write(self, generation: Generation | None) -> None:
         """Save the processes of the nodes, and the generation."""
-        self._rejected.lost(generation.lost if generation is not None else ())
+        if generation is not None:
+            self._rejected.changed(generation)
         self._table.write(generation, self._elastic)
 
     def _start_late(self, rank: int, number: int) -> RemoteRank:

@@ -6,6 +6,7 @@ The processes are saved whenever they change.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from evener.membership.elastic_ranks import ElasticRanks
 from evener.membership.generation import Generation
@@ -138,8 +139,12 @@ class Absences:
                 rank.lost = "closed its connection to the master, and has not reconnected"
 
 
+LINE_RETRY_S = 30.0
+"""Time after which a node whose line to another is cut tries again to join."""
+
+
 class RejectedNodes:
-    """Nodes that a run rejected as not beneficial, or whose line to another is cut; asked again when others are lost.
+    """Nodes that stay out of a run, and are asked again: when others are lost, or after a while if a line is cut.
 
     Args:
         run: name of the run.
@@ -147,19 +152,34 @@ class RejectedNodes:
 
     def __init__(self, run: str) -> None:
         self._run, self._nodes, self._asks_again = run, list[NodeRecord](), False
+        self._due: dict[str, float] = {}
+        self._reasons: dict[str, str] = {}
 
     def add(self, node: NodeRecord) -> None:
-        """Add a rejected node."""
+        """Add a node that the run rejected as not beneficial."""
         self._nodes.append(node)
 
-    def lost(self, others: Sequence[str]) -> None:
-        """Note the nodes that a new generation has lost."""
-        self._asks_again |= any(other not in [node.name for node in self._nodes] for other in others)
+    def add_cut(self, node: NodeRecord, reason: str, now: float) -> bool:
+        """Add a node whose line to another is cut; return whether the reason is new since it last took part."""
+        self.add(node)
+        self._due[node.name] = now + LINE_RETRY_S
+        before, self._reasons[node.name] = self._reasons.get(node.name), reason
+        return before != reason
 
-    def ask_again(self, *, is_settled: bool) -> None:
-        """Let rejected nodes join if others are lost and the generation is settled."""
-        if self._asks_again and is_settled:
-            for node in self._nodes:
+    def changed(self, generation: Generation) -> None:
+        """Note the nodes that a new generation has lost and gained."""
+        self._asks_again |= any(other not in [node.name for node in self._nodes] for other in generation.lost)
+        for name in generation.joined:
+            self._reasons.pop(name, None)
+
+    def ask_again(self, now: float, *, is_settled: bool) -> None:
+        """Let rejected nodes join if it is time to and the generation is settled."""
+        if not is_settled:
+            return
+        for node in list(self._nodes):
+            if self._asks_again or now >= self._due.get(node.name, inf):
                 node.not_ready.discard(self._run)
                 node.ready = self._run
-            self._nodes, self._asks_again = [], False
+                self._nodes.remove(node)
+                self._due.pop(node.name, None)
+        self._asks_again = False
