@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,22 +136,35 @@ def test_a_loading_process_that_dies_is_named_with_what_may_have_killed_it() -> 
 
 RANK = """
 import os, sys, time
-from test_loading_process import SAMPLES, batches
-loaded = batches(SAMPLES)
+from test_loading_process import SAMPLES, Endless, batches
+loaded = batches(Endless() if sys.argv[1] == "busy" else SAMPLES)
 next(loaded)
 print("loading", flush=True)
 time.sleep(60)
 """
 
 
+class Endless(Dataset[Any]):
+    """Its first sample takes longer than anybody waits: a process that loads it does not look for its parent."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        print("loading", flush=True)
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("work", ["idle", "busy"])
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_loading_processes_end_when_their_rank_is_killed(method: str) -> None:
+def test_loading_processes_end_when_their_rank_is_killed(method: str, work: str) -> None:
     start = f"import multiprocessing; multiprocessing.set_start_method({method!r})\n"
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    command = [sys.executable, "-c", start + RANK]
+    command = [sys.executable, "-c", start + RANK, work]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as rank:
         assert rank.stdout is not None
-        assert rank.stdout.readline() == "loading\n"
+        for _ in range(2 if work == "busy" else 1):
+            assert rank.stdout.readline() == "loading\n"
         others = psutil.Process(rank.pid).children(recursive=True)
         rank.kill()
     assert len(others) >= 2

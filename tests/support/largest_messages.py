@@ -1,6 +1,6 @@
 """Every message that a token allows, at its largest, many times: what becomes of a master's memory, disk and answers.
 
-    PYTHONPATH=src:tests python -m support.largest_messages --count 1000 [--only RankShown]
+    PYTHONPATH=src:tests python -m support.largest_messages --count 1000 [--only RankShown.0]
 
 A master runs as a process of its own. Somebody with a node's or a submitter's token sends, and takes no answer, while
 an admin asks for the status all the time. What is sent is found from the types of the messages.
@@ -415,7 +415,7 @@ def try_state(
         time.sleep(0.5)
         before, disk = watcher.memory, disk_of(ps.home)
         for kind, meaning in kinds_for(role, state):
-            if only in kind.__name__:
+            if only in f"{kind.__name__}.{meaning}":
                 _have_run(ps, evil)
                 watcher.begin()
                 evil.sent = evil.closed = 0

@@ -22,9 +22,17 @@ def require_bounded(found: list[Found], growth: float = MOST_GROWTH) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("only", ["RankSaid", "FetchBlob"])
-def test_what_a_rank_says_at_its_largest_is_bounded(only: str) -> None:
-    require_bounded(try_state("node", "a rank", 12, only))
+@pytest.mark.parametrize(
+    ("only", "count"),
+    [
+        ("RankSaid", 12),
+        ("FetchBlob", 12),
+        pytest.param("RankSaid.4", 400, id="questions that wait"),
+        pytest.param("RankShown.0", 60, id="events"),
+    ],
+)
+def test_what_a_rank_says_at_its_largest_is_bounded(only: str, count: int) -> None:
+    require_bounded(try_state("node", "a rank", count, only))
 
 
 @pytest.mark.timeout(300)
