@@ -349,6 +349,7 @@ def test_a_door_that_cannot_open_says_why(tmp_path: Path) -> None:
         for address, why in [
             (w.address, "Address already in use"),
             (Address("192.0.2.1", 0), "Cannot assign requested address"),
+            (Address("x" * 300, 0), "no valid name"),
             (Address(path=str(tmp_path / "no" / "folder")), "No such file or directory"),
         ]:
             with pytest.raises(CannotListen, match=f"cannot listen at .*: .*{why}"):

@@ -135,8 +135,9 @@ class Acceptor:
         """
         try:
             listener = _listen_unix(address.path) if address.path else _listen_tcp(address)
-        except OSError as error:
-            raise CannotListen(f"cannot listen at {address}: {error.strerror or error}") from error
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "the host has no valid name"
+            raise CannotListen(f"cannot listen at {address}: {why or error}") from error
         listener.setblocking(False)
         self._listeners.append(listener)
         self._watch(listener)

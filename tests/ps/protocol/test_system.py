@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -88,9 +89,10 @@ def test_what_is_wrong_with_the_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(InvalidFile, match=r"list\.json"):
         read_system(tmp_path / "list.json")
-    write_noun(ClusterProfile(devices=(device("ada", "nowhere.invalid"),)), tmp_path / "m.json")
-    with pytest.raises(InvalidInput, match=r"node ada is at nowhere\.invalid, which has no IP address"):
-        read_system(tmp_path / "m.json")
+    for address in ("nowhere.invalid", "a..b", "x" * 100):
+        write_noun(ClusterProfile(devices=(device("ada", address),)), tmp_path / "m.json")
+        with pytest.raises(InvalidInput, match=rf"node ada is at {re.escape(address)}, which has no IP address"):
+            read_system(tmp_path / "m.json")
 
 
 def test_a_system_is_for_the_nodes_of_a_master() -> None:

@@ -65,8 +65,9 @@ def _origins(path: Path, device: DeviceProfile) -> frozenset[str]:
         return frozenset()
     try:
         infos = socket.getaddrinfo(device.address, None, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no valid name"
         raise InvalidInput(
-            f"{path} says that node {device.node} is at {device.address}, which has no IP address: {error.strerror}"
+            f"{path} says that node {device.node} is at {device.address}, which has no IP address: {why}"
         ) from error
     return frozenset(str(place[0]) for *_, place in infos)
