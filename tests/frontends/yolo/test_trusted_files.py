@@ -15,6 +15,8 @@ from evener.frontends.yolo import command
 from evener.frontends.yolo.overrides import YoloConfig, run_config
 from evener.frontends.yolo.trusted_files import SAFE_LOAD, refuse_programs, warning_of, what_runs
 from evener.records.errors import EvenerError, InvalidInput
+from support.yolo_cases import needs_ultralytics
+from support.yolo_commands import yolo
 
 PYTHON = "import os; os.system('touch ran')"
 
@@ -127,3 +129,35 @@ def test_a_pickle_with_a_program_in_it_is_not_run(tmp_path: Path) -> None:
     )
     assert "refused" in result.stdout + result.stderr
     assert not (tmp_path / "ran").exists()
+
+
+EVIL = """
+import os, torch
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+torch.save({"model": Evil()}, "evil.pt")
+"""
+STRANGERS = [
+    ("model=evil.pt", "model=evil.pt data=plain.yaml"),
+    ("data=code.yaml", "model=yolov8n.yaml data=code.yaml"),
+]
+"""What a stranger's file is called in a sentence, and in a command."""
+
+
+@needs_ultralytics
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "words"), STRANGERS, ids=["pickle", "download"])
+def test_the_terminal_names_a_strangers_file_before_it_runs(name: str, words: str, folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", EVIL], cwd=folder, check=True)
+    with (folder / "code.yaml").open("a") as file:
+        file.write("train: images\nval: images\n")  # which are missing
+    trained = yolo("yolo", "train", *words.split(), "epochs=1", "imgsz=32", cwd=folder)
+    told = [line for line in trained.stderr.splitlines() if name in line and "as a program" in line]
+    assert len(told) == 1, trained.stderr
+    assert (folder / "ran").exists()  # as Ultralytics has it
+    (folder / "ran").rename(folder / "it ran")
+    refused = yolo("yolo", "train", *words.split(), "epochs=1", "imgsz=32", "--trusted-only", cwd=folder)
+    assert refused.returncode == InvalidInput.exit_code, refused.stderr
+    assert name.split("=")[1] in refused.stderr.splitlines()[-1]
+    assert not (folder / "ran").exists()

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from evener.records.errors import MissingExtra
 from evener.records.plan import Plan
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from evener.version import pip_install
-from support.commands import command, evener_here, last_json
+from support.commands import command, evener, evener_here, last_json
 from support.yolo_cases import draw_detection, needs_ultralytics
 from support.yolo_commands import ENVIRONMENT, TESTS, read_by_plain_yolo, yolo
 
@@ -42,6 +43,30 @@ def test_without_ultralytics_the_command_says_what_to_install(tmp_path: Path, mo
     done = evener_here("yolo", "train", "model=yolov8n.yaml", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"evener: YOLO needs Ultralytics, which is not installed: {pip_install('ultralytics')}\n"
+
+
+@needs_ultralytics
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        "yolo train model=yolov8n.yaml data=data/data.yaml",
+        "train yolov8n.yaml --data data/data.yaml --local-nodes 1,1",
+        "train yolov8n.yaml --data data/data.yaml --agreement average --local-nodes 1,1",
+    ],
+)
+def test_a_torchvision_that_does_not_load_is_one_sentence_at_once(words: str, tmp_path: Path) -> None:
+    broken = tmp_path / "site" / "torchvision"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text('raise RuntimeError("operator torchvision::nms does not exist")\n')
+    path = os.pathsep.join([str(broken.parent), *sys.path])
+    draw_detection(tmp_path / "data")
+    began = time.monotonic()
+    done = evener(*words.split(), cwd=tmp_path, PYTHONPATH=path, YOLO_OFFLINE="true", YOLO_CONFIG_DIR=str(tmp_path))
+    assert done.returncode == MissingExtra.exit_code, done.stderr
+    assert "torchvision::nms" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - began < 20  # it is imported before anything that takes long
 
 
 @needs_ultralytics
