@@ -1,4 +1,4 @@
-"""No command is silent for longer than three seconds before it shows what it does, however long PyTorch takes."""
+"""No command is silent for longer than three seconds before it shows what it does, however long imports take."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Late:
     is_late = False
 
     def find_spec(self, name, path, target=None):
-        if name == "torch" and not self.is_late:
+        if name in ("numpy", "torch") and not self.is_late:
             self.is_late = True
             time.sleep(6)
 
 sys.meta_path.insert(0, Late())
 """
-"""Of PyTorch, as from a cold disk."""
+"""Of the first large package, as from a cold disk."""
 
 
 def longest_silence(words: tuple[str, ...], folder: Path, until: str) -> float:
-    """Seconds for which a command writes nothing, at most, before it writes `until`."""
+    """Seconds for which a command writes nothing, at most, before it writes `until` or ends."""
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(SLOW_IMPORT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "site"), *sys.path])}
@@ -47,10 +47,10 @@ def longest_silence(words: tuple[str, ...], folder: Path, until: str) -> float:
         selector.register(process.stdout, selectors.EVENT_READ)
         while until.encode() not in written:
             assert selector.select(60), written
-            part = os.read(process.stdout.fileno(), 4096)
+            if not (part := os.read(process.stdout.fileno(), 4096)):
+                break
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
             written += part
-            assert part, written
         process.kill()
     return longest
 
@@ -58,15 +58,15 @@ def longest_silence(words: tuple[str, ...], folder: Path, until: str) -> float:
 @pytest.mark.parametrize(
     ("words", "until"),
     [
-        (("plan", "resnet50", "--machines", "2xh200"), "Advice"),
-        (("plan", "resnet50", "--machines", "2xh200", "--scale", "1,2,4"), "GPUs"),
+        (("plan", "resnet50", "--machines", "2xh200"), "Train on"),
+        (("plan", "resnet50", "--machines", "2xh200", "--scale", "1,2,4"), "asynchronous server"),
         (("benchmark",), "measuring"),
-        (("train", TINY, "--output", "run"), "measuring"),
-        (("trace", "digits"), "parameters"),
+        (("train", TINY, "--output", "run"), "starting: the nodes"),
+        (("trace", "digits"), "wrote"),
     ],
-    ids=lambda one: " ".join(one[:1]) if isinstance(one, tuple) else "",
+    ids=["plan", "plan --scale", "benchmark", "train", "trace"],
 )
-def test_a_command_shows_that_it_is_alive_while_pytorch_loads(
+def test_a_command_shows_that_it_is_alive_while_packages_load(
     words: tuple[str, ...], until: str, tmp_path: Path
 ) -> None:
     assert longest_silence(words, tmp_path, until) < MAX_SILENCE
@@ -76,4 +76,4 @@ def test_the_second_machine_of_a_torchrun_run_prints_what_it_does(tmp_path: Path
     words = ("-m", "evener", "train", TINY, "--epochs", "1", "--output", "run")
     (code, _), (other_code, told) = on_two_machines(words, tmp_path)
     assert (code, other_code) == (0, 0)
-    assert [line for line in told.splitlines() if line.startswith("evener: ") or line.startswith("starting")]
+    assert [line for line in told.splitlines() if line.startswith("evener: ")]

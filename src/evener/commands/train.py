@@ -244,12 +244,14 @@ def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
 
 def trace(config: TraceConfig) -> None:
     """`evener trace`: print the layers of a task's model as a table, and write them as a ModelGraph."""
-    output = output_file(config.output)
-    task = load_task(config.task, config.data, config.option)
-    inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
-    graph = trace_model_graph(task.model(), inputs, task.name)
+    output, console = output_file(config.output), open_console(to_stderr=False)
+    console.print("tracing")
+    with sign_of_life(console.print, "tracing"):
+        task = load_task(config.task, config.data, config.option)
+        inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
+        graph = trace_model_graph(task.model(), inputs, task.name)
     write_noun(graph, output)
-    open_console(to_stderr=False).print(layers_table(graph))
+    console.print(layers_table(graph))
     print_line(f"wrote {output}")
 
 

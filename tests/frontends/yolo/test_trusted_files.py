@@ -193,8 +193,8 @@ def test_the_terminal_names_a_strangers_file_before_it_runs(name: str, words: st
     told = [line for line in trained.stderr.splitlines() if name in line and "as a program" in line]
     assert len(told) == 1, trained.stderr
     assert (folder / "ran").exists()  # as Ultralytics has it
-    (folder / "ran").rmdir() if name.startswith("model") else (folder / "ran").unlink()
-    refused = yolo("yolo", "train", *words.split(), "epochs=1", "imgsz=32", "--trusted-only", cwd=folder)
-    assert refused.returncode == InvalidInput.exit_code, refused.stderr
-    assert name.split("=")[1] in refused.stderr.splitlines()[-1]
+    (folder / "ran").rename(folder / "it ran")
+    refused_run = yolo("yolo", "train", *words.split(), "epochs=1", "imgsz=32", "--trusted-only", cwd=folder)
+    assert refused_run.returncode == InvalidInput.exit_code, refused_run.stderr
+    assert name.split("=")[1] in refused_run.stderr.splitlines()[-1]
     assert not (folder / "ran").exists()

@@ -24,6 +24,7 @@ from evener.records.plan import Rejected
 from evener.records.record import Event, Step
 from evener.records.schema import write_noun
 from evener.records.search_record import STUDY_FILE
+from evener.report.html import write_page
 from support.fake_runs import fake_run
 from support.fake_search import fake_search
 
@@ -36,6 +37,11 @@ pytestmark = [
 ]
 PANELS = ["now", "nodes", "strip", "waits", "curves", "shares", "links", "events", "compare"]
 _STEP = 0.1
+REASON = (
+    "1,111 samples/s measured on this device; as many samples as it computes in the time of the others; its memory "
+    "would allow four times as many"
+)
+"""For a share, as long as those of runs."""
 LEFT_OUT = Rejected(what="old-laptop", reason="the step would not be shorter with it", is_node=True)
 
 
@@ -68,7 +74,8 @@ def written(
     folder.mkdir(exist_ok=True)
     record, seconds = fake_run(num_steps=num_steps), count(int(time.time()) - num_steps)
     log = EventLog(folder / EVENTS_FILE, pytest.fail, lambda: float(next(seconds)))
-    plan = msgspec.structs.replace(record.plan, ring=ring, rejected=(LEFT_OUT,))
+    assignments = tuple(msgspec.structs.replace(one, reason=REASON) for one in record.plan.assignments)
+    plan = msgspec.structs.replace(record.plan, assignments=assignments, ring=ring, rejected=(LEFT_OUT,))
     options = {"--agreement": agreement} if agreement else {}
     events: list[RunEvent] = [Phase(what="training", num_samples=200 * num_steps, epochs=4, options=options), plan]
     for event in (*events, *record.steps, *record.validations, *record.events):
@@ -159,6 +166,7 @@ def test_every_panel_shows_something_and_nothing_is_asked_of_another_machine(
         for name in PANELS:
             assert page.locator(f"#{name}").inner_text() or page.locator(f"#{name} canvas").count()
         assert page.locator("#node-table tbody tr").count() == 4
+        assert {"CPU", "memory"} <= set(page.locator("#node-table thead th").all_text_contents())
         table = page.locator("#node-table").bounding_box()
         boxes = [row.bounding_box() for row in page.locator("#node-table tbody tr").all()]
         assert max(box["height"] for box in boxes) < 80
@@ -167,6 +175,20 @@ def test_every_panel_shows_something_and_nothing_is_asked_of_another_machine(
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (background == "rgb(13, 17, 23)") == (scheme == "dark")
         context.close()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 1200), ("light", 400)])
+def test_the_page_of_several_runs_is_short_and_its_pictures_are_readable(
+    tmp_path: Path, browser: Any, scheme: str, width: int
+) -> None:
+    runs = {name: fake_run(num_steps=60) for name in ("alone", "equal", "evener")}
+    write_page(tmp_path / "demo.html", runs, "Demo", summary="It is 1.7 times as fast.")
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page.goto((tmp_path / "demo.html").as_uri())
+    assert page.evaluate("document.querySelector('img').getBoundingClientRect().width") >= 600  # which is scrolled
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.evaluate("document.documentElement.scrollHeight") < 4000
+    assert page.locator("p:has-text('1.7 times')").bounding_box()["y"] < 900
 
 
 def test_panels_are_reached_by_keyboard(tmp_path: Path, browser: Any) -> None:
