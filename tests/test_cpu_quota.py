@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from evener.benchmark.processor_time import ProcessorTime, ProcessorWatch, quota_sentence, taken_by_others
-from evener.doctor.load import load_facts
+from evener.doctor.examine import load_facts
 from evener.doctor.machine_checks import check_machine
 from evener.launch.nodes import local_nodes, parse_local_nodes
 from evener.system import control_groups, cores

@@ -14,7 +14,6 @@ from evener.cli.app import app_of
 from evener.cli.fields import with_default_port
 from evener.commands import dashboard as page
 from evener.commands import doctor as doctor_command
-from evener.commands import invite as ps_invite
 from evener.commands import join as ps_node
 from evener.commands import plan as plan_command
 from evener.commands import train as commands
@@ -58,7 +57,7 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
         (script, "run_program"), (plan_command, "plan"),
         *((experiment, "run") for experiment in (abci, gpipe, nfnn, scattered, strategies)),
         (ps_node, "join"), (ps_train, "train_on_master"), (ranks_train, "train_on_nodes"),
-        (page, "dashboard"), (ps_invite, "invite"), (doctor_command, "doctor"), (search, "tune"),
+        (page, "dashboard"), (ps_master, "invite"), (doctor_command, "doctor"), (search, "tune"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, ask)
     monkeypatch.setattr("evener.cli.commands.require_files", lambda config: None)  # they are the reader's

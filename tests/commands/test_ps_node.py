@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from evener.commands.doctor import doctor
-from evener.commands.invite import invite
 from evener.commands.join import (
     KNOWN_SECONDS,
     check_security,
@@ -23,7 +22,7 @@ from evener.commands.join import (
     own_key,
     own_name,
 )
-from evener.commands.up import down, invitation, nodes, open_master, stop
+from evener.commands.up import down, invitation, invite, nodes, open_master, stop
 from evener.config.options import DoctorConfig, InviteConfig, JoinConfig, MasterAccess, NodesAccess, StopAccess
 from evener.config.run_config import RunConfig
 from evener.ps.protocol.config import Beacon, StateDir, Versions, reachable_address

@@ -11,12 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from evener.doctor import gpus, load
-from evener.doctor.examine import examine, folder_facts
+from evener.doctor import examine as examine_module
+from evener.doctor.examine import driver_gpus, examine, folder_facts, load_facts, visible_gpus
 from evener.doctor.facts import MachineFacts
 from evener.doctor.finding import faults
-from evener.doctor.gpus import driver_gpus, visible_gpus
-from evener.doctor.load import load_facts
 from evener.doctor.machine_checks import check_machine
 from evener.doctor.network import network_facts
 
@@ -110,16 +108,16 @@ def test_the_variable_leaves_as_many_gpus_as_cuda_does(chosen: str | None, count
 
 
 def test_without_a_driver_pytorch_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpus, "_OTHER_DRIVER", tmp_path / "none")
-    assert gpus.torch_gpus(0) is None
+    monkeypatch.setattr(examine_module, "_OTHER_DRIVER", tmp_path / "none")
+    assert examine_module.torch_gpus(0) is None
 
 
 @pytest.mark.parametrize(("percents", "busy"), [([100.0, 0.0], 0.0), ([100.0, 60.0], 0.6), ([0.0, 0.0], 0.0)])
 def test_what_others_do_on_cores_that_a_container_does_not_have_is_not_told(
     percents: list[float], busy: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "usable_cores", lambda: 1)
-    monkeypatch.setattr(load, "_bound_cores", lambda _: [0, 1])
+    monkeypatch.setattr(examine_module, "usable_cores", lambda: 1)
+    monkeypatch.setattr(examine_module, "_bound_cores", lambda _: [0, 1])
     monkeypatch.setattr(psutil, "cpu_percent", lambda **_: percents)
     facts = load_facts(0.01)
     assert facts.cores == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evener.search.run_names import RunNames
+from evener.search.master_backend import RunNames
 
 
 def test_only_the_next_process_of_a_study_knows_its_names(tmp_path: Path) -> None:

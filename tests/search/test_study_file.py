@@ -8,8 +8,8 @@ from typing import Any
 
 from evener.records.schema import read_noun
 from evener.records.search_record import STUDY_FILE, SearchRecord
+from evener.search.command import StudyFile
 from evener.search.options import TuneConfig
-from evener.search.study_file import StudyFile
 from evener.search.trials import SearchTrial
 
 

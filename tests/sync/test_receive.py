@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from evener.sync.aggregator import ReceiveBuffers
 from evener.sync.compression import Compressor
 from evener.sync.layout import Flat
-from evener.sync.receive_buffers import ReceiveBuffers
 from evener.sync.threads import ThreadPool
 from support.merge_cases import layout, sources
 

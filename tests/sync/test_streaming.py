@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 @pytest.fixture(autouse=True)
 def _even_the_tiniest_state_is_merged_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evener.sync.receive_buffers.BLOCK_BYTES", 0)
+    monkeypatch.setattr("evener.sync.aggregator.BLOCK_BYTES", 0)
 
 
 class Sender:

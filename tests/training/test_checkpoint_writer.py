@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from evener.training.checkpoint import Checkpoint, Checkpoints, CheckpointState
-from evener.training.checkpoint_writer import CheckpointWriter
+from evener.training.saving import CheckpointWriter
 from support.full_disk import largest_file
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from evener.records.errors import TrainingFailed
-from evener.training.plain_state import flatten, plain, revived, unflatten
+from evener.training.checkpoint import flatten, plain, revived, unflatten
 from support.refusals import refused
 
 

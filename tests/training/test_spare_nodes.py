@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from evener.commands.train import SpareNodes
 from evener.config.run_config import RunConfig
 from evener.records.plan import Assignment, Plan
 from evener.records.record import Event, Step
-from evener.training.spare_nodes import SpareNodes
 
 LOST = Event(step=0, kind="node lost", message="node-1 was killed", nodes=("node-1",))
 STEP = Step(step=1, epoch=0, samples=8, loss=0.5, seconds=0.1, nodes=())

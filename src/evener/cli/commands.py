@@ -227,9 +227,9 @@ def nodes(access: NodesAccess, as_json: bool) -> None:
 
 def invite(config: InviteConfig) -> None:
     """Make a token for one node or several, or for a submitter, with an end; or revoke one."""
-    from evener.commands import invite as ps_invite
+    from evener.commands import up as ps_master
 
-    ps_invite.invite(config)
+    ps_master.invite(config)
 
 
 def stop(access: StopAccess) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from evener.data.tasks.imports import files_needed
 from evener.data.tasks.load import is_path, thin_twin
 from evener.doctor.finding import Finding, faults, found
 from evener.doctor.machine_checks import check_machine
@@ -15,7 +15,7 @@ from evener.ps.master.examination.examinations import MASTER, is_of_this_machine
 from evener.ps.protocol.blob import Blob
 from evener.ps.protocol.examination_messages import MAX_CODE_BYTES, Examination, ExaminedNode, TaskQuestion
 from evener.ps.protocol.status import NodeStatus
-from evener.records.errors import InvalidInput
+from evener.records.errors import InvalidInput, MissingFile, TrainingFailed
 
 SECONDS = 8.0
 """Time limit for machines, task and links."""
@@ -143,3 +143,59 @@ def _peers(node: ExaminedNode) -> Iterator[PeerFacts]:
             unreached=node.links.unreached,
             data=node.report.data,
         )
+
+
+Name = tuple[str, ...]
+"""A dotted name of a module, in parts."""
+
+
+def files_needed(task_file: Path) -> list[str]:
+    """The task file and all modules beside it that it imports, directly or not, as paths relative to its folder.
+
+    What is imported by a name made at run time is not found; nor are files that are opened and not imported.
+
+    Raises:
+        MissingFile: there is no such task file.
+        TrainingFailed: one of the files is not Python.
+    """
+    root, files, open_files = task_file.parent, set[str](), [task_file.name]
+    if not task_file.is_file():
+        raise MissingFile(f"there is no task file {task_file}")
+    while open_files:
+        path = open_files.pop()
+        if path not in files:
+            files.add(path)
+            for module in _imports(root, path):
+                open_files += _files_of(root, module)
+    return sorted(files)
+
+
+def _imports(root: Path, path: str) -> Iterator[Name]:
+    """Names that the file `path` imports, each with everything that may be a module of it."""
+    package = PurePosixPath(path).parent.parts
+    for node in ast.walk(_parse(root / path)):
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else ()
+            base = above + tuple(node.module.split(".") if node.module else ())
+            yield base
+            yield from ((*base, alias.name) for alias in node.names)
+
+
+def _parse(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or "?"
+        raise TrainingFailed(f"{file} line {line}: {type(error).__name__}: {str(error).partition(' (')[0]}") from error
+
+
+def _files_of(root: Path, module: Name) -> Iterator[str]:
+    """The files, as far as they lie below `root`, that importing `module` runs: its packages' and its own."""
+    for depth in range(1, len(module) + 1):
+        place = PurePosixPath(*module[:depth])
+        for candidate in (place / "__init__.py", place.with_suffix(".py")):
+            if (root / candidate).is_file():
+                yield str(candidate)
+                break

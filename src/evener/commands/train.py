@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 from rich.console import Console
 
 from evener.benchmark.device import environment, profile_device
@@ -22,14 +23,15 @@ from evener.config.options import BenchmarkConfig, DemoConfig, NodesConfig, Trac
 from evener.config.run_config import RunConfig
 from evener.data.loader import collect, split_batch
 from evener.data.tasks.load import load_task
-from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse_memory
+from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse_memory, shares_of
 from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
 from evener.launch.ranks import Without, run_local
 from evener.launch.torchrun import say_where_the_run_is_shown, torchrun_environment
 from evener.records.errors import InvalidInput, InvalidValue, TrainingFailed
 from evener.records.events import Phase, RunEvent
+from evener.records.plan import Plan
 from evener.records.profile import ClusterProfile, DeviceProfile
-from evener.records.record import Event, TrainRecord
+from evener.records.record import Event, Step, TrainRecord
 from evener.records.schema import write_noun
 from evener.report.bars import comparison_figure
 from evener.report.canvas import require_matplotlib, save_png
@@ -42,12 +44,12 @@ from evener.system.sign_of_life import sign_of_life
 from evener.system.signals import STOP_SIGNALS
 from evener.tracer.model_graph import trace_model_graph
 from evener.training.callbacks import Callback
+from evener.training.checkpoint import Checkpoints
 from evener.training.console import RunView, locked_folder, open_console, output_file, print_line, run_folder
 from evener.training.context import join_world, make_context
 from evener.training.costs import tell_busy, time_here
 from evener.training.partial_record import RunRequest, request_of
 from evener.training.rank import train_rank
-from evener.training.spare_nodes import SpareNodes
 
 MODES = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
 
@@ -325,3 +327,56 @@ def _devices(text: str) -> Sequence[str]:
         if name not in known:
             raise InvalidValue("--devices", name, f"all, or some of {', '.join(known)}")
     return names
+
+
+class SpareNodes:
+    """The nodes of one local run, for restarts.
+
+    Args:
+        show: shows what happens.
+    """
+
+    def __init__(self, show: Callable[[RunEvent], object]) -> None:
+        self._show = show
+        self._plan: Plan | None = None
+        self._lost: tuple[Event, ...] = ()
+        self._has_trained = False
+
+    def show(self, event: RunEvent) -> object:
+        """Show `event`; add the nodes that were lost before the last restart to the record."""
+        if isinstance(event, Plan):
+            self._plan = event
+        elif isinstance(event, Step):
+            self._has_trained = True
+        elif isinstance(event, TrainRecord):
+            event = replace(event, events=(*self._lost, *event.events))
+        return self._show(event)
+
+    def take(self, config: RunConfig, positions: Sequence[int], lost: Event) -> RunConfig | None:
+        """Return the config for the nodes at `positions`, without the lost ones; None if the run ends.
+
+        The result is the same as that of all nodes.
+        """
+        if not self._has_trained and config.strategy in ("auto", "data") and config.plan is None:
+            instead = _among(config, positions)
+        elif self._plan is None or len(self._plan.assignments) > 1 or config.shares not in ("measured", "equal"):
+            instead = None
+        else:
+            instead = replace(config, resume=not Checkpoints(config.checkpoint_folder).is_empty)
+        if instead is not None:
+            self._lost = (*self._lost, lost)
+        return instead
+
+
+def _among(config: RunConfig, positions: Sequence[int]) -> RunConfig | None:
+    """Return `config` for the nodes at `positions`; None if the user gave them no samples."""
+    shares = shares_of(config.shares, positions)
+    if shares is None:
+        return None
+    if shares == config.shares or config.local_nodes is None:
+        return replace(config, shares=shares)
+    speeds, memory = config.local_nodes.split(","), config.memory
+    if memory is not None and len(sizes := memory.split(",")) > 1:
+        memory = ",".join(sizes[position] for position in positions)
+    local_nodes = ",".join(speeds[position] for position in positions)
+    return replace(config, shares=shares, local_nodes=local_nodes, memory=memory)

@@ -17,7 +17,7 @@ from rich.table import Table
 from evener.commands.dashboard import page_beside
 from evener.commands.join import given_token, print_notice, warn_of_readers
 from evener.commands.up_ssh import address_for, nodes_by_ssh, parse_hosts
-from evener.config.options import PATIENCE, PORT, MasterAccess, NodesAccess, StopAccess, UpConfig
+from evener.config.options import PATIENCE, PORT, InviteConfig, MasterAccess, NodesAccess, StopAccess, UpConfig
 from evener.config.run_config import RunConfig
 from evener.ps.client import MasterClient, find_master
 from evener.ps.master.master import Master
@@ -29,7 +29,7 @@ from evener.ps.protocol.config import (
     reachable_address,
     versions_here,
 )
-from evener.ps.protocol.messages import ExpelNode, ForgetNode, StopRun
+from evener.ps.protocol.messages import ExpelNode, ForgetNode, Invite, RevokeInvitation, StopRun
 from evener.ps.protocol.status import ClusterStatus, InvitationStatus, NodeStatus, RunStatus
 from evener.ps.protocol.system import System, read_system
 from evener.records.errors import InvalidInput
@@ -273,3 +273,24 @@ def _last_beacon(home: StateDir) -> Beacon | None:
         return home.beacon()
     except InvalidInput:
         return None
+
+
+def invite(config: InviteConfig) -> None:
+    """Print a token and how to use it; or revoke one, and show the others."""
+    with open_master(config) as client:
+        if config.revoke is not None:
+            status = client.change(RevokeInvitation(invitation=config.revoke))
+            open_console(to_stderr=False).print(invitations_table(status))
+            return
+        message = Invite(submitter=config.submitter or "", nodes=config.nodes, seconds=config.hours * 3600)
+        invited = client.invite(message)
+        address = client.ask().address
+    if config.submitter is None:
+        nodes = "1 node" if config.nodes == 1 else f"{config.nodes} nodes"
+        intro = f"For {nodes}, to be used within {config.hours:g} h. There type `evener join` and the master's address,"
+    else:
+        intro = f"For {config.submitter}, for {config.hours:g} h. There type `evener train ... --master`, the address,"
+    sys.stdout.write(
+        f"{intro}\nand give this token when it asks, or with --token-file, or in $EVENER_TOKEN (the master is at "
+        f"{address}):\n\n    {invited.token}\n\nevener invite --revoke {invited.invitation} makes it worthless.\n"
+    )

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import ceil
-from typing import get_args
+from typing import cast, get_args
 
 from evener.oracle.cost.mesh import price_averaging, price_mesh, price_server
-from evener.oracle.cost.model import CostEstimate, CostModel
+from evener.oracle.cost.model import CostEstimate, CostModel, worst_of
 from evener.oracle.cost.partition import MODES
-from evener.oracle.cost.pipeline import price_pipeline
-from evener.oracle.cost.stage_teams import price_stage_teams
+from evener.oracle.cost.pipeline import PipelineReplica, make_pipeline, price_pipeline
+from evener.oracle.cost.replica import ReplicaCost
 from evener.oracle.cost.topology import all_reduce_seconds
+from evener.oracle.division.rules import Division
 from evener.records.errors import DoesNotFit
 from evener.records.plan import Rejected, Strategy, is_of_teams
 
@@ -262,3 +263,71 @@ def _local_steps(model: CostModel, devices: Sequence[int]) -> int:
     exchange = all_reduce_seconds(nbytes, len(devices), channel.alpha, channel.beta)
     each = model.job.batch_size / sum(1 / model.workers[device].unit_seconds for device in devices)
     return min(_MAX_LOCAL_STEPS, max(2, ceil(10 * exchange / each)))
+
+
+def price_stage_teams(
+    model: CostModel, teams: Sequence[Sequence[int]], mode: Division, micro_batches: int
+) -> CostEstimate:
+    """Return the cost of a step in a pipeline whose stages are computed by `teams` of devices.
+
+    Raises:
+        DoesNotFit: no cut of the model fits the memory of the devices.
+    """
+    micro = -(-model.job.batch_size // micro_batches)
+    channel = model.topology.ring(*teams)
+    costs = [ReplicaCost(model, team, mode, channel) for team in teams]
+    line = make_pipeline(model, [team[0] for team in teams], micro, micro_batches, costs)
+    ordered = [costs[i] for i in line.order]
+    devices = tuple(device for cost in ordered for device in cost.devices)
+    inside, inside_bytes = _exchanges(model, ordered, line, micro)
+    longest = max(range(len(ordered)), key=lambda stage: line.timeline.busy[stage])
+    pairs = [(d, n) for cost, n in zip(ordered, line.parameter_bytes, strict=True) for d in cost.devices]
+    exchanging = micro_batches * inside[longest]
+    busy = max(line.timeline.busy)
+    computing = (busy - exchanging + max(model.update_seconds(*pair) for pair in pairs)) * model.stretch(devices)
+    sending = 2 * sum(line.transfer)
+    waiting, members = max(0.0, line.timeline.seconds - busy - sending), len(teams[0])
+    return CostEstimate(
+        strategy=cast(Strategy, f"pipeline+{mode}"),
+        devices=devices,
+        replicas=(0,) * len(devices),
+        samples=(micro,) * len(devices),
+        shares=_shares(ordered, line),
+        accumulate=micro_batches,
+        stages=line.starts,
+        members=members,
+        compute_seconds=computing,
+        communication_seconds=sending + exchanging,
+        waiting_seconds=waiting,
+        sent_bytes=round(line.sent_bytes + micro_batches * max(inside_bytes)),
+        memory_bytes=tuple(nbytes for nbytes in line.memory_bytes for _ in range(members)),
+        bottleneck=worst_of(
+            (
+                (computing, "computing of the slowest stage"),
+                (sending, "sending activations from stage to stage"),
+                (exchanging, "exchanges between the devices of a stage"),
+                (waiting, "bubbles: stages wait while the first micro-batches arrive and the last ones leave"),
+            )
+        ),
+    )
+
+
+def _exchanges(
+    model: CostModel, costs: Sequence[ReplicaCost], line: PipelineReplica, samples: int
+) -> tuple[list[float], list[float]]:
+    """Return (seconds, bytes of the device that sends most) inside every stage, for a micro-batch of `samples`."""
+    spans = [slice(a, b) for a, b in pairwise([*line.starts, len(model.layers)])]
+    seconds, sent = [], []
+    for cost, span in zip(costs, spans, strict=True):
+        split = cost.division
+        seconds.append(float(cost.exchanges(samples)[span].sum()))
+        nbytes = split.forward.nbytes + split.backward.nbytes if split is not None else None
+        sent.append(samples * float(nbytes[span].sum()) if nbytes is not None else 0.0)
+    return seconds, sent
+
+
+def _shares(costs: Sequence[ReplicaCost], line: PipelineReplica) -> tuple[float, ...]:
+    """Return the fraction of all work of every device: its share of its stage's fraction."""
+    stages = [busy / sum(line.timeline.busy) for busy in line.timeline.busy]
+    pairs = zip(costs, stages, strict=True)
+    return tuple(stage * share / sum(cost.shares) for cost, stage in pairs for share in cost.shares)

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
+from rich.table import Table
 
 from evener.commands.backends import is_thin
 from evener.commands.dashboard import page_beside
 from evener.data.tasks.load import blaming, import_file, is_path, load_any_task, load_thin_task
 from evener.records.errors import Interrupted, InvalidInput, TrainingFailed
 from evener.records.record import Epoch
-from evener.records.search_record import SearchRecord
+from evener.records.schema import write_noun
+from evener.records.search_record import STUDY_FILE, SearchRecord, TrialSummary
 from evener.records.task import BatchTask, Task, ThinTask
+from evener.report.text import exact_percent, human_seconds, percent, table_of
 from evener.search.assignments import Assignments
 from evener.search.backends import open_backend, run_config
 from evener.search.options import Metric, TuneConfig
 from evener.search.search import Search
 from evener.search.space import Suggest, options_of, parse_varied, suggest_varied
 from evener.search.study import Study, open_study, some_values
-from evener.search.study_file import StudyFile
-from evener.search.tables import command_line, importances_table, trial_line, trials_table
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import Rules, SearchTrial
 from evener.system.signals import interrupt_on_stop_signals
@@ -211,3 +213,161 @@ def _summary(record: SearchRecord) -> dict[str, object]:
         "metric": record.metric,
         "seconds": record.seconds,
     }
+
+
+def trial_line(trial: SearchTrial, sentence: str, metric: str, best: SearchTrial | None) -> str:
+    """Return what happened to a trial, and the best trial so far."""
+    line = f"trial {trial.number} ({_values(trial.values)}): {sentence}"
+    if trial.outcome is not None:
+        line += f" after {trial.epochs} epochs on {', '.join(trial.nodes)}" if trial.epochs else ""
+        line += f", {metric} {_score(trial.score, metric)}" if trial.score is not None else ""
+        line += f"; {trial.reason}" if trial.reason else ""
+        line += f"   best: trial {best.number}, {_score(best.score, metric)}" if best is not None else ""
+    return line
+
+
+def trials_table(record: SearchRecord) -> Table:
+    """Return a table with one row per trial."""
+    return table_of(
+        f"{len(record.trials)} trials of {record.task} in {human_seconds(record.seconds)}",
+        {
+            ">trial": lambda trial: f"{trial.number}{'*' if trial.number == record.best else ''}",
+            "outcome": lambda trial: trial.outcome or "unfinished",
+            f">{record.metric}": lambda trial: _score(trial.score, record.metric),
+            ">epochs": lambda trial: str(max(trial.scores, default=0)),
+            ">seconds": lambda trial: f"{trial.seconds:.1f}",
+            "nodes": lambda trial: ", ".join(trial.nodes),
+            "values": _values_and_reason,
+        },
+        record.trials,
+        caption="" if record.best is None else "*: the best",
+    )
+
+
+def importances_table(record: SearchRecord) -> Table:
+    """Return a table of how much each varied option matters."""
+    return table_of(
+        "importance of options",
+        {"option": lambda item: item[0], ">importance": lambda item: percent(item[1])},
+        sorted(record.importances.items(), key=lambda item: -item[1]),
+        caption="PED-ANOVA over the complete trials",
+    )
+
+
+def command_line(config: TuneConfig, record: SearchRecord) -> str:
+    """Return the command that trains the best trial again."""
+    assert record.best is not None
+    arguments = ["evener", "train", config.task]
+    for name, value in {**config.option, **record.trials[record.best].values}.items():
+        arguments += ["--option", f"{name}={value}"]
+    arguments += ["--epochs", str(record.epochs), "--seed", str(config.seed)]
+    for option in ("data", "batch_size"):
+        if (value := getattr(config, option)) is not None:
+            arguments += ["--" + option.replace("_", "-"), str(value)]
+    if config.precision != "fp32":
+        arguments += ["--precision", config.precision]
+    return shlex.join(arguments)
+
+
+def _values(values: dict[str, str]) -> str:
+    return ", ".join(f"{name}={_short(value)}" for name, value in values.items())
+
+
+def _values_and_reason(trial: TrialSummary) -> str:
+    return _values(trial.values) + (f"; {trial.reason}" if trial.reason else "")
+
+
+def _short(value: str) -> str:
+    """Return a number with four digits, and any other value unchanged."""
+    try:
+        return value if value.isdecimal() else f"{float(value):.4g}"
+    except ValueError:
+        return value
+
+
+def _score(score: float | None, metric: str) -> str:
+    if score is None:
+        return "-"
+    return exact_percent(score) if metric == "accuracy" else f"{score:.4f}"
+
+
+_WRITE_INTERVAL_S = 1.0
+
+
+class StudyFile:
+    """The file `study.json` of a search.
+
+    Args:
+        folder: folder of the study.
+        config: configuration of the search.
+        metric: metric of the scores.
+        epochs: epochs of a trial that is not pruned.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: TuneConfig,
+        metric: Metric,
+        epochs: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path, self._config, self._metric, self._epochs = folder / STUDY_FILE, config, metric, epochs
+        self._clock, self._begun, self._due = clock, clock(), 0.0
+        self._written: SearchRecord | None = None
+
+    def show(self, search: Search) -> None:
+        """Write the state of the search if it has changed and the last write was long enough ago."""
+        now = self._clock()
+        if now < self._due:
+            return
+        self._due = now + _WRITE_INTERVAL_S
+        record = self._record(search.trials, search.best, search.running, {}, is_over=False)
+        if self._written is None or record.trials != self._written.trials:
+            self._written = record
+            write_noun(record, self._path)
+
+    def conclude(self, search: Search, importances: dict[str, float]) -> SearchRecord:
+        """Write the result of a search that is over, and return it."""
+        record = self._record(search.trials, search.best, frozenset(), importances, is_over=True)
+        write_noun(record, self._path)
+        return record
+
+    def _record(
+        self,
+        trials: Mapping[int, SearchTrial],
+        best: SearchTrial | None,
+        running: frozenset[int],
+        importances: dict[str, float],
+        *,
+        is_over: bool,
+    ) -> SearchRecord:
+        return SearchRecord(
+            task=self._config.task,
+            metric=self._metric,
+            epochs=self._epochs,
+            seed=self._config.seed,
+            trials=tuple(_summary_of_study(trial, trial.number in running) for trial in trials.values()),
+            best=None if best is None else best.number,
+            importances=importances,
+            seconds=self._clock() - self._begun,
+            wanted=self._config.trials,
+            is_over=is_over,
+            usual=self._config.usual,
+        )
+
+
+def _summary_of_study(trial: SearchTrial, is_running: bool) -> TrialSummary:
+    return TrialSummary(
+        number=trial.number,
+        outcome=trial.outcome,
+        values=trial.values,
+        scores=dict(trial.scores),
+        score=trial.score,
+        nodes=tuple(trial.nodes),
+        seconds=trial.seconds,
+        attempts=trial.lost_attempts,
+        reason=trial.reason,
+        is_running=is_running,
+    )

@@ -11,6 +11,7 @@ finds its runs again by the names in `runs.json` in the study's folder.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,12 +28,13 @@ from evener.ps.protocol.blob import Blob
 from evener.ps.protocol.job import Job
 from evener.ps.protocol.messages import Header, RunEvents, RunFinished, RunRejected, StopRun
 from evener.ps.protocol.status import NodeStatus, RunStatus
+from evener.records.atomic import atomic_write
 from evener.records.errors import EvenerError, InvalidInput, NodeLost, NoUsableNode
 from evener.records.events import RunEvent, decode_events
 from evener.records.record import Epoch
+from evener.records.schema import Noun, RunName, encode_noun, read_noun
 from evener.search.local_backend import RunEnd
 from evener.search.placement import TrialNode
-from evener.search.run_names import RunNames
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Frame
 
@@ -251,3 +253,63 @@ class MasterBackend:
             gone += [name for name in run.nodes if self._away.get(name, 0) >= _MAX_AWAY_LOOKS]
             if len(gone) == len(run.nodes):
                 self._suspend(number, NodeLost(f"node {', '.join(gone)} is lost", gone))
+
+
+_FILE = "runs.json"
+
+
+class StudyRuns(Noun, frozen=True, kw_only=True):
+    """The content of `runs.json`.
+
+    Attributes:
+        prefix: prefix of the names of all runs.
+        names: name of the last run of each trial, by its number, as text.
+    """
+
+    prefix: RunName
+    names: dict[str, RunName] = {}
+
+
+class RunNames:
+    """The names of a study's runs at a master.
+
+    Args:
+        folder: folder of the study.
+
+    Raises:
+        InvalidInput: the file cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _FILE
+        stored = read_noun(self._path, StudyRuns) if self._path.exists() else None
+        self._prefix = stored.prefix if stored else f"tune-{secrets.token_hex(4)}"
+        self._names = {int(number): name for number, name in stored.names.items()} if stored else {}
+        if stored is None:
+            self._save()
+
+    def is_own(self, name: str) -> bool:
+        """Return whether a run belongs to this study."""
+        return name.startswith(f"{self._prefix}-")
+
+    def proposed(self, number: int) -> str:
+        """Return the name with which a trial's run is submitted; the master changes it if it is taken."""
+        return f"{self._prefix}-{number:04d}"
+
+    def of(self, number: int) -> str | None:
+        """Return the name of a trial's run; None if it has none."""
+        return self._names.get(number)
+
+    def number_of(self, name: str) -> int | None:
+        """Return the number of the trial of a run; None if the run is not recorded."""
+        return next((number for number, known in self._names.items() if known == name), None)
+
+    def record(self, number: int, name: str) -> None:
+        """Record the name of a trial's run. Raises OSError."""
+        if self._names.get(number) != name:
+            self._names[number] = name
+            self._save()
+
+    def _save(self) -> None:
+        names = {str(number): name for number, name in self._names.items()}
+        atomic_write(self._path, encode_noun(StudyRuns(prefix=self._prefix, names=names)))

@@ -13,6 +13,7 @@ states are functions of (seed, step), so the step is all that has to be kept of 
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,10 +28,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.records.atomic import atomic_draft
-from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, first_line
+from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, TrainingFailed, first_line
 from evener.records.schema import Noun, read_noun, write_noun
 from evener.training.checkpoint_folder import checkpoints_in, require_checkpoint
-from evener.training.plain_state import flatten, plain, revived, unflatten
 
 _MAX_CHECKPOINTS = 2
 _FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -292,3 +292,76 @@ def write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
         save_weights(weights, path)
     except (OSError, SafetensorError) as error:
         raise CannotWrite(path, error, "; checkpoints that were written before are kept") from error
+
+
+_NOT_FINITE = "not finite"
+"""Key of numbers that JSON has no word for."""
+
+
+def flatten(state: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of an optimiser's state, and its other values, by `<parameter index>.<name>`.
+
+    Tensors of a list, as LBFGS keeps them, are `<parameter index>.<name>#<place>`; the list itself has None there.
+    """
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for index, named in state.items():
+        for name, value in named.items():
+            key = f"{index}.{name}"
+            if isinstance(value, Tensor):
+                tensors[key] = (value.to_dense() if value.is_sparse else value).contiguous()
+            elif isinstance(value, list | tuple):
+                places = {f"{key}#{place}": one for place, one in enumerate(value) if isinstance(one, Tensor)}
+                tensors |= {place: one.contiguous() for place, one in places.items()}
+                values[key] = [None if isinstance(one, Tensor) else one for one in value]
+            else:
+                values[key] = value
+    return tensors, values
+
+
+def unflatten(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return the state that `flatten` took."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in (*values.items(), *tensors.items()):
+        index, name = key.split(".", 1)
+        name, _, place = name.partition("#")
+        entry = state.setdefault(int(index), {})
+        if place:
+            entry[name][int(place)] = value
+        else:
+            entry[name] = list(value) if isinstance(value, list) else value
+    return state
+
+
+def plain(value: Any, owner: str) -> Any:
+    """Return `value` of `owner` as plain JSON values. Raise TrainingFailed if that is impossible."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(_finite(value), enc_hook=_number))
+    except (TypeError, ValueError) as error:
+        raise TrainingFailed(f"cannot write a checkpoint: the state of {owner} holds {error}") from error
+
+
+def revived(value: Any) -> Any:
+    """Return the value that `plain` took, with its non-finite numbers."""
+    if isinstance(value, dict):
+        if set(value) == {_NOT_FINITE}:
+            return float(value[_NOT_FINITE])
+        return {key: revived(one) for key, one in value.items()}
+    return [revived(one) for one in value] if isinstance(value, list) else value
+
+
+def _finite(value: Any) -> Any:
+    """Return `value` with strings for non-finite numbers: JSON has none, and the best loss starts as one."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_NOT_FINITE: str(value)}
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    raise TypeError(f"a {type(value).__name__}, which is no plain value")

@@ -10,16 +10,20 @@ with saving.writing():
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from types import TracebackType
 
 import torch
 from msgspec.structs import replace
+from safetensors import SafetensorError
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.comm.group import Group
 from evener.config.run_config import RunConfig
-from evener.records.errors import Interrupted, InvalidInput
+from evener.records.errors import Interrupted, InvalidInput, first_line
 from evener.records.record import Event
 from evener.training.checkpoint import (
     Checkpoint,
@@ -30,7 +34,6 @@ from evener.training.checkpoint import (
     refuse_other_run,
     write_weights,
 )
-from evener.training.checkpoint_writer import CheckpointWriter
 
 
 class Saving:
@@ -165,3 +168,58 @@ class Saving:
         for event in events:
             is_elsewhere = event.kind == "checkpoint" and not self._config.keeps_checkpoints
             self._emit(replace(event, message="its node offers it to the master") if is_elsewhere else event)
+
+
+_MAX_PENDING = 2
+"""Copies of a checkpoint in memory: one that is written, and one that waits."""
+
+
+class CheckpointWriter:
+    """Writes checkpoints in a thread, in order; a context manager, which waits at the end until all are written.
+
+    Args:
+        checkpoints: the folder to write to.
+    """
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
+        self._writing: deque[Future[Event]] = deque()
+
+    def submit(self, checkpoint: Checkpoint) -> None:
+        """Write `checkpoint` soon; returns at once, unless checkpoints come faster than the disk takes them."""
+        under_way = [future for future in self._writing if not future.done()]
+        if len(under_way) == _MAX_PENDING:
+            wait(under_way[:1])
+        self._writing.append(self._thread.submit(self._write, checkpoint))
+
+    def finished(self) -> list[Event]:
+        """Return events for the checkpoints that were written, or failed, since the last call; do not wait."""
+        events = []
+        while self._writing and self._writing[0].done():
+            events.append(self._writing.popleft().result())
+        return events
+
+    def wait(self) -> list[Event]:
+        """Wait for all submitted checkpoints; return events for those that were written or failed."""
+        wait(self._writing)
+        return self.finished()
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.wait()
+        self._thread.shutdown()
+
+    def _write(self, checkpoint: Checkpoint) -> Event:
+        step = checkpoint.state.step
+        try:
+            return Event(step=step, kind="checkpoint", message=f"wrote {self._checkpoints.write(checkpoint)}")
+        except (OSError, SafetensorError) as error:
+            return Event(step=step, kind="no checkpoint", message=self._warning(step, error))
+
+    def _warning(self, step: int, error: Exception) -> str:
+        checkpoints = self._checkpoints
+        last = "there is none yet" if checkpoints.is_empty else f"the last good one is {checkpoints.latest()[0]}"
+        return f"cannot write the checkpoint of step {step} in {checkpoints.folder}: {first_line(error)}; {last}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evener.data.tasks.imports import files_needed
+from evener.commands.doctor_nodes import files_needed
 from evener.records.errors import MissingFile, TrainingFailed
 from support.refusals import refused
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from evener.comm.group import Group
-from evener.frontends.programs.rows import gather_rows
+from evener.frontends.programs.work_division import gather_rows
 from evener.records.errors import InvalidInput
 from support.refusals import refused
 from support.thread_ranks import together

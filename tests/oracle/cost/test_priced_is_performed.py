@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from evener.oracle.cost.layers import columns
-from evener.oracle.cost.operations import operations_of
-from evener.oracle.cost.partition import MODES, DividedLayers
+from evener.oracle.cost.partition import MODES, DividedLayers, operations_of
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.network import Network
 from evener.oracle.division.plan import Arrangement, plan_replicas

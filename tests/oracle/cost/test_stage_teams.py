@@ -8,8 +8,7 @@ import pytest
 
 from evener.oracle.advice import plan_of
 from evener.oracle.cost.pipeline import price_pipeline
-from evener.oracle.cost.stage_teams import price_stage_teams
-from evener.oracle.search import search
+from evener.oracle.search import price_stage_teams, search
 from evener.records.errors import DoesNotFit
 from evener.records.plan import Strategy
 from support.imagined_machines import convolutions, model

@@ -31,7 +31,7 @@ from evener.ps.master.access.quotas import (
     require_small,
 )
 from evener.ps.master.collective.rank_journal import RankJournal, RunStart, roster_of
-from evener.ps.master.collective.rank_news import RankNews
+from evener.ps.master.collective.rank_table import RankNews
 from evener.ps.master.run_journal import RunJournal
 from evener.ps.protocol.blob_stream import StreamWriter
 from evener.ps.protocol.config import StateDir

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evener.ps.master import run_validation
-from evener.ps.master.cross_check import CrossCheck, SliceAnswer
-from evener.ps.master.validation import EpochEnd, Validations
+from evener.ps.master import training_run
+from evener.ps.master.validation import CrossCheck, EpochEnd, SliceAnswer, Validations
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.messages import Validated
 from evener.sync.protocol import Sgd, synchronous
@@ -127,7 +126,7 @@ def test_a_liar_among_four_is_expelled_with_the_reason_in_the_record_and_the_acc
 def test_a_liar_in_everything_is_expelled_within_ten_rounds_and_the_others_reach_what_three_do_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_validation, "SystemRandom", lambda: Random(1))  # who is checked in which round
+    monkeypatch.setattr(training_run, "SystemRandom", lambda: Random(1))  # who is checked in which round
     whole = synchronous(batch=SAMPLES, outer=Sgd(learning_rate=4 * RATE))  # every round is validated
     with plane("a", "b", "c") as ps:
         _, three = ps.run(job(whole, epochs=100), weights())

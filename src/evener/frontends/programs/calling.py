@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,12 @@ from evener.config.conflicts import option_name
 from evener.config.option_values import description_of, field_value
 from evener.config.run_config import RunConfig
 from evener.data.loader import random_state_kept
-from evener.data.tasks.load import load_any_task, task_of
+from evener.data.tasks.load import load_any_task, needing_extras, task_of
 from evener.frontends.programs.batch_training import refuse_batches, train_batches
-from evener.launch.rank_environment import Program
+from evener.launch.rank_environment import Program, RankEnvironment
 from evener.launch.slurm import adopt_slurm
 from evener.parallel.op_registry import without_synchronised
-from evener.records.errors import InvalidInput, nearest
+from evener.records.errors import InvalidInput, first_line, nearest
 from evener.records.record import TrainRecord
 from evener.records.task import BatchTask, Task
 from evener.report.scalars import ScalarLogger
@@ -33,7 +34,6 @@ from evener.training.checkpoint_folder import require_checkpoint
 from evener.training.console import print_line
 from evener.training.context import Arithmetic, read_plan
 from evener.training.rank import train_rank
-from evener.training.shipped import shipped
 
 _MASTER_OPTIONS = (
     "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge", "overlap",
@@ -163,3 +163,26 @@ def _trained_model(task: Task | BatchTask, config: RunConfig) -> nn.Module:
     Arithmetic(config.precision, torch.device("cpu")).prepare_model(model)
     model.load_state_dict(load_file(config.folder / "model.safetensors"))
     return model
+
+
+def shipped(program: Any, task: Any) -> Program:
+    """Return `program` with `task` pickled, so that a process can be started with it.
+
+    Raises:
+        MissingExtra: cloudpickle is not installed.
+        InvalidInput: the task holds something that belongs to this process.
+    """
+    with needing_extras():
+        import cloudpickle
+    try:
+        packed = cloudpickle.dumps(task)
+    except (TypeError, pickle.PicklingError, AttributeError, ValueError) as error:
+        raise InvalidInput(
+            f"the task cannot be sent to the nodes' processes ({first_line(error)}): let its functions make what they "
+            "need, or put it into a file and give the file's name"
+        ) from error
+    return partial(_perform, program, packed)
+
+
+def _perform(program: Any, packed: bytes, env: RankEnvironment, config: RunConfig) -> None:
+    program(env, config, pickle.loads(packed))

@@ -49,7 +49,7 @@ def train(config: RunConfig, *, as_json: bool) -> None:
     overrides = read_master_overrides(yolo_config(config).overrides, is_agreed=config.agreement is not None)
     _trust(overrides, trusted_only=config.trusted_only)
     if config.agreement:
-        from evener.frontends.yolo.local_run import train_on_nodes as train_on_master
+        from evener.frontends.yolo.master_run import train_on_nodes as train_on_master
     else:
         from evener.frontends.yolo.master_run import train_together as train_on_master
 

@@ -7,21 +7,23 @@ decides on it; the run itself never decides which nodes take part.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil, inf
+from random import SystemRandom
 
 from evener.ps.master.node_state import Occurrence
 from evener.ps.master.nodes import NodeRecord, Nodes, stragglers
 from evener.ps.master.run_journal import RunJournal
 from evener.ps.master.run_speeds import RunSpeeds, ThinLine
-from evener.ps.master.run_validation import RunValidation
-from evener.ps.master.validation import EpochEnd
+from evener.ps.master.validation import EpochEnd, SliceForNode, Validations
 from evener.ps.protocol.job import Job, encode_job
 from evener.ps.protocol.messages import Contribution, Prepare, Send, ServerReply, Validated
 from evener.records.errors import EvenerError, NonFiniteLoss, NoUsableNode
 from evener.records.history import History, NodeWork
+from evener.records.record import Validation
 from evener.sync.messages import Judgement, ServerOutput
 from evener.sync.parameter_server import ParameterServer
+from evener.wire.errors import BadFrame
 
 _MAX_REFUSALS = 3
 """Refused updates per worker, in a row and without a good update, after which training counts as diverged."""
@@ -283,3 +285,81 @@ class TrainingRun:
         while self.used and self.used[first := min(self.used)] >= wanted:
             del self.used[first]
             self.validation.begin(EpochEnd(first, self.server.version, self.server.weights.copy()))
+
+
+class RunValidation:
+    """The validations of one run.
+
+    Args:
+        job: job of the run.
+        journal: journal of the run.
+        speeds: speeds of the nodes at work.
+        nodes: all nodes that the master knows.
+        send: sends a message to a connection.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        journal: RunJournal,
+        speeds: RunSpeeds,
+        nodes: Nodes,
+        send: Send,
+        clock: Callable[[], float],
+    ) -> None:
+        self._job, self._journal, self._speeds = job, journal, speeds
+        self._nodes, self._send, self._clock = nodes, send, clock
+        self._validations = Validations(job, SystemRandom().randrange)
+
+    @property
+    def due(self) -> list[EpochEnd]:
+        """Ends of epochs whose validation is not finished."""
+        return self._validations.due
+
+    def begin(self, end: EpochEnd) -> None:
+        """Validate the weights at the end of an epoch."""
+        if self._job.num_validation:
+            self._validations.add(end)
+            self.give_out()
+        else:
+            self._journal.epoch_ended(end.version, end.epoch)
+
+    def give_out(self, *, reassign_late: bool = False) -> None:
+        """Assign the slices that have no node to the nodes at work."""
+        if self._validations.due:
+            costs = self._speeds.validators
+            self._send_slices(self._validations.give_out(costs, self._clock(), reassign_late=reassign_late))
+            self._conclude(self._validations.finished(self._clock()))
+
+    def remind(self, node: NodeRecord) -> None:
+        """Send a node its open slices again."""
+        self._send_slices(self._validations.slices_of(node.name))
+
+    def answered(self, node: NodeRecord, header: Validated) -> tuple[bool, list[tuple[NodeRecord, str]]]:
+        """Take the answer for a slice; return whether it was awaited, and faulty nodes with what they answered.
+
+        Raises:
+            BadFrame: the answer cannot be true.
+        """
+        if objection := self._validations.objection(node.name, header):
+            raise BadFrame(objection)
+        now = self._clock()
+        is_news, validation = self._validations.answer(header, now)
+        self._send_slices(self._validations.compare(node.name, header, list(self._speeds.validators)))
+        faulty = [(self._nodes.by_name[name], reason) for name, reason in self._validations.faulty]
+        self._validations.faulty.clear()
+        self._conclude(validation or self._validations.finished(now))
+        return is_news, faulty
+
+    def _conclude(self, validation: Validation | None) -> None:
+        """Add a validation that has ended; begin the next one, if epochs are shorter than their validation."""
+        if validation is not None:
+            self._journal.validated(validation)
+            self.give_out()
+
+    def _send_slices(self, slices: Iterable[SliceForNode]) -> None:
+        for name, header, weights in slices:
+            node = self._nodes.by_name[name]
+            node.steps_left += ceil(header.size / self._job.agreement.batch)
+            self._send(node.peer, header, [weights])

@@ -11,11 +11,10 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isclose, isfinite
 from typing import NamedTuple
 
 from evener.oracle.apportion import Worker, apportion
-from evener.ps.master.cross_check import CrossCheck, SliceAnswer
 from evener.ps.protocol.job import Job
 from evener.ps.protocol.messages import Validate, Validated
 from evener.records.record import Validation
@@ -292,3 +291,70 @@ class Validations:
             accuracy=done.accuracy if self._job.has_accuracy else None,
             seconds=now - pending.begun,
         )
+
+
+TOLERANCE = 0.05
+"""Relative tolerance of losses, which includes half precision."""
+SAMPLES_APART = 2
+PART_APART = 0.02
+"""Tolerance of correct answers: a number of samples, or a share of them."""
+
+
+class SliceAnswer(NamedTuple):
+    """A node's answer for a slice.
+
+    Attributes:
+        loss: sum over its samples; None if it is not finite.
+        correct: number of correct answers.
+    """
+
+    loss: float | None
+    correct: float
+
+    def agrees_with(self, other: SliceAnswer, size: int) -> bool:
+        """Return whether both answers may be true for the same weights and samples."""
+        if abs(self.correct - other.correct) > max(SAMPLES_APART, PART_APART * size):
+            return False
+        if self.loss is None or other.loss is None:
+            return self.loss == other.loss
+        return isclose(self.loss, other.loss, rel_tol=TOLERANCE, abs_tol=TOLERANCE * size)
+
+
+class CrossCheck:
+    """One slice, and the answers of the nodes that compute it.
+
+    Args:
+        size: samples of the slice.
+
+    Attributes:
+        answers: answers by node.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.answers: dict[str, SliceAnswer] = {}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether two answers agree."""
+        return self.truth is not None
+
+    @property
+    def truth(self) -> SliceAnswer | None:
+        """An answer that two nodes agree on; None if there is none."""
+        answers = list(self.answers.values())
+        for number, one in enumerate(answers):
+            if any(one.agrees_with(other, self._size) for other in answers[number + 1 :]):
+                return one
+        return None
+
+    def faulty_nodes(self) -> list[str]:
+        """Return the nodes that contradict two others; none while no two agree."""
+        truth = self.truth
+        if truth is None:
+            return []
+        return [name for name, one in self.answers.items() if not one.agrees_with(truth, self._size)]
+
+    def next_of(self, names: Sequence[str]) -> str | None:
+        """Return one of `names` that has not answered; None if all have."""
+        return next((name for name in names if name not in self.answers), None)

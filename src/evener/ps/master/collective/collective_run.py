@@ -23,8 +23,7 @@ from evener.membership.shared_values import AskValues, SetValue, SharedValues, d
 from evener.ps.master.collective.rank_checkpoints import RankCheckpoints
 from evener.ps.master.collective.rank_journal import JournalState, RankJournal, RunStart, StoredValue
 from evener.ps.master.collective.rank_lifecycle import Beginnings, RunEnding
-from evener.ps.master.collective.rank_news import MAX_EVENT_BYTES, RankNews
-from evener.ps.master.collective.rank_table import Absences, RankTable, RejectedNodes
+from evener.ps.master.collective.rank_table import MAX_EVENT_BYTES, Absences, RankNews, RankTable, RejectedNodes
 from evener.ps.master.collective.remote_rank import RemoteRank, RemoteStarter
 from evener.ps.master.node_state import return_seconds
 from evener.ps.master.nodes import NodeRecord, Nodes
