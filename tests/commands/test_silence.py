@@ -15,6 +15,7 @@ from support.commands import TINY, command
 from support.two_machines import on_two_machines
 
 MAX_SILENCE = 3.0
+PROGRAM = str(Path(__file__).parents[2] / "examples" / "08_own_program.py")
 SLOW_IMPORT = """
 import sys, time
 
@@ -59,12 +60,17 @@ def longest_silence(words: tuple[str, ...], folder: Path, until: str) -> float:
     ("words", "until"),
     [
         (("plan", "resnet50", "--machines", "2xh200"), "Train on"),
-        (("plan", "resnet50", "--machines", "2xh200", "--scale", "1,2,4"), "asynchronous server"),
-        (("benchmark",), "measuring"),
-        (("train", TINY, "--output", "run"), "starting: the nodes"),
-        (("trace", "digits"), "wrote"),
+        pytest.param(
+            ("plan", "resnet50", "--machines", "2xh200", "--scale", "1,2,4"),
+            "asynchronous server",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("benchmark",), "measuring", marks=pytest.mark.slow),
+        (("train", TINY, "--output", "run"), "wrote"),
+        pytest.param(("run", "--local-nodes", "1,1", PROGRAM), "checking", marks=pytest.mark.slow),
+        pytest.param(("trace", "digits"), "wrote", marks=pytest.mark.slow),
     ],
-    ids=["plan", "plan --scale", "benchmark", "train", "trace"],
+    ids=["plan", "plan --scale", "benchmark", "train", "run", "trace"],
 )
 def test_a_command_shows_that_it_is_alive_while_packages_load(
     words: tuple[str, ...], until: str, tmp_path: Path

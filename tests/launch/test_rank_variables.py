@@ -12,7 +12,7 @@ from evener.records.errors import InvalidInput
 from support.commands import TINY, evener
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", [pytest.param("0", marks=pytest.mark.slow), "1"])
 @pytest.mark.parametrize("address", ["no-such-machine.invalid", "a..b", "x" * 300])
 def test_an_address_that_cannot_be_resolved_is_one_sentence_at_once(address: str, rank: str, tmp_path: Path) -> None:
     variables: dict[str, Any] = {
