@@ -446,6 +446,35 @@ def test_a_run_that_is_to_stop_stops_its_ranks_and_waits_for_them() -> None:
     assert isinstance(scene.run.failure, Interrupted)
 
 
+def test_a_stopped_run_waits_for_a_long_validation_and_then_for_the_patience_alone() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.stop(Interrupted("stopped as asked"))
+    for _ in range(20):
+        scene.now += 1.0
+        for name, process in (("a", 1), ("b", 2)):
+            scene.say(name, process, Beat(count=int(scene.now) + 1, step=5, holds=2))
+        scene.run.tick()
+        assert scene.run.failure is None
+    stopped = {"has_finished": False, "kind": STOPPED, "is_own": True, "sentence": "stopped after step 3"}
+    scene.end("a", 1, **stopped)
+    scene.run.tick()
+    assert scene.run.failure is None
+    scene.now += scene.nodes.patience + 1.0
+    scene.run.tick()
+    assert isinstance(scene.run.failure, Interrupted)
+
+
+def test_a_second_request_ends_a_run_at_once() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    for _ in range(2):
+        scene.run.stop(Interrupted("stopped as asked"))
+    scene.now += 0.1
+    scene.run.tick()
+    assert isinstance(scene.run.failure, Interrupted)
+
+
 def test_ranks_find_each_other_by_values_that_lie_at_the_master() -> None:
     scene = Scene("a", "b")
     scene.ready("a", "b")

@@ -13,7 +13,9 @@ it began from                                             -> it restarts from th
 fewer nodes than before cannot continue                   -> it restarts when as many are ready
 every needed rank has ended                               -> it is over
 a rank failed by itself                                   -> the others have a second to end, too, and report errors
-the run is stopped                                        -> its ranks have the patience to end after their step
+the run is stopped                                        -> its ranks finish their step, validation or checkpoint;
+                                                             from the end of the first, the others have the patience
+it is stopped again                                       -> it ends at once
 """
 
 from __future__ import annotations
@@ -156,7 +158,7 @@ class RunEnding:
     """The end of one run.
 
     Args:
-        patience: seconds that ranks have to end after their step.
+        patience: seconds that the other ranks of a stopped run have when the first of them has ended.
 
     Attributes:
         reason: error because of which it stops; None while it does not.
@@ -167,17 +169,21 @@ class RunEnding:
         self.reason: EvenerError | None = None
 
     def stop(self, error: EvenerError, now: float) -> bool:
-        """Stop the run because of `error`; return whether this is new."""
+        """Stop the run because of `error`, or end it at once if it stops already; return whether this is new."""
         if self.reason is not None:
+            self._deadline = now
             return False
-        self.reason, self._deadline = error, now + self._patience
+        self.reason = error
         return True
 
     def is_over(self, elastic: ElasticRanks[RemoteRank], ranks: Sequence[RemoteRank], now: float) -> bool:
         """Return whether no rank is awaited any more."""
-        if self._deadline == inf and any(map(elastic.ends_the_run, ranks)):
+        needed = [rank for rank in ranks if elastic.is_needed(rank)]
+        if self._deadline == inf and self.reason is not None and any(rank.has_ended for rank in needed):
+            self._deadline = now + self._patience
+        elif self._deadline == inf and self.reason is None and any(map(elastic.ends_the_run, ranks)):
             self._deadline = now + _GRACE_S
-        return now > self._deadline or all(rank.has_ended for rank in ranks if elastic.is_needed(rank))
+        return now > self._deadline or all(rank.has_ended for rank in needed)
 
     def error(
         self, elastic: ElasticRanks[RemoteRank], ranks: Sequence[RemoteRank], *, has_record: bool
