@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from evener.config.run_config import RunConfig
 from evener.launch.rank_variables import is_rank, require_rank_variables, require_secret
 from evener.launch.slurm import adopt_slurm
-from evener.records.errors import InvalidInput, MissingFile, TrainingFailed
+from evener.records.errors import InvalidInput, MissingFile, TrainingFailed, nearest
 from evener.system.sign_of_life import sign_of_life
 from evener.training.checkpoint_folder import require_checkpoint
 
@@ -103,6 +103,15 @@ def require_program(script: Path) -> None:
             f"{script} defines a task, which `evener run` would not train, as it runs programs: type "
             f"`evener train {script}`"
         )
+
+
+def passed_options(script: Path, arguments: Sequence[str], fields: Iterable[str]) -> str:
+    """Return a line that names the options which `evener run` passes to the program; empty if there are none."""
+    known = [f"--{name.replace('_', '-')}" for name in fields if name not in ("script", "arguments", "started")]
+    names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--") and argument != "--"]
+    if not names:
+        return ""
+    return f"passing to {script.name}: {', '.join(name + nearest(name, known, similarity=0.85) for name in names)}"
 
 
 def _is_task_alone(tree: ast.Module) -> bool:

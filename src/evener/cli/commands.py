@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from evener.cli.before import adopt_launcher, loading, require_files, require_program, tell
+from evener.cli.before import adopt_launcher, loading, passed_options, require_files, require_program, tell
 from evener.config.options import (
     BenchmarkConfig,
     DemoConfig,
@@ -95,6 +95,8 @@ def run(config: ScriptConfig, as_json: bool) -> None:
     """Run SCRIPT, a program that calls evener.join(), on this machine's nodes or as a rank of torchrun."""
     require_program(config.script)  # before PyTorch is loaded
     adopt_launcher()
+    if line := passed_options(config.script, config.arguments, config.__struct_fields__):
+        tell(line, as_json=True)
     with loading(as_json=True):  # stdout is the program's
         from evener.frontends.programs import script
 

@@ -262,9 +262,9 @@ def require_one_of(field: str, value: str, choices: Iterable[str]) -> None:
         raise InvalidValue(field, value, f"one of {', '.join(known)}", nearest(value, known))
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], *, similarity: float = 0.6) -> str:
     """Return `, did you mean 'x'?` if one of `known` is similar to `name`, else nothing."""
-    match = difflib.get_close_matches(name, list(known), n=1)
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=similarity)
     return f", did you mean {match[0]!r}?" if match else ""
 
 

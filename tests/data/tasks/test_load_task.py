@@ -239,3 +239,19 @@ def test_what_is_no_file_for_every_node_is_refused_before_anything_is_loaded(tmp
     for nowhere in ("pipe", "."):
         with refused(InvalidInput):
             require_task(f"{tmp_path}/{nowhere}")
+
+
+def test_a_program_is_refused_as_a_task_without_running_it(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("import evener\nraise SystemExit('it ran')\nrun = evener.join()\n")
+    with refused(InvalidInput):
+        load_task(str(file))
+
+
+@pytest.mark.parametrize(
+    "task", ["task = make()", "def task(): ...", "from beside import task", "from beside import *"]
+)
+def test_a_file_with_a_task_is_none_of_the_programs_that_are_refused(tmp_path: Path, task: str) -> None:
+    file = tmp_path / "both.py"
+    file.write_text(f"import evener\n{task}\nif __name__ == '__main__':\n    run = evener.join()\n")
+    require_task(str(file))

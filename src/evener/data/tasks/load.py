@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import sys
@@ -139,7 +140,7 @@ def require_task(reference: str) -> None:
     """See that there is such a task or file, before anything is loaded for it.
 
     Raises:
-        InvalidInput: there is no task of that name, or it is a pipe or a folder.
+        InvalidInput: there is no task of that name, it is a pipe or a folder, or it is a program.
         MissingFile: there is no such file.
     """
     if not is_path(reference):
@@ -150,6 +151,12 @@ def require_task(reference: str) -> None:
         )
     elif not Path(reference).is_file():
         raise MissingFile(f"there is no task file {Path(reference).resolve()}")
+    elif _is_program(Path(reference)):
+        raise InvalidInput(
+            f"{reference} calls evener.join(), so it is a program and not a task: train it with `evener run "
+            f"{reference}` or under torchrun; for this command, and for the nodes of a master, write a task of its "
+            "model, loss and data"
+        )
 
 
 def load_any_task(reference: str, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task | BatchTask:
@@ -196,6 +203,19 @@ def has_thin_task(reference: str) -> bool:
         path = Path(reference).resolve()
         return thin_twin(path) is not None or "thin_task" in path.read_text(encoding="utf-8")
     return reference in BUILT_IN_THIN_TASKS
+
+
+def _is_program(path: Path) -> bool:
+    """Return whether a file calls evener.join() and defines no task; without running it, because it would train."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):
+        return False  # importing it reports the error with its line
+    imported = {name.asname or name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names}
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return "evener.join" in calls and not (imported | stored | defined) & {"task", "thin_task", "*"}
 
 
 def thin_twin(path: Path) -> Path | None:

@@ -1,0 +1,23 @@
+"""What `evener run` says before PyTorch is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evener.cli.before import passed_options
+from evener.frontends.programs.options import ScriptConfig
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((), ""),
+        (("3", "-v", "--"), ""),
+        (("--secret=abc", "--agreement", "diloco"), "passing to train.py: --secret, --agreement"),
+        (("--local-node", "1,1"), "passing to train.py: --local-node, did you mean '--local-nodes'?"),
+    ],
+)
+def test_options_that_the_program_gets_are_named_without_their_values(arguments: tuple[str, ...], line: str) -> None:
+    assert passed_options(Path("train.py"), arguments, ScriptConfig.__struct_fields__) == line
