@@ -30,22 +30,38 @@ class BatchNorm(_BatchNorm):
         """Take inputs of any number of dims."""
 
 
-def without_synchronised(model: nn.Module) -> nn.Module:
-    """Replace the SyncBatchNorms of `model` with plain ones, which division synchronises on any device.
+def synchronised_norms(model: nn.Module) -> list[nn.SyncBatchNorm]:
+    """Return the SyncBatchNorms of `model`.
 
     Raises:
         InvalidInput: one is of a class of the user's own, whose computation is unknown.
     """
+    found = []
     for name, module in model.named_modules():
         if type(module) is nn.SyncBatchNorm:
-            norm: Any = module
-            norm.__class__ = BatchNorm
+            found.append(module)
         elif isinstance(module, nn.SyncBatchNorm):
             raise InvalidInput(
                 f"layer {name} ({type(module).__name__}) is of a class derived from nn.SyncBatchNorm, which exchanges "
                 "statistics by itself: derive it from nn.BatchNorm2d, whose statistics Evener takes of all samples"
             )
+    return found
+
+
+def without_synchronised(model: nn.Module) -> nn.Module:
+    """Replace the SyncBatchNorms of `model` with plain ones, which division synchronises on any device.
+
+    Raises:
+        InvalidInput: see `synchronised_norms`.
+    """
+    for norm in synchronised_norms(model):
+        make_plain(norm)
     return model
+
+
+def make_plain(norm: nn.Module) -> None:
+    """Make a SyncBatchNorm a plain one."""
+    norm.__class__ = BatchNorm
 
 
 class Description(TypedDict, total=False):

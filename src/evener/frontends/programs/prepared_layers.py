@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.comm.exchange import Exchange, Route, shape_of
 from evener.comm.group import Group
@@ -24,7 +25,7 @@ from evener.frontends.programs.prepared import agreed_model
 from evener.oracle.division.layout import ALIKE, WHOLE, Layout, Move, Shape
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.gradient_hooks import GradientHooks, without_hooks
-from evener.parallel.op_registry import without_synchronised
+from evener.parallel.op_registry import make_plain, synchronised_norms
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.redistribute import mover, part_of, regions
 from evener.parallel.sharded import ShardedModule
@@ -46,7 +47,7 @@ class PreparedLayers:
         tell: called with a sentence if no layer of the model can be divided.
 
     Attributes:
-        model: for the program: the same object, unless it is a synchronised BatchNorm itself.
+        model: for the program: the same object.
         means: of its gradients.
 
     Raises:
@@ -54,7 +55,10 @@ class PreparedLayers:
     """
 
     def __init__(self, model: nn.Module, group: Group, arrangement: Arrangement, tell: Callable[[str], None]) -> None:
-        self.model = without_synchronised(agreed_model(model, group))
+        self.model = agreed_model(model, group)
+        self._synchronised = synchronised_norms(self.model)
+        for norm in self._synchronised:  # they stay what the program made; the passes hold plain copies
+            vars(norm)["forward"] = MethodType(_BatchNorm.forward, norm)
         self._group, self._arrangement, self._tell = group, arrangement, tell
         self._whole: Callable[..., Any] = self.model.forward
         self._passes: dict[tuple[Any, ...], DividedPass] = {}
@@ -117,10 +121,16 @@ class PreparedLayers:
     def _as_it_was(self) -> Iterator[None]:
         """Restore `forward`, so that the model can be traced and copied inside."""
         ours = vars(self.model).pop("forward")
+        for norm in self._synchronised:
+            vars(norm).pop("forward", None)
+            make_plain(norm)
         try:
             with without_hooks(self.model):
                 yield
         finally:
+            for norm in self._synchronised:
+                norm.__class__ = nn.SyncBatchNorm
+                vars(norm)["forward"] = MethodType(_BatchNorm.forward, norm)
             vars(self.model)["forward"] = ours
 
     def _begin(self, divided: DividedPass) -> None:

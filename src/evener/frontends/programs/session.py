@@ -166,7 +166,7 @@ class Run:
         """
         if self._is_alone:
             return value.detach() if isinstance(value, Tensor) else value
-        if not self._work.draws_alike:  # otherwise every node has the whole batch
+        if self.size > 1 and not self._work.draws_alike:  # otherwise every node has the whole batch
             refuse_outside(self._parts.are_any, bool(self._loaders) or self._sharing, "run.mean")
             self._parts.require_clear("run.mean", is_training=self.is_training())
         weight = self._parts.weight() / self.group.size
