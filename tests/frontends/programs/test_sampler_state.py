@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, TensorDataset, WeightedRandomSampler
@@ -78,6 +81,57 @@ def test_a_sampler_that_learns_from_the_losses_of_its_node_is_refused(tmp_path: 
     ended = evener_here("run", "--local-nodes", "1,1", "--shares", "3,1", "program.py", cwd=tmp_path)
     assert ended.returncode == InvalidInput.exit_code, ended.stderr
     assert "sampler.losses" in ended.stderr
+
+
+OUTSIDE = {
+    "global": (
+        "LOSSES = torch.ones(40)",
+        "multinomial(LOSSES.float()",
+        "LOSSES[index] = losses.detach().float()",
+        "LOSSES",
+    ),
+    "data set": (
+        "data.seen = torch.ones(40)",
+        "multinomial(self.data.seen",
+        "data.seen[index] = losses.detach().float()",
+        "data.seen",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", OUTSIDE)
+def test_losses_of_one_node_that_a_sampler_reads_elsewhere_are_refused(tmp_path: Path, place: str) -> None:
+    made, read, learn, name = OUTSIDE[place]
+    program = PROGRAM.format(learn=learn, path="").replace("multinomial(weights", read)
+    program = program.replace("hard = Hard(40)", f"{made}\nhard = Hard(40)\nhard.data = data")
+    (tmp_path / "program.py").write_text(program)
+    ended = evener_here("run", "--local-nodes", "1,1", "--shares", "3,1", "program.py", cwd=tmp_path)
+    assert ended.returncode == InvalidInput.exit_code, ended.stderr
+    assert f"`{name}`" in ended.stderr or f".{name}`" in ended.stderr
+
+
+@pytest.mark.parametrize("kept", [deque([1.0, 2.0]), np.float32(1.0), np.arange(3)])
+def test_attributes_of_every_plain_type_are_compared(kept: Any) -> None:
+    def change(rank: int, sampler: Any) -> None:
+        sampler.kept = kept if rank == 0 else type(kept)([5.0, 7.0]) if isinstance(kept, deque) else kept + 1
+
+    assert all("kept" in error for error in changed_attributes(change))
+
+
+def test_a_cache_of_the_data_set_that_no_sampler_reads_is_not_compared() -> None:
+    class Cached(TensorDataset):
+        def __init__(self) -> None:
+            super().__init__(torch.arange(8))
+            self.cache, self.weights = {1: 1.0}, torch.ones(8)
+
+    class Reading(RandomSampler):
+        def __iter__(self) -> Iterator[int]:
+            yield from torch.multinomial(self.data_source.weights, 8).tolist()  # type: ignore[attr-defined]
+
+    data = Cached()
+    names = SamplerState(BatchSampler(Reading(data), 2, drop_last=False), data)._prints()
+    assert "sampler.data_source.weights" in names
+    assert not any("cache" in name for name in names)
 
 
 def changed_attributes(change: Callable[[int, WeightedRandomSampler], None]) -> list[str]:

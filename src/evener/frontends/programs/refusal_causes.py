@@ -67,7 +67,8 @@ def later_cause(copies: Sequence[Facts], whole: Facts, names: Collection[str] | 
         if len(rows) == len(expected) and not np.allclose(rows, expected, rtol=1e-9, atol=0.0, equal_nan=True):
             return (
                 "the samples of a part of a batch are not those of the whole: collate_fn mixes samples, or draws "
-                "random numbers without PyTorch; mix them after the loader, of what evener.gather(...) gives"
+                "random numbers without PyTorch, or the program writes results of a node's own samples into the data "
+                "set; mix samples after the loader, and write into the data set, what evener.gather(...) gives"
             )
     return ""
 

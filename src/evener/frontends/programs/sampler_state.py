@@ -2,12 +2,17 @@
 
 Only the sampler of the first node yields batches. If a program tells its sampler the losses of this node's samples, the
 first node's sampler misses those of the other nodes, and its batches differ from those of one process. The samplers of
-the other nodes do not yield anything, so whatever changes in them was changed by the program.
+the other nodes do not yield anything, so whatever changes in them was changed by the program. The same holds for what
+the code of a sampler reads elsewhere: global variables, those of an enclosing function, and attributes of the data set.
 """
 
 from __future__ import annotations
 
+import dis
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import msgspec
@@ -25,6 +30,8 @@ _DEPTH = 3
 """Attributes of attributes of a sampler that are compared."""
 _LARGEST, _MOST = 1_000_000, 10_000
 """Numbers of one tensor that are compared (of a larger one, every second, third ... one), and items of a mixed list."""
+_PLAIN: tuple[type, ...] = (Tensor, np.ndarray, np.generic, int, float, str, list, tuple, dict, set, deque)
+_ATTRIBUTES, _GLOBALS = frozenset({"LOAD_ATTR", "LOAD_METHOD"}), frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _UNSEEN, _LARGE = 1234.5, 1e30
 """Stand-ins for NaN and infinity, which tables hold for samples without a loss."""
 
@@ -34,7 +41,7 @@ class SamplerState:
 
     Args:
         batches: batch sampler of the user's loader.
-        dataset: of that loader, which is not compared.
+        dataset: of that loader, of which only what the sampler's code reads is compared.
     """
 
     def __init__(self, batches: Any, dataset: Any) -> None:
@@ -55,27 +62,93 @@ class SamplerState:
             for name, value in row.items():
                 if not np.isclose(value, rows[0].get(name, np.nan), rtol=1e-9, atol=0.0):
                     raise InvalidInput(
-                        f"the program changes `{name}` of its sampler, in one way on node {group.nodes[0]} and in "
-                        f"another on node {group.nodes[rank]}; batches then differ from those of one process: "
-                        "if a sampler learns from losses, give it those of all nodes, by evener.gather"
+                        f"the program changes `{name}`, from which its sampler makes batches, in one way on node "
+                        f"{group.nodes[0]} and in another on node {group.nodes[rank]}; batches "
+                        "then differ from those of one process: if a sampler learns from losses, give it those of "
+                        "all nodes, by evener.gather"
                     )
 
     def _prints(self) -> dict[str, float]:
         return {name: _print(value) for name, value in self._values("", self._batches, _DEPTH)}
 
-    def _values(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-        """Yield the names and values of plain attributes of `value`, or `value` itself if it is plain."""
-        if value is self._dataset or isinstance(value, Dataset | nn.Module):
-            return
-        if isinstance(value, Tensor | np.ndarray | int | float | str | list | tuple | dict | set):
+    def _values(
+        self, name: str, value: Any, depth: int, read: frozenset[str] | None = None
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield the names and values of plain attributes of `value`, or `value` itself if it is plain.
+
+        Args:
+            name: of `value`.
+            value: of the sampler, or something that it reads.
+            depth: of the attributes to look at.
+            read: names of the attributes to look at; None for all but those of a data set.
+        """
+        if isinstance(value, _PLAIN):
             yield name or type(value).__name__, value
-        elif depth and hasattr(value, "__dict__") and not callable(value):
-            for attribute, item in vars(value).items():
-                yield from self._values(f"{name}.{attribute}" if name else attribute, item, depth - 1)
+        if (
+            not depth
+            or isinstance(value, (*_PLAIN, nn.Module, ModuleType))
+            or not hasattr(value, "__dict__")
+            or callable(value)
+        ):
+            return
+        if read is None and (value is self._dataset or isinstance(value, Dataset)):
+            return
+        names, variables = (read, {}) if read is not None else _read_by(value)
+        for attribute, item in vars(value).items():
+            is_data = item is self._dataset or isinstance(item, Dataset)
+            if read is None or attribute in read:
+                path = f"{name}.{attribute}" if name else attribute
+                yield from self._values(path, item, depth - 1, names if is_data or read is not None else None)
+        for variable, item in variables.items():
+            yield from self._values(variable, item, depth - 1, names)
+
+
+def _read_by(sampler: Any) -> tuple[frozenset[str], dict[str, Any]]:
+    """Return the names of attributes in the code of a sampler, and the variables outside it that the code reads.
+
+    Samplers of PyTorch read nothing outside. What only a constructor reads is no part of later batches.
+    """
+    classes = [cls for cls in type(sampler).__mro__ if not cls.__module__.startswith("torch.")]
+    members = [member for cls in classes for name, member in vars(cls).items() if name != "__init__"]
+    waiting = [function for member in (*members, *vars(sampler).values()) for function in _functions(member)]
+    names, variables, seen = set[str](), dict[str, Any](), set[FunctionType]()
+    while waiting:
+        function = waiting.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        names |= _names(function.__code__, _ATTRIBUTES)
+        here = _names(function.__code__, _GLOBALS)
+        around = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        found = {name: function.__globals__[name] for name in here & function.__globals__.keys()}
+        for name, cell in around:
+            with suppress(ValueError):  # the variable has no value yet
+                found[name] = cell.cell_contents
+        for name, value in found.items():
+            if not isinstance(value, FunctionType):
+                variables[name] = value
+            elif value.__globals__ is function.__globals__:
+                waiting.append(value)
+    return frozenset(names), variables
+
+
+def _functions(member: Any) -> list[FunctionType]:
+    """Return the functions of a class's member."""
+    candidates = (member, getattr(member, "__func__", None), getattr(member, "fget", None))
+    return [one for one in candidates if isinstance(one, FunctionType)]
+
+
+def _names(code: CodeType, operations: frozenset[str]) -> set[str]:
+    """Return the names that these operations load, in `code` and in the functions that it defines."""
+    here = {str(one.argval) for one in dis.get_instructions(code) if one.opname in operations}
+    inner = [_names(constant, operations) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return here.union(*inner)
 
 
 def _print(value: Any) -> float:
     """Return a number that differs for different values; 0.0 for one without numbers and texts."""
+    if isinstance(value, deque):
+        value = list(value)
     if isinstance(value, set):
         value = sorted(value, key=repr)
     if isinstance(value, dict):
