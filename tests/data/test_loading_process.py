@@ -77,7 +77,7 @@ class Wide(Dataset[Any]):
 
 @pytest.mark.parametrize("dataset", [SAMPLES, Wide()], ids=["tensors", "samples"])
 def test_where_shared_memory_is_too_small_the_rank_hears_of_it(dataset: Dataset[Any]) -> None:
-    with refused(DoesNotFit), little_shared_memory():
+    with pytest.raises(DoesNotFit, match=r"--workers 0.*--shm-size"), little_shared_memory():
         next(batches(dataset))
 
 

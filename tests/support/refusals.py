@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -24,7 +25,7 @@ VARIABLE = (
     (re.compile(re.escape(str(Path(__file__).parents[2]))), "REPOSITORY"),
     (re.compile(r"(?<=\.py, line )\d+"), "LINE"),
     (re.compile(r"/[^\s'\",:;()]*pytest-of-[^/\s]+/pytest-\d+/(popen-gw\d+/)?[^/\s'\",:;()]+"), "TMP"),
-    (re.compile(r"/tmp/(tmp|evener-)\w+"), "TMP"),
+    (re.compile(re.escape(tempfile.gettempdir()) + r"/(tmp|evener-)\w+"), "TMP"),
     (re.compile(r"(?<=127\.0\.0\.1:)\d+|(?<=port )\d{4,5}|(?<=localhost:)\d{4,5}"), "PORT"),
     (re.compile(r"0x[0-9a-f]{6,}"), "ADDRESS"),
 )

@@ -69,7 +69,8 @@ def weights(folder: Path, learn: str, shares: str) -> dict[str, torch.Tensor]:
     return loaded
 
 
-@pytest.mark.parametrize("learn", [OF_ALL, pytest.param(AT_THE_LEADER, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("learn", [OF_ALL, AT_THE_LEADER])
 def test_a_sampler_that_learns_from_the_losses_of_all_nodes_equals_one_process(tmp_path: Path, learn: str) -> None:
     alone, divided = weights(tmp_path, learn, "1"), weights(tmp_path, learn, "3,1")
     for name, value in alone.items():
