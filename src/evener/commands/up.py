@@ -173,7 +173,7 @@ def stop(access: StopAccess) -> None:
     """`evener stop`: end a run with its current results. Raise InvalidInput if it is not in progress."""
     with open_master(access) as client:
         run = _run_to_stop(client.ask(), access.run)
-        status = client.change(StopRun(run=run.run))
+        status = client.change(StopRun(run=run.run, at_once=access.now))
         until = time.monotonic() + _STOP_PATIENCES * client.patience
         while goes_on := any(one.run == run.run for one in status.runs):  # ranks end after their step
             if time.monotonic() > until:

@@ -202,6 +202,9 @@ class StopAccess(MasterAccess, frozen=True, kw_only=True):
     """Options of `evener stop`."""
 
     run: Annotated[str | None, Meta(description="Name of the run; default: the run in progress.")] = None
+    now: Annotated[
+        bool, Meta(description="End it at once; do not wait for the step, validation or checkpoint in progress.")
+    ] = False
 
 
 class DoctorConfig(MasterAccess, frozen=True, kw_only=True):

@@ -205,8 +205,8 @@ class ActiveRun(ABC):
         """Forget what was arriving over the node's connection."""
 
     @abstractmethod
-    def stop(self) -> None:
-        """End the run at the user's request."""
+    def stop(self, *, at_once: bool) -> None:
+        """End the run at the user's request, after its step or at once."""
 
     @abstractmethod
     def result(self, error: EvenerError | None) -> RunResult:

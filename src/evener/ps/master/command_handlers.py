@@ -90,7 +90,7 @@ class CommandHandlers:
 
     def _stop(self, peer: int, grant: Grant, header: m.StopRun, __: object) -> None:
         self._require_owner(grant, header.run)
-        self._scheduler.stop(header.run)
+        self._scheduler.stop(header.run, at_once=header.at_once)
         self._send_status(peer)
 
     def _assign(self, peer: int, grant: Grant, header: m.AssignNodes, __: object) -> None:

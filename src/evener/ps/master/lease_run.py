@@ -144,7 +144,7 @@ class ActiveLeaseRun(ActiveRun):
         self.training.not_ready(node, reason)
         self.training.lose(node)
 
-    def stop(self) -> None:
+    def stop(self, *, at_once: bool) -> None:  # noqa: ARG002  # it never waits for nodes
         """End the run at the user's request, after the last update."""
         self.training.failure = Interrupted(f"stopped after update {self.training.server.version} as asked")
 

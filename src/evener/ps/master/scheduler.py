@@ -165,11 +165,11 @@ class Scheduler:
         """Return the submitter of a run in progress; None if there is no run of this name."""
         return run.job.submitter if (run := self._active.get(name)) is not None else None
 
-    def stop(self, name: str) -> None:
-        """End a run at the user's request."""
+    def stop(self, name: str, *, at_once: bool = False) -> None:
+        """End a run at the user's request, after its step or at once."""
         if (run := self._active.get(name)) is not None:
             with self.guarding(run):
-                run.stop()
+                run.stop(at_once=at_once)
                 self._end_if_over(run)
 
     def assign(self, peer: int, wanted: AssignNodes) -> None:

@@ -319,9 +319,15 @@ class Refused(Header, frozen=True, kw_only=True):
 
 
 class StopRun(Header, frozen=True, kw_only=True):
-    """A command asks to end a run now, with its results so far."""
+    """A command asks to end a run, with its results so far.
+
+    Attributes:
+        run: name of the run.
+        at_once: whether to end it without the step, validation or checkpoint in progress.
+    """
 
     run: RunName
+    at_once: bool = False
 
 
 class RunEvents(Header, frozen=True, kw_only=True):

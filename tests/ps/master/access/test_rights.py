@@ -90,7 +90,7 @@ def test_a_run_that_goes_on_after_it_was_asked_to_stop_is_not_said_to_have_ended
         run = client.submit(job(SYNC, epochs=1000), weights(), [])
         monkeypatch.setattr("evener.commands.up._STOP_PATIENCES", 0.01)
         with monkeypatch.context() as patched:
-            patched.setattr(ps.master._scheduler, "stop", lambda _: None)
+            patched.setattr(ps.master._scheduler, "stop", lambda *_, **__: None)
             stop(StopAccess(master=str(ps.address), token=ps.identity.token.text, run=run))
         assert "has ended" not in capsys.readouterr().out
         client.change(m.StopRun(run=run))

@@ -465,11 +465,15 @@ def test_a_stopped_run_waits_for_a_long_validation_and_then_for_the_patience_alo
     assert isinstance(scene.run.failure, Interrupted)
 
 
-def test_a_second_request_ends_a_run_at_once() -> None:
+def test_a_run_is_stopped_at_once_only_if_that_is_asked_for() -> None:
     scene = Scene("a", "b")
     scene.found()
-    for _ in range(2):
+    for _ in range(2):  # a command that has reconnected repeats its request
         scene.run.stop(Interrupted("stopped as asked"))
+    scene.now += 0.1
+    scene.run.tick()
+    assert scene.run.failure is None
+    scene.run.stop(Interrupted("stopped as asked"), at_once=True)
     scene.now += 0.1
     scene.run.tick()
     assert isinstance(scene.run.failure, Interrupted)

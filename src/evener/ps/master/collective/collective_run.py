@@ -211,9 +211,9 @@ class CollectiveRun:
         if kind not in ("joined", "back"):
             self.news.note(kind, message, nodes)
 
-    def stop(self, error: EvenerError) -> None:
-        """End the run because of `error`; ranks that have begun finish their step."""
-        if self._ending.stop(error, self._clock()):
+    def stop(self, error: EvenerError, *, at_once: bool = False) -> None:
+        """End the run because of `error`; unless `at_once`, ranks that have begun finish their step."""
+        if self._ending.stop(error, self._clock(), at_once=at_once):
             if self._elastic is not None:
                 self._elastic.is_stopping = True
             self._table.request_stop(at_once=False)

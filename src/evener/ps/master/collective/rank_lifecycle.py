@@ -15,7 +15,7 @@ every needed rank has ended                               -> it is over
 a rank failed by itself                                   -> the others have a second to end, too, and report errors
 the run is stopped                                        -> its ranks finish their step, validation or checkpoint;
                                                              from the end of the first, the others have the patience
-it is stopped again                                       -> it ends at once
+it is stopped at once                                     -> it waits for no rank
 """
 
 from __future__ import annotations
@@ -168,13 +168,13 @@ class RunEnding:
         self._patience, self._deadline = patience, inf
         self.reason: EvenerError | None = None
 
-    def stop(self, error: EvenerError, now: float) -> bool:
-        """Stop the run because of `error`, or end it at once if it stops already; return whether this is new."""
-        if self.reason is not None:
-            self._deadline = now
-            return False
-        self.reason = error
-        return True
+    def stop(self, error: EvenerError, now: float, *, at_once: bool) -> bool:
+        """Stop the run because of `error`; return whether it did not stop before. Repeating this has no effect."""
+        if at_once:
+            self._deadline = min(self._deadline, now)
+        is_new = self.reason is None
+        self.reason = self.reason or error
+        return is_new
 
     def is_over(self, elastic: ElasticRanks[RemoteRank], ranks: Sequence[RemoteRank], now: float) -> bool:
         """Return whether no rank is awaited any more."""

@@ -102,9 +102,9 @@ class ActiveRankRun(ActiveRun):
         """Forget the weights that were arriving over the node's connection."""
         self.ranks.disconnected(node)
 
-    def stop(self) -> None:
-        """End the run at the user's request: the ranks end after their step."""
-        self.ranks.stop(Interrupted("stopped as asked"))
+    def stop(self, *, at_once: bool) -> None:
+        """End the run at the user's request: the ranks end after their step, or at once."""
+        self.ranks.stop(Interrupted("stopped as asked"), at_once=at_once)
 
     def result(self, error: EvenerError | None) -> RunResult:
         """End the processes; return the record and the weights, or else the weights of the last checkpoint."""
