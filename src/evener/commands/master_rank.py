@@ -13,11 +13,10 @@ from evener.commands.rank_task import RankTask
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import import_file
 from evener.doctor.network import interfaces
-from evener.launch.hosted_rank import hosted_environment
 from evener.launch.line_store import LineStore, RankLine
 from evener.launch.nodes import LocalNode
 from evener.launch.parent import Parent
-from evener.launch.rank_environment import RankEnvironment, run_rank
+from evener.launch.rank_environment import RankEnvironment, hosted_environment, run_rank
 from evener.ps.master.node_state import return_seconds
 from evener.ps.protocol.rank_messages import RankPlace, decode_rank_place
 from evener.system.host import own_address

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from evener.comm.signed_store import SignedStore
 from evener.data.loading_process import loading_death
 from evener.launch.nodes import LocalNode
+from evener.launch.parent import Parent
 from evener.launch.rank_heartbeat import RankHeartbeat
 from evener.membership.control_channel import ControlChannel
 from evener.records.error_kind import restated
@@ -31,7 +32,7 @@ from evener.records.errors import (
     place_of,
     words_of,
 )
-from evener.records.events import RunEvent
+from evener.records.events import RunEvent, encode_events
 from evener.records.lone_batches import is_of_lone_sample, lone_sample_sentence
 from evener.records.record import Epoch
 from evener.system.cores import keep_to_quota
@@ -122,6 +123,65 @@ class RankEnvironment:
         self.step = step
         if self.heartbeat is not None:
             self.heartbeat.step = step
+
+
+def hosted_environment(
+    parent: Parent,
+    open_store: Callable[[], SignedStore],
+    *,
+    rank: int,
+    nodes: Sequence[LocalNode],
+    patience: float,
+    process: int | None,
+    is_late: bool = False,
+    receive: Callable[[], bytes] | None = None,
+    absence: float = 0.0,
+) -> RankEnvironment:
+    """Return the environment of a rank in its process.
+
+    Args:
+        parent: the process that started it.
+        open_store: opens a connection to the rendezvous store of the ranks.
+        rank: of this process.
+        nodes: one a rank, in order.
+        patience: seconds of silence after which a rank is lost.
+        process: number of this process in an elastic run; None in others.
+        is_late: whether the elastic run is already under way.
+        receive: waits for the next message of the coordinator; None if `parent` is the coordinator.
+        absence: seconds that the coordinator and the store may be gone.
+    """
+    env = RankEnvironment(
+        rank=rank,
+        nodes=list(nodes),
+        device=torch.device(nodes[rank].device),
+        patience=patience,
+        notify=lambda event: parent.send(encode_events([event])),
+        store=open_store(),
+        end=parent.end,
+    )
+    parent.on_stop(env.request_stop)
+    if process is not None:
+        env.line = ControlChannel(
+            process=process,
+            node=env.node.name,
+            is_late=is_late,
+            send=parent.say,
+            receive=receive or parent.hear,
+            open_store=open_store,
+            end=parent.end,
+            patience=patience,
+            absence=absence,
+        )
+    if not is_late and len(nodes) > 1:
+        env.heartbeat = RankHeartbeat(
+            open_store(),
+            rank=rank,
+            nodes=env.names,
+            patience=patience,
+            on_lost=env.end,
+            store_patience=absence or None,
+        )
+    return env
 
 
 Program = Callable[[RankEnvironment, Any], None]

@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any
 
 from evener.comm.signed_store import SignedStore
-from evener.launch.hosted_rank import hosted_environment
 from evener.launch.nodes import LocalNode
 from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.launch.rank_environment import Program, run_rank
+from evener.launch.rank_environment import Program, hosted_environment, run_rank
 from evener.launch.store import connect_store, keep_store, new_secret
 from evener.records.events import RunEvent
 from evener.records.record import Epoch
