@@ -33,8 +33,8 @@ from evener.records.errors import (
     words_of,
 )
 from evener.records.events import RunEvent, encode_events
-from evener.records.lone_batches import is_of_lone_sample, lone_sample_sentence
 from evener.records.record import Epoch
+from evener.records.single_sample_error import is_of_lone_sample, lone_sample_sentence
 from evener.system.cores import keep_to_quota
 from evener.system.malloc import keep_freed_memory
 from evener.system.memory import is_out_of_memory

@@ -32,7 +32,7 @@ from torch.nn.parameter import is_lazy
 from evener.comm.group import Group
 from evener.oracle.division.plan import Shard
 from evener.records.errors import InvalidInput
-from evener.records.lone_batches import is_of_lone_sample, lone_sample_sentence
+from evener.records.single_sample_error import is_of_lone_sample, lone_sample_sentence
 from evener.tracer.ir import TracedModel, assign, record
 from evener.tracer.meta_model import attribute, storage_of
 from evener.tracer.tracing import NotTraceable

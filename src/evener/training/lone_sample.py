@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from evener.data.loader import random_state_kept
 from evener.parallel.gradient_hooks import copied
 from evener.records.errors import InvalidInput
-from evener.records.lone_batches import better_size, is_of_lone_sample
+from evener.records.single_sample_error import better_size, is_of_lone_sample
 
 
 def refuse_lone_sample(

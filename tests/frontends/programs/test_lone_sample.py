@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
-from evener.frontends.programs.lone_batch import lone_batch
+from evener.frontends.programs.single_sample_batches import single_sample_advice
 from support.commands import evener_here
 
 PROGRAM = """
@@ -169,5 +169,5 @@ ROWS = SequentialSampler(DATA)
     ],
 )
 def test_sizes_of_batches_are_known_without_reading_any(loader: DataLoader[Any], is_known: bool) -> None:
-    assert bool(lone_batch(loader)) == is_known
+    assert bool(single_sample_advice(loader)) == is_known
     assert getattr(loader.batch_sampler, "passes", 0) == 0

@@ -25,9 +25,9 @@ from evener.comm.message_topics import NEXT_BATCH
 from evener.data.alike import print_of, require_alike
 from evener.data.loading_process import begin_process, load_in_process, received
 from evener.frontends.programs.batch_parts import BatchPart, Count
-from evener.frontends.programs.lone_batch import lone_batch
 from evener.frontends.programs.random_state import take_leaders_state
-from evener.frontends.programs.sampler_state import SamplerState
+from evener.frontends.programs.sampler_changes import SamplerChanges
+from evener.frontends.programs.single_sample_batches import single_sample_advice
 from evener.records.errors import InvalidInput, NodeLost
 
 _TAKEN_OVER = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
@@ -130,7 +130,7 @@ class DividedLoader:
 
     def lone_sample(self) -> str:
         """Return advice if a batch of every epoch has one sample; empty if none has, or if sizes are unknown."""
-        return lone_batch(self.loader)
+        return single_sample_advice(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         if self._divider.is_in_thread():  # refused in the main thread, where an error ends the program
@@ -199,7 +199,7 @@ class _Order:
 
     def __init__(self, loader: DataLoader[Any], divider: Divider) -> None:
         self._loader, self._divider = loader, divider
-        self._sampler = SamplerState(loader.batch_sampler, loader.dataset)
+        self._sampler = SamplerChanges(loader.batch_sampler, loader.dataset)
         self.is_training = True
         self.limit: int | None = None
         self.skip = 0

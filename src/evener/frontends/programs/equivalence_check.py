@@ -45,10 +45,10 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion
 from evener.records.errors import InvalidInput, NodeLost, NotExact
 from evener.records.events import Phase
-from evener.records.lone_batches import is_of_lone_sample
 from evener.records.plan import Check
 from evener.records.profile import TaskTiming
 from evener.records.record import Event
+from evener.records.single_sample_error import is_of_lone_sample
 from evener.training.costs import CALIBRATION_SECONDS, calibrate
 
 _SAMPLES, _MORE = 2, 2

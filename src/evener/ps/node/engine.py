@@ -25,7 +25,7 @@ from evener.data.sampler import permutation
 from evener.data.shares import class_balanced_shares, order_of_parts
 from evener.ps.protocol.job import Job
 from evener.records.errors import EvenerError, InvalidInput
-from evener.records.lone_batches import is_of_lone_sample
+from evener.records.single_sample_error import is_of_lone_sample
 from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import Lease, positions
 from evener.sync.protocol import Outer

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from evener.records.lone_batches import better_size
+from evener.records.single_sample_error import better_size
 
 _NO_STATISTICS = "and BatchNorm cannot take statistics of one sample"
 
 
-def lone_batch(loader: DataLoader[Any]) -> str:
+def single_sample_advice(loader: DataLoader[Any]) -> str:
     """Return advice if a batch of every epoch has one sample; empty if none has, or if sizes are unknown.
 
     A sampler is not iterated, because it may draw or count.

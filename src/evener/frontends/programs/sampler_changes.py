@@ -36,7 +36,7 @@ _UNSEEN, _LARGE = 1234.5, 1e30
 """Stand-ins for NaN and infinity, which tables hold for samples without a loss."""
 
 
-class SamplerState:
+class SamplerChanges:
     """The attributes of a sampler at the beginning of a run.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from evener.comm.group import Group
-from evener.frontends.programs.sampler_state import SamplerState
+from evener.frontends.programs.sampler_changes import SamplerChanges
 from evener.records.errors import InvalidInput
 from support.commands import evener_here
 from support.thread_ranks import together
@@ -130,7 +130,7 @@ def test_a_cache_of_the_data_set_that_no_sampler_reads_is_not_compared() -> None
             yield from torch.multinomial(self.data_source.weights, 8).tolist()  # type: ignore[attr-defined]
 
     data = Cached()
-    names = SamplerState(BatchSampler(Reading(data), 2, drop_last=False), data)._prints()
+    names = SamplerChanges(BatchSampler(Reading(data), 2, drop_last=False), data)._prints()
     assert "sampler.data_source.weights" in names
     assert not any("cache" in name for name in names)
 
@@ -141,7 +141,7 @@ def changed_attributes(change: Callable[[int, WeightedRandomSampler], None]) -> 
 
     def work(group: Group) -> str:
         sampler = WeightedRandomSampler(torch.full((8,), float("nan")).double().tolist(), 8)
-        state = SamplerState(BatchSampler(sampler, 2, drop_last=False), data)
+        state = SamplerChanges(BatchSampler(sampler, 2, drop_last=False), data)
         change(group.rank, sampler)
         try:
             state.require_same_changes(group)
@@ -176,5 +176,5 @@ def test_equal_changes_are_accepted() -> None:
 
 def test_the_data_set_of_a_sampler_is_not_compared() -> None:
     data = TensorDataset(torch.arange(8))
-    state = SamplerState(BatchSampler(RandomSampler(data), 2, drop_last=False), data)
+    state = SamplerChanges(BatchSampler(RandomSampler(data), 2, drop_last=False), data)
     assert not any("data_source" in name for name in state._prints())
