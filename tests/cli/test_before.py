@@ -1,4 +1,4 @@
-"""What `evener run` says before PyTorch is loaded."""
+"""Messages and refusals of `evener run` before PyTorch is loaded."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Late:
 
 sys.meta_path.insert(0, Late())
 """
-"""Of the first large package, as from a cold disk."""
+"""Delays the import of the first large package, as a cold disk does."""
 
 
 def longest_silence(words: tuple[str, ...], folder: Path, until: str) -> float:

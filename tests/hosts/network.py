@@ -99,7 +99,7 @@ class Link:
         run("ip", "-n", self.namespace.name, "neigh", "replace", other.address, *away)
 
     def mend(self, other: Link) -> None:
-        """Let what is meant for another host reach it again."""
+        """Let packets to another host pass again."""
         run("ip", "-n", self.namespace.name, "neigh", "del", other.address, "dev", "eth0")
 
     def mute(self) -> None:

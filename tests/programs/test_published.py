@@ -60,7 +60,7 @@ CAUSES = {
     "state.running_scale": "`scale`",
     "state.target_before_the_model": "`target`",
 }
-"""What nodes have each for themselves, which the sentence names."""
+"""Refused programs, and what the message names: a thing that differs between the nodes."""
 DRAWN = {
     "draws.adversarial_examples",
     "draws.diffusion",
@@ -81,7 +81,7 @@ DRAWN = {
 TOLERANCE = 1e-9
 """Adam divides by gradients that are nearly zero, and so magnifies how sums are rounded."""
 TOLERANCES = {"networks.loss_in_single_precision": 1e-7}
-"""What rounds to fewer digits itself."""
+"""Programs that round to fewer digits themselves."""
 
 
 def outcome_of(name: str, world: str, folder: Path) -> Outcome:

@@ -152,7 +152,7 @@ Name = tuple[str, ...]
 def files_needed(task_file: Path) -> list[str]:
     """The task file and all modules beside it that it imports, directly or not, as paths relative to its folder.
 
-    What is imported by a name made at run time is not found; nor are files that are opened and not imported.
+    Imports whose names are computed at run time are not found, and neither are files that are only opened.
 
     Raises:
         MissingFile: there is no such task file.

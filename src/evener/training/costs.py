@@ -172,7 +172,7 @@ def calibrate(
 
     Args:
         env: of this rank.
-        group: the ranks, all of which call this.
+        group: the ranks; all of them call this.
         time_alone: times a step of this rank; None if it cannot.
         accumulate: micro-batches of a step.
     """

@@ -58,7 +58,7 @@ DRAWN = f"DataLoader(data, batch_sampler=Own({ORDER}))"
 
 
 UNFORKED = "import os; del os.fork"
-"""As on a GPU, where a process cannot be forked to try a batch of one sample."""
+"""Hides `os.fork`, since a process that uses a GPU cannot be forked to try a batch of one sample."""
 
 
 def ended(folder: Path, loader: str, *words: str, norm: str = "nn.BatchNorm1d", first: str = "") -> Any:
@@ -128,7 +128,7 @@ def test_a_batch_of_one_sample_that_was_not_known_ends_the_ranks_of_torchrun_wit
 
 
 class Counted(BatchSampler):
-    """A sampler that counts what is read of it."""
+    """A sampler that counts its iterations."""
 
     passes = 0
 

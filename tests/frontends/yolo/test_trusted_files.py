@@ -179,7 +179,7 @@ STRANGERS = [
     ("model=evil.pt", "model=evil.pt data=plain.yaml"),
     ("data=code.yaml", "model=yolov8n.yaml data=code.yaml"),
 ]
-"""What a stranger's file is called in a sentence, and in a command."""
+"""A stranger's file: its name in a message, and the words of a command with it."""
 
 
 @needs_ultralytics

@@ -1,4 +1,4 @@
-"""The table of features by the index of a sample, of which every node changes the rows of its own samples."""
+"""A table of features by the index of a sample; every node changes only the rows of its own samples."""
 
 import torch
 import torch.nn.functional as F

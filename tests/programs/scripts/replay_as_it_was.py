@@ -1,4 +1,4 @@
-"""The buffer of earlier samples, of which every node keeps its own."""
+"""A buffer of earlier samples; every node keeps only its own samples."""
 
 import random
 from collections import deque

@@ -270,7 +270,7 @@ def validate(
     """Validate after an epoch and record the results; return the loss, or None if the task has no validation.
 
     Args:
-        run: of the nodes, all of which call this.
+        run: the nodes; all of them call this.
         task: that is trained.
         model: in training mode, before and after.
         loaders: of the validation data; may be empty.

@@ -165,10 +165,11 @@ class EquivalenceCheck:
         if self.is_wanted and not can_copy:
             self._note("unchecked", "a process on a GPU cannot be forked: the run was not compared with one process")
             self.is_wanted = False
-        if lone and self.is_wanted:
+        if lone and not can_copy:
+            for model in models:
+                model.refuse_lone_sample(lone)
+        elif lone and self.is_wanted:
             self._refuse_lone_sample(models, optimizers, lone)
-        for model in models if lone and not can_copy else ():
-            model.refuse_lone_sample(lone)
         if self.is_wanted and self.replica is None:
             self._compare(models, optimizers)
         if can_copy and self.replica is None and not self._is_timed and self._layers is None:

@@ -258,7 +258,7 @@ class _Gathering:
     Args:
         group: the ranks.
         routes: of the tensors, in order.
-        kind: of what is sent.
+        kind: name of the sent data in the counts of traffic.
     """
 
     def __init__(self, group: Group, routes: Sequence[Route], kind: str) -> None:

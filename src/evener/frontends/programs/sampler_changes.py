@@ -41,7 +41,7 @@ class SamplerChanges:
 
     Args:
         batches: batch sampler of the user's loader.
-        dataset: of that loader, of which only what the sampler's code reads is compared.
+        dataset: of that loader; only attributes that the code of the sampler reads are compared.
     """
 
     def __init__(self, batches: Any, dataset: Any) -> None:
@@ -78,29 +78,29 @@ class SamplerChanges:
 
         Args:
             name: of `value`.
-            value: of the sampler, or something that it reads.
-            depth: of the attributes to look at.
-            read: names of the attributes to look at; None for all but those of a data set.
+            value: the sampler, or something that it reads.
+            depth: how deep attributes of attributes are compared.
+            read: names of the attributes to compare; None for all, and for those that the code of `value` reads.
         """
         if isinstance(value, _PLAIN):
             yield name or type(value).__name__, value
-        if (
-            not depth
-            or isinstance(value, (*_PLAIN, nn.Module, ModuleType))
-            or not hasattr(value, "__dict__")
-            or callable(value)
-        ):
             return
-        if read is None and (value is self._dataset or isinstance(value, Dataset)):
+        has_attributes = hasattr(value, "__dict__") and not callable(value)
+        if not depth or not has_attributes or isinstance(value, nn.Module | ModuleType):
+            return
+        if read is None and self._is_data(value):
             return
         names, variables = (read, {}) if read is not None else _read_by(value)
         for attribute, item in vars(value).items():
-            is_data = item is self._dataset or isinstance(item, Dataset)
             if read is None or attribute in read:
-                path = f"{name}.{attribute}" if name else attribute
-                yield from self._values(path, item, depth - 1, names if is_data or read is not None else None)
+                below = names if read is not None or self._is_data(item) else None
+                yield from self._values(f"{name}.{attribute}" if name else attribute, item, depth - 1, below)
         for variable, item in variables.items():
             yield from self._values(variable, item, depth - 1, names)
+
+    def _is_data(self, value: Any) -> bool:
+        """Whether `value` is a data set, which may cache samples: only attributes that a sampler reads matter."""
+        return value is self._dataset or isinstance(value, Dataset)
 
 
 def _read_by(sampler: Any) -> tuple[frozenset[str], dict[str, Any]]:

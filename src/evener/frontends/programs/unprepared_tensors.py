@@ -57,7 +57,7 @@ def outside_tensors(models: Sequence[nn.Module], handed: Sequence[Tensor] = ()) 
 
 
 def by_likelihood(before: Mapping[str, Outside], after: Mapping[str, Outside]) -> list[str]:
-    """Return the names of `after`: what the program changed in place, then what it made anew, then containers."""
+    """Return the names of `after`: tensors that the program changed in place, then new ones, then containers."""
 
     def rank(name: str) -> int:
         if after[name].is_container:

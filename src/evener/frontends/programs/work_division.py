@@ -191,7 +191,7 @@ def gather_rows(x: Tensor, group: Group, weight: float) -> Tensor:
 
     Args:
         x: (rows, ...), of one shape on all ranks except for the number of rows.
-        group: the ranks, all of which call this.
+        group: the ranks; all of them call this.
         weight: of this rank's loss.
 
     Raises:
