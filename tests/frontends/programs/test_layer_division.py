@@ -101,6 +101,27 @@ def test_weights_statistics_and_copies_are_those_of_one_process(strategy: str, s
             torch.testing.assert_close(state[name], value, rtol=1e-10, atol=1e-12, msg=name)
 
 
+@pytest.mark.parametrize("strategy", ["sharded", "spatial"])
+def test_a_synchronised_norm_stays_one_and_its_momentum_may_change(strategy: str) -> None:
+    first = made().first  # not in the threads, which share a generator
+
+    def statistics(kind: type[nn.BatchNorm2d | nn.SyncBatchNorm], prepare: Callable[[nn.Module], nn.Module]) -> State:
+        model = prepare(nn.Sequential(copy.deepcopy(first), kind(6).double()))
+        for step in range(3):
+            for module in model.modules():
+                if isinstance(module, kind):
+                    module.momentum = 0.5**step
+            model(drawn(step)).square().mean().backward()
+        with torch.no_grad():  # in training mode, as in a pass that computes statistics anew
+            model(drawn(9))
+        return copy.deepcopy(model).state_dict()
+
+    expected = statistics(nn.BatchNorm2d, lambda model: model)
+    for state in together(2, lambda group: statistics(nn.SyncBatchNorm, run_of(group, strategy, "3,1").prepare)):
+        for name, value in expected.items():
+            torch.testing.assert_close(state[name], value, rtol=1e-10, atol=1e-12, msg=name)
+
+
 def test_sums_means_and_ratios_are_those_of_the_whole_batch_that_every_node_has() -> None:
     def work(group: Group) -> tuple[float, int, float, list[list[float]]]:
         run = run_of(group, "spatial", "equal")
