@@ -59,6 +59,7 @@ class Monitor:
         is_stopping: whether a rank was asked to stop.
         is_saving: whether a checkpoint is due on any rank; the loop resets it after saving.
         is_leaving: whether other ranks are to take part after this step.
+        has_new_loss: whether a rank computed its loss in another way; the reader resets it.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Monitor:
         self._sent_before, self._cpu_before = 0, time.process_time()
         self._first = 1
         self._mark = time.perf_counter()
-        self.is_stopping = self.is_saving = self.is_leaving = False
+        self.is_stopping = self.is_saving = self.is_leaving = self.has_new_loss = False
         self._lag = 1 if group.device.type == "cuda" else 0
 
     def start(self, first: int) -> None:
@@ -190,6 +191,7 @@ class Monitor:
                 has_loss=int(outcome.loss is not None),
                 rate=outcome.rate,
                 weight=outcome.weight,
+                new_loss=int(outcome.has_new_loss),
                 behind=int(self._is_behind()),
                 cpu=cpu - self._cpu_before,
                 memory=peak_memory(str(self._group.device)),
@@ -205,6 +207,7 @@ class Monitor:
         self.is_stopping = self.is_stopping or any(report.stop for report in reports)
         self.is_saving = self.is_saving or any(report.save for report in reports)
         self.is_leaving = self.is_leaving or any(report.leave for report in reports)
+        self.has_new_loss = self.has_new_loss or any(report.new_loss for report in reports)
         if not self._admit(reports):
             self._rebalance(reports)
             self._name_slow_nodes(reports)

@@ -32,6 +32,7 @@ class StepResult:
         loss: its part of the mean loss, a scalar; None if it is unknown.
         rate: learning rate, which must be the same on all ranks; 0 if it is not compared.
         weight: one of the weights, which must be the same on all ranks; 0 if it is not compared.
+        has_new_loss: whether the loss was computed in another way than before.
     """
 
     epoch: int
@@ -40,6 +41,7 @@ class StepResult:
     loss: Tensor | float | None
     rate: float = 0.0
     weight: float = 0.0
+    has_new_loss: bool = False
 
 
 class TrainStep:
@@ -202,6 +204,7 @@ class StepReport:
         has_loss: 1 if the loss is known.
         rate: see `StepResult`.
         weight: see `StepResult`.
+        new_loss: 1 if the loss was computed in another way than before.
         cpu: seconds of CPU time of this rank's process.
         memory: bytes that it held at its peak until now.
     """
@@ -223,6 +226,7 @@ class StepReport:
     has_loss: int
     rate: float
     weight: float
+    new_loss: int = 0
     behind: int = 0
     cpu: float = 0.0
     memory: int = 0

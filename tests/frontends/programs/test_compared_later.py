@@ -55,6 +55,33 @@ for epoch in run.epochs(4):
     weights = 2 * sums / sums.sum()
 results = model.state_dict()
 """
+CHANGING = """
+labels = (X[:, 0] > 0).long()
+loader = DataLoader(TensorDataset(X, labels, Y), batch_size=16, shuffle=True)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for epoch in {epochs}:
+    for x, labels, y in loader:
+        optimizer.zero_grad()
+        {loss}
+        loss.backward()
+        optimizer.step()
+results = model.state_dict()
+"""
+CHANGES = {
+    "a sum instead of a mean": (
+        "range(9)",
+        "loss = F.cross_entropy(model(x), labels, reduction='mean' if epoch < 6 else 'sum')",
+    ),
+    "only the hardest samples": (
+        "range(9)",
+        "each = F.cross_entropy(model(x), labels, reduction='none'); "
+        "loss = each.mean() if epoch < 6 else each.topk(-(-len(each) // 2)).values.mean()",
+    ),
+    "targets centred by the batch, in the last epoch": (
+        "run.epochs(7)",
+        "y = y if epoch < 6 else y - y.mean(); loss = (model(x)[:, :1] - y).square().mean()",
+    ),
+}
 TABLE = """
 loader = DataLoader(TensorDataset(torch.arange(64), X, torch.cat([Y, 3 * Y], 1)), batch_size=8, shuffle=True)
 model, optimizer, loader = run.prepare(model, optimizer, loader)
@@ -97,6 +124,12 @@ def test_class_weights_of_a_class_that_the_first_batch_has_not_are_found(workers
     found = refusals(RARE.format(weights="weight", workers=workers), tmp_path)
     assert found
     assert all(sentence.startswith("after step ") for sentence in found)
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(("epochs", "loss"), CHANGES.values(), ids=CHANGES)
+def test_a_loss_that_changes_in_a_late_epoch_is_found(epochs: str, loss: str, tmp_path: Path) -> None:
+    assert refusals(CHANGING.format(epochs=epochs, loss=loss), tmp_path)
 
 
 @pytest.mark.timeout(100)

@@ -126,7 +126,7 @@ class _Epochs(Callback):
 
     def on_train_epoch_start(self, trainer: Any, *_module: Any) -> None:
         """Begin an epoch of the run."""
-        self._run.begin_epoch(trainer.current_epoch)
+        self._run.begin_epoch(trainer.current_epoch, is_last=trainer.current_epoch + 1 == trainer.max_epochs)
 
 
 class EvenerFabricStrategy(_OnRun, FabricSingleDevice):

@@ -145,7 +145,7 @@ class BatchTraining:
 
     def _begin_epoch(self, epoch: int, skipped: int) -> None:
         """Seed the order and all random numbers by seed and epoch, so that a resumed run draws the same."""
-        self._run.begin_epoch(epoch)
+        self._run.begin_epoch(epoch, is_last=epoch + 1 == self.epochs)
         self._draw.manual_seed(int(sample_seeds(self._config.seed, epoch, np.zeros(1, dtype=np.int64))[0]))
         if isinstance(self._samples, SeededSamples):
             self._samples.epoch = epoch

@@ -10,8 +10,9 @@ The replicas run the program's own code, so users need not write a function for 
 nothing. Replicas draw the same random numbers for every sample. If the two differ, the local gradients show the kind of
 loss: a sum, a mean over something else than samples, or a loss between samples.
 
-The check repeats when the second and third epochs begin and after a few steps, because some differences appear later,
-such as a rare class or loss weights that follow the epoch. The ranks then train while replicas compute.
+The check repeats when the second epoch begins, at growing intervals after it, when the last epoch begins, and when the
+program computes its loss in another way, because some differences appear later, such as a rare class or loss weights
+that follow the epoch. The ranks then train while replicas compute.
 
 On slowed nodes, another replica times a step undisturbed, one node after the other.
 """
@@ -183,17 +184,19 @@ class EquivalenceCheck:
         optimizers: Sequence[Optimizer],
         *,
         step: int,
-        is_epoch: bool,
+        is_due: bool,
         seconds: float,
         samples: int,
     ) -> None:
         """Compare again if it is time, while the ranks train; in a replica, this returns at once. All ranks call this.
 
+        If too many replicas compute, a comparison by `is_due` waits for the oldest ones, and any other is put off.
+
         Args:
             models: of the program.
             optimizers: of the program.
             step: number of the last step.
-            is_epoch: whether another epoch begins.
+            is_due: whether it is time for a reason of the program's, such as another epoch; alike on all ranks.
             seconds: of a step of the run.
             samples: of a batch.
 
@@ -203,9 +206,10 @@ class EquivalenceCheck:
         if self._precision != "fp64" or self.replica is not None:
             return
         self.collect()
-        self._is_due |= is_epoch or step >= self._next_step
-        if not self._is_due or len(self._later) == _LATER_AT_ONCE:
+        self._is_due |= is_due or step >= self._next_step
+        if not self._is_due or (len(self._later) == _LATER_AT_ONCE and not is_due):
             return
+        self._collect(wait_for=max(0, len(self._later) + 1 - _LATER_AT_ONCE))
         self._is_due = False
         self._next_step = step + int(step * self._chance.uniform(1.0, _GROWTH)) + 1
         minimum = _SAMPLES * self._group.size + _MORE
@@ -232,11 +236,17 @@ class EquivalenceCheck:
         Raises:
             NotExact: the result differs from one process; raised on all ranks.
         """
-        while self._later and self.replica is None and self._collect(self._later[0], wait):
-            del self._later[0]
+        if self.replica is None:
+            self._collect(wait_for=len(self._later) if wait else 0)
 
-    def _collect(self, later: _Later, wait: bool) -> bool:
-        """Act on the results of some replicas; return False if they have not ended."""
+    def _collect(self, wait_for: int) -> None:
+        """Act on the results of replicas that have ended, after those of the first `wait_for` comparisons have."""
+        while self._later and self._take_result(self._later[0], wait_for > 0):
+            del self._later[0]
+            wait_for -= 1
+
+    def _take_result(self, later: _Later, wait: bool) -> bool:
+        """Act on the result of a comparison; return False if its replicas have not ended."""
         later.pids[:] = [pid for pid in later.pids if os.waitpid(pid, 0 if wait else os.WNOHANG)[0] == 0]
         report = b"" if later.pids else msgspec.msgpack.encode(self._report(later.folder, is_wide=True))
         leaders = self._group.broadcast(report, _TOPIC)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -51,9 +51,6 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, require
 from evener.records.record import Event, TrainRecord
 
-_COMPARED_EPOCHS = 2
-"""Epochs after the first that begin with a comparison."""
-
 
 class Run:
     """A run of a user's program, of which this process is one node.
@@ -84,6 +81,7 @@ class Run:
         self._has_own_draws = self._sharing = False
         self._has_updated = False
         self._epoch = self._compared_epoch = 0
+        self._is_last_epoch = False
         self._norm_passes = 0
         self._thread, self._has_threads = threading.get_ident(), False
         self._alike_draws: AlikeDraws | None = None
@@ -117,14 +115,16 @@ class Run:
 
     def epochs(self, rounds: int | Iterable[Any]) -> Iterator[Any]:
         """Yield 0 to `rounds` - 1, or the items of `rounds`; synchronise the random numbers of all nodes at each."""
-        for index, value in enumerate(range(rounds) if isinstance(rounds, int) else rounds):
-            self.begin_epoch(index)
+        values = range(rounds) if isinstance(rounds, int) else rounds
+        last = len(values) - 1 if isinstance(values, Sized) else None
+        for index, value in enumerate(values):
+            self.begin_epoch(index, is_last=index == last)
             yield value
             self._refuse_threads()
 
-    def begin_epoch(self, index: int) -> None:
+    def begin_epoch(self, index: int, *, is_last: bool = False) -> None:
         """Begin epoch `index`; every node calls this."""
-        self.steps.epoch = index
+        self.steps.epoch, self._is_last_epoch = index, is_last
         self._epoch = max(self._epoch, index)
         self._work.draw_own()
         if self.size > 1:
@@ -233,6 +233,7 @@ class Run:
         self.equivalence_check.collect(wait=True)
         self._refuse_threads()
         self._following.end()
+        self.steps.loss_graphs.end()
         if self._alike_draws is not None:
             self._alike_draws.end()
         return self.steps.finish(self._config.started, **{"task": self._config.script.stem, **fields})
@@ -389,13 +390,15 @@ class Run:
             return
         if self._following.is_delayed:  # replicas would miss parts of the current batches
             return
-        is_epoch = self._compared_epoch < min(self._epoch, _COMPARED_EPOCHS)
+        is_epoch = self._epoch.bit_length() > self._compared_epoch.bit_length()  # 1, 2, 4, 8, ...
+        is_last = self._is_last_epoch and self._epoch > self._compared_epoch
+        has_new_loss = self.steps.take_new_loss()
         self._compared_epoch = self._epoch
         self.equivalence_check.compare_later(
             self._models,
             self.steps.optimizers,
             step=self.steps.number,
-            is_epoch=is_epoch,
+            is_due=is_epoch or is_last or has_new_loss,
             seconds=self.steps.seconds_per_step,
             samples=self.part.total,
         )
@@ -414,6 +417,8 @@ class Run:
                 self._following.is_delayed |= self.equivalence_check.is_delayed
                 if not self._work.draws_alike and (self.equivalence_check.replica or self.equivalence_check.is_delayed):
                     self._following.begin(self._whole_models())
+                if self.equivalence_check.is_wanted and self.equivalence_check.replica is None:
+                    self.steps.loss_graphs.begin()
             self.leader = self.leader and self.equivalence_check.replica is None
         replica = self.equivalence_check.replica
         return None if replica is None else replica.samples

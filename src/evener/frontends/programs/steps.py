@@ -12,6 +12,7 @@ from evener.benchmark.device import environment
 from evener.comm.group import Group
 from evener.data.sampler import Division
 from evener.frontends.programs.batch_parts import STAND_IN, BatchPart
+from evener.frontends.programs.loss_graphs import LossGraphs
 from evener.frontends.programs.prepared import rate_of, sampled_weight
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, weights_to_workers
@@ -26,6 +27,8 @@ from evener.training.saving import Saving
 from evener.training.step import StepResult
 
 _WARM_UP = 2
+_KNOWN_STEPS = 2
+"""First steps, which are compared with one process before the first one."""
 _GPU_PROBE_STEPS = 100
 """Steps between two reads of a weight on a GPU, which synchronise."""
 
@@ -43,6 +46,7 @@ class Steps:
         number: of steps that have begun.
         epoch: from 0.
         optimizers: of the program.
+        loss_graphs: of the program.
         saving: writer of checkpoints, which also ends a run that was asked to stop; None without checkpoints.
     """
 
@@ -62,6 +66,7 @@ class Steps:
         self.optimizers: list[Optimizer] = []
         self._notes: list[Event] = []
         self._begin = time.time()
+        self.loss_graphs = LossGraphs()
         self.saving: Saving | None = None
 
     @property
@@ -150,6 +155,7 @@ class Steps:
                 loss=self._loss,
                 rate=sum(rate_of(one) for one in self.optimizers),
                 weight=self._probe(),
+                has_new_loss=self.loss_graphs.take_new() and self.number > _KNOWN_STEPS,
             ),
         )
         if self._monitor.is_stopping and self.saving is None:
@@ -159,6 +165,13 @@ class Steps:
     def end_any(self) -> None:
         """End the current step, whichever loader began it. Raises Interrupted, as `end`."""
         self.end(self._owner)
+
+    def take_new_loss(self) -> bool:
+        """Return whether any rank has computed its loss in another way since the last call; alike on all ranks."""
+        if self._monitor is None:
+            return False
+        has_new, self._monitor.has_new_loss = self._monitor.has_new_loss, False
+        return has_new
 
     def restart_clock(self) -> None:
         """Let the next step begin now."""
