@@ -42,6 +42,7 @@ from evener.training.elastic.divided import DividedElasticLoop
 from evener.training.elastic.replicated import ReplicatedElasticLoop
 from evener.training.loop import Loop
 from evener.training.planning import Shape, divide
+from evener.training.session import TrainingSession
 from evener.training.training import Training, make_training
 from support.commands import TINY
 from support.stores import memory_store
@@ -309,10 +310,10 @@ class _Life:
         if loop._loop is not None:
             loop._loop._fence = before_update
 
-    def _finish(self, training: Training, history: History) -> None:
+    def _finish(self, training: Training, session: TrainingSession, _: RunConfig) -> None:
         weights = training.model.gather_weights()
         if training.group.is_leader:
-            self._run.outcomes.append(Outcome(weights, history, list(training.group.nodes)))
+            self._run.outcomes.append(Outcome(weights, session.history, list(training.group.nodes)))
         self.has_finished = True
 
     def _context(self, group: Group | None = None) -> RankContext:

@@ -144,7 +144,7 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         )
         trainer.train()
     model = trainer.model if case.is_plain else trainer.model.module
-    history = History() if case.is_plain else trainer_rank.work.history
+    history = History() if case.is_plain else trainer_rank.work.session.history
     found = {
         "weights": {name: value.clone() for name, value in model.state_dict().items()},
         "ema": {name: value.clone() for name, value in trainer.ema.ema.state_dict().items()},

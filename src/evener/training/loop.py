@@ -16,11 +16,10 @@ from evener.config.run_config import RunConfig
 from evener.data.loader import Loader, seed_all
 from evener.oracle.apportion import Worker, apportion, weights_to_workers
 from evener.records.events import Phase
-from evener.records.history import History
 from evener.records.record import Validation
 from evener.training.checkpoint import CheckpointState
-from evener.training.monitor import Monitor
 from evener.training.saving import Saving
+from evener.training.session import TrainingSession
 from evener.training.step import TrainStep, evaluate
 from evener.training.training import Training
 
@@ -39,6 +38,7 @@ class Loop:
     Attributes:
         last: step that the weights contain.
         saving: of its checkpoints.
+        session: of this rank.
         monitor: of the steps.
     """
 
@@ -65,18 +65,19 @@ class Loop:
             state=self.state,
             emit=lambda event: self.monitor.emit(event),
         )
-        self.monitor = Monitor(
+        self.session = TrainingSession(
             self._context.env,
             self._group,
+            self._plan,
             division=training.division,
             balance=training.balance,
             micro_batches=self._plan.accumulate,
             lead=Loader.lead(config.workers),
-            advice=self.saving.last_good,
-            is_due=self.saving.is_time,
+            saving=self.saving,
             is_followed=is_followed,
             is_behind=is_behind,
         )
+        self.monitor = self.session.monitor
 
     def regroup(self, training: Training, nodes: Sequence[str], awaited: Mapping[int, Worker] | None = None) -> None:
         """Continue with other ranks.
@@ -90,10 +91,10 @@ class Loop:
         self._training, self._plan, self._model = training, training.plan, training.model
         self._step = TrainStep(training, self._fence, self._keep)
         self.saving.rebuild(training.model, training.optimizer, training.scheduler)
-        self.monitor.regroup(training.division, training.balance, nodes, awaited or {})
+        self.session.regroup(training.division, training.balance, nodes, awaited or {})
 
-    def run(self) -> History:
-        """Perform all steps, from the first or the checkpoint; return the history, the same on every rank.
+    def run(self) -> None:
+        """Perform all steps, from the first or the checkpoint.
 
         Raises:
             NonFiniteLoss: a loss is NaN or infinite; checkpoints are left as they were.
@@ -101,15 +102,12 @@ class Loop:
         """
         first = self.start()
         loader = self.loader(first)
-        begin = time.perf_counter()
-        self.monitor.start(first)
+        self.session.start(first)
         with self.saving.writing():
             for step in range(first, self._training.num_steps + 1):
                 self.one_step(step, loader)
                 if self.after_step(step):
                     break
-        self.monitor.history.wall_seconds = time.perf_counter() - begin
-        return self.monitor.history
 
     def after_step(self, step: int) -> bool:
         """Validate and save after `step`, if due; return whether a callback ends the run here.
@@ -117,16 +115,11 @@ class Loop:
         Raises:
             Interrupted: a rank was asked to stop.
         """
-        self.saving.tell()
-        is_over = False
-        if step % self._training.sampler.steps_per_epoch == 0:
-            is_over = self._end_epoch(step)
-        elif self.monitor.is_saving or self.saving.is_due(step):
-            self.monitor.settle()
-            self._save(step)
-        if self.monitor.is_stopping:
-            self.monitor.settle()
-            self.saving.stop(step)
+        if step % self._training.sampler.steps_per_epoch:
+            self.session.save_if_due(step)
+            return False
+        is_over = self._end_epoch(step)
+        self.session.stop_if_asked(step)
         return is_over
 
     def is_plain(self, step: int) -> bool:
@@ -158,13 +151,11 @@ class Loop:
 
     def one_step(self, step: int, loader: Loader) -> None:
         """Perform `step`, the loader's next, report it, and receive the reports of the step before."""
-        env = self._context.env
-        env.at_step(step)
-        self._group.timer.pace.speed = env.node.speed_at(step)
+        self.session.begin_step(step)
         seed_all(self._context.seed, step, self._model.rng_stream, device=self._group.device)
         result = self._step(loader)
         self.last = step
-        self.monitor.add(step, result)
+        self.session.end_step(step, result)
 
     def finish_step(self, step: int) -> None:
         """Make the update of `step`, whose gradients are complete on all ranks; no rank has reported it."""
@@ -177,7 +168,7 @@ class Loop:
         epoch = step // self._training.sampler.steps_per_epoch - 1
         if self._context.validation_data is not None:
             self._validate(step, epoch)
-        self._save(step)
+        self.session.save(step)
         is_over = self.monitor.is_over(step, epoch)
         self.monitor.restart_clock()
         return is_over
@@ -193,13 +184,7 @@ class Loop:
         loss, accuracy = evaluate(self._training, sizes, batch)
         seconds = time.perf_counter() - begin
         validation = Validation(step=step, epoch=epoch, loss=loss, accuracy=accuracy, seconds=seconds)
-        self.monitor.emit(validation)
-        self.monitor.restart_clock()
-
-    def _save(self, step: int) -> None:
-        self.saving.save(step)
-        self.monitor.is_saving = False
-        self.monitor.restart_clock()
+        self.session.validated(validation)
 
     def state(self, step: int) -> CheckpointState:
         """Return the part of a checkpoint after `step` that is not tensors."""

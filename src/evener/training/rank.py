@@ -6,16 +6,11 @@ functions with a `config` read the options.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from evener.benchmark.device import environment
-from evener.comm.group import Group
 from evener.comm.joining import leave_group
 from evener.config.run_config import RunConfig
 from evener.data.loader import to_device
@@ -29,13 +24,11 @@ from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.replicated import ReplicatedModel
 from evener.records.atomic import atomic_write
 from evener.records.errors import DoesNotFit, InvalidInput, NodeLost, NotExact
-from evener.records.history import History
 from evener.records.plan import WHOLE_MODEL, Plan, Rejected, is_pipeline
-from evener.records.record import Event, NodeSummary, TrainRecord
+from evener.records.record import Event
 from evener.records.task import Task
 from evener.report.canvas import can_draw, png
 from evener.report.figures import timeline_figure
-from evener.system.memory import peak_memory
 from evener.tracer.nested import call
 from evener.training.admission import require_beneficial, slowest_line
 from evener.training.checkpoint import require_writable, write_weights
@@ -47,6 +40,7 @@ from evener.training.lone_sample import device_of, refuse_lone_sample
 from evener.training.loop import Loop
 from evener.training.planning import candidate_strategies, make_plan, plan_without_smallest, why_all_take_part
 from evener.training.self_check import self_check
+from evener.training.session import TrainingSession
 from evener.training.task_faults import refuse_outputs, task_fault_of
 from evener.training.training import Training, is_divided_by_costs, make_training
 
@@ -88,9 +82,9 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
         return
     if config.elastic and training.group.is_leader:
         env.notify(Event(step=0, kind="not elastic", message=f"a lost node ends this run: {why}"))
-    startup = time.time() - config.started
-    history = Loop(training, config).run()
-    write_results(training, history, config.folder, startup)
+    loop = Loop(training, config)
+    loop.run()
+    write_results(training, loop.session, config)
     training.group.barrier()
     leave_group()
 
@@ -100,10 +94,10 @@ def run_elastic(context: RankContext, training: Training, config: RunConfig, lin
     ranks = ElasticGroup(line, training.group, context.env.address, context.env.stop_heartbeat)
     if training.plan.strategy in WHOLE_MODEL:
         slowest = slowest_line(training, config)
-        ReplicatedElasticLoop(training, config, ranks, is_late=False, line=slowest).run(partial(finish_elastic, config))
+        ReplicatedElasticLoop(training, config, ranks, is_late=False, line=slowest).run(write_results)
     else:
         among = replace(context, group=training.group)
-        DividedElasticLoop(among, training.plan, config, ranks, training).run(partial(finish_elastic, config))
+        DividedElasticLoop(among, training.plan, config, ranks, training).run(write_results)
 
 
 def run_late(context: RankContext, plan: Plan, config: RunConfig, line: ControlChannel) -> None:
@@ -114,16 +108,10 @@ def run_late(context: RankContext, plan: Plan, config: RunConfig, line: ControlC
         cost = cost_here(context, plan, config)
         slowest = require_beneficial(context, plan, config, cost)
         loop = ReplicatedElasticLoop(training, config, ranks, is_late=True, own_cost=cost, line=slowest)
-        loop.run(partial(finish_elastic, config))
+        loop.run(write_results)
     else:
         place = place_here(context, plan, config)
-        DividedElasticLoop(context, plan, config, ranks, None, place).run(partial(finish_elastic, config))
-
-
-def finish_elastic(config: RunConfig, ended: Training, history: History) -> None:
-    """Write the results of a run whose ranks may have changed."""
-    startup = time.time() - config.started - history.wall_seconds
-    write_results(ended, history, config.folder, max(0.0, startup))
+        DividedElasticLoop(context, plan, config, ranks, None, place).run(write_results)
 
 
 def prepare(context: RankContext, config: RunConfig) -> Training | Plan:
@@ -235,78 +223,33 @@ def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Traini
     return replace(training, plan=msgspec.structs.replace(training.plan, check=check)), ""
 
 
-def write_results(training: Training, history: History, folder: Path, startup: float) -> None:
+def write_results(training: Training, session: TrainingSession, config: RunConfig) -> None:
     """Write weights and timeline into the run's folder, and emit the record; every rank calls this.
 
     Args:
         training: that has ended.
-        history: of it.
-        folder: of the run.
-        startup: seconds before its first step.
+        session: of this rank.
+        config: of the run.
 
     Raises:
         CannotWrite: the disk is full or gone; the record is emitted all the same.
     """
-    record = build_record(training, history, startup)
-    if isinstance(training.model, StagedModel):
-        write_timeline(training.model, folder)
-    weights = training.model.gather_weights()
-    if training.group.is_leader:
-        try:
-            write_weights(weights, folder)
-        finally:
-            training.context.env.notify(record)
-
-
-def left_out(plan: Plan) -> list[Event]:
-    """Return events for nodes and strategies that the plan rejected."""
-    return [
-        Event(
-            step=0,
-            kind="left out",
-            message=f"{r.what}: {r.reason}",
-            nodes=(r.what,) if r.is_node else (),
-        )
-        for r in plan.rejected
-    ]
-
-
-def build_record(training: Training, history: History, startup: float) -> TrainRecord:
-    """Return the record of a run; its nodes' figures are gathered from all ranks."""
-    context, plan = training.context, training.plan
-    history.events[:0] = left_out(plan)
-    return history.record(
-        list(node_summaries(training.group, plan, history)),
+    context = training.context
+    record = session.record(
+        config.started,
         task=context.task.name,
-        plan=plan,
         seed=context.seed,
         epochs=context.epochs,
         precision=context.arithmetic.precision,
-        seconds=history.wall_seconds,
-        startup_seconds=startup,
-        environment=environment(),
     )
-
-
-def node_summaries(group: Group, plan: Plan, history: History) -> Iterator[NodeSummary]:
-    """Yield the summary of every node, from the history and each rank's counts; all ranks call this."""
-    works = list(history.totals.values())
-    samples = sum(entry.samples for entry in history.steps())
-    counts = [group.traffic.sent_bytes, group.traffic.received_bytes, peak_memory(str(group.device))]
-    gathered = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(counts))]
-    rows = dict(zip(group.nodes, gathered, strict=True))
-    for work, assignment in zip(works, plan.assignments, strict=True):
-        sent, received, peak = rows.get(assignment.node, (0, 0, 0))  # unknown for a lost node
-        yield NodeSummary(
-            name=assignment.node,
-            device=assignment.device,
-            share=assignment.share * work.samples / samples if samples else 0.0,
-            seconds_computing=work.busy_seconds,
-            seconds_waiting=work.wait_seconds or 0.0,
-            bytes_sent=sent,
-            bytes_received=received,
-            peak_memory_bytes=peak,
-        )
+    if isinstance(training.model, StagedModel):
+        write_timeline(training.model, config.folder)
+    weights = training.model.gather_weights()
+    if training.group.is_leader:
+        try:
+            write_weights(weights, config.folder)
+        finally:
+            context.env.notify(record)
 
 
 def write_timeline(model: StagedModel, folder: Path) -> None:

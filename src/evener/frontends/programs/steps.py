@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 
-from evener.benchmark.device import environment
 from evener.comm.group import Group
 from evener.data.sampler import Division
 from evener.frontends.programs.batch_parts import STAND_IN, BatchPart
@@ -18,12 +16,11 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, weights_to_workers
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.rebalance import Balance
-from evener.records.errors import Interrupted, InvalidInput
+from evener.records.errors import InvalidInput
 from evener.records.plan import Assignment, Check, Plan
 from evener.records.record import Event, TrainRecord, Validation
-from evener.training.monitor import Monitor
-from evener.training.rank import node_summaries
 from evener.training.saving import Saving
+from evener.training.session import TrainingSession
 from evener.training.step import StepResult
 
 _WARM_UP = 2
@@ -58,21 +55,19 @@ class Steps:
         equal = tuple(Worker(unit_seconds=1.0, min_units=STAND_IN) for _ in env.nodes)
         workers = equal if shares is None else tuple(weights_to_workers(shares, [None] * group.size))
         self.division = Division(workers)
-        self._monitor: Monitor | None = None
-        self._plan: Plan | None = None
+        self._session: TrainingSession | None = None
         self._owner: object = None
         self._part: BatchPart | None = None
         self._loss: float | None = None
         self.optimizers: list[Optimizer] = []
         self._notes: list[Event] = []
-        self._begin = time.time()
         self.loss_graphs = LossGraphs()
         self.saving: Saving | None = None
 
     @property
     def seconds_per_step(self) -> float:
         """The mean duration of all steps."""
-        return (time.time() - self._begin) / max(self.number, 1)
+        return (self._session.seconds if self._session else 0.0) / max(self.number, 1)
 
     def follow(self, optimizer: Optimizer) -> None:
         """Check that `optimizer` does the same on all ranks."""
@@ -81,8 +76,8 @@ class Steps:
     def tell(self, notes: Sequence[Event]) -> None:
         """Keep and show `notes`, as soon as there is a step."""
         self._notes += notes
-        while self._monitor is not None and self._notes:
-            self._monitor.emit(self._notes.pop(0))
+        while self._session is not None and self._notes:
+            self._session.monitor.emit(self._notes.pop(0))
 
     def sizes(self, count: int, is_training: bool) -> Sequence[int]:
         """Samples for every rank of a batch of `count`; of one that is evaluated, at least one."""
@@ -95,11 +90,9 @@ class Steps:
         """Begin a step on `part`, loaded by `owner`, unless one is under way."""
         if self._part is not None:
             return
-        if self._monitor is None:
-            self._start(part, check)
+        session = self._session or self._start(part, check)
         self.number += 1
-        self._env.at_step(self.number)
-        self._group.timer.pace.speed = self._env.node.speed_at(self.number)
+        session.begin_step(self.number)
         self._group.timer.pace.expect(part.loaded)
         self._owner, self._part, self._loss = owner, part, None
 
@@ -114,24 +107,17 @@ class Steps:
         Raises:
             Interrupted: a rank was asked to stop; a checkpoint is written.
         """
-        if self._monitor is None or self.saving is None:
-            return
-        self._group.timer.pause()
-        self.end(self._owner)
-        self.saving.tell()
-        if self._monitor.is_saving or self.saving.is_due(self.number) or self._monitor.is_stopping:
-            self.save()
+        if self._session is not None and self.saving is not None:
+            self._group.timer.pause()
+            self.end(self._owner)
+            self._session.save_if_due(self.number)
 
     def save(self) -> None:
         """Write a checkpoint after this step. Raises Interrupted if a rank was asked to stop."""
-        if self._monitor is None or self.saving is None:
-            return
-        self._monitor.settle()
-        if self._monitor.is_stopping:
-            self.saving.stop(self.number)
-        self.saving.save(self.number)
-        self._monitor.is_saving = False
-        self._monitor.restart_clock()
+        if self._session is not None and self.saving is not None:
+            self._session.monitor.settle()
+            self._session.stop_if_asked(self.number)
+            self._session.save(self.number)
 
     def end(self, owner: object) -> None:
         """End the step that `owner`'s last batch began.
@@ -145,8 +131,8 @@ class Steps:
         if self._part is None or owner is not self._owner:
             return
         part, self._part = self._part, None
-        assert self._monitor is not None
-        self._monitor.add(
+        assert self._session is not None
+        self._session.end_step(
             self.number,
             StepResult(
                 epoch=self.epoch,
@@ -158,9 +144,8 @@ class Steps:
                 has_new_loss=self.loss_graphs.take_new() and self.number > _KNOWN_STEPS,
             ),
         )
-        if self._monitor.is_stopping and self.saving is None:
-            self._monitor.settle()
-            raise Interrupted(f"stopped after step {self.number} as asked")
+        if self.saving is None:  # else where it saves
+            self._session.stop_if_asked(self.number)
 
     def end_any(self) -> None:
         """End the current step, whichever loader began it. Raises Interrupted, as `end`."""
@@ -168,33 +153,34 @@ class Steps:
 
     def take_new_loss(self) -> bool:
         """Return whether any rank has computed its loss in another way since the last call; alike on all ranks."""
-        if self._monitor is None:
+        if self._session is None:
             return False
-        has_new, self._monitor.has_new_loss = self._monitor.has_new_loss, False
+        monitor = self._session.monitor
+        has_new, monitor.has_new_loss = monitor.has_new_loss, False
         return has_new
 
     def restart_clock(self) -> None:
         """Let the next step begin now."""
-        if self._monitor is not None:
-            self._monitor.restart_clock()
+        if self._session is not None:
+            self._session.monitor.restart_clock()
 
     def validated(self, **fields: Any) -> None:
         """Record a validation after the last step, with these `fields`."""
-        assert self._monitor is not None
-        self._monitor.settle()
-        self._monitor.emit(Validation(step=self.number, epoch=self.epoch, **fields))
+        assert self._session is not None
+        self._session.monitor.settle()
+        self._session.validated(Validation(step=self.number, epoch=self.epoch, **fields))
 
     def last_loss(self) -> float | None:
         """Return the mean loss over the samples of this epoch; None if the program reported none."""
-        assert self._monitor is not None
-        self._monitor.settle()
-        return self._monitor.history.last_loss()
+        assert self._session is not None
+        self._session.monitor.settle()
+        return self._session.history.last_loss()
 
     def is_over(self) -> bool:
         """Whether a callback ends the run with this epoch; every rank calls this."""
-        assert self._monitor is not None
-        self._monitor.settle()
-        return self._monitor.is_over(self.number, self.epoch)
+        assert self._session is not None
+        self._session.monitor.settle()
+        return self._session.is_over(self.number, self.epoch)
 
     def finish(self, startup_from: float, **fields: Any) -> TrainRecord | None:
         """Return the record after the last step; None without a step.
@@ -203,21 +189,12 @@ class Steps:
             startup_from: time at which the run began.
             fields: of the record, which override its own.
         """
-        if self._monitor is None or self._plan is None:
+        if self._session is None:
             return None
         self.end(self._owner)
-        self._monitor.settle()
-        history = self._monitor.history
-        known = {
-            "plan": self._plan,
-            "seconds": time.time() - self._begin,
-            "environment": environment(),
-            "seed": 0,
-            "epochs": self.epoch + 1,
-            "precision": "as the program says",
-            "startup_seconds": max(0.0, self._begin - startup_from),
-        }
-        return history.record(list(node_summaries(self._group, self._plan, history)), **{**known, **fields})
+        self._session.monitor.settle()
+        known: dict[str, Any] = {"seed": 0, "epochs": self.epoch + 1, "precision": "as the program says"}
+        return self._session.record(startup_from, **(known | fields))
 
     def _probe(self) -> float:
         on_gpu = self._group.device.type != "cpu"
@@ -225,26 +202,26 @@ class Steps:
             return 0.0
         return sampled_weight(self.optimizers[self.number % len(self.optimizers)], self.number)
 
-    def _start(self, part: BatchPart, check: Check | None) -> None:
+    def _start(self, part: BatchPart, check: Check | None) -> TrainingSession:
         first = self.number + 1
         sizes, workers = self.division.sizes(first, part.total), self.division.workers(first)
         follows = self._shares is None and self._layers is None
         balance = Balance(workers=workers, shares=tuple(sizes), is_learning=True) if follows else None
-        self._monitor = Monitor(
+        plan = self._plan_of(part.total, sizes, check)
+        self._session = TrainingSession(
             self._env,
             self._group,
+            plan,
             division=self.division,
             balance=balance if self._group.size > 1 else None,
             warm_up=_WARM_UP,
-            advice=self.saving.last_good if self.saving else str,
-            is_due=self.saving.is_time if self.saving else bool,
+            saving=self.saving,
         )
-        self._plan = self._plan_of(part.total, sizes, check)
         if self._group.is_leader:
-            self._env.notify(self._plan)
+            self._env.notify(plan)
         self.tell(())
-        self._begin = time.time()
-        self._monitor.start(first)
+        self._session.start(first)
+        return self._session
 
     def _plan_of(self, total: int, sizes: Sequence[int], check: Check | None) -> Plan:
         if self._layers is not None:

@@ -127,7 +127,7 @@ class Generations:
 
     def state(self) -> bytes:
         """Encode the state of the trainer after `batch` for another rank."""
-        return encode_state(self.trainer, self.batch, self._first_epoch, self._work.history)
+        return encode_state(self.trainer, self.batch, self._first_epoch, self._work.session.history)
 
     def completed(self, batch: int) -> None:
         """Gradients of all batches up to `batch` are complete."""
@@ -224,7 +224,7 @@ class Generations:
         losses = state.mean_losses or state.losses if is_new else state.losses
         parts = {name: torch.tensor(value, device=self._group.device) for name, value in losses.items()}
         model.told = torch.stack([*parts.values()] or [torch.zeros(())]), parts
-        self._work.monitor.history = state.history
+        self._work.session.monitor.history = state.history
         if is_new:
             trainer.start_epoch, self._first_epoch = state.epoch, state.first_epoch
             trainer.scheduler.last_epoch = state.epoch - 1
@@ -234,7 +234,7 @@ class Generations:
         self._restore(data, is_new=True)
         self.reported = self.batch
         message = f"resumed after step {self.batch} from the checkpoint that the master kept"
-        self._work.monitor.emit(Event(step=self.batch, kind="resumed", message=message))
+        self._work.session.monitor.emit(Event(step=self.batch, kind="resumed", message=message))
 
     def begins_epoch(self) -> None:
         """The loop has read with which epoch it is to begin; what it says of the first one is that of the run."""
@@ -245,10 +245,12 @@ class Generations:
         self.reported = reported
         ranks, work = self._ranks, self._work
         first = self._first_epoch * len(self.trainer.train_loader) + 1
-        add_untold(work.history, self._sampler(), first, reported)
+        add_untold(work.session.history, self._sampler(), first, reported)
         count, repeated = len(work.nodes), max(0, repeated)
         began = ranks.what_began()
-        self._mark = tell_generation(began, ranks, work.monitor, self._group, self._mark, count, self.batch, repeated)
+        self._mark = tell_generation(
+            began, ranks, work.session.monitor, self._group, self._mark, count, self.batch, repeated
+        )
         ranks.has_told()
         ranks.has_state()
         if self._group.is_leader:

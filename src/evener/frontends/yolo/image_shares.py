@@ -33,7 +33,6 @@ from evener.oracle.apportion import Worker, apportion, weights_to_workers
 from evener.oracle.data_parallel import GradientSync
 from evener.oracle.rebalance import Balance
 from evener.records.errors import DoesNotFit, InvalidInput, NotNeeded
-from evener.records.history import History
 from evener.records.plan import Plan, Rejected
 from evener.records.profile import TaskTiming
 from evener.training.costs import (
@@ -48,8 +47,8 @@ from evener.training.costs import (
 )
 from evener.training.elastic.plan import came, with_nodes
 from evener.training.elastic.start import time_to_come
-from evener.training.monitor import Monitor
 from evener.training.planning import Shape, divide, why_all_take_part
+from evener.training.session import TrainingSession
 from evener.training.training import division_workers
 
 
@@ -66,10 +65,10 @@ class ImageShares:
     Attributes:
         division: of batches among the ranks.
         plan: who does how much; of all nodes, and as the run began.
-        monitor: of the batches; there once the training begins.
+        session: of this rank; there once the training begins.
     """
 
-    monitor: Monitor
+    session: TrainingSession
 
     def __init__(
         self, env: RankEnvironment, group: Group, shares: str, *, is_stationary: bool, late_plan: Plan | None
@@ -79,11 +78,6 @@ class ImageShares:
         self.plan = late_plan
         self._costs: dict[str, Worker] = {}
         self._present: list[str] = []
-
-    @property
-    def history(self) -> History:
-        """The history of the training."""
-        return self.monitor.history
 
     @property
     def nodes(self) -> list[str]:
@@ -114,17 +108,18 @@ class ImageShares:
         if self._env.node.name not in self._costs:
             self._costs[self._env.node.name] = self._own_cost(trainer, model)
         self.division.change(1, workers)
-        self.monitor = Monitor(
+        self.session = TrainingSession(
             self._env,
             self._group,
+            self.plan,
             division=self.division,
             balance=self._balance(workers, self.plan.replica_samples),
             lead=Loader.lead(trainer.train_loader.num_workers),
-            advice=None,  # Ultralytics goes back to its last checkpoint
+            refuses_non_finite=False,  # Ultralytics goes back to its last checkpoint
             is_followed=is_followed,
         )
         self._group.traffic = Traffic()  # what was sent to measure belongs to no batch
-        self.monitor.start(trainer.start_epoch * len(trainer.train_loader) + 1)
+        self.session.start(trainer.start_epoch * len(trainer.train_loader) + 1)
 
     def _divided(self, trainer: Any, model: nn.Module) -> Plan:
         """The plan, whose ranks alone are in the group from now on. Raises NotNeeded: this rank is not."""
@@ -170,8 +165,8 @@ class ImageShares:
 
     def costs(self) -> dict[str, Worker]:
         """Return the current estimate of the cost of images on every node."""
-        if self.monitor.balance is not None:
-            self._costs |= dict(zip(self._present, self.monitor.balance.workers, strict=True))
+        if self.session.monitor.balance is not None:
+            self._costs |= dict(zip(self._present, self.session.monitor.balance.workers, strict=True))
         return self._costs
 
     def divide_among(self, nodes: Sequence[str], costs: Mapping[str, Worker]) -> None:
@@ -186,8 +181,9 @@ class ImageShares:
         workers = tuple(costs[node] for node in nodes)
         self.division.change(1, workers)
         balance = self._balance(workers, apportion(self.plan.batch_size, workers))
-        self.monitor.regroup(self.division, balance, self.nodes, {})
-        self.monitor.restart_clock()
+        self.session.plan = self.plan
+        self.session.regroup(self.division, balance, self.nodes, {})
+        self.session.monitor.restart_clock()
 
     def train_sampler(self, dataset: Any, batch_size: int, seed: int) -> Sampler:
         """Which images of `dataset` this rank takes, batch by batch; the training has begun."""

@@ -6,14 +6,11 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from evener.benchmark.device import environment
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
 from evener.frontends.yolo.overrides import YoloConfig
@@ -24,10 +21,9 @@ from evener.launch.left_out import stay
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import NotNeeded
 from evener.records.plan import Plan
-from evener.records.record import NodeSummary, TrainRecord
+from evener.records.record import NodeSummary
 from evener.training.context import join_world
 from evener.training.elastic.start import late_group
-from evener.training.rank import left_out, node_summaries
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -96,7 +92,6 @@ def _train(
         group, folder, is_first_here=trainer_rank.is_first_here, is_late=trainer_rank.is_late
     ) as rank_folder:
         trainer_rank.folder = folder
-        begin = time.time()
         settings |= {"save_dir": str(rank_folder), "device": _device(env)}
         try:
             model.train(trainer=distributed_trainer(model._smart_load("trainer"), trainer_rank), **settings)
@@ -106,9 +101,17 @@ def _train(
             return trainer_rank.work.plan, False  # it says why; the others go on
         trainer_rank.leave(model.trainer)
     assert trainer_rank.work.plan is not None
-    trainer_rank.work.history.wall_seconds = time.time() - begin
-    trainer_rank.work.history.events[:0] = [*left_out(trainer_rank.work.plan), *config.lost]
-    record = _record(trainer_rank, model, begin - config.started)
+    session, args = trainer_rank.work.session, model.trainer.args
+    nodes = trainer_rank.together(lambda: msgspec.to_builtins(session.summaries()))
+    session.history.events[:0] = config.lost
+    record = session.record(
+        config.started,
+        msgspec.convert(nodes, list[NodeSummary]),
+        task=f"{args.task} {Path(args.model).name}",
+        seed=args.seed,
+        epochs=args.epochs,
+        precision="fp16" if model.trainer.amp else "fp32",
+    )
     if group.is_leader:
         env.notify(record)
     trainer_rank.together(group.barrier)
@@ -118,21 +121,3 @@ def _train(
 def _device(env: RankEnvironment) -> str:
     """Return the device as Ultralytics names it."""
     return str(env.device.index or 0) if env.device.type == "cuda" else env.device.type
-
-
-def _record(trainer_rank: TrainerRank, model: Any, startup: float) -> TrainRecord:
-    """The record of the run; all ranks call this."""
-    history, plan, args = trainer_rank.work.history, trainer_rank.work.plan, model.trainer.args
-    assert plan is not None
-    nodes = trainer_rank.together(lambda: msgspec.to_builtins(list(node_summaries(trainer_rank.group, plan, history))))
-    return history.record(
-        msgspec.convert(nodes, list[NodeSummary]),
-        task=f"{args.task} {Path(args.model).name}",
-        plan=plan,
-        seed=args.seed,
-        epochs=args.epochs,
-        precision="fp16" if model.trainer.amp else "fp32",
-        seconds=history.wall_seconds,
-        startup_seconds=startup,
-        environment=environment(),
-    )

@@ -160,7 +160,7 @@ class TrainerRank:
         if self.generations is not None:
             self.generations.begins_epoch()
         self.group.timer.discard()
-        self.work.monitor.restart_clock()
+        self.work.session.monitor.restart_clock()
 
     def restart_epoch(self, done: int) -> None:
         """Repeat an epoch that began after `done` batches."""
@@ -170,24 +170,23 @@ class TrainerRank:
     def begin_batch(self, step: int) -> None:
         """Batch `step` of the training, from 1, is computed now."""
         self._step = step
-        self.env.at_step(step)
+        self.work.session.begin_step(step)
         if self.generations is not None:
             self.generations.at_batch(step)
-        self.group.timer.pace.speed = self.env.node.speed_at(step)
 
     def end_batch(self, step: int, result: StepResult) -> bool:
         """Report it; whether a rank was asked to stop."""
-        monitor, generations = self.work.monitor, self.generations
+        session, generations = self.work.session, self.generations
         if generations is None:
-            monitor.add(step, result)
+            session.end_step(step, result)
         elif step > generations.reported:
             generations.reported = step
-            self._hear(lambda: monitor.add(step, result))
+            self._hear(lambda: session.end_step(step, result))
             if generations.batch == step:
                 self._keep(step)
-                if monitor.is_leaving:
+                if session.monitor.is_leaving:
                     generations.admit()
-        return monitor.is_stopping
+        return session.monitor.is_stopping
 
     def leave(self, trainer: Any) -> str:
         """Write the results for the user who submitted the run; return how to resume, for a message."""
@@ -205,11 +204,11 @@ class TrainerRank:
             return
         if self._checkpoints.is_due(ends_epoch=self.generations.ends_epoch):
             event = self._checkpoints.write(self.generations.trainer, self.generations.state(), step)
-            self.work.monitor.emit(event)
+            self.work.session.monitor.emit(event)
 
     def end_epoch(self) -> None:
         """Hear of all batches so far."""
-        self._hear(self.work.monitor.settle)
+        self._hear(self.work.session.monitor.settle)
 
     def _hear(self, hear: Callable[[], None]) -> None:
         """Receive reports of batches from the others; reports of a lost rank are lost with it."""
@@ -241,4 +240,4 @@ class TrainerRank:
         seconds = time.perf_counter() - begin
         accuracy = metrics.get("metrics/accuracy_top1")
         validation = Validation(step=part.step, epoch=part.epoch, loss=loss, accuracy=accuracy, seconds=seconds)
-        self.work.monitor.emit(validation)
+        self.work.session.validated(validation)

@@ -15,17 +15,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 
 from evener.comm.group import Group
 from evener.config.run_config import RunConfig
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.generation import Generation
 from evener.records.errors import NodeLost
-from evener.records.history import History
 from evener.records.plan import Plan
 from evener.training.elastic.telling import tell_generation
 from evener.training.loop import Loop
+from evener.training.session import TrainingSession
 from evener.training.training import Training
 
 NO_STEP = -1
@@ -49,7 +48,7 @@ class ElasticLoop(ABC):
         self._settled = NO_STEP  # the last step after which all is done
         self._first, self._begin, self._mark = 1, 0.0, 0.0
 
-    def run(self, finish: Callable[[Training, History], None]) -> None:
+    def run(self, finish: Callable[[Training, TrainingSession, RunConfig], None]) -> None:
         """Perform all steps, then call `finish`, on all ranks of the last generation.
 
         Raises:
@@ -116,7 +115,7 @@ class ElasticLoop(ABC):
     def _train(self, loop: Loop, training: Training) -> bool:
         """Perform steps; return whether the run is over, or False if the ranks change first."""
         loader = loop.loader(loop.last + 1)
-        loop.monitor.start(loop.last + 1)
+        loop.session.start(loop.last + 1)
         if not self._is_settled:
             self._settle(loop)
         while loop.last < training.num_steps and not self._was_ended and not loop.monitor.is_leaving:
@@ -135,9 +134,11 @@ class ElasticLoop(ABC):
         self._was_ended = loop.after_step(loop.last)
         self._settled, self._mark = loop.last, time.perf_counter()
 
-    def _finish(self, loop: Loop, training: Training, finish: Callable[[Training, History], None]) -> None:
+    def _finish(
+        self, loop: Loop, training: Training, finish: Callable[[Training, TrainingSession, RunConfig], None]
+    ) -> None:
         loop.saving.settle()  # the record tells of them
-        history = loop.monitor.history
-        history.wall_seconds = time.perf_counter() - self._begin
-        finish(replace(training, plan=self._plan), history)
+        loop.session.plan = self._plan
+        loop.session.history.wall_seconds = time.perf_counter() - self._begin
+        finish(training, loop.session, self._config)
         training.group.barrier()
