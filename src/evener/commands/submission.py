@@ -1,21 +1,98 @@
-"""The submission of a run to a master: its name, and the files for the nodes."""
+"""The submission of a run to a master: its name, the files for the nodes, and the run until its record is there."""
 
 from __future__ import annotations
 
 import re
 import secrets
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from evener.commands.dashboard import page_beside
 from evener.commands.doctor_nodes import code_of
+from evener.commands.up import open_master
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import is_path
 from evener.ps.client import MasterClient
 from evener.ps.protocol.blob import Blob, whole_folder
-from evener.records.events import Phase
+from evener.ps.protocol.job import Job
+from evener.ps.protocol.rank_messages import RankJob
+from evener.records.atomic import atomic_write
+from evener.records.events import Phase, RunEvent
+from evener.records.record import WEIGHTS, TrainRecord
+from evener.records.schema import parse_noun
+from evener.sync.layout import Flat
+from evener.training.console import RunView, run_folder
+from evener.training.partial_record import RunRequest
 
 NO_NODE = Phase(what="waiting", detail="for a node, as none is here: type there what `evener up` says")
 """Shown when a run has been submitted and no node is present."""
+
+
+class Submission(NamedTuple):
+    """What a master gets.
+
+    Attributes:
+        job: of the run.
+        weights: to begin with; None where the ranks make them.
+        blobs: code and data for the nodes.
+    """
+
+    job: Job | RankJob
+    weights: Flat | None
+    blobs: Sequence[Blob]
+
+
+def submit_run(
+    config: RunConfig,
+    prepare: Callable[[MasterClient, RunView], Submission],
+    *,
+    to_stderr: bool,
+    request: RunRequest,
+    before: Iterable[RunEvent] = (),
+    write_weights: Callable[[bytes, Path], object] = lambda weights, path: atomic_write(path, weights),
+    with_check: Callable[[Any], Any] = lambda event: event,
+) -> TrainRecord:
+    """Submit a run to the master of `config` and show it; return the record, when the run's folder has all results.
+
+    Args:
+        config: of the run.
+        prepare: called with the connected client.
+        to_stderr: keep stdout free.
+        request: for the record.
+        before: events to show first.
+        write_weights: writes the final weights.
+        with_check: adds the result of a comparison to an event or record.
+
+    Raises:
+        EvenerError: the master refuses the run, or it ended early.
+    """
+    folder = run_folder(config.folder)
+    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, request=request) as view:
+        view.console.quiet = config.quiet
+        for event in before:
+            view(event)
+        view(Phase(what="joining", detail="the master and its nodes"))
+        with connect_master(config) as (client, require_nodes):
+            submission = prepare(client, view)
+            is_first = not any_node(client)
+            run = client.submit(*submission)
+            if is_first:
+                view(NO_NODE)
+            result = client.watch(run, lambda event: view(with_check(event)), require_nodes)
+        if result.weights:
+            write_weights(result.weights, folder / WEIGHTS)
+        if result.record:
+            record = parse_noun(result.record, TrainRecord, source="the master's record")
+            view(replace(with_check(record), ending=result.reason))
+    if result.error is not None:
+        raise result.error
+    assert view.record is not None
+    return view.record
 
 
 def any_node(client: MasterClient) -> bool:
@@ -38,3 +115,21 @@ def blobs_of(config: RunConfig) -> dict[str, Blob]:
         root = config.data.resolve()
         blobs["data"] = Blob(root, whole_folder(root))
     return blobs
+
+
+@contextmanager
+def connect_master(config: RunConfig) -> Iterator[tuple[MasterClient, Callable[[], None]]]:
+    """Connect to the master of the run; yield its client, and a check that raises when all nodes are lost."""
+    if config.local_nodes is None:
+        with open_master(config) as client:
+            yield client, lambda: None  # nodes of a master may come back at any time
+        return
+    from evener.commands.private_master import local_cluster
+    from evener.launch.nodes import parse_local_nodes
+
+    with (
+        local_cluster(parse_local_nodes(config.local_nodes), config.patience) as cluster,
+        MasterClient(cluster.address, cluster.token, config.patience) as client,
+    ):
+        cluster.wait_for_nodes(client, until_measured=config.keeps_data)
+        yield client, cluster.check_any

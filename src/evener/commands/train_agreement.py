@@ -11,18 +11,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from evener.commands.backends import is_thin, load_backend, probe_of, require_twins
-from evener.commands.dashboard import page_beside
 from evener.commands.doctor_nodes import code_of, look_before_run, question_of
-from evener.commands.submission import NO_NODE, any_node, blobs_of, new_run_name
-from evener.commands.up import open_master
+from evener.commands.submission import Submission, blobs_of, new_run_name, submit_run
 from evener.config.run_config import RunConfig, require_samples
 from evener.data.shares import round_table
 from evener.data.tasks.load import is_path
@@ -39,12 +36,11 @@ from evener.records.errors import InvalidInput, NeedsRanks, NodeLost, UnknownOpt
 from evener.records.events import Phase, RunEvent
 from evener.records.plan import Check, Plan
 from evener.records.record import Event, TrainRecord
-from evener.records.schema import parse_noun
 from evener.records.task import Task, ThinTask
 from evener.report.tables import summary
 from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
 from evener.system.sign_of_life import sign_of_life
-from evener.training.console import RunView, open_console, print_line, run_folder
+from evener.training.console import RunView, open_console, print_line
 from evener.training.partial_record import request_of
 from evener.training.sync_check import sync_check
 
@@ -149,36 +145,29 @@ def submit(
         EvenerError: see `train_on_master`.
     """
     job, blobs, check, events = agreed or agree(config, backend, task, to_stderr=to_stderr)
-    folder = run_folder(config.folder)
-    request = request_of(config)
-    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, request=request) as view:
-        view.console.quiet = config.quiet
-        for event in events:
-            view(event)
-        view(Phase(what="joining", detail="the master and its nodes"))
-        with connect_master(config) as (client, still_runs):
-            if config.preflight and config.local_nodes is None:
-                view(Phase(what="preflight", detail="looking at the machines of all nodes"))
-                for finding in look_before_run(client, *_question(config)):
-                    view(Event(step=0, kind="preflight", message=finding.words))
-            system = await_system(config, client, view)
-            if config.keeps_data:
-                parts = parts_of(config.shares, client.ask().nodes, backend.num_samples, system)
-                job = replace(job, workload=replace(job.workload, parts=parts))
-            view(Phase(what="shipping", detail="code, weights and data" if config.ship_data else "code and weights"))
-            is_first = not any_node(client)
-            run = client.submit(job, backend.initial_weights(), blobs)
-            if is_first:
-                view(NO_NODE)
-            result = client.watch(run, lambda event: view(with_check(event, check)), still_runs)
-        if result.record:
-            backend.write_weights(result.weights, folder / "model.safetensors")
-            record = parse_noun(result.record, TrainRecord, source="the master's record")
-            view(replace(with_check(record, check), ending=result.reason))
-    if result.error is not None:
-        raise result.error
-    assert view.record is not None
-    return view.record
+
+    def prepare_here(client: MasterClient, view: RunView) -> Submission:
+        if config.preflight and config.local_nodes is None:
+            view(Phase(what="preflight", detail="looking at the machines of all nodes"))
+            for finding in look_before_run(client, *_question(config)):
+                view(Event(step=0, kind="preflight", message=finding.words))
+        system = await_system(config, client, view)
+        run = job
+        if config.keeps_data:
+            parts = parts_of(config.shares, client.ask().nodes, backend.num_samples, system)
+            run = replace(job, workload=replace(job.workload, parts=parts))
+        view(Phase(what="shipping", detail="code, weights and data" if config.ship_data else "code and weights"))
+        return Submission(run, backend.initial_weights(), blobs)
+
+    return submit_run(
+        config,
+        prepare_here,
+        to_stderr=to_stderr,
+        request=request_of(config),
+        before=events,
+        write_weights=backend.write_weights,
+        with_check=lambda event: with_check(event, check),
+    )
 
 
 def check_of(
@@ -327,21 +316,3 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clip_norm: fl
         merge=config.merge or agreement.merge,
         clip_norm=clip_norm if agreement.contribution == "gradient" else None,
     )
-
-
-@contextmanager
-def connect_master(config: RunConfig) -> Iterator[tuple[MasterClient, Callable[[], None]]]:
-    """Connect to the master of the run; yield its client, and a check that raises when all nodes are lost."""
-    if config.local_nodes is None:
-        with open_master(config) as client:
-            yield client, lambda: None  # nodes of a master may come back at any time
-        return
-    from evener.commands.private_master import local_cluster
-    from evener.launch.nodes import parse_local_nodes
-
-    with (
-        local_cluster(parse_local_nodes(config.local_nodes), config.patience) as cluster,
-        MasterClient(cluster.address, cluster.token, config.patience) as client,
-    ):
-        cluster.wait_for_nodes(client, until_measured=config.keeps_data)
-        yield client, cluster.check_any

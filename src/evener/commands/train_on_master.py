@@ -14,21 +14,15 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from evener.commands.dashboard import page_beside
-from evener.commands.submission import NO_NODE, any_node, blobs_of, new_run_name
-from evener.commands.up import open_master
+from evener.commands.submission import Submission, blobs_of, new_run_name, submit_run
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import is_path
-from evener.ps.node.rank_session import WEIGHTS
 from evener.ps.protocol.blob import Blob
 from evener.ps.protocol.rank_messages import RankJob
-from evener.records.atomic import atomic_write
-from evener.records.events import Phase
 from evener.records.plan import is_of_teams
 from evener.records.record import TrainRecord
-from evener.records.schema import parse_noun
 from evener.report.tables import summary
-from evener.training.console import RunView, print_line, run_folder
+from evener.training.console import print_line
 from evener.training.partial_record import RunRequest, request_of
 
 _CHECKPOINT_INTERVAL = "600s"
@@ -60,29 +54,15 @@ def submit(
     Raises:
         EvenerError: see `train_on_nodes`.
     """
-    folder = run_folder(config.folder)
-    request = request or request_of(config)
     blobs = blobs_of(config) | ({"code": program} if program is not None else {})
     digests = {what: blob.digest for what, blob in blobs.items()}
     job = job_of(config, digests, brings_program=program is not None)
-    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, request=request) as view:
-        view.console.quiet = config.quiet
-        view(Phase(what="joining", detail="the master and its nodes"))
-        with open_master(config) as client:
-            is_first = not any_node(client)
-            run = client.submit(job, None, list(blobs.values()))
-            if is_first:
-                view(NO_NODE)
-            result = client.watch(run, view, lambda: None)  # nodes may come back at any time
-        if result.weights:
-            atomic_write(folder / WEIGHTS, result.weights)
-        if result.record:
-            record = parse_noun(result.record, TrainRecord, source="the master's record")
-            view(replace(record, ending=result.reason))
-    if result.error is not None:
-        raise result.error
-    assert view.record is not None
-    return view.record
+    return submit_run(
+        config,
+        lambda *_: Submission(job, None, list(blobs.values())),
+        to_stderr=to_stderr,
+        request=request or request_of(config),
+    )
 
 
 def job_of(config: RunConfig, digests: dict[str, str], *, brings_program: bool = False) -> RankJob:

@@ -29,7 +29,7 @@ from evener.experiments.options import ScatteredConfig
 from evener.experiments.results import Column, Row, ratio, table_of, write_csv
 from evener.launch.nodes import parse_local_nodes
 from evener.records.errors import TrainingFailed
-from evener.records.record import Step, TrainRecord
+from evener.records.record import RECORD, Step, TrainRecord
 from evener.records.schema import read_noun
 from evener.report.canvas import can_draw, canvas, save_png
 from evener.report.html import write_page
@@ -108,7 +108,7 @@ def run(config: ScatteredConfig, *, as_json: bool) -> list[Row]:
         folder = (config.output / f"{number:02}-{method.name.replace(', ', '-').replace(' ', '-')}").resolve()
         images = samples_of(timed[0].record) if timed else 0
         _perform(command_of(config, method, folder, images), method)
-        record = read_noun(folder / "record.json", TrainRecord)
+        record = read_noun(folder / RECORD, TrainRecord)
         timed.append(TimedRun(method, record, _map_of(folder / "results.csv")))
         console.print(f"{method.name} on {method.speeds}: {seconds_of(record):.2f} s an epoch")
     rows = rows_of(timed)

@@ -6,6 +6,9 @@ from evener.records.errors import require
 from evener.records.plan import Plan
 from evener.records.schema import Amount, Finite, Noun, Part, Whole
 
+RECORD, WEIGHTS = "record.json", "model.safetensors"
+"""Names of the results in a run's folder."""
+
 
 class NodeStep(Part, frozen=True, kw_only=True):
     """One node's part of one step (or of several, summed), by phase.

@@ -31,14 +31,13 @@ from evener.ps.protocol.status import NodeStatus, RunStatus
 from evener.records.atomic import atomic_write
 from evener.records.errors import EvenerError, InvalidInput, NodeLost, NoUsableNode
 from evener.records.events import RunEvent, decode_events
-from evener.records.record import Epoch
+from evener.records.record import WEIGHTS, Epoch
 from evener.records.schema import Noun, RunName, encode_noun, read_noun
 from evener.search.local_backend import RunEnd
 from evener.search.placement import TrialNode
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Frame
 
-WEIGHTS = "model.safetensors"
 _LOOK_INTERVAL_S = 1.0
 """Seconds between two queries of the master's nodes."""
 _MAX_AWAY_LOOKS = 3

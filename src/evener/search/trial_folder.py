@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 from evener.records.atomic import remove_drafts
-from evener.records.record import Epoch
+from evener.records.record import WEIGHTS, Epoch
 
-_WEIGHTS, _CHECKPOINTS, _STEPS = "model.safetensors", "checkpoints", "steps-per-epoch"
+_CHECKPOINTS, _STEPS = "checkpoints", "steps-per-epoch"
 
 
 class TrialFolder:
@@ -54,7 +54,7 @@ class TrialFolder:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         remove_drafts(self.folder)
         if not keep_weights:
-            (self.folder / _WEIGHTS).unlink(missing_ok=True)
+            (self.folder / WEIGHTS).unlink(missing_ok=True)
 
     @property
     def _steps(self) -> Path:

@@ -29,11 +29,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from evener.records.atomic import atomic_draft
 from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, TrainingFailed, first_line
+from evener.records.record import WEIGHTS
 from evener.records.schema import Noun, read_noun, write_noun
 from evener.training.checkpoint_folder import checkpoints_in, require_checkpoint
 
 _MAX_CHECKPOINTS = 2
-_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+_FILES = (WEIGHTS, "optimizer.safetensors", "state.json")
 _SUMS = "SHA256SUMS"
 
 
@@ -169,7 +170,7 @@ class Checkpoints:
             return target
         with atomic_draft(target) as draft:
             draft.mkdir()
-            save_weights(checkpoint.weights, draft / "model.safetensors")
+            save_weights(checkpoint.weights, draft / WEIGHTS)
             save_weights(checkpoint.optimizer, draft / "optimizer.safetensors")
             write_noun(checkpoint.state, draft / "state.json")
             (draft / _SUMS).write_text("".join(f"{_sum_of(draft / name)}  {name}\n" for name in _FILES))
@@ -214,7 +215,7 @@ class Checkpoints:
             InvalidFile: a file is damaged or belongs to another model.
         """
         try:
-            weights = load_file(folder / "model.safetensors")
+            weights = load_file(folder / WEIGHTS)
             tensors = load_file(folder / "optimizer.safetensors")
             whole = Checkpoint(state=state, weights=weights, optimizer=tensors)
             whole.restore(model, optimizer, scheduler, scaler)
@@ -287,7 +288,7 @@ def require_writable(model: nn.Module) -> nn.Module:
 
 def write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
     """Write a model's weights into a run's folder. Raises CannotWrite: the disk is full or gone."""
-    path = folder / "model.safetensors"
+    path = folder / WEIGHTS
     try:
         save_weights(weights, path)
     except (OSError, SafetensorError) as error:

@@ -24,7 +24,7 @@ from evener.records.event_log import EventLog
 from evener.records.event_tail import EVENTS_FILE, Moment
 from evener.records.events import Phase, RunEvent
 from evener.records.plan import Plan
-from evener.records.record import Event, Step, TrainRecord, Validation
+from evener.records.record import RECORD, Event, Step, TrainRecord, Validation
 from evener.records.schema import write_noun
 from evener.report.live.live_run import OVER, LiveRun
 from evener.report.live.picture import Picture
@@ -172,7 +172,7 @@ class RunView:
         )
         record = replace(record, usual=self._request.usual, options=self._request.options)
         try:
-            write_noun(record, self._output / "record.json")
+            write_noun(record, self._output / RECORD)
         except OSError as problem:  # the error that ended the run matters more
             self.console.print(f"cannot write {self._output / 'record.json'}: {problem.strerror}")
             return
@@ -261,7 +261,7 @@ class RunView:
             self.console.print(agreement_line(record))
         elif len(record.nodes) > 1 and record.plan.prediction is not None:
             self.console.print(predicted_table(record))
-        self._write(record, "record.json")
+        self._write(record, RECORD)
         self.console.print(f"record {'is' if self._by_lines else 'and weights are'} in {self._output}")
 
     def _write(self, noun: Plan | TrainRecord, name: str) -> None:

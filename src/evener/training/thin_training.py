@@ -28,7 +28,7 @@ from evener.ps.protocol.run_result import weights_of
 from evener.records.atomic import atomic_write
 from evener.records.errors import Interrupted, InvalidFile, NonFiniteLoss, first_line
 from evener.records.events import RunEvent
-from evener.records.record import Epoch, Validation
+from evener.records.record import WEIGHTS, Epoch, Validation
 from evener.system.pace import Pace
 from evener.training.checkpoint_folder import checkpoints_in, require_checkpoint
 
@@ -89,7 +89,7 @@ class _ThinTraining:
             if self._context.is_over(Epoch(step=self._done, epoch=epoch, loss=loss, validation=validation)):
                 break
         state = self._backend.initial_weights()
-        atomic_write(self._config.folder / "model.safetensors", weights_of(state))
+        atomic_write(self._config.folder / WEIGHTS, weights_of(state))
 
     def _train(self, epoch: int) -> float:
         """Train the rest of an epoch; return the mean loss over its samples."""

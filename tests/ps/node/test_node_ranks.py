@@ -16,7 +16,7 @@ from evener.membership.shared_values import SetValue, Values
 from evener.ps.node.acceptance import Acceptance
 from evener.ps.node.checkpoint_sender import CHECKPOINTS
 from evener.ps.node.node_ranks import NodeRanks
-from evener.ps.node.rank_session import WEIGHTS, Ending, Host, RankSetup
+from evener.ps.node.rank_session import Ending, Host, RankSetup
 from evener.ps.protocol.blob import Blob, whole_folder
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, NotReady, Release
 from evener.ps.protocol.rank_messages import (
@@ -36,7 +36,7 @@ from evener.ps.protocol.rank_messages import (
     encode_rank_part,
 )
 from evener.records.events import encode_events
-from evener.records.record import Event
+from evener.records.record import WEIGHTS, Event
 
 JOB = RankJob(run="r", task="tiny", title="tiny", config=b"{}")
 PLACE = RankPlace(

@@ -26,7 +26,7 @@ from evener.launch.rank_environment import Program, RankEnvironment
 from evener.launch.slurm import adopt_slurm
 from evener.parallel.op_registry import without_synchronised
 from evener.records.errors import InvalidInput, first_line, nearest
-from evener.records.record import TrainRecord
+from evener.records.record import WEIGHTS, TrainRecord
 from evener.records.task import BatchTask, Task
 from evener.report.scalars import ScalarLogger
 from evener.training.callbacks import Callback, watched
@@ -161,7 +161,7 @@ def _trained_model(task: Task | BatchTask, config: RunConfig) -> nn.Module:
     """The task's model with the weights that the run wrote."""
     model = without_synchronised(task.model())
     Arithmetic(config.precision, torch.device("cpu")).prepare_model(model)
-    model.load_state_dict(load_file(config.folder / "model.safetensors"))
+    model.load_state_dict(load_file(config.folder / WEIGHTS))
     return model
 
 

@@ -29,9 +29,8 @@ from evener.frontends.yolo.rank import alone
 from evener.frontends.yolo.remote_rank import FIRST_WEIGHTS
 from evener.frontends.yolo.results_io import restore_results
 from evener.frontends.yolo.settings import YoloTraining, in_a_sentence, read_training
-from evener.ps.node.rank_session import WEIGHTS
 from evener.ps.protocol.blob import Blob
-from evener.records.record import TrainRecord
+from evener.records.record import WEIGHTS, TrainRecord
 from evener.report.html import write_page
 from evener.training.console import open_console
 

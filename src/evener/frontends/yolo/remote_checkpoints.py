@@ -16,10 +16,9 @@ from typing import Any
 
 from evener.frontends.yolo.results_io import restore_results, write_results
 from evener.ps.node.checkpoint_sender import CHECKPOINTS
-from evener.ps.node.rank_session import WEIGHTS
 from evener.records.atomic import atomic_draft
 from evener.records.errors import first_line
-from evener.records.record import Event
+from evener.records.record import WEIGHTS, Event
 
 _STATE = "trainer.state"
 _KEPT = 2

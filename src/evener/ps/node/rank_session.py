@@ -14,12 +14,10 @@ from evener.ps.protocol.messages import FetchBlob, Header
 from evener.ps.protocol.rank_messages import RankEnded, RankJob, RankPlace, RankSaid, RankShown
 from evener.records.error_kind import ErrorKind
 from evener.records.events import decode_events
-from evener.records.record import Event
+from evener.records.record import WEIGHTS, Event
 from evener.records.schema import shown
 from evener.wire.frame import Buffer
 
-WEIGHTS = "model.safetensors"
-"""File of the final weights, which the first rank writes into its folder."""
 Put = Callable[[Header, Sequence[Buffer]], None]
 """Queues a frame for sending, from any thread."""
 

@@ -12,11 +12,11 @@ from safetensors.numpy import save
 from evener.records.atomic import atomic_write
 from evener.records.error_kind import ErrorKind
 from evener.records.errors import EvenerError, MissingFile
-from evener.records.record import TrainRecord
+from evener.records.record import RECORD, WEIGHTS, TrainRecord
 from evener.records.schema import NOT_DECODED
 from evener.sync.layout import Flat
 
-_WEIGHTS, _RECORD, _END = "model.safetensors", "record.json", "end.json"
+_END = "end.json"
 
 
 class RunResult(NamedTuple):
@@ -53,8 +53,8 @@ def weights_of(weights: Flat) -> bytes:
 def save_result(folder: Path, result: RunResult) -> None:
     """Write the result of a run into its folder, for this user only. Raises OSError."""
     for name, data in (
-        (_WEIGHTS, result.weights),
-        (_RECORD, result.record),
+        (WEIGHTS, result.weights),
+        (RECORD, result.record),
         (_END, msgspec.json.encode((result.kind, result.reason))),
     ):
         atomic_write(folder / name, data, private=True)
@@ -68,6 +68,6 @@ def load_result(folder: Path) -> RunResult:
     """
     try:
         kind, reason = msgspec.json.decode((folder / _END).read_bytes(), type=tuple[ErrorKind | None, str])
-        return RunResult(kind, reason, (folder / _RECORD).read_bytes(), (folder / _WEIGHTS).read_bytes())
+        return RunResult(kind, reason, (folder / RECORD).read_bytes(), (folder / WEIGHTS).read_bytes())
     except (OSError, *NOT_DECODED) as error:
         raise MissingFile(f"there is no result in {folder}") from error

@@ -10,7 +10,7 @@ from evener.records.errors import InvalidFile, first_line
 from evener.records.event_tail import EVENTS_FILE, EventTail, Moment, events_of
 from evener.records.events import Phase
 from evener.records.history import Entry
-from evener.records.record import Event, TrainRecord, Validation
+from evener.records.record import RECORD, Event, TrainRecord, Validation
 from evener.records.schema import read_noun
 from evener.records.search_record import STUDY_FILE, SearchRecord
 from evener.report.live.comparison import Comparison, compared
@@ -18,8 +18,7 @@ from evener.report.live.live_run import LiveRun
 from evener.report.live.picture import LogEntry, Message
 from evener.report.scalars import scalars_of_validation
 
-_RECORD = "record.json"
-_FILES = (EVENTS_FILE, _RECORD, STUDY_FILE)
+_FILES = (EVENTS_FILE, RECORD, STUDY_FILE)
 """Files by which a folder is recognised as that of a run or of a search."""
 _MAX_POINTS = 2000
 MAX_COMPARED = 7
@@ -59,8 +58,8 @@ class Source:
         if self.is_search:
             return self._search_moments()
         moments = self._tail.read()
-        if not moments and self.run.revision == 0 and (self._folder / _RECORD).is_file():
-            return [Moment(0.0, events_of(read_noun(self._folder / _RECORD, TrainRecord)))]
+        if not moments and self.run.revision == 0 and (self._folder / RECORD).is_file():
+            return [Moment(0.0, events_of(read_noun(self._folder / RECORD, TrainRecord)))]
         return moments
 
     def _search_moments(self) -> list[Moment]:
