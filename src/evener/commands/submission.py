@@ -33,7 +33,7 @@ NO_NODE = Phase(what="waiting", detail="for a node, as none is here: type there 
 """Shown when a run has been submitted and no node is present."""
 
 
-class Submission(NamedTuple):
+class PreparedRun(NamedTuple):
     """What a master gets.
 
     Attributes:
@@ -49,7 +49,7 @@ class Submission(NamedTuple):
 
 def submit_run(
     config: RunConfig,
-    prepare: Callable[[MasterClient, RunView], Submission],
+    prepare: Callable[[MasterClient, RunView], PreparedRun],
     *,
     to_stderr: bool,
     request: RunRequest,

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from evener.commands.backends import is_thin, load_backend, probe_of, require_twins
 from evener.commands.doctor_nodes import code_of, look_before_run, question_of
-from evener.commands.submission import Submission, blobs_of, new_run_name, submit_run
+from evener.commands.submission import PreparedRun, blobs_of, new_run_name, submit_run
 from evener.config.run_config import RunConfig, require_samples
 from evener.data.shares import round_table
 from evener.data.tasks.load import is_path
@@ -146,7 +146,7 @@ def submit(
     """
     job, blobs, check, events = agreed or agree(config, backend, task, to_stderr=to_stderr)
 
-    def prepare_here(client: MasterClient, view: RunView) -> Submission:
+    def prepare_here(client: MasterClient, view: RunView) -> PreparedRun:
         if config.preflight and config.local_nodes is None:
             view(Phase(what="preflight", detail="looking at the machines of all nodes"))
             for finding in look_before_run(client, *_question(config)):
@@ -157,7 +157,7 @@ def submit(
             parts = parts_of(config.shares, client.ask().nodes, backend.num_samples, system)
             run = replace(job, workload=replace(job.workload, parts=parts))
         view(Phase(what="shipping", detail="code, weights and data" if config.ship_data else "code and weights"))
-        return Submission(run, backend.initial_weights(), blobs)
+        return PreparedRun(run, backend.initial_weights(), blobs)
 
     return submit_run(
         config,

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from evener.commands.submission import Submission, blobs_of, new_run_name, submit_run
+from evener.commands.submission import PreparedRun, blobs_of, new_run_name, submit_run
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import is_path
 from evener.ps.protocol.blob import Blob
@@ -59,7 +59,7 @@ def submit(
     job = job_of(config, digests, brings_program=program is not None)
     return submit_run(
         config,
-        lambda *_: Submission(job, None, list(blobs.values())),
+        lambda *_: PreparedRun(job, None, list(blobs.values())),
         to_stderr=to_stderr,
         request=request or request_of(config),
     )
