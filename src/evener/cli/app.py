@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -169,9 +170,14 @@ def _require_open_files() -> None:
 
 def _words_of_pytorch(error: BaseException) -> str:
     """Why PyTorch, which is installed, cannot be loaded; empty of another error."""
-    if not isinstance(error, ImportError) or "torch" in sys.modules:
+    if "torch" in sys.modules:
         return ""
-    return f"PyTorch cannot be loaded: {first_line(error)}; give this process more memory, or install PyTorch again"
+    if isinstance(error, ImportError):
+        return f"PyTorch cannot be loaded: {first_line(error)}; give this process more memory, or install PyTorch again"
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
+    if any(file.endswith(os.path.join("", "torch", "__init__.py")) for file in files):
+        return f"PyTorch cannot be loaded: {words_of(error)}; correct this in the environment, or install PyTorch again"
+    return ""
 
 
 def _refuse(sentence: str) -> None:

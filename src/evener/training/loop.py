@@ -17,7 +17,7 @@ from evener.data.loader import Loader, seed_all
 from evener.oracle.apportion import Worker, apportion, weights_to_workers
 from evener.records.events import Phase
 from evener.records.history import History
-from evener.records.record import Validation
+from evener.records.record import finite_validation
 from evener.training.checkpoint import CheckpointState
 from evener.training.monitor import Monitor
 from evener.training.saving import Saving
@@ -192,7 +192,14 @@ class Loop:
         batch = max(1, shares[self._model.replica]) * self._plan.accumulate
         loss, accuracy = evaluate(self._training, sizes, batch)
         seconds = time.perf_counter() - begin
-        validation = Validation(step=step, epoch=epoch, loss=loss, accuracy=accuracy, seconds=seconds)
+        validation = finite_validation(
+            self._nodes[0] if False else self._context.group.nodes[0],
+            step=step,
+            epoch=epoch,
+            loss=loss,
+            accuracy=accuracy,
+            seconds=seconds,
+        )
         self.monitor.emit(validation)
         self.monitor.restart_clock()
 

@@ -19,7 +19,7 @@ from evener.oracle.division.plan import Arrangement
 from evener.oracle.rebalance import Balance
 from evener.records.errors import Interrupted, InvalidInput
 from evener.records.plan import Assignment, Check, Plan
-from evener.records.record import Event, TrainRecord, Validation
+from evener.records.record import Event, TrainRecord, finite_validation
 from evener.training.monitor import Monitor
 from evener.training.rank import node_summaries
 from evener.training.saving import Saving
@@ -166,10 +166,14 @@ class Steps:
             self._monitor.restart_clock()
 
     def validated(self, **fields: Any) -> None:
-        """Record a validation after the last step, with these `fields`."""
+        """Record a validation after the last step, with these `fields`. Raises NonFiniteLoss."""
         assert self._monitor is not None
         self._monitor.settle()
-        self._monitor.emit(Validation(step=self.number, epoch=self.epoch, **fields))
+        validation = finite_validation(self._env.node.name, step=self.number, epoch=self.epoch, **fields)
+        self._monitor.emit(validation)
+        if missing := [name for name in fields["metrics"] if name not in validation.metrics]:
+            message = f"not finite after epoch {self.epoch + 1}: {', '.join(missing)}"
+            self._monitor.emit(Event(step=self.number, kind="left out", message=message))
 
     def last_loss(self) -> float | None:
         """Return the mean loss over the samples of this epoch; None if the program reported none."""
