@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,14 @@ def test_a_config_file_of_windows_is_read(tmp_path: Path, start: bytes) -> None:
     (tmp_path / "own.py").write_text("")
     with usual_options({"task": str(tmp_path / "own.py"), "option": {}}, ()) as options:
         assert (options["epochs"], options["batch_size"]) == (7, 3)
+
+
+def test_a_pipe_is_read_once_a_process_writes_into_it_and_refused_otherwise(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with refused(InvalidFile):
+        read_bounded(pipe, 10)
+    writer = threading.Timer(0.2, pipe.write_bytes, (b"token",))
+    writer.start()
+    assert read_bounded(pipe, 10) == b"token"
+    writer.join()

@@ -119,6 +119,7 @@ def _add(app: typer.Typer, one: _Command) -> None:
 
 def main() -> None:
     """Run the command line; errors of Evener are one sentence and an exit code."""
+    _open_streams()
     _require_folder()
     _require_open_files()
     try:
@@ -147,6 +148,16 @@ def main() -> None:
     if code == Interrupted.exit_code:  # what typer makes of Ctrl-C
         _fail("stopped", code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Lead streams that were closed before this process began to nowhere, so that no socket gets their numbers."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nowhere = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
+            if nowhere.fileno() != number and not os.path.exists(f"/proc/self/fd/{number}"):
+                os.dup2(nowhere.fileno(), number)
+            setattr(sys, name, nowhere)
 
 
 def _require_folder() -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from evener.config.conflicts import refuse_options
 from evener.config.run_config import RunConfig, require_samples
@@ -225,7 +225,7 @@ class BatchTraining:
     def _refuse_lone_sample(self, model: nn.Module, batch_size: int) -> None:
         if isinstance(self._samples, IterableDataset):
             return
-        one = DataLoader(self._samples, collate_fn=self._task.collate, generator=torch.Generator())
+        one = DataLoader(self._samples, collate_fn=self._task.collate or _collate, generator=torch.Generator())
 
         def forward(trial: nn.Module) -> object:
             return self._task.loss(trial, to_device(self._arithmetic.prepare(next(iter(one))), device_of(trial)))
@@ -239,7 +239,7 @@ class BatchTraining:
             require_samples(1 if draw is None else batch_size, sample_count(data))
             settings["shuffle"] = draw is not None
         generator = torch.Generator().manual_seed(self._config.seed) if draw is None else draw
-        return DataLoader(data, collate_fn=self._task.collate, generator=generator, **settings)
+        return DataLoader(data, collate_fn=self._task.collate or _collate, generator=generator, **settings)
 
     def _placed(self, batch: Any) -> Any:
         return self._arithmetic.prepare(to_device(batch, self._run.device))
@@ -259,6 +259,11 @@ class BatchTraining:
 
 
 @torch.no_grad()
+def _collate(samples: list[Any]) -> Any:
+    with noting("data, whose samples do not become one batch without a BatchTask.collate"):
+        return default_collate(samples)
+
+
 def validate(
     run: Run,
     task: BatchTask,
