@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch._utils import ExceptionWrapper
 
-from evener.records.errors import noting, place_of, words_of
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment, explained
+from evener.records.errors import first_line, noting, place_of, text_of, words_of
 from support.commands import evener, evener_here
 
 TASK = """
@@ -115,3 +118,18 @@ def test_what_a_loaders_process_passes_on_is_told_as_if_it_had_been_raised_here(
         passed_on()
     assert words_of(raised.value) == "ZeroDivisionError: division by zero"
     assert "in the task's data, at sample 0" in place_of(raised.value)
+
+
+class Odd(Exception):
+    """An error whose message cannot be made."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+def test_an_error_without_a_message_is_named_by_its_class() -> None:
+    assert words_of(Odd()) == first_line(Odd()) == "Odd"
+    assert text_of(Odd()) == ""
+    cpu = torch.device("cpu")
+    env = RankEnvironment(0, [LocalNode(name="ada"), LocalNode(name="bob")], cpu, 1.0, lambda _: None)
+    assert "Odd" in words_of(explained(Odd(), env))

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from evener.comm.group import Group
-from evener.data.alike import first_other, print_of, require_same_data, steady_print
+from evener.data.alike import first_other, require_same_data, steady_print
+from evener.data.fingerprint import print_of
 from evener.records.errors import InvalidInput
 from support.commands import evener
 from support.refusals import refused

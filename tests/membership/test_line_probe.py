@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
@@ -12,7 +13,7 @@ import pytest
 
 from evener.membership.generation import Probe, ReachedPeers
 from evener.membership.line_probe import LineProbe
-from evener.records.errors import EvenerError, LineCut
+from evener.records.errors import EvenerError, LineCut, NodeLost
 from support.stores import memory_store
 
 SECONDS = 1.0
@@ -34,6 +35,7 @@ class Process:
             give_way=self.cut.put,
         )
         self.probe.listen()
+        self.port = int(store.get(f"line/{number}").decode().split()[1])
 
 
 @pytest.fixture
@@ -50,11 +52,11 @@ def start() -> Iterator[Callable[[int], Process]]:
 
 
 def test_processes_that_compute_are_reached(start: Callable[[int], Process]) -> None:
-    first, second, joining = start(0), start(1), start(7)
+    start(0)
+    start(1)
+    joining = start(7)
     joining.probe.begin(Probe(nodes={0: "n0", 1: "n1"}))
     assert joining.reached.get(timeout=5) == ReachedPeers(processes=(0, 1))
-    for process in (first, second):
-        process.probe.drain()
     assert joining.cut.empty()
 
 
@@ -98,3 +100,58 @@ def test_a_probe_of_a_lost_process_ends_without_a_verdict(start: Callable[[int],
     assert joining.reached.get(timeout=5) == ReachedPeers(processes=(1,))
     with pytest.raises(Empty):
         joining.cut.get(timeout=2 * SECONDS)
+
+
+def test_a_line_that_was_reached_is_probed_again_with_the_next_ones(start: Callable[[int], Process]) -> None:
+    first, joining = start(0), start(7)
+    start(1)
+    joining.probe.begin(Probe(nodes={0: "n0"}))
+    assert joining.reached.get(timeout=5) == ReachedPeers(processes=(0,))
+    first.probe.close()  # the line is cut
+    joining.probe.begin(Probe(nodes={0: "n0", 1: "n1"}))
+    assert type(joining.cut.get(timeout=SECONDS + 5)) is LineCut
+    assert joining.reached.empty()
+
+
+@pytest.mark.parametrize(
+    "published", ["", "127.0.0.1", "127.0.0.1 x", "127.0.0.1 0", "a 70000", "a 1 2", b"\xff 1x", "\n 1"]
+)
+def test_a_node_that_published_no_address_is_named(published: str | bytes) -> None:
+    store = memory_store()
+    store.set("line/0", published)
+    joining = Process(7, store)
+    try:
+        joining.probe.begin(Probe(nodes={0: "n0"}))
+        error = joining.cut.get(timeout=5)
+    finally:
+        joining.probe.close()
+    assert type(error) is NodeLost
+    assert error.nodes == ("n0",)
+
+
+def test_strangers_that_connect_without_end_keep_nobody_out(start: Callable[[int], Process]) -> None:
+    flooded, joining, is_over, made = start(0), start(7), threading.Event(), list[socket.socket]()
+
+    def flood() -> None:
+        while not is_over.is_set() and len(made) < 20_000:
+            stranger = socket.socket()
+            stranger.setblocking(False)
+            stranger.connect_ex(("127.0.0.1", flooded.port))
+            made.append(stranger)
+            if len(made) > 500:
+                made[-500].close()
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        while len(made) < 2 * socket.SOMAXCONN:
+            time.sleep(0.01)
+        for _ in range(3):
+            joining.probe.begin(Probe(nodes={0: "n0"}))
+            assert joining.reached.get(timeout=SECONDS + 5) == ReachedPeers(processes=(0,))
+    finally:
+        is_over.set()
+        thread.join()
+        for stranger in made:
+            stranger.close()
+    assert joining.cut.empty()

@@ -16,11 +16,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
 
@@ -222,12 +220,17 @@ class Watcher:
 
     Args:
         ps: the master.
+
+    Attributes:
+        slowest: seconds that an admin waited at most for an answer.
+        undisturbed: the same without the seconds in which master or admin waited for a processor of a busy machine.
+        peak: bytes of its memory at most.
     """
 
     def __init__(self, ps: Cluster) -> None:
         self._home, self.process = StateDir(ps.home), psutil.Process(ps.master.pid)
         self._is_over = threading.Event()
-        self.slowest, self.peak, self.error = 0.0, 0, ""
+        self.slowest, self.undisturbed, self.peak, self.error = 0.0, 0.0, 0, ""
         self._thread = threading.Thread(target=self._run)
 
     @property
@@ -236,7 +239,18 @@ class Watcher:
 
     def begin(self) -> None:
         """Forget what was the most until now."""
-        self.slowest, self.peak = 0.0, 0
+        self.slowest, self.undisturbed, self.peak = 0.0, 0.0, 0
+
+    @property
+    def busy(self) -> float:
+        """Seconds that the master has computed."""
+        return sum(self.process.cpu_times()[:2])
+
+    @property
+    def _waited(self) -> float:
+        """Seconds for which the master and this thread were ready, and did not get a processor."""
+        files = (f"/proc/{self.process.pid}/schedstat", "/proc/thread-self/schedstat")
+        return sum(int(Path(file).read_text().split()[1]) for file in files) / 1e9
 
     def __enter__(self) -> Watcher:
         self._thread.start()
@@ -251,9 +265,11 @@ class Watcher:
         try:
             with MasterClient(*find_master(self._home, None, None)) as admin:
                 while not self._is_over.wait(_ASK_SECONDS):
-                    began = time.monotonic()
+                    began, waited = time.monotonic(), self._waited
                     admin.ask()
-                    self.slowest = max(self.slowest, time.monotonic() - began)
+                    seconds = time.monotonic() - began
+                    self.slowest = max(self.slowest, seconds)
+                    self.undisturbed = max(self.undisturbed, seconds - self._waited + waited)
                     self.peak = max(self.peak, self.memory)
             began = time.monotonic()
             with MasterClient(*find_master(self._home, None, None)) as admin:  # who comes anew
@@ -271,17 +287,19 @@ class Evil:
     """Somebody who sends and takes no answer; comes again when it was left.
 
     Args:
-        ps: the master.
+        address: of the master.
+        token: for this role.
         role: of its token.
         state: `stranger`, `node`, `in a run` or `a rank`.
+        name: of its node.
     """
 
-    def __init__(self, ps: Cluster, role: Role, state: str) -> None:
-        self._address, self.state, self._role = Address.parse(ps.address), state, role
-        self._token = Token.parse((ps.home / "tokens" / role).read_text())
+    def __init__(self, address: str, token: str, role: Role, state: str, name: str = NAME) -> None:
+        self._address, self.state, self._role, self._name = Address.parse(address), state, role, name
+        self._token = Token.parse(token)
         self.sent = self.closed = self.process = 0
         self.run = "linear-1" if state == "beside a run" else RUN
-        self._connection: Connection[m.Header] | None = None
+        self.connection: Connection[m.Header] | None = None
 
     def come(self) -> None:
         """Connect, and be what it is to be."""
@@ -289,7 +307,7 @@ class Evil:
         until = time.monotonic() + 20
         while True:
             try:
-                self._connection = open_connection(self._address, self._token, kinds, LIMITS)
+                self.connection = open_connection(self._address, self._token, kinds, LIMITS)
                 break
             except CannotJoin:
                 if time.monotonic() > until:
@@ -298,34 +316,34 @@ class Evil:
         if self.state == "stranger" or self._role == "submitter":
             return
         join = m.Join(
-            protocol=m.PROTOCOL, name=NAME, incarnation=1, evener="0", python="3", torch="",
+            protocol=m.PROTOCOL, name=self._name, incarnation=1, evener="0", python="3", torch="",
             clock=time.time(), device="cpu", profile=PROFILE,
         )  # fmt: skip
-        self._connection.send(join)
+        self.connection.send(join)
         with suppress(ConnectionLost):  # the run may be over, because of what was sent
-            self._begin(self._connection)
+            self._begin(self.connection)
 
     def _begin(self, connection: Connection[m.Header]) -> None:
         """Take part in the run, where there is one."""
-        self._connection = connection
+        self.connection = connection
         if self.state == "in a run":
             self.run = self._until(m.Prepare).run
-            self._connection.send(m.Ready(run=self.run, unit_seconds=1e-3))
+            self.connection.send(m.Ready(run=self.run, unit_seconds=1e-3))
         elif self.state == "a rank":
             run = self._until(r.PrepareRank).run
             self.run, self.process = run, self.process if self.run == run else 0
-            self._connection.send(r.RankReady(run=self.run, process=self.process, speed=1.0))
+            self.connection.send(r.RankReady(run=self.run, process=self.process, speed=1.0))
             if not self.process:
                 self.process = self._until(r.StartRank).process
-                for message in (Hello(node=NAME, initial_nodes=(NAME,)), Beat(count=1, step=1, holds=1)):
+                for message in (Hello(node=self._name, initial_nodes=(self._name,)), Beat(count=1, step=1, holds=1)):
                     said = msgspec.msgpack.encode(message)
-                    self._connection.send(r.RankSaid(run=self.run, process=self.process), [said])
+                    self.connection.send(r.RankSaid(run=self.run, process=self.process), [said])
 
     def send(self, header: m.Header, buffers: Sequence[Any]) -> None:
         """Send a frame, over another connection if this one is closed."""
-        if self._connection is None:
+        if self.connection is None:
             self.come()
-        connection = self._connection
+        connection = self.connection
         assert connection is not None
         try:
             self._push(connection, header, buffers)
@@ -335,9 +353,9 @@ class Evil:
             self.leave()
 
     def leave(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
 
     def _push(self, connection: Connection[m.Header], header: m.Header, buffers: Sequence[Any]) -> None:
         """Send all of a frame; nothing is read, but the end of the connection is seen."""
@@ -363,9 +381,9 @@ class Evil:
                     raise ConnectionLost("the master reads nothing more") from None
 
     def _until(self, kind: type[m.Header]) -> Any:
-        assert self._connection is not None
+        assert self.connection is not None
         until = time.monotonic() + 5
-        while not isinstance(header := self._connection.receive().header, kind):
+        while not isinstance(header := self.connection.receive().header, kind):
             if time.monotonic() > until:
                 raise ConnectionLost(f"no {kind.__name__} came")
         return header
@@ -395,7 +413,7 @@ def kinds_for(role: Role, state: str) -> list[tuple[type[Any], int]]:
 def set_up(role: Role, state: str) -> Iterator[tuple[Cluster, Evil]]:
     """A master in the state for a case, and who is to send."""
     with cluster("--insecure") as ps:
-        evil = Evil(ps, role, state)
+        evil = Evil(ps.address, (ps.home / "tokens" / role).read_text(), role, state)
         with MasterClient(*find_master(StateDir(ps.home), None, None)) as admin:
             if state in ("in a run", "a rank", "beside a run"):
                 submit(admin, state)
@@ -438,39 +456,6 @@ def try_state(
             for (what, detail), times in Counter((one["what"], one["detail"][-90:]) for one in log).most_common(12):
                 sys.stdout.write(f"    {times:5} {what}: {detail}\n")
     return found
-
-
-def slowest_answer_beside_small_frames(num_peers: int, seconds: float) -> tuple[float, int]:
-    """Seconds that an admin waits at most while peers send heartbeats as fast as they can, and how many they send."""
-    with cluster("--insecure") as ps, Watcher(ps) as watcher, ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        token = (ps.home / "tokens" / "node").read_text()
-        floods = [pool.submit(_flood, ps.address, token, num_peers // 2, seconds) for _ in range(2)]
-        watcher.begin()
-        sent = sum(flood.result() for flood in floods)
-        return watcher.slowest, sent
-
-
-def _flood(address: str, token: str, num_peers: int, seconds: float) -> int:
-    """Send heartbeats over many connections, from a process of its own; how many."""
-    sent, until = 0, time.monotonic() + seconds
-    with ExitStack() as stack:
-        connections: list[Connection[m.Header]] = []
-        for _ in range(num_peers):
-            one: Connection[m.Header] = open_connection(
-                Address.parse(address), Token.parse(token), cast(Any, ToNode), LIMITS
-            )
-            connections.append(stack.enter_context(closing(one)))
-        first = connections[0]._sequence
-        for number in range(10**6):
-            frames = [encode_frame(first + 2000 * number + one, m.Heartbeat(), [], LIMITS) for one in range(2000)]
-            data = b"".join(bytes(view) for views in frames for view in views)
-            for connection in connections:
-                connection._transport.sock.setblocking(True)
-                connection._transport.sock.sendall(data)
-                sent += 2000
-            if time.monotonic() > until:
-                break
-    return sent
 
 
 def _have_run(ps: Cluster, evil: Evil) -> None:
@@ -525,7 +510,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--only", default="")
     parser.add_argument("--state", default="")
+    parser.add_argument("--small", type=float, default=0.0, help="instead: seconds of small frames of each type")
     given = parser.parse_args()
+    if given.small:
+        from support.small_frames import show_all
+
+        show_all(given.small, given.only, given.state)
+        return
     for role, state in STATES:
         if given.state in state:
             try_state(role, state, given.count, given.only, _print)

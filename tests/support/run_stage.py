@@ -24,8 +24,8 @@ LAYOUT = layout_of({"w": np.zeros(4, np.float32)})
 class Stage:
     """A run with two nodes that are at work; what it sends is kept."""
 
-    def __init__(self, agreement: SyncProtocol) -> None:
-        workload = Workload(num_samples=20, num_epochs=5)
+    def __init__(self, agreement: SyncProtocol, epochs: int = 5) -> None:
+        workload = Workload(num_samples=20, num_epochs=epochs)
         job = Job(
             run="r",
             task="t",

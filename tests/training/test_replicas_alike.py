@@ -12,6 +12,7 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import TrainingFailed
 from evener.training.monitor import Monitor
 from evener.training.step import StepReport
+from support.refusals import refused
 
 
 def report(rate: float, weight: float) -> StepReport:
@@ -42,3 +43,11 @@ def test_another_learning_rate_or_weight_ends_the_run(other: StepReport, sentenc
 
 def test_the_last_digits_may_differ() -> None:
     monitor()._refuse_different([report(0.1, 1.0), report(0.1 + 1e-15, 1.0 + 1e-6)])
+
+
+def test_what_is_nan_on_all_nodes_is_alike_as_in_one_process_and_on_one_node_it_is_not() -> None:
+    nan = float("nan")
+    monitor()._refuse_different([report(nan, nan), report(nan, nan)])
+    for first, other in ((report(0.1, 1.0), report(nan, 1.0)), (report(0.1, nan), report(0.1, 1.0))):
+        with refused(TrainingFailed):
+            monitor()._refuse_different([first, other])

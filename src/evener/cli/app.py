@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -118,6 +119,7 @@ def _add(app: typer.Typer, one: _Command) -> None:
 
 def main() -> None:
     """Run the command line; errors of Evener are one sentence and an exit code."""
+    _open_streams()
     _require_folder()
     _require_open_files()
     try:
@@ -148,6 +150,16 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _open_streams() -> None:
+    """Lead streams that were closed before this process began to nowhere, so that no socket gets their numbers."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nowhere = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
+            if nowhere.fileno() != number and not os.path.exists(f"/proc/self/fd/{number}"):
+                os.dup2(nowhere.fileno(), number)
+            setattr(sys, name, nowhere)
+
+
 def _require_folder() -> None:
     try:
         os.getcwd()
@@ -169,9 +181,14 @@ def _require_open_files() -> None:
 
 def _words_of_pytorch(error: BaseException) -> str:
     """Why PyTorch, which is installed, cannot be loaded; empty of another error."""
-    if not isinstance(error, ImportError) or "torch" in sys.modules:
+    if "torch" in sys.modules:
         return ""
-    return f"PyTorch cannot be loaded: {first_line(error)}; give this process more memory, or install PyTorch again"
+    if isinstance(error, ImportError):
+        return f"PyTorch cannot be loaded: {first_line(error)}; give this process more memory, or install PyTorch again"
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
+    if any(file.endswith(os.path.join("", "torch", "__init__.py")) for file in files):
+        return f"PyTorch cannot be loaded: {words_of(error)}; correct this in the environment, or install PyTorch again"
+    return ""
 
 
 def _refuse(sentence: str) -> None:

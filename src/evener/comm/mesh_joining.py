@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from evener.comm.channel import Channel, read
+from evener.comm.endpoints import endpoint_of, publish_endpoint
 from evener.comm.mesh import Mesh
 from evener.comm.rank_lines import is_unreachable
 from evener.comm.signed_store import SignedStore
@@ -57,7 +58,7 @@ def join_mesh(
     mesh = Mesh(rank=rank, nodes=nodes, peers={})
     with ExitStack() as undo, socket.create_server((address, 0), backlog=len(nodes)) as server:
         undo.callback(mesh.close)
-        store.set(f"mesh/{rank}", f"{address} {server.getsockname()[1]}")
+        publish_endpoint(store, f"mesh/{rank}", address, server)
         for other in range(rank):
             mesh.peers[other] = _call(mesh, other, store, token, patience, connect_seconds or patience)
         while len(mesh.peers) < len(nodes) - 1:
@@ -105,13 +106,13 @@ def _call(
     connect_seconds: float,
 ) -> Channel:
     """Connect to `other`, perform the handshake, and send this rank."""
-    host, port = store.get(f"mesh/{other}").decode().split()
+    host, port = endpoint_of(store, f"mesh/{other}", mesh.nodes[other])
     deadline = time.monotonic() + patience
     handshake = NodeHandshake(token, secrets.token_bytes(NONCE_BYTES), f"{host}, port {port}")
     message: bytes | None = handshake.hello()
     try:
         with ExitStack() as undo:
-            peer = undo.enter_context(socket.create_connection((host, int(port)), timeout=connect_seconds))
+            peer = undo.enter_context(socket.create_connection((host, port), timeout=connect_seconds))
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while message is not None:
                 peer.sendall(message)

@@ -63,10 +63,10 @@ def dashboard(runs: Sequence[Path], port: int) -> None:
         InvalidInput: there is no run, or the port is taken.
     """
     require_dashboard()
-    sources = Sources(runs)
     for path in runs:
         if not path.is_dir():
             raise InvalidInput(f"{path} is no folder: name the folder of a run, or of runs")
+    sources = Sources(runs)
     if not sources.names():
         raise InvalidInput(f"no run has written into {', '.join(map(str, runs))}")
     from evener.report.live.server import LivePage

@@ -38,6 +38,7 @@ from evener.ps.protocol.config import default_cache, node_cache, versions_here
 from evener.ps.protocol.directions import ToNode
 from evener.ps.protocol.messages import Header
 from evener.records.atomic import atomic_write
+from evener.records.bounded_file import read_bounded
 from evener.records.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, require_one_of
 from evener.records.profile import ClusterProfile, DeviceProfile
 from evener.records.schema import read_noun, write_noun
@@ -56,6 +57,7 @@ TOKEN_VARIABLE = "EVENER_TOKEN"
 MEASURE_SECONDS = 2.0
 KNOWN_SECONDS = 24 * 3600.0
 """Lifetime of a device's profile: a restarted node need not measure again."""
+_MAX_TOKEN_FILE_BYTES = 2**20
 
 
 def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> None:
@@ -278,12 +280,13 @@ def given_token(token: str | None, token_file: Path | None, environment: Mapping
 
     Raises:
         MissingFile: the file cannot be read.
+        InvalidFile: it is far too large.
     """
     if token_file is None:
         return token or environment.get(TOKEN_VARIABLE) or None
     warn_of_readers(token_file)
     try:
-        return token_file.read_text(encoding="utf-8", errors="replace")
+        return read_bounded(token_file, _MAX_TOKEN_FILE_BYTES).decode(errors="replace")
     except OSError as error:
         raise MissingFile(f"cannot read --token-file {token_file}: {error.strerror}") from error
 

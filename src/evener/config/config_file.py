@@ -79,7 +79,7 @@ def has_usual_options(task: str) -> bool:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidFile(f"cannot read {file}: {error}") from error
 

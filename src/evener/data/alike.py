@@ -6,39 +6,17 @@ on every node: some samples would be used twice, some never, and nothing would s
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from evener.comm.group import Group
+from evener.data.fingerprint import print_of
 from evener.data.loader import read_samples
 from evener.records.errors import InvalidInput
-from evener.tracer.nested import values_in
-
-
-def print_of(value: Any) -> float:
-    """A number that is another for another batch or sample, as good as certainly."""
-    numbers = [_numbers(item) for item in values_in(value)]
-    weights = torch.arange(1, sum(map(len, numbers)) + 1, dtype=torch.float64).remainder(251.0) + 1
-    return float(torch.cat(numbers) @ weights) if numbers else 0.0
-
-
-def _numbers(item: Any) -> Tensor:
-    """Return the numbers of one item of a sample, shape (N,); empty if numbers cannot express it."""
-    if isinstance(item, Tensor):
-        return item.detach().double().cpu().flatten()
-    if isinstance(item, str | bytes):
-        return torch.tensor([zlib.crc32(item.encode() if isinstance(item, str) else item)], dtype=torch.float64)
-    try:
-        return torch.from_numpy(np.asarray(item, dtype=np.float64).flatten())
-    except (TypeError, ValueError):
-        return torch.empty(0, dtype=torch.float64)
 
 
 def require_alike(group: Group, value: float, what: str) -> None:

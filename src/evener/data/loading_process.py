@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from evener.records.error_kind import ErrorKind, kind_of
-from evener.records.errors import DoesNotFit, EvenerError, TrainingFailed, first_line, place_of
+from evener.records.errors import DoesNotFit, EvenerError, TrainingFailed, first_line, place_of, text_of
 from evener.system.process_exit import exit_with_parent
 from evener.tracer.nested import map_tensors
 
@@ -86,7 +86,7 @@ def begin_process(number: int, init: Callable[[int], None] | None = None) -> Non
 
 def loading_death(error: Exception) -> EvenerError | None:
     """Return the error for a loading process that died; None if `error` is about something else."""
-    if not isinstance(error, RuntimeError) or not str(error).startswith(_DIED):
+    if not isinstance(error, RuntimeError) or not text_of(error).startswith(_DIED):
         return None
     return TrainingFailed(f"a process that loads data died ({first_line(error)}): {_shared_memory()}")
 

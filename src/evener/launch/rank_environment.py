@@ -30,6 +30,7 @@ from evener.records.errors import (
     explain,
     is_noted,
     place_of,
+    text_of,
     words_of,
 )
 from evener.records.events import RunEvent, encode_events
@@ -262,7 +263,7 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
         step = "" if env.heartbeat is None else f" at step {env.heartbeat.step}"
         return NodeLost(f"node {env.node.name} (rank {env.rank}) lost its connection{step}")
     place, at = place_of(error), f" at step {env.step}" if env.step else ""
-    if is_of_lone_sample(str(error)):
+    if is_of_lone_sample(text_of(error)):
         return InvalidInput(lone_sample_sentence(f"{place}{at}"))
     return TrainingFailed(f"{words_of(error)}{place}{at}") if place else error
 
@@ -281,5 +282,5 @@ def _is_of_this_rank_alone(error: Exception) -> bool:
 
 def is_broken_connection(error: RuntimeError) -> bool:
     """Whether the error of a collective means that another rank is lost."""
-    text = str(error).lower()
+    text = text_of(error).lower()
     return isinstance(error, dist.DistError) or any(word in text for word in _BROKEN)

@@ -285,7 +285,6 @@ class MembershipClient:
             self._say(Beat(count=self._count, step=self.step, holds=self.holds))
             self._due.wait(interval(self._line.patience))
             self._due.clear()
-            self._probe.drain()
             if (cut := self._cut_line()) is not None:
                 self._give_way(cut)
         self._probe.close()

@@ -4,11 +4,14 @@
     a joining process    connects to every process that the coordinator names; the kernel there answers, so the other
                          process goes on computing
 
-Only connections are made. No data are sent, so a stranger that connects learns nothing.
+Only connections are made. No data are sent, so a stranger that connects learns nothing. A thread accepts and closes
+every connection at once, whoever made it: what strangers leave is gone after `_REST_S`, and they take no place of a
+joining process, whose kernel tries again meanwhile.
 """
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -16,13 +19,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from evener.comm.endpoints import endpoint_of, publish_endpoint
 from evener.membership.generation import Probe, ReachedPeers
 from evener.records.errors import EvenerError, LineCut, NodeLost
 
-_BACKLOG = 128
-"""Connections that the kernel accepts between two calls of `LineProbe.drain`."""
-_PAUSE_S = 0.2
-"""Pause between two attempts."""
+_BACKLOG = 1024
+"""Connections that the kernel answers before the thread accepts them."""
+_REST_S = 0.05
+"""Pause between two rounds of accepting, which bounds the time that a flood of connections takes from this process."""
+_PAUSE_S, _ATTEMPT_S = 0.2, 2.0
+"""Pause between two attempts, and the longest one: after that another one is sooner answered than the kernel's own."""
 
 
 class LineProbe:
@@ -53,19 +59,14 @@ class LineProbe:
         self._seconds, self._report, self._give_way = seconds, report, give_way
         self._server: socket.socket | None = None
         self._newest: Probe | None = None
-        self._reached = set[int]()
+        self._is_closed = threading.Event()
 
     def listen(self) -> None:
         """Let other processes reach this one."""
         self._server = socket.create_server((self._address, 0), backlog=_BACKLOG)
         self._server.setblocking(False)
-        self._open_store().set(f"line/{self._process}", f"{self._address} {self._server.getsockname()[1]}")
-
-    def drain(self) -> None:
-        """Close the connections of processes that have reached this one."""
-        with suppress(OSError):  # there are no more
-            while self._server is not None:
-                self._server.accept()[0].close()
+        threading.Thread(target=self._answer, args=(self._server,), name="evener-elastic-line", daemon=True).start()
+        publish_endpoint(self._open_store(), f"line/{self._process}", self._address, self._server)
 
     def begin(self, probe: Probe) -> None:
         """Probe the lines to these processes in the background, instead of those that were named before."""
@@ -79,15 +80,27 @@ class LineProbe:
     def close(self) -> None:
         """End the probes, and stop listening."""
         self.stop()
+        self._is_closed.set()
         if self._server is not None:
-            self._server.close()
+            with suppress(OSError):  # this wakes the thread, which closes it
+                self._server.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self, server: socket.socket) -> None:
+        """Close the connections that other processes, or strangers, make to this one."""
+        waiting = select.poll()
+        waiting.register(server, select.POLLIN)
+        with server:
+            while not self._is_closed.is_set():
+                waiting.poll()
+                with suppress(OSError):  # there are no more, or too many files are open
+                    for _ in range(_BACKLOG):
+                        server.accept()[0].close()
+                self._is_closed.wait(_REST_S)
 
     def _run(self, probe: Probe) -> None:
         try:
             for process, node in probe.nodes.items():
-                if process not in self._reached:
-                    self._reach(process, node, probe)
-                    self._reached.add(process)
+                self._reach(process, node, probe)
         except EvenerError as error:
             if self._newest is probe:
                 self._give_way(error)
@@ -102,14 +115,15 @@ class LineProbe:
 
         Raises:
             LineCut: it cannot be reached.
-            NodeLost: the probe is over.
+            NodeLost: the probe is over, or the other process has published no address.
         """
         store = self._open_store().until(lambda: self._newest is not probe)
-        host, port = store.get(f"line/{process}").decode().split()
+        host, port = endpoint_of(store, f"line/{process}", node)
         deadline = time.monotonic() + self._seconds
         while self._newest is probe:
+            seconds = min(_ATTEMPT_S, max(_PAUSE_S, deadline - time.monotonic()))
             try:
-                socket.create_connection((host, int(port)), timeout=max(_PAUSE_S, deadline - time.monotonic())).close()
+                socket.create_connection((host, port), timeout=seconds).close()
             except OSError as error:
                 if time.monotonic() >= deadline:
                     raise LineCut(

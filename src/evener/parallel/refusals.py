@@ -31,7 +31,7 @@ from torch.nn.parameter import is_lazy
 
 from evener.comm.group import Group
 from evener.oracle.division.plan import Shard
-from evener.records.errors import InvalidInput
+from evener.records.errors import InvalidInput, text_of
 from evener.records.single_sample_error import is_of_lone_sample, lone_sample_sentence
 from evener.tracer.ir import TracedModel, assign, record
 from evener.tracer.meta_model import attribute, storage_of
@@ -44,7 +44,7 @@ def untraceable(refusal: str) -> Iterator[None]:
     try:
         yield
     except NotTraceable as error:
-        if is_of_lone_sample(str(error)):
+        if is_of_lone_sample(text_of(error)):
             raise InvalidInput(lone_sample_sentence("")) from error.__cause__
         raise InvalidInput(f"{refusal}, because of {error}") from error.__cause__
 

@@ -317,7 +317,15 @@ def end_process(error: EvenerError) -> None:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of the message of `error`; its class if the message is empty."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return text_of(error).partition("\n")[0] or type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """Return the message of `error`; empty if its class, which may be the user's, cannot make one."""
+    try:
+        return str(error).strip()
+    except Exception:
+        return ""
 
 
 _IN_THE_MODEL = "in the model at "
@@ -390,10 +398,7 @@ def place_of(error: BaseException) -> str:
 
 def words_of(error: BaseException) -> str:
     """Return class and message of `error` on one line; of an error in a data loader's process, the original ones."""
-    try:
-        text = str(error).strip()
-    except Exception:  # the user's own class may raise in it
-        text = ""
+    text = text_of(error)
     message = _passed_on(error)[0] or (f"{type(error).__name__}: {text}" if text else type(error).__name__)
     return shorten(message, _MAX_LENGTH, placeholder=" ...")
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from evener.records.errors import require
+from math import isfinite
+from typing import Any
+
+from evener.records.errors import NonFiniteLoss, require
 from evener.records.plan import Plan
 from evener.records.schema import Amount, Finite, Noun, Part, Whole
 
 RECORD, WEIGHTS = "record.json", "model.safetensors"
 """Names of the results in a run's folder."""
+_OF_VALIDATION = " in the validation: validation data, or outputs for them, are not finite"
 
 
 class NodeStep(Part, frozen=True, kw_only=True):
@@ -76,6 +80,19 @@ class Validation(Part, frozen=True, kw_only=True):
     accuracy: Finite | None
     seconds: Finite
     metrics: dict[str, Finite] = {}
+
+
+def finite_validation(node: str, **fields: Any) -> Validation:
+    """Return the Validation of these fields, without the metrics that are not finite; such an accuracy is None.
+
+    Raises:
+        NonFiniteLoss: the loss is not finite.
+    """
+    loss, accuracy, metrics = fields["loss"], fields["accuracy"], fields.get("metrics", {})
+    if not isfinite(loss):
+        raise NonFiniteLoss(node, fields["step"], loss, _OF_VALIDATION)
+    fields["accuracy"] = accuracy if accuracy is not None and isfinite(accuracy) else None
+    return Validation(**{**fields, "metrics": {name: value for name, value in metrics.items() if isfinite(value)}})
 
 
 class Epoch(Part, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import msgspec.inspect
 from msgspec import Meta
 
 from evener.records.atomic import atomic_write
+from evener.records.bounded_file import read_bounded
 from evener.records.errors import InvalidFile, MissingFile
 
 NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
@@ -43,6 +44,8 @@ RunName = Annotated[str, Meta(max_length=120, pattern=r"\A(?:[A-Za-z0-9_][A-Za-z
 """Name of a run, and of its folder; empty for none."""
 Digest = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")]
 """A SHA-256, hexadecimal; empty for none."""
+MAX_FILE_BYTES = 2**28
+"""Limit of a JSON file; a record of a million steps has 200 MB."""
 _NOT_PLAIN = re.compile(rb"[^\t\n\r\x20-\x5b\x5d-\x7e]")
 """Bytes of JSON that may be unprintable: escapes, and everything beyond ASCII."""
 _UNSHOWN = re.compile(PRINTABLE.removeprefix(r"\A").removesuffix(r"*\Z").replace("[^", "[", 1))
@@ -136,10 +139,11 @@ def read_noun(path: Path, kind: type[N]) -> N:
 
     Raises:
         MissingFile: the file does not exist.
-        InvalidFile: it is not JSON, of another version, or a field is wrong; names field, value and what is allowed.
+        InvalidFile: it is too large, not JSON, of another version, or a field is wrong; names field, value and what is
+            allowed.
     """
     try:
-        data = path.read_bytes()
+        data = read_bounded(path, MAX_FILE_BYTES)
     except OSError as error:
         raise MissingFile(f"cannot read {path}: {error.strerror}") from error
     return parse_noun(data, kind, source=str(path))

@@ -136,6 +136,8 @@ class BatchTask:
             require(value is None or callable(value), f"BatchTask.{name}", value, "a function or None")
         is_count = self.count in ("samples", "sum") or callable(self.count)
         require(is_count, "BatchTask.count", self.count, "'samples', 'sum' or a function of a batch")
+        are_named = isinstance(self.metrics, Mapping) and all(isinstance(name, str) for name in self.metrics)
+        require(are_named, "BatchTask.metrics", self.metrics, "a dict from names to functions")
         for name, metric in self.metrics.items():
             require(callable(metric), f"BatchTask.metrics[{name!r}]", metric, "a function of the model and a batch")
         needs = not self.metrics or self.validation_data is not None

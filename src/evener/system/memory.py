@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
-from evener.records.errors import require
+from evener.records.errors import require, text_of
 from evener.system.control_groups import groups_of
 from evener.system.malloc import kept_bytes
 
@@ -68,7 +68,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     Only PyTorch's own allocator raises `torch.OutOfMemoryError`. Failed allocations of drivers and libraries such as
     cuBLAS raise another RuntimeError with such a message.
     """
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(phrase in text_of(error) for phrase in _OUT_OF_MEMORY)
 
 
 def _cpu_memory() -> Memory:

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.data.loader import random_state_kept
 from evener.parallel.gradient_hooks import copied
-from evener.records.errors import InvalidInput
+from evener.records.errors import InvalidInput, text_of
 from evener.records.single_sample_error import better_size, is_of_lone_sample
 
 
@@ -36,7 +36,7 @@ def refuse_lone_sample(
         with random_state_kept(), torch.no_grad():
             forward(trial)
     except ValueError as error:
-        if not is_of_lone_sample(str(error)):
+        if not is_of_lone_sample(text_of(error)):
             raise
         which = "the last batch of every epoch" if lone[0] == samples % batch_size else "a batch"
         micro_batches = f" in {parts} micro-batches" if parts > 1 else ""

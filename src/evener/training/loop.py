@@ -16,7 +16,6 @@ from evener.config.run_config import RunConfig
 from evener.data.loader import Loader, seed_all
 from evener.oracle.apportion import Worker, apportion, weights_to_workers
 from evener.records.events import Phase
-from evener.records.record import Validation
 from evener.training.checkpoint import CheckpointState
 from evener.training.saving import Saving
 from evener.training.session import TrainingSession
@@ -183,8 +182,7 @@ class Loop:
         batch = max(1, shares[self._model.replica]) * self._plan.accumulate
         loss, accuracy = evaluate(self._training, sizes, batch)
         seconds = time.perf_counter() - begin
-        validation = Validation(step=step, epoch=epoch, loss=loss, accuracy=accuracy, seconds=seconds)
-        self.session.validated(validation)
+        self.session.validated(step=step, epoch=epoch, loss=loss, accuracy=accuracy, seconds=seconds)
 
     def state(self, step: int) -> CheckpointState:
         """Return the part of a checkpoint after `step` that is not tensors."""

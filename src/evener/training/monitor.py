@@ -226,12 +226,12 @@ class Monitor:
         """Raise TrainingFailed if replicas differ."""
         first, nodes = reports[0], self._group.nodes
         for other, node in zip(reports, nodes, strict=True):
-            if not math.isclose(first.rate, other.rate, rel_tol=_SAME_RATE):
+            if not _is_close(first.rate, other.rate, _SAME_RATE):
                 raise TrainingFailed(
                     f"in step {first.step} the learning rate is {first.rate:g} on node {nodes[0]} and {other.rate:g} "
                     f"on node {node}: give schedules the same numbers on all nodes, such as run.mean(loss)"
                 )
-            if not math.isclose(first.weight, other.weight, rel_tol=_SAME_WEIGHT, abs_tol=_MIN_WEIGHT):
+            if not _is_close(first.weight, other.weight, _SAME_WEIGHT, _MIN_WEIGHT):
                 raise TrainingFailed(
                     f"in step {first.step} a weight is {first.weight:g} on node {nodes[0]} and {other.weight:g} on "
                     f"node {node}: something that only one node knows changes the model or its optimiser"
@@ -294,3 +294,8 @@ class Monitor:
             f"train without {names}, or type `evener doctor` there to see why"
         )
         self.emit(Event(step=reports[0].step, kind="slows the run down", message=message, nodes=self._slow))
+
+
+def _is_close(first: float, other: float, relative: float, absolute: float = 0.0) -> bool:
+    both_nan = math.isnan(first) and math.isnan(other)  # as in one process, which goes on with them
+    return both_nan or math.isclose(first, other, rel_tol=relative, abs_tol=absolute)

@@ -30,7 +30,7 @@ from evener.oracle.rebalance import Balance
 from evener.records.errors import Interrupted
 from evener.records.history import History
 from evener.records.plan import Plan
-from evener.records.record import Event, NodeSummary, TrainRecord, Validation
+from evener.records.record import Event, NodeSummary, TrainRecord, finite_validation
 from evener.system.memory import peak_memory
 from evener.training.monitor import WARM_UP, Monitor
 from evener.training.saving import Saving
@@ -153,9 +153,22 @@ class TrainingSession:
             self._saving.stop(step)
         raise Interrupted(f"stopped after step {step} as asked")
 
-    def validated(self, validation: Validation) -> None:
-        """Record a validation after the last step; the next step begins after it."""
+    def validated(self, *, step: int, epoch: int, **fields: Any) -> None:
+        """Record a validation after `step`; the next step begins after it.
+
+        Args:
+            step: the last one.
+            epoch: from 0.
+            fields: of the Validation.
+
+        Raises:
+            NonFiniteLoss: its loss is NaN or infinite.
+        """
+        validation = finite_validation(self._group.nodes[0], step=step, epoch=epoch, **fields)
         self.monitor.emit(validation)
+        if missing := [name for name in fields.get("metrics", ()) if name not in validation.metrics]:
+            message = f"not finite after epoch {epoch + 1}: {', '.join(missing)}"
+            self.monitor.emit(Event(step=step, kind="left out", message=message))
         self.monitor.restart_clock()
 
     def is_over(self, step: int, epoch: int) -> bool:

@@ -28,7 +28,7 @@ from evener.ps.protocol.run_result import weights_of
 from evener.records.atomic import atomic_write
 from evener.records.errors import Interrupted, InvalidFile, NonFiniteLoss, first_line
 from evener.records.events import RunEvent
-from evener.records.record import WEIGHTS, Epoch, Validation
+from evener.records.record import WEIGHTS, Epoch, Validation, finite_validation
 from evener.system.pace import Pace
 from evener.training.checkpoint_folder import checkpoints_in, require_checkpoint
 
@@ -128,9 +128,8 @@ class _ThinTraining:
             with self._pace.computing():
                 sums = backend.evaluate(first, min(first + self._batch, total))
             loss, correct = loss + sums[0], correct + sums[1]
-        if not np.isfinite(loss):
-            raise NonFiniteLoss(self._context.node.name, self._done, loss)
-        return Validation(
+        return finite_validation(
+            self._context.node.name,
             step=self._done,
             epoch=epoch,
             loss=loss / total,

@@ -144,6 +144,8 @@ def test_options_that_do_not_go_with_it_are_refused(words: dict[str, Any], sente
     [
         ({"loss": None}, "BatchTask.loss must be a function, got None"),
         ({"count": "tokens"}, "BatchTask.count must be 'samples', 'sum' or a function of a batch, got 'tokens'"),
+        ({"metrics": ["accuracy"]}, "BatchTask.metrics must be a dict from names to functions, got ['accuracy']"),
+        ({"metrics": {3: len}}, "BatchTask.metrics must be a dict from names to functions"),
         ({"metrics": {"one": 1}}, "BatchTask.metrics['one'] must be a function of the model and a batch, got 1"),
         ({"validation_data": None}, "BatchTask.validation_data must be a function where there are metrics, got None"),
         ({"epochs": 0}, "BatchTask.epochs must be a positive whole number, got 0"),

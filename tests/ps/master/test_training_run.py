@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from evener.ps.protocol.messages import Validate
-from evener.sync.protocol import Sgd, asynchronous, synchronous
+from evener.records.errors import NonFiniteLoss
+from evener.sync.protocol import Sgd, SyncProtocol, asynchronous, synchronous
 from support.run_stage import Stage
 
 SGD = Sgd(learning_rate=0.1)
@@ -50,6 +51,26 @@ def test_what_was_refused_of_a_node_that_is_lost_ends_its_epoch_all_the_same() -
     assert stage.run.server.workers["a"].totals.refused == 1
     assert [event.kind for event in stage.run.journal.history.events] == ["refused"]
     assert [end.epoch for end in stage.run.validation.due] == [0]
+
+
+@pytest.mark.parametrize("agreement", [SYNC, ASYNC])
+def test_a_run_that_is_over_before_any_update_was_applied_has_failed(agreement: SyncProtocol) -> None:
+    stage = Stage(agreement, epochs=1)
+    for name in "ab":
+        assert stage.run.failure is None
+        stage.push(name, float("nan"))
+        stage.deliver()
+    assert stage.run.server.is_over
+    assert type(stage.run.failure) is NonFiniteLoss
+
+
+def test_a_run_that_is_over_after_an_update_has_not_failed() -> None:
+    stage = Stage(ASYNC, epochs=1)
+    stage.push("a", float("nan"))
+    stage.push("b")
+    stage.deliver()
+    assert stage.run.server.is_over
+    assert stage.run.failure is None
 
 
 @pytest.mark.parametrize("is_cut", [False, True])

@@ -71,15 +71,28 @@ def test_the_state_is_in_the_order_of_the_model_whatever_the_groups() -> None:
         np.testing.assert_array_equal(array, expected[name])
 
 
-def test_inputs_without_targets_are_refused() -> None:
+NO_PAIRS = {
+    "fewer targets": (np.zeros(3), np.zeros(2)),
+    "one array": np.zeros((3, 2)),
+    "one array of two rows": np.zeros((2, 2)),
+    "three arrays": (np.zeros(3), np.zeros(3), np.zeros(3)),
+    "numbers": (3, 4),
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("data", NO_PAIRS.values(), ids=NO_PAIRS)
+@pytest.mark.parametrize("what", ["train_data", "validation_data"])
+def test_data_that_are_no_inputs_and_targets_are_refused(what: str, data: Any) -> None:
     task = ThinTask(
         model=lambda: ad.nn.Linear(2, 2),
         loss=ad.functional.mse_loss,
-        train_data=lambda: (np.zeros(3), np.zeros(2)),
+        train_data=lambda: (np.zeros(3), np.zeros(3)),
         optimizer=lambda parameters: ad.optim.SGD(parameters, lr=0.1),
     )
     with refused(InvalidInput):
-        ThinBackend(task, 0, "fp32")
+        wrong: dict[str, Any] = {what: lambda: data}
+        _ = ThinBackend(replace(task, **wrong), 0, "fp32").num_validation
 
 
 def test_what_is_random_follows_the_seeds_alone() -> None:

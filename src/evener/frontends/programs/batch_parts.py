@@ -221,10 +221,12 @@ class OpenParts:
 
 
 def rows_of(batch: Any, dim: int) -> int:
-    """Return the samples of a batch, the size of its tensors in `dim`. Raises InvalidInput if sizes differ."""
+    """Return the samples of a batch, the size of its tensors in `dim`. Raises InvalidInput if sizes differ or are 0."""
     sizes = {tensor.shape[dim] for tensor in tensors_in(batch) if tensor.dim() > dim}
-    if len(sizes) != 1:
-        raise InvalidInput(f"run.share needs tensors with as many samples each in dim {dim}, got {sorted(sizes)}")
+    if len(sizes) != 1 or 0 in sizes:
+        raise InvalidInput(
+            f"run.share needs tensors with as many samples each in dim {dim}, and at least one, got {sorted(sizes)}"
+        )
     return int(sizes.pop())
 
 

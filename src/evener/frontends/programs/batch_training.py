@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from evener.config.conflicts import refuse_options
 from evener.config.run_config import RunConfig, require_samples
@@ -34,7 +34,7 @@ from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.session import Run
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.op_registry import without_synchronised
-from evener.records.errors import InvalidInput, noting
+from evener.records.errors import InvalidInput, InvalidValue, noting, require
 from evener.records.task import BatchTask
 from evener.training.checkpoint import require_writable, write_weights
 from evener.training.context import Arithmetic, join_run
@@ -225,7 +225,7 @@ class BatchTraining:
     def _refuse_lone_sample(self, model: nn.Module, batch_size: int) -> None:
         if isinstance(self._samples, IterableDataset):
             return
-        one = DataLoader(self._samples, collate_fn=self._task.collate, generator=torch.Generator())
+        one = DataLoader(self._samples, collate_fn=self._task.collate or _collate, generator=torch.Generator())
 
         def forward(trial: nn.Module) -> object:
             return self._task.loss(trial, to_device(self._arithmetic.prepare(next(iter(one))), device_of(trial)))
@@ -239,7 +239,7 @@ class BatchTraining:
             require_samples(1 if draw is None else batch_size, sample_count(data))
             settings["shuffle"] = draw is not None
         generator = torch.Generator().manual_seed(self._config.seed) if draw is None else draw
-        return DataLoader(data, collate_fn=self._task.collate, generator=generator, **settings)
+        return DataLoader(data, collate_fn=self._task.collate or _collate, generator=generator, **settings)
 
     def _placed(self, batch: Any) -> Any:
         return self._arithmetic.prepare(to_device(batch, self._run.device))
@@ -259,6 +259,11 @@ class BatchTraining:
 
 
 @torch.no_grad()
+def _collate(samples: list[Any]) -> Any:
+    with noting("data, whose samples do not become one batch without a BatchTask.collate"):
+        return default_collate(samples)
+
+
 def validate(
     run: Run,
     task: BatchTask,
@@ -285,7 +290,7 @@ def validate(
     begin = time.perf_counter()
     model.eval()
     values = _means(run, task, model, loaders[0], placed, loss) if loaders else {}
-    values |= {name: float(value) for name, value in _own(run, task, model).items()}
+    values |= _own(run, task, model)
     model.train()
     if "loss" not in values:
         raise InvalidInput("BatchTask.validate must return a loss, too, where there is no validation_data")
@@ -308,20 +313,39 @@ def _means(
     for batch in loader:
         there = placed(batch)
         sums[0] += loss.sums(there)
-        for row, metric in enumerate(task.metrics.values(), start=1):
-            sums[row] += _sum_and_number(metric(model, there), run)
+        for row, (name, metric) in enumerate(task.metrics.items(), start=1):
+            sums[row] += _sum_and_number(f"BatchTask.metrics[{name!r}]", metric(model, there), run)
     total = run.sum(sums)
     means = (total[:, 0] / total[:, 1]).tolist()
     return dict(zip(("loss", *task.metrics), means, strict=True))
 
 
-def _sum_and_number(value: Any, run: Run) -> Tensor:
-    """Return a metric as (sum, number); a plain number is a mean over the samples of this node."""
+def _sum_and_number(what: str, value: Any, run: Run) -> Tensor:
+    """Return a metric as (sum, number); a plain number is a mean over the samples of this node.
+
+    Raises:
+        InvalidInput: it is neither; `what` says of what.
+    """
     assert run.part is not None
-    if isinstance(value, tuple):
-        return torch.tensor([float(part) for part in value], dtype=torch.float64)
-    return torch.tensor([float(value) * run.part.samples, run.part.samples], dtype=torch.float64)
+    pair = value if isinstance(value, tuple) else (value, run.part.samples)
+    numbers = [_number(what, part) for part in pair]
+    require(len(numbers) == 2, what, value, "a function that returns a mean, or a sum and a number")
+    mean = 1.0 if isinstance(value, tuple) else run.part.samples
+    return torch.tensor([numbers[0] * mean, numbers[1]], dtype=torch.float64)
 
 
-def _own(run: Run, task: BatchTask, model: nn.Module) -> Mapping[str, Any]:
-    return {} if task.validate is None else task.validate(model, run)
+def _own(run: Run, task: BatchTask, model: nn.Module) -> dict[str, float]:
+    """Return what the task's own validation measures. Raises InvalidInput: it is no numbers by name."""
+    if task.validate is None:
+        return {}
+    values = task.validate(model, run)
+    require(isinstance(values, Mapping), "BatchTask.validate", values, 'a function that returns {"loss": 0.5} or more')
+    return {str(name): _number(f"BatchTask.validate[{name!r}]", value) for name, value in values.items()}
+
+
+def _number(what: str, value: Any) -> float:
+    """Return a number that the task returned. Raises InvalidInput: it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
+        raise InvalidValue(what, value, "a function that returns a number") from None

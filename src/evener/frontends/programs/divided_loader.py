@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from evener.comm.group import Group
 from evener.comm.message_topics import NEXT_BATCH
-from evener.data.alike import print_of, require_alike
+from evener.data.alike import require_alike
+from evener.data.fingerprint import print_of
 from evener.data.loading_process import begin_process, load_in_process, received
 from evener.frontends.programs.batch_parts import BatchPart, Count
 from evener.frontends.programs.random_state import take_leaders_state

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from evener.comm.group import Group
-from evener.data.alike import print_of
+from evener.data.fingerprint import print_of
 from evener.data.loader import seed_all
 from evener.frontends.programs.batch_parts import BatchPart, part_of
 from evener.frontends.programs.forked_replica import ForkedReplica, leave_alone

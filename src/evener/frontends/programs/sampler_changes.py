@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from evener.comm.group import Group
-from evener.data.alike import print_of
+from evener.data.fingerprint import print_of
 from evener.records.errors import InvalidInput
 
 _TOPIC = "the sampler's changes"
@@ -32,8 +32,6 @@ _LARGEST, _MOST = 1_000_000, 10_000
 """Numbers of one tensor that are compared (of a larger one, every second, third ... one), and items of a mixed list."""
 _PLAIN: tuple[type, ...] = (Tensor, np.ndarray, np.generic, int, float, str, list, tuple, dict, set, deque)
 _ATTRIBUTES, _GLOBALS = frozenset({"LOAD_ATTR", "LOAD_METHOD"}), frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
-_UNSEEN, _LARGE = 1234.5, 1e30
-"""Stand-ins for NaN and infinity, which tables hold for samples without a loss."""
 
 
 class SamplerChanges:
@@ -160,6 +158,5 @@ def _print(value: Any) -> float:
             return print_of(value[:_MOST])
     if isinstance(value, Tensor | np.ndarray):
         numbers = torch.as_tensor(value).detach().flatten()
-        numbers = numbers[:: max(1, numbers.numel() // _LARGEST)].double()
-        return print_of(torch.nan_to_num(numbers, nan=_UNSEEN, posinf=_LARGE, neginf=-_LARGE))
+        return print_of(numbers[:: max(1, numbers.numel() // _LARGEST)])
     return print_of(value)

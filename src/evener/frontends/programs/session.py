@@ -32,7 +32,8 @@ from torch.utils.data import DataLoader
 
 from evener.comm import message_topics
 from evener.comm.group import Group
-from evener.data.alike import print_of, require_alike
+from evener.data.alike import require_alike
+from evener.data.fingerprint import print_of
 from evener.frontends.programs.added_layers import added_weights, prepare_added, refuse_added
 from evener.frontends.programs.alike_draws import AlikeDraws
 from evener.frontends.programs.batch_lookup import HandedBatch

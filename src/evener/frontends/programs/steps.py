@@ -18,7 +18,7 @@ from evener.oracle.division.plan import Arrangement
 from evener.oracle.rebalance import Balance
 from evener.records.errors import InvalidInput
 from evener.records.plan import Assignment, Check, Plan
-from evener.records.record import Event, TrainRecord, Validation
+from evener.records.record import Event, TrainRecord
 from evener.training.saving import Saving
 from evener.training.session import TrainingSession
 from evener.training.step import StepResult
@@ -165,10 +165,10 @@ class Steps:
             self._session.monitor.restart_clock()
 
     def validated(self, **fields: Any) -> None:
-        """Record a validation after the last step, with these `fields`."""
+        """Record a validation after the last step, with these `fields`. Raises NonFiniteLoss."""
         assert self._session is not None
         self._session.monitor.settle()
-        self._session.validated(Validation(step=self.number, epoch=self.epoch, **fields))
+        self._session.validated(step=self.number, epoch=self.epoch, **fields)
 
     def last_loss(self) -> float | None:
         """Return the mean loss over the samples of this epoch; None if the program reported none."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from evener.data.alike import print_of
+from evener.data.fingerprint import print_of
 from evener.records.errors import is_users
 from evener.training.differences import as_real
 

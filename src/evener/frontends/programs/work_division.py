@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from evener.comm.group import Group
-from evener.data.alike import print_of, require_alike
+from evener.data.alike import require_alike
+from evener.data.fingerprint import print_of
 from evener.frontends.programs.batch_parts import BatchPart, Count, OpenParts, part_of, weight_of
 from evener.frontends.programs.layer_gradients import Means
 from evener.frontends.programs.prepared import PreparedModel

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,6 @@ from evener.frontends.yolo.sharded_loader import spare_bytes
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import NodeLost
 from evener.records.plan import Plan
-from evener.records.record import Validation
 from evener.training.elastic.start import publish_state
 from evener.training.step import StepResult
 
@@ -239,5 +240,5 @@ class TrainerRank:
         loss = sum(value for name, value in metrics.items() if name.startswith("val/"))
         seconds = time.perf_counter() - begin
         accuracy = metrics.get("metrics/accuracy_top1")
-        validation = Validation(step=part.step, epoch=part.epoch, loss=loss, accuracy=accuracy, seconds=seconds)
-        self.work.session.validated(validation)
+        loss = loss if isfinite(loss) else sys.float_info.max  # Ultralytics goes on, too
+        self.work.session.validated(step=part.step, epoch=part.epoch, loss=loss, accuracy=accuracy, seconds=seconds)

@@ -254,6 +254,8 @@ class TrainingRun:
                 work.saved += self.job.layout.num_bytes - len(image)
             buffers = () if image is None else (image,)
             self._send(node.peer, ServerReply(run=self.job.run, answer=answer), buffers)
+        if output.judgements and self.server.is_over and not self._has_learned():
+            self._diverged(output.judgements[-1].worker)
 
     def _applied(self, judgement: Judgement) -> NodeWork:
         self._refused_in_a_row = 0
@@ -270,7 +272,13 @@ class TrainingRun:
         if judgement.lease is not None and not self.job.workload.parts:
             self._use_up(judgement.lease.samples.epoch, judgement.num_samples)
         if self._refused_in_a_row >= _MAX_REFUSALS * max(1, len(self.server.members)):
-            self.failure = NonFiniteLoss(judgement.worker, self.server.version + 1, float("nan"), f": {_DIVERGED}")
+            self._diverged(judgement.worker)
+
+    def _has_learned(self) -> bool:
+        return any(worker.totals.applied for worker in self.server.workers.values())
+
+    def _diverged(self, worker: str) -> None:
+        self.failure = NonFiniteLoss(worker, self.server.version + 1, float("nan"), f": {_DIVERGED}")
 
     def _observe(self, what: Occurrence, judgement: Judgement) -> None:
         """Report an occurrence to membership, unless the node has left since."""

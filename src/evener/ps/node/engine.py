@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from evener.data.sampler import permutation
 from evener.data.shares import class_balanced_shares, order_of_parts
 from evener.ps.protocol.job import Job
-from evener.records.errors import EvenerError, InvalidInput
+from evener.records.errors import EvenerError, InvalidInput, text_of
 from evener.records.single_sample_error import is_of_lone_sample
 from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import Lease, positions
@@ -355,7 +355,7 @@ class LoneSamples:
             with plain_state_preserved(self._backend.model):
                 self._backend.backward(indices, 0, (0,))
         except (ValueError, EvenerError) as error:
-            return is_of_lone_sample(str(error))
+            return is_of_lone_sample(text_of(error))
         finally:
             self._backend.load(state)
         return False

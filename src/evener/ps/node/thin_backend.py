@@ -40,7 +40,7 @@ class ThinBackend:
         model: model with the initial weights of `seed`.
 
     Raises:
-        InvalidInput: NumPy has no such precision, or the numbers of inputs and targets differ.
+        InvalidInput: NumPy has no such precision, or the data are not inputs and as many targets.
     """
 
     clip_norm: float | None = None
@@ -50,11 +50,13 @@ class ThinBackend:
         require(precision in _DTYPES, "--precision", precision, "fp32 or fp64 without PyTorch")
         self._task, self._seed, self.name = task, seed, task.name
         self._dtype = np.dtype(_DTYPES[precision])
-        self._train = task.train_data()
-        self.num_samples = _count("training", self._train)
+        self._train = _made("train", task.train_data())
+        self.num_samples = len(self._train[0])
         self.has_accuracy = task.has_accuracy
         ad.manual_seed(seed)
-        self.model = task.model().double() if precision == "fp64" else task.model()
+        self.model = _checked(task.model())
+        if precision == "fp64":
+            self.model = self.model.double()
         self.layout = layout_of_thin_model(self.model)
         self.fixed_sum: float | None = None
         self._arena = ad.ParameterArena(
@@ -75,7 +77,7 @@ class ThinBackend:
     @property
     def num_validation(self) -> int:
         """See `ModelBackend`."""
-        return _count("validation", self._validation) if self._validation else 0
+        return len(self._validation[0]) if self._validation else 0
 
     def labels(self) -> NDArray[Any]:
         """See `ModelBackend`."""
@@ -186,7 +188,8 @@ class ThinBackend:
 
     @cached_property
     def _validation(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        return self._task.validation_data() if self._task.validation_data else None
+        make = self._task.validation_data
+        return _made("validation", make()) if make else None
 
     def _tensors(self, arrays: tuple[NDArray[Any], NDArray[Any]], chosen: Any) -> tuple[ad.Tensor, ad.Tensor]:
         """Return the chosen samples of inputs and targets, in the precision of the model.
@@ -228,11 +231,25 @@ def layout_of_thin_model(model: ad.nn.Module) -> StateLayout:
     return layout_of({name: tensor.detach().numpy() for name, tensor in named.items()}, statistics=buffers)
 
 
-def _count(what: str, arrays: tuple[NDArray[Any], NDArray[Any]]) -> int:
-    inputs, targets = map(len, arrays)
-    if inputs != targets:
-        raise InvalidInput(f"the thin task has {inputs} inputs and {targets} targets in its {what} data")
-    return inputs
+def _made(what: str, data: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the arrays that a task makes. Raises InvalidInput: they are no inputs and targets of as many samples."""
+    is_pair = isinstance(data, tuple | list) and len(data) == 2 and all(np.ndim(array) for array in data)
+    given = f"{len(data)} values" if isinstance(data, tuple | list) else type(data).__name__
+    require(is_pair, f"ThinTask.{what}_data", given, "a function that returns two arrays, inputs and targets")
+    inputs, targets = map(np.asarray, data)
+    if len(inputs) != len(targets):
+        raise InvalidInput(f"the thin task has {len(inputs)} inputs and {len(targets)} targets in its {what} data")
+    return inputs, targets
+
+
+def _checked(model: Any) -> ad.nn.Module:
+    """Return the model that a task makes. Raises InvalidInput: it is none, or has nothing to train."""
+    require(
+        isinstance(model, ad.nn.Module), "ThinTask.model", model, "a function that returns an evener.autodiff.nn.Module"
+    )
+    if not sum(parameter.detach().numpy().size for parameter in model.parameters()):
+        raise InvalidInput("the thin task's model has no parameters: nothing can be trained")
+    return model  # type: ignore[no-any-return]
 
 
 def _only(sections: tuple[Any, ...]) -> Any:
