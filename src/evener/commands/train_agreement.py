@@ -60,8 +60,11 @@ def train_on_master(config: RunConfig, *, as_json: bool) -> None:
     Raises:
         EvenerError: the request is impossible, or the run ended early.
     """
+    console = open_console(as_json)
+    console.quiet = config.quiet
     try:
-        backend, task = load_backend(config)
+        with sign_of_life(console.print, "starting: loading the task"):
+            backend, task = load_backend(config)
         agreed = agree(config, backend, task, to_stderr=as_json)
     except NeedsRanks as error:
         if not may_be_ranks(config):
@@ -175,8 +178,8 @@ def submit(
             backend.write_weights(result.weights, folder / "model.safetensors")
             record = parse_noun(result.record, TrainRecord, source="the master's record")
             view(replace(with_check(record, check), ending=result.reason))
-    if result.error is not None:
-        raise result.error
+        if result.error is not None:
+            raise result.error  # inside the view, which writes a record of what was done if there is none
     assert view.record is not None
     return view.record
 
@@ -233,7 +236,7 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
     return Job(
         run=new_run_name(config),
         task=Path(config.task).name if "code" in blobs else config.task,
-        title=backend.name,
+        title=Path(config.task).stem if "code" in blobs else backend.name,
         data_dir=str(config.data.resolve()) if config.data else "",
         options=config.option,
         precision=config.precision,
