@@ -20,6 +20,7 @@ from evener.records.schema import read_noun
 from evener.report.bars import comparison_figure, phases_figure, plan_figure
 from evener.report.canvas import svg
 from evener.report.figures import learning_figure, throughput_figure
+from evener.report.live.live_run import OVER
 from evener.report.style import PAGE_STYLE
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
 from evener.report.text import exact_percent, grid, human_count, human_seconds, percent
@@ -61,12 +62,12 @@ def _outcome(log: Path) -> str:
     """Return a clause that says how far the run of an event log came, and how it ended."""
     events = [event for moment in EventTail(log).read() for event in moment.events]
     phases = [event for event in events if isinstance(event, Phase)]
-    before = "" if any(isinstance(event, Step) for event in events) else " before its first step"
+    steps = sum(isinstance(event, Step) for event in events)
     last = phases[-1] if phases else Phase(what="starting")
     words = f"{last.what}: {last.detail}" if last.detail else last.what
-    if last.what in ("stopped", "failed", "over"):
-        return f"the run ended{before} ({words})"
-    return f"the run has not ended{before}, or was killed; its last phase is {words}"
+    if last.what in OVER:
+        return f"the run ended {'after' if steps else 'before'} its first step ({words})"
+    return f"the run has {'' if steps else 'made no step and '}not ended, or was killed; its last phase is {words}"
 
 
 def _label(path: Path, others: Sequence[Path]) -> str:

@@ -231,7 +231,8 @@ class RunView:
             message = f"{phase.what}: {phase.detail}"
             if not self._has_spinner:
                 self.console.print(message)
-            self._wait(message)
+            if self._shows_steps or phase.what != "stopping":  # Ultralytics shows the validation in progress
+                self._wait(message)
 
     @property
     def _has_spinner(self) -> bool:
