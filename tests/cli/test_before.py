@@ -16,6 +16,10 @@ from evener.frontends.programs.options import ScriptConfig
         ((), ""),
         (("3", "-v", "--"), ""),
         (("--secret=abc", "--agreement", "diloco"), "passing to train.py: --secret, --agreement"),
+        (
+            ("--master", "a:7117"),
+            "passing to train.py: --master; the nodes are of this machine, as a master trains tasks only",
+        ),
         (("--local-node", "1,1"), "passing to train.py: --local-node, did you mean '--local-nodes'?"),
     ],
 )

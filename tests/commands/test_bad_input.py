@@ -39,7 +39,7 @@ from support.commands import TINY, evener, evener_here
         (("train", TINY, "--devices", "cuda:99"), "--devices must be all, or some of cpu"),
         (("train", TINY, "--memory", "lots"), "--memory must be a number and a unit, such as 512MB or 4GB, got 'lots'"),
         (("train", TINY, "--patience", "0"), "--patience must be positive seconds"),
-        (("train", TINY, "--resume"), "no checkpoint to resume from"),
+        (("train", TINY, "--resume"), "--resume finds no checkpoint, since runs/"),
         (("train", TINY, "--option", "lr"), "--option must be key=value, got 'lr'"),
         (("train", TINY, "--option", "colour=1"), "colour"),
         (("train", "mnist", "--data", "nowhere"), "nowhere"),

@@ -172,7 +172,7 @@ def test_a_node_that_comes_and_does_not_reach_another_one_is_left_out_and_no_ste
         place.hosts["two"].cut_from(place.hosts["three"])
         node = place.join("three")
         training.wait_for("left out: node three cannot take part: node three does not reach node two", 90)
-        node.wait_for("(?s)starting rank 3 .*starting rank 4 .*starting rank 5 ", 2 * LINE_RETRY_S + 90)
+        node.wait_for("(?s)starting process 3 .*starting process 4 .*starting process 5 ", 2 * LINE_RETRY_S + 90)
         place.hosts["two"].join_with(place.hosts["three"])
         training.wait_for("joined: three came", LINE_RETRY_S + 60)
         steps, events = place.stopped(training)

@@ -14,10 +14,13 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from evener.records.errors import InvalidValue
+from evener.records.errors import EvenerError, Interrupted, InvalidInput, InvalidValue, NodeLost
+from evener.records.events import Phase
 from evener.records.record import Event, TrainRecord
-from evener.report.html import write_page
+from evener.report.html import write_page, write_records
+from evener.training.console import RunView
 from support.fake_runs import NODES, fake_run
+from support.refusals import refused
 
 VOID = {"meta", "img", "br"}
 
@@ -122,6 +125,20 @@ def test_a_run_without_steps_or_events_still_has_a_page(tmp_path: Path) -> None:
     page = page_of({"nothing": msgspec.structs.replace(fake_run(num_steps=0), events=())}, tmp_path)
     assert "Nothing happened." in page.texts["p"]
     assert page.texts["dd"].count("-") == 3
+
+
+@pytest.mark.parametrize(
+    "ending", [Interrupted("stopped as asked"), NodeLost("node b is gone"), None], ids=["stopped", "failed", "killed"]
+)
+def test_a_run_without_a_record_is_refused_with_how_far_it_came(ending: EvenerError | None, tmp_path: Path) -> None:
+    view = RunView(tmp_path)
+    view.console.quiet = True
+    view(Phase(what="joining", detail="the master"))
+    if ending is not None:
+        view.end(ending)
+    with refused(InvalidInput):
+        write_records([tmp_path / "record.json"], tmp_path / "page.html")
+    view.end(None)
 
 
 def test_a_page_without_records_is_refused_and_not_written(tmp_path: Path) -> None:

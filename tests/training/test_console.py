@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,56 @@ from msgspec.structs import replace
 
 from evener.records.errors import EvenerError, NodeLost
 from evener.records.event_tail import EVENTS_FILE, EventTail, Moment
-from evener.records.events import Phase
+from evener.records.events import Phase, RunEvent
 from evener.records.record import Event, TrainRecord, Validation
 from evener.records.schema import read_noun
 from evener.report.live.live_run import LiveRun
+from evener.system import sign_of_life
 from evener.training import console
 from evener.training.console import RunView, open_console, progress_words
 from evener.training.partial_record import RunRequest
 from support.fake_runs import fake_plan, fake_run
+
+
+def signs_of(
+    events: list[RunEvent], folder: Path, capsys: pytest.CaptureFixture[str], *, shows_steps: bool = True
+) -> str:
+    """What a view that is not on a terminal prints of `events`, up to the second sign of life after the last one."""
+    with RunView(folder, shows_steps=shows_steps) as view:
+        for event in events:
+            view(event)
+        printed, until = "", time.monotonic() + 20
+        while printed.count(" s)") < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+            printed += capsys.readouterr().out
+    return printed
+
+
+@pytest.mark.parametrize("shows_steps", [True, False])
+def test_a_phase_is_shown_again_and_again_in_a_log(
+    shows_steps: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sign_of_life, "_SILENCE_SECONDS", 0.02)
+    joining = Phase(what="joining", detail="the master and its nodes")
+    printed = signs_of([joining], tmp_path, capsys, shows_steps=shows_steps)
+    assert printed.startswith("joining: the master and its nodes\njoining: the master and its nodes (")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (fake_plan(), "training: the next step ("),
+        (Event(step=0, kind="begins again", message="node b is lost"), "starting: the nodes ("),
+    ],
+)
+def test_the_wait_for_the_first_step_is_shown_again_and_again_in_a_log(
+    event: RunEvent, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sign_of_life, "_SILENCE_SECONDS", 0.02)
+    checking = Phase(what="checking", detail="that the nodes learn what one process learns")
+    *_, last = signs_of([checking, event], tmp_path, capsys).splitlines()
+    assert last.startswith(line)
 
 
 @pytest.mark.parametrize("sentence", ["pip install 'evener[report]'", "size [1, 8]", "[/tmp/run] is not a folder"])

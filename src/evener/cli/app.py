@@ -139,7 +139,9 @@ def main() -> None:
         if is_of_the_disk(error):
             _fail(explain(error)[0], exit_code_of(error))
         if type(error).__module__.startswith(("click", "typer")):
-            _refuse(error.format_message() if hasattr(error, "format_message") else str(error))
+            sentence = error.format_message() if hasattr(error, "format_message") else str(error)
+            is_folder = "--resume" in sys.argv and "extra argument" in sentence
+            _refuse(f"{sentence}; --resume takes no folder: name it by --checkpoint FOLDER" if is_folder else sentence)
         if place := place_of(error):  # in the user's code
             _fail(f"{words_of(error)}{place}", TrainingFailed.exit_code)
         if sentence := system_refusal(error) or _words_of_pytorch(error):

@@ -111,7 +111,8 @@ def passed_options(script: Path, arguments: Sequence[str], fields: Iterable[str]
     names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--") and argument != "--"]
     if not names:
         return ""
-    return f"passing to {script.name}: {', '.join(name + nearest(name, known, similarity=0.85) for name in names)}"
+    line = f"passing to {script.name}: {', '.join(name + nearest(name, known, similarity=0.85) for name in names)}"
+    return f"{line}; the nodes are of this machine, as a master trains tasks only" if "--master" in names else line
 
 
 def _is_task_alone(tree: ast.Module) -> bool:

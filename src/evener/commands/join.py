@@ -45,6 +45,7 @@ from evener.records.schema import read_noun, write_noun
 from evener.system.cores import keep_to_quota
 from evener.system.file_lock import lock_file
 from evener.system.host import version_of
+from evener.system.sign_of_life import sign_of_life
 from evener.system.signals import interrupt_on_stop_signals
 from evener.wire.connect import JOIN_SECONDS, open_connection
 from evener.wire.connection import Connection
@@ -77,8 +78,9 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
     leash = ends_with_stdin() if config.token_stdin else nullcontext()
     # Connect first, so that a failure shows at once.
     with interrupt_on_stop_signals(), leash, connector(masters, token) as dial:
-        device = "cpu" if thin else choose_device(config.device)
-        speed = config.speed * device_speeds([device])[0]
+        with sign_of_life(print_notice, "starting: loading what is needed"):
+            device = "cpu" if thin else choose_device(config.device)
+            speed = config.speed * device_speeds([device])[0]
         default = socket.gethostname() + (f"-{device.replace(':', '')}" if config.device else "")
         with own_name(config.name, default, cache) as name, node_cache(cache):
             node = NodeConfig(

@@ -89,8 +89,8 @@ def submit_run(
         if result.record:
             record = parse_noun(result.record, TrainRecord, source="the master's record")
             view(replace(with_check(record), ending=result.reason))
-    if result.error is not None:
-        raise result.error
+        if result.error is not None:
+            raise result.error  # inside the view, which writes a record of what was done if there is none
     assert view.record is not None
     return view.record
 

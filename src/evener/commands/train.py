@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -130,25 +129,15 @@ def launch(
     """Run `program` on `nodes`, or on those of `config`; a single one may run in this process.
 
     With `is_elastic`, the program can continue without lost nodes; otherwise `without` may restart it on the others.
-    A sign of life is shown every few seconds until the nodes report something.
     """
     chosen = choose_nodes(config) if nodes is None else nodes
     show(Phase(what="starting", detail="the nodes"))
-    with ExitStack() as starting:
-        starting.enter_context(sign_of_life(lambda line: show(Phase(what="starting", detail=line)), "the nodes"))
-
-        def show_next(event: RunEvent) -> object:
-            starting.close()
-            return show(event)
-
-        patience = config.patience
-        if len(chosen) == 1 and nodes is None and config.local_nodes is None:
-            run_inprocess(program, chosen[0], config, patience=patience, on_event=show_next)
-        else:
-            several = is_elastic and len(chosen) > 1
-            run_local(
-                program, chosen, config, patience=patience, on_event=show_next, is_elastic=several, without=without
-            )
+    patience = config.patience
+    if len(chosen) == 1 and nodes is None and config.local_nodes is None:
+        run_inprocess(program, chosen[0], config, patience=patience, on_event=show)
+    else:
+        several = is_elastic and len(chosen) > 1
+        run_local(program, chosen, config, patience=patience, on_event=show, is_elastic=several, without=without)
 
 
 def is_torchrun(config: NodesConfig) -> bool:

@@ -56,8 +56,11 @@ def train_on_master(config: RunConfig, *, as_json: bool) -> None:
     Raises:
         EvenerError: the request is impossible, or the run ended early.
     """
+    console = open_console(as_json)
+    console.quiet = config.quiet
     try:
-        backend, task = load_backend(config)
+        with sign_of_life(console.print, "starting: loading the task"):
+            backend, task = load_backend(config)
         agreed = agree(config, backend, task, to_stderr=as_json)
     except NeedsRanks as error:
         if not may_be_ranks(config):
@@ -222,7 +225,7 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
     return Job(
         run=new_run_name(config),
         task=Path(config.task).name if "code" in blobs else config.task,
-        title=backend.name,
+        title=Path(config.task).stem if "code" in blobs else backend.name,
         data_dir=str(config.data.resolve()) if config.data else "",
         options=config.option,
         precision=config.precision,

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from evener.launch.store import LEAST_START_SECONDS, connect_store, keep_store, 
 from evener.records.errors import NodeLost, end_process
 from evener.system.cores import keep_to_quota, quota_speed
 from evener.system.host import own_address
+from evener.system.sign_of_life import sign_of_life
 
 _ANSWER_FACTOR = 1.25
 """Time that a store may take to report a timeout, relative to that timeout."""
@@ -50,13 +52,16 @@ def torchrun_environment(
     secret, file = launcher_secret(variables)
     open_store = partial(connect_store, host, port, secret, patience=patience)
     is_keeper = rank == 0 and not agent
-    root = keep_store(host, port, secret)[0] if is_keeper else open_store()
-    store = root.under(prefix)
     machine = variables.get("GROUP_RANK") or variables.get("NODE_RANK") or "-"
     keep_to_quota()
     here = _number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else 1
     speed = quota_speed(max(1, here)) if device == "cpu" else 1.0
-    nodes = _introduce(store, rank, size, f"{socket.gethostname()} {machine} {local} {device} {speed}", patience)
+    with ExitStack() as waiting:
+        if _is_first_of_several(variables):
+            waiting.enter_context(sign_of_life(say, _waits(variables)))
+        root = keep_store(host, port, secret)[0] if is_keeper else open_store()
+        store = root.under(prefix)
+        nodes = _introduce(store, rank, size, f"{socket.gethostname()} {machine} {local} {device} {speed}", patience)
     if rank == 0 and file is not None:
         file.unlink()  # all ranks have used the secret by now
     env = RankEnvironment(
@@ -84,9 +89,18 @@ def say(sentence: str) -> None:
 
 def say_what_is_waited_for(variables: Mapping[str, str]) -> None:
     """Write, once per machine, that its ranks have started and where they wait for the other machines."""
-    if variables.get("LOCAL_RANK") == "0" and variables.get("LOCAL_WORLD_SIZE") != variables["WORLD_SIZE"]:
-        address = f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}"
-        say(f"rank {variables['RANK']} of {variables['WORLD_SIZE']} has started and waits for the others at {address}")
+    if _is_first_of_several(variables):
+        say(_waits(variables))
+
+
+def _is_first_of_several(variables: Mapping[str, str]) -> bool:
+    """Whether this is the first rank of a machine, and there are other machines."""
+    return variables.get("LOCAL_RANK") == "0" and variables.get("LOCAL_WORLD_SIZE") != variables["WORLD_SIZE"]
+
+
+def _waits(variables: Mapping[str, str]) -> str:
+    address = f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}"
+    return f"rank {variables['RANK']} of {variables['WORLD_SIZE']} has started and waits for the others at {address}"
 
 
 def say_where_the_run_is_shown(env: RankEnvironment) -> None:

@@ -72,7 +72,8 @@ def find_master(home: StateDir, address: str | None, token: str | None) -> tuple
     """
     if (address is None) != (token is None):
         raise InvalidInput(
-            "--master ADDRESS and --token-file FILE belong together; without both, the master of this machine is used"
+            "--master ADDRESS and --token-file FILE belong together; for the master of this machine leave both out "
+            "(with `evener train`, name its folder by --home)"
         )
     if address is not None and token is not None:
         return Address.parse(address), Token.parse(token), Limits().patience

@@ -12,12 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from evener.records.atomic import atomic_write
-from evener.records.errors import require
-from evener.records.record import TrainRecord
+from evener.records.errors import InvalidInput, require
+from evener.records.event_tail import EVENTS_FILE, EventTail
+from evener.records.events import Phase
+from evener.records.record import Step, TrainRecord
 from evener.records.schema import read_noun
 from evener.report.bars import comparison_figure, phases_figure, plan_figure
 from evener.report.canvas import svg
 from evener.report.figures import learning_figure, throughput_figure
+from evener.report.live.live_run import OVER
 from evener.report.style import PAGE_STYLE
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
 from evener.report.text import exact_percent, grid, human_count, human_seconds, percent
@@ -44,8 +47,27 @@ _PAGE = """<!doctype html>
 
 def write_records(paths: Sequence[Path], output: Path) -> None:
     """Write one HTML page of the records in `paths` to `output`, for `evener report`."""
-    records = {_label(path, paths): read_noun(path, TrainRecord) for path in paths}
+    records = {_label(path, paths): _read_record(path) for path in paths}
     write_page(output, records, title=", ".join(records))
+
+
+def _read_record(path: Path) -> TrainRecord:
+    """Return the record at `path`. Raise InvalidInput if its run has none yet, or MissingFile, InvalidFile."""
+    if not path.exists() and (log := path.with_name(EVENTS_FILE)).exists():
+        raise InvalidInput(f"{path.parent} holds no record.json to report: {_outcome(log)}")
+    return read_noun(path, TrainRecord)
+
+
+def _outcome(log: Path) -> str:
+    """Return a clause that says how far the run of an event log came, and how it ended."""
+    events = [event for moment in EventTail(log).read() for event in moment.events]
+    phases = [event for event in events if isinstance(event, Phase)]
+    steps = sum(isinstance(event, Step) for event in events)
+    last = phases[-1] if phases else Phase(what="starting")
+    words = f"{last.what}: {last.detail}" if last.detail else last.what
+    if last.what in OVER:
+        return f"the run ended {'after' if steps else 'before'} its first step ({words})"
+    return f"the run has {'' if steps else 'made no step and '}not ended, or was killed; its last phase is {words}"
 
 
 def _label(path: Path, others: Sequence[Path]) -> str:

@@ -271,7 +271,8 @@ def refuse_other_run(saved: CheckpointState, now: CheckpointState, folder: Path)
         before, after = getattr(saved, name), getattr(now, name)
         if before != after:
             raise InvalidInput(
-                f"cannot resume from {folder}: it was made with {name} {before!r}, this run has {after!r}"
+                f"cannot resume from {folder}: it was made with {name} {before!r}, this run has {after!r}; "
+                "use the same, or name the checkpoints of this run with --checkpoint FOLDER"
             )
 
 

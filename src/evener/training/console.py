@@ -33,9 +33,11 @@ from evener.report.scalars import ScalarLog
 from evener.report.tables import agreement_line, plan_table, predicted_table, record_table
 from evener.report.text import human_seconds
 from evener.system.file_lock import FolderLock
+from evener.system.sign_of_life import sign_of_life
 from evener.training.partial_record import RunRequest, partial_record
 
 _LINE_INTERVAL_S = 5.0
+_NEXT_STEP = "training: the next step"
 _BAR_WIDTH = 12
 """Characters of the bar."""
 _FREE_BYTES = 64 * 2**10
@@ -83,6 +85,7 @@ class RunView:
         self._bar: Progress | None = None
         self._bar_task: TaskID | None = None
         self._status: Status | None = None
+        self._waiting = ExitStack()
         self._live = LiveRun(output.name)
         self._last_line = 0.0
         self._log: EventLog | None = None
@@ -185,11 +188,16 @@ class RunView:
         self._write(plan, "plan.json")
         if len(plan.assignments) > 1 or plan.rejected:
             self.console.print(plan_table(plan))
+        if self._shows_steps:
+            self._wait(_NEXT_STEP)
 
     def _on_moment(self, moment: Moment) -> None:
         """Show progress: always on a terminal, as a line now and then elsewhere."""
         self._live.take(moment)
-        if not self._shows_steps or not any(isinstance(event, Step) for event in moment.events):
+        if not any(isinstance(event, Step) for event in moment.events):
+            return
+        self._end_phase()
+        if not self._shows_steps:
             return
         picture = self._live.picture()
         if self.console.is_terminal and not self._by_lines:
@@ -201,7 +209,6 @@ class RunView:
 
     def _show_bar(self, picture: Picture) -> None:
         if self._bar is None:
-            self._end_phase()
             columns = (TextColumn("step {task.fields[step]}"), BarColumn(_BAR_WIDTH), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=self.console, transient=True)
             self._bar_task = self._bar.add_task("", total=None, step=picture.step)
@@ -218,16 +225,29 @@ class RunView:
         self._end_phase()
         if phase.what == "training":
             self._trains_since = time.monotonic()
-        if phase.what == "training" or phase.what in OVER or not self._shows_steps:
-            return
-        message = f"{phase.what}: {phase.detail}"
-        if self.console.is_terminal and not self._by_lines:
+            if self._shows_steps:
+                self._wait(_NEXT_STEP)
+        elif phase.what not in OVER:
+            message = f"{phase.what}: {phase.detail}"
+            if not self._has_spinner:
+                self.console.print(message)
+            if self._shows_steps or phase.what != "stopping":  # Ultralytics shows the validation in progress
+                self._wait(message)
+
+    @property
+    def _has_spinner(self) -> bool:
+        return self.console.is_terminal and not self._by_lines and self._shows_steps
+
+    def _wait(self, message: str) -> None:
+        """Show that the run is alive until `_end_phase`: by a spinner, or by a line every few seconds."""
+        if self._has_spinner:
             self._status = self.console.status(message)
             self._status.start()
-        else:
-            self.console.print(message)
+        elif not self.console.quiet:
+            self._waiting.enter_context(sign_of_life(self.console.print, message))
 
     def _end_phase(self) -> None:
+        self._waiting.close()
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -245,6 +265,9 @@ class RunView:
     def _on_event(self, event: Event) -> None:
         if event.kind != "checkpoint":
             self.console.print(f"step {event.step}  {event.kind}: {event.message}")
+        if event.kind == "begins again":
+            self._end_phase()
+            self._wait("starting: the nodes")
 
     def _on_record(self, record: TrainRecord) -> None:
         self._close()

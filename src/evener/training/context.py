@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from evener.records.profile import Precision
 from evener.records.record import Event
 from evener.records.schema import read_noun
 from evener.records.task import Task
+from evener.system.sign_of_life import sign_of_life
 from evener.tracer.nested import map_tensors
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -205,21 +206,25 @@ def join_world(env: RankEnvironment, backend: str | None = None, *, preflight: b
         NodeLost: a rank does not come, or machines do not reach each other.
         InvalidInput: machines do not fit together.
     """
-    for finding in require_fit(env, is_wanted=preflight):
-        if env.rank == 0:
-            env.notify(Event(step=0, kind="preflight", message=finding.words))
-    group = join_group(
-        rank=env.rank,
-        nodes=env.names,
-        device=env.device,
-        store=env.store,
-        patience=env.patience,
-        address=env.address,
-        backend=backend or env.backend,
-        timer=StepTimer(env.device, env.node.speed_at(0)),
-    )
-    _watch_lines(env)
-    return group
+    is_first_here = all(node.host != env.node.host for node in env.nodes[: env.rank])
+    with ExitStack() as waiting:
+        if env.tell is not None and is_first_here and len(env.nodes) > 1:
+            waiting.enter_context(sign_of_life(env.tell, "joining: the other ranks"))
+        for finding in require_fit(env, is_wanted=preflight):
+            if env.rank == 0:
+                env.notify(Event(step=0, kind="preflight", message=finding.words))
+        group = join_group(
+            rank=env.rank,
+            nodes=env.names,
+            device=env.device,
+            store=env.store,
+            patience=env.patience,
+            address=env.address,
+            backend=backend or env.backend,
+            timer=StepTimer(env.device, env.node.speed_at(0)),
+        )
+        _watch_lines(env)
+        return group
 
 
 def _watch_lines(env: RankEnvironment) -> None:

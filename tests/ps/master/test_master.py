@@ -169,7 +169,7 @@ def test_local_steps_that_take_much_longer_than_the_patience_are_waited_for() ->
     with plane("fast", patience=0.5) as ps:
         ps.join("slow", Mood(step_seconds=0.3))  # three steps of an epoch's five, if it is taken to be as fast
         record, _ = ps.run(job(WAYS["average"], epochs=2, protocol="average"), weights())
-    assert not [event.message for event in record.events if event.kind in ("excluded", "passed over")]
+    assert not [event.message for event in record.events if event.kind in ("excluded", "skipped")]
     assert max(step.seconds for step in record.steps) > 0.6
     assert record.nodes[1].contributions >= 1
 

@@ -32,9 +32,9 @@ TABLE: dict[str, list[Row]] = {
     "an excluded node is told how long to wait, and taken back when it is heard after that": [
         (1, "a 1 late", [f"round 0: exclude node a for 10 s: {LATE}"]),
         (2, "a 1 heard", []),
-        (3, "a 1 contributed", ["round 0: let node a wait for 8 s: its exclusion is not over"]),
+        (3, "a 1 contributed", ["round 0: let node a wait for 8 s: it came back before its exclusion was over"]),
         (4, "a 1 disconnected", []),
-        (5, "a 1 joined", ["round 0: let node a wait for 6 s: its exclusion is not over"]),
+        (5, "a 1 joined", ["round 0: let node a wait for 6 s: it came back before its exclusion was over"]),
         (10.9, "a 1 heard", []),
         (11, "a 1 heard", ["round 0: readmit node a: it responds after its exclusion"]),
         (12, "round 1", []),
@@ -105,7 +105,7 @@ TABLE: dict[str, list[Row]] = {
                 "round 1: exclude node a for 10 s: its update was refused, the 3rd lapse without a good update between",
             ],
         ),
-        (7, "a 1 refused", ["round 1: let node a wait for 9 s: its exclusion is not over"]),
+        (7, "a 1 refused", ["round 1: let node a wait for 9 s: it came back before its exclusion was over"]),
     ],
     "a later process replaces the earlier one, whose words count no more": [
         (1, "round 1", []),
@@ -134,7 +134,7 @@ TABLE: dict[str, list[Row]] = {
             [
                 "round 0: exclude node a for 10 s: "
                 "its process was restarted, the 3rd lapse without a good update between",
-                "round 0: let node a wait for 10 s: its exclusion is not over",
+                "round 0: let node a wait for 10 s: it came back before its exclusion was over",
             ],
         ),
         (14, "a 4 heard", ["round 0: readmit node a: it responds after its exclusion"]),
@@ -143,7 +143,7 @@ TABLE: dict[str, list[Row]] = {
         (1, "a 0 joined", ["round 0: dismiss node a: a later process of that name has taken its place"]),
         (14, "b 1 heard", []),
         (15, "tick", ["round 0: exclude node a for 10 s: it has been silent for 15 s"]),
-        (16, "a 0 joined", ["round 0: let node a wait for 9 s: its exclusion is not over"]),
+        (16, "a 0 joined", ["round 0: let node a wait for 9 s: it came back before its exclusion was over"]),
         (25, "a 0 heard", ["round 0: readmit node a: it responds after its exclusion"]),
     ],
     "who said goodbye is not waited for, and may join again": [
@@ -199,7 +199,7 @@ TABLE: dict[str, list[Row]] = {
     "a goodbye does not shorten a exclusion": [
         (1, "a 1 late", [f"round 0: exclude node a for 10 s: {LATE}"]),
         (2, "a 1 goodbye", ["round 0: let node a go: it said goodbye"]),
-        (3, "a 2 joined", ["round 0: let node a wait for 8 s: its exclusion is not over"]),
+        (3, "a 2 joined", ["round 0: let node a wait for 8 s: it came back before its exclusion was over"]),
         (11, "a 2 heard", ["round 0: readmit node a: it responds after its exclusion"]),
         (11, "a 2 late", [f"round 0: exclude node a for 20 s: {LATE}"]),
     ],
@@ -235,7 +235,7 @@ TABLE: dict[str, list[Row]] = {
         (1, "b 1 late", [f"round 0: exclude node b for 10 s: {LATE}"]),
         (1, "c 1 joined", ["round 0: admit node c: it joined"]),
         (2, "restart", []),
-        (3, "b 1 joined", ["round 0: let node b wait for 8 s: its exclusion is not over"]),
+        (3, "b 1 joined", ["round 0: let node b wait for 8 s: it came back before its exclusion was over"]),
         (4, "a 1 joined", ["round 0: continue with node a: it found the restarted master"]),
         (18, "a 1 heard", []),
         (31.9, "a 1 heard", []),

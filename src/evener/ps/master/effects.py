@@ -26,7 +26,7 @@ EVENTS: dict[TransitionKind, str] = {
     "replace": "replaced",
     "expect": "away",
     "wait": "waits",
-    "pass over": "passed over",
+    "pass over": "skipped",
     "exclude": "excluded",
     "dismiss": "dismissed",
     "release": "left",

@@ -158,7 +158,7 @@ class _Case:
         state = self.state
         if not state.is_member and self.now < state.until:
             self._change(presence="excluded", heard=self.now)
-            self._add("wait", "its exclusion is not over", state.until - self.now)
+            self._add("wait", "it came back before its exclusion was over", state.until - self.now)
             return
         if not state.is_member:
             self._change(member_since=self.now)

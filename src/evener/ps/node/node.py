@@ -46,6 +46,7 @@ from evener.ps.protocol.rank_messages import PrepareRank, RankTold, StartRank, S
 from evener.records.errors import EvenerError, NodeLost, place_of, words_of
 from evener.records.profile import DeviceProfile
 from evener.records.schema import shown
+from evener.system.sign_of_life import sign_of_life
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Buffer, Frame
 
@@ -165,7 +166,8 @@ class Node:
             self._log(f"warning: {remark}")
         if self._profile is None:
             self._log(f"joined as {self._name}; measuring this machine")
-            self._profile = self._config.measure()
+            with sign_of_life(self._log, "measuring this machine"):
+                self._profile = self._config.measure()
             self._send(Profiled(profile=self._profile))
             self._log("measured; ready for runs, until Ctrl-C")
         if self._session is not None:
@@ -185,7 +187,8 @@ class Node:
         if job.agreement.is_overlapped and isinstance(self._inbox, Inbox):
             self._inbox = ThreadedInbox(self._client, self._inbox.waiting, self._aside)
         self._session = WorkerSession(job, self._config, self._send, self._between_steps)
-        self._advance(self._session, self._session.start)
+        with sign_of_life(self._log, f"preparing for {job.title}"):
+            self._advance(self._session, self._session.start)
 
     def _on_prepare_rank(self, header: PrepareRank, buffers: Buffers) -> None:
         self._end_session()
@@ -193,7 +196,8 @@ class Node:
 
     def _on_chunk(self, chunk: BlobChunk, buffers: Buffers) -> None:
         if self._session is not None:
-            self._advance(self._session, self._session.on_chunk, chunk, buffers[0])
+            with sign_of_life(self._log, f"preparing for {self._session.job.title}"):
+                self._advance(self._session, self._session.on_chunk, chunk, buffers[0])
         else:
             self._ranks.on_chunk(chunk, buffers[0])
 
@@ -212,7 +216,7 @@ class Node:
             self._attempt(self._session.validate, request, buffers[0])
 
     def _on_quarantine(self, quarantine: Quarantine, _: Buffers) -> None:
-        self._log(f"excluded for {quarantine.seconds:.3g} s: {quarantine.reason}")
+        self._log(f"excluded: {quarantine.reason}; the master uses this node again in {quarantine.seconds:.3g} s")
         if self._session is not None:
             self._session.drop_leases()
 

@@ -115,7 +115,7 @@ class NodeRanks:
             folder=folder,
             resumes=bool(job.checkpoint),
         )
-        self._log(f"starting rank {header.process} of {job.title}")
+        self._log(f"starting process {header.process} of {job.title}")
         self._session = RankSession(self._host, setup, self._put, self._log)
 
     def told(self, header: RankTold, buffers: Buffers) -> None:

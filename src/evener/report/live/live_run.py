@@ -22,7 +22,7 @@ _MAX_STRIP_ENTRIES = 60
 _MAX_LOG_ENTRIES = 2000
 _STATES = {
     "node lost": "lost", "away": "away", "excluded": "excluded", "waits": "excluded", "expelled": "expelled",
-    "left": "left", "dismissed": "left", "left out": "left out", "passed over": "late", "joined": "", "back": "",
+    "left": "left", "dismissed": "left", "left out": "left out", "skipped": "late", "joined": "", "back": "",
     "replaced": "",
 }  # fmt: skip
 """State that an event gives to its nodes; an empty state means that nothing is wrong."""

@@ -14,6 +14,7 @@ from evener.membership.shared_values import AskValues, SetValue, Values, decode_
 from evener.ps.master.collective.collective_run import CollectiveRun
 from evener.ps.master.collective.rank_checkpoints import RankCheckpoints
 from evener.ps.master.collective.rank_journal import RankJournal, Saved
+from evener.ps.master.collective.rank_table import LINE_RETRY_S
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.protocol.config import StateDir
 from evener.ps.protocol.rank_messages import (
@@ -29,7 +30,7 @@ from evener.ps.protocol.rank_messages import (
     decode_rank_place,
 )
 from evener.records.error_kind import kind_of
-from evener.records.errors import Interrupted, InvalidInput, NodeLost, NonFiniteLoss, NotNeeded
+from evener.records.errors import Interrupted, InvalidInput, LineCut, NodeLost, NonFiniteLoss, NotNeeded
 from evener.records.events import encode_events
 from evener.records.plan import Assignment, Plan
 from evener.records.profile import DeviceProfile
@@ -377,6 +378,48 @@ def test_a_node_that_comes_to_a_run_on_one_node_takes_part_from_the_next_checkpo
     scene.ready("a", "b")
     scene.run.tick()
     assert [node.name for node in scene.places()[4].nodes] == ["a", "b"]
+
+
+def test_a_node_whose_line_was_cut_at_the_start_tries_again_while_the_run_is_on_one_node() -> None:
+    scene = Scene("a", "b")
+    scene.ready("a", "b")
+    scene.run.tick()
+    sentence = "node b does not reach node a"
+    scene.end("b", 2, has_finished=False, kind=kind_of(LineCut(sentence, ("b",))), sentence=sentence, ending="x")
+    scene.end("a", 1, has_finished=False, ending="ended with code 4")
+    scene.now += 2.0
+    for _ in range(2):
+        scene.run.tick()
+    assert scene.run.failure is None
+    last = max(scene.places())
+    assert [node.name for node in scene.places()[last].nodes] == ["a"]
+    step = encode_events([Step(step=4, epoch=0, samples=1, loss=0.5, seconds=0.1, nodes=())])
+    scene.run.shown(scene.nodes.by_name["a"], last, memoryview(step))
+    scene.run.checkpoints.last = Saved(step=3, digest="ab" * 32)
+    scene.now += LINE_RETRY_S - 3.0
+    scene.run.tick()
+    assert scene.nodes.by_name["b"].not_ready == {"r"}
+    scene.now += 3.0
+    for _ in range(2):
+        scene.run.tick()
+    scene.run.checkpoints.last = Saved(step=7, digest="cd" * 32)
+    scene.run.tick()
+    scene.ready("a", "b")
+    scene.run.tick()
+    assert [node.name for node in scene.places()[max(scene.places())].nodes] == ["a", "b"]
+
+
+def test_a_node_that_was_lost_three_times_before_the_first_step_tries_again_while_the_run_is_on_one_node() -> None:
+    scene = Scene("a", "b")
+    lose_each_time(scene, "a", 3)
+    scene.run.tick()
+    step = encode_events([Step(step=4, epoch=0, samples=1, loss=0.5, seconds=0.1, nodes=())])
+    scene.run.shown(scene.nodes.by_name["b"], max(scene.places()), memoryview(step))
+    scene.run.tick()
+    assert scene.nodes.by_name["a"].not_ready == {"r"}
+    scene.now += LINE_RETRY_S
+    scene.run.tick()
+    assert scene.nodes.by_name["a"].not_ready == set()
 
 
 def test_a_node_that_is_not_needed_is_left_out_and_asked_again_when_another_one_is_lost() -> None:

@@ -40,3 +40,14 @@ def test_a_node_whose_line_is_cut_is_asked_again_after_a_while_and_its_reason_is
     assert not rejected.add_cut(node, "c does not reach a", 200.0)
     rejected.changed(generation(joined=("c",)))
     assert rejected.add_cut(node, "c does not reach a", 300.0)
+
+
+def test_the_pauses_between_tries_double_where_each_try_restarts_the_run() -> None:
+    node, rejected = rejected_node()
+    for now, pause in ((0.0, 1), (1000.0, 2), (2000.0, 4)):
+        node.not_ready.add("run")
+        rejected.add_cut(node, "c does not reach a", now)
+        rejected.ask_again(now + pause * LINE_RETRY_S - 1.0, is_settled=True, restarts=True)
+        assert node.not_ready == {"run"}
+        rejected.ask_again(now + pause * LINE_RETRY_S, is_settled=True, restarts=True)
+        assert node.not_ready == set()

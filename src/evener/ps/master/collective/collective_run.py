@@ -230,7 +230,8 @@ class CollectiveRun:
         if self._elastic is None:
             return  # it restarts
         self._table.end_given_up(self._elastic)
-        self._rejected.ask_again(self._clock(), is_settled=self._elastic.is_settled)
+        is_alone = self._is_on_one_node
+        self._rejected.ask_again(self._clock(), is_settled=is_alone or self._elastic.is_settled, restarts=is_alone)
         if self._elastic.has_begun and self._ending.reason is None:
             for _ in self._starter.take_new():
                 self._elastic.add_node()
@@ -319,14 +320,23 @@ class CollectiveRun:
         is_saved = self.checkpoints.last.step > self._beginnings.step
         return self.news.step is not self._step_before or has_trained or is_saved
 
+    @property
+    def _is_on_one_node(self) -> bool:
+        """Whether the run trains on the one node that it began on."""
+        elastic = self._elastic
+        return elastic is not None and not elastic.has_begun and len(self._table.ranks) == 1 and self._has_begun
+
     def _admit_at_checkpoint(self) -> None:
         """Restart from the next checkpoint if nodes have joined a run that began on one node.
 
         Such a run cannot make room for them: it has not measured or checked anything about several nodes.
         """
-        elastic, saved = self._elastic, self.checkpoints.last
-        is_on_one = elastic is not None and not elastic.has_begun and len(self._table.ranks) == 1 and self._has_begun
-        new = self._starter.waiting() if is_on_one and self._ending.reason is None and self.failure is None else []
+        saved = self.checkpoints.last
+        new = (
+            self._starter.waiting()
+            if self._is_on_one_node and self._ending.reason is None and self.failure is None
+            else []
+        )
         if not new or self.is_complete:
             self._newcomers_from = None
             return
@@ -385,5 +395,6 @@ class CollectiveRun:
         others = {node.name for node in (*nodes, *present)}.difference(names)
         reason = self._beginnings.without(error, self._clock(), len(others))
         for node in lost if reason else ():
-            self.not_ready(node, "it was lost before the first step, which the run has tried three times")
+            sentence = "it was lost before the first step, which the run has tried three times"
+            self.not_ready(node, sentence, is_new=self._rejected.add_cut(node, sentence, self._clock()))
         return reason

@@ -150,6 +150,8 @@ class Absences:
 
 LINE_RETRY_S = 30.0
 """Time after which a node whose line to another is cut tries again to join."""
+_MAX_DOUBLINGS = 6
+"""Limit of the pause between two tries in a run on one node, which restarts for each of them: half an hour."""
 
 
 class RejectedNodes:
@@ -163,6 +165,7 @@ class RejectedNodes:
         self._run, self._nodes, self._asks_again = run, list[NodeRecord](), False
         self._due: dict[str, float] = {}
         self._reasons: dict[str, str] = {}
+        self._failures: dict[str, int] = {}
 
     def add(self, node: NodeRecord) -> None:
         """Add a node that the run rejected as not beneficial."""
@@ -172,6 +175,7 @@ class RejectedNodes:
         """Add a node whose line to another is cut; return whether the reason is new since it last took part."""
         self.add(node)
         self._due[node.name] = now + LINE_RETRY_S
+        self._failures[node.name] = self._failures.get(node.name, -1) + 1
         before, self._reasons[node.name] = self._reasons.get(node.name), reason
         return before != reason
 
@@ -180,13 +184,18 @@ class RejectedNodes:
         self._asks_again |= any(other not in [node.name for node in self._nodes] for other in generation.lost)
         for name in generation.joined:
             self._reasons.pop(name, None)
+            self._failures.pop(name, None)
 
-    def ask_again(self, now: float, *, is_settled: bool) -> None:
-        """Let rejected nodes join if it is time to and the generation is settled."""
+    def ask_again(self, now: float, *, is_settled: bool, restarts: bool = False) -> None:
+        """Let rejected nodes join if it is time to and the generation is settled.
+
+        If the run `restarts` for each try, the pauses between tries of a node with a cut line double.
+        """
         if not is_settled:
             return
         for node in list(self._nodes):
-            if self._asks_again or now >= self._due.get(node.name, inf):
+            more = 2 ** min(self._failures.get(node.name, 0), _MAX_DOUBLINGS) - 1 if restarts else 0
+            if self._asks_again or now >= self._due.get(node.name, inf) + more * LINE_RETRY_S:
                 node.not_ready.discard(self._run)
                 node.ready = self._run
                 self._nodes.remove(node)

@@ -10,7 +10,7 @@ const state = { picture: null, search: null, names: [], points: [], columns: [],
 const STRIP = 60, MAX_LOG_ROWS = 500, MOST_POINTS = 6000, HEIGHT = 220;
 const LINES = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999"];
 const BAD = new Set(["slow", "lost", "expelled"]);
-const MARKED = new Set(["rebalanced", "node lost", "joined", "back", "away", "excluded", "expelled", "left", "replaced", "passed over"]);
+const MARKED = new Set(["rebalanced", "node lost", "joined", "back", "away", "excluded", "expelled", "left", "replaced", "skipped"]);
 const BAD_EVENTS = new Set(["node lost", "expelled", "refused", "damaged line", "no checkpoint"]);
 
 // --- words and numbers -------------------------------------------------------------------------------------------
