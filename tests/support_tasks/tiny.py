@@ -29,6 +29,18 @@ def model(dropout: float = 0.0, norm: bool = True) -> nn.Module:
     )
 
 
+class Counted(torch.optim.SGD):
+    """Counts its steps in an attribute, and makes smaller ones."""
+
+    num_steps = 0
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.num_steps += 1
+        for group in self.param_groups:
+            group["weight_decay"] = 0.1 / self.num_steps
+        super().step()
+
+
 def task(
     samples: int = 50,
     lr: float = 0.1,
@@ -37,6 +49,7 @@ def task(
     dropout: float = 0.0,
     pause: float = 0.0,
     norm: bool = True,
+    counted: bool = False,
 ) -> Task:
     """A task, with BatchNorm or without, whose loss takes `pause` seconds, and NaN in call `explode_at` (0: never)."""
     calls = [0]
@@ -53,7 +66,7 @@ def task(
         loss=loss,
         train_data=lambda: data(samples, 1),
         validation_data=lambda: data(23, 2),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+        optimizer=lambda parameters: (Counted if counted else torch.optim.SGD)(parameters, lr=lr, momentum=0.9),
         scheduler=(lambda o, steps: torch.optim.lr_scheduler.CosineAnnealingLR(o, steps)) if schedule else None,
         batch_size=10,
         epochs=2,

@@ -83,6 +83,15 @@ def test_steps_are_made_while_the_state_travels_and_made_up_for_when_it_is_there
     assert samples[caught_up + 3] > 0
 
 
+def test_a_rank_that_comes_has_what_the_optimizer_counted(tmp_path: Path) -> None:
+    option = {"samples": "60", "norm": "true", "counted": "true"}
+    expected = serial_weights(settings(tmp_path / "serial", option=option))
+    run = ElasticThreads(
+        settings(tmp_path / "elastic", option=option), "data", [[0], [1]], [Fault(node=1, step=4, returns=True)]
+    )
+    require_exact(run.run(), expected)
+
+
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize(
     "faults",

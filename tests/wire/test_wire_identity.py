@@ -64,8 +64,8 @@ def test_a_token_cut_short_is_noticed(secret: bytes, fingerprint: bytes | None, 
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("", "begins with evener1-"),
-        ("evener2-AAAA", "begins with evener1-, got 'evener2-AAAA'"),
+        ("", "begins with evener1-, and nothing was given"),
+        ("evener2-AAAA", "begins with evener1-, and what was given does not; copy"),
         (TOKEN.text + "AAAA", "35 or 78 characters, got 82"),
         (TOKEN.text[:-5] + "AAAAA", "mistyped: its last characters"),
         ("evener1-****", "characters or a length that no token has"),

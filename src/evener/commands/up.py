@@ -153,11 +153,9 @@ def place_of_master(access: MasterAccess | RunConfig) -> tuple[Address, Token, f
 def nodes(access: NodesAccess, *, as_json: bool) -> None:
     """`evener nodes`: show the nodes, and the runs in progress."""
     with open_master(access) as client:
-        status = client.ask()
-        if access.expel is not None:
-            status = client.change(ExpelNode(name=access.expel))
-        if access.forget is not None:
-            status = client.change(ForgetNode(name=access.forget))
+        changes = [] if access.expel is None else [client.change(ExpelNode(name=access.expel))]
+        changes += [] if access.forget is None else [client.change(ForgetNode(name=access.forget))]
+        status = changes[-1] if changes else client.ask()
     if as_json:
         sys.stdout.write(msgspec.json.encode(status).decode() + "\n")
         return

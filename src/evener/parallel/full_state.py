@@ -140,7 +140,7 @@ class OptimizerState:
         for path, tensor in tensors.items():
             name, _, key = path.rpartition("/")
             state.setdefault(places[name], {})[key] = tensor
-        return {"state": dict(sorted(state.items())), "param_groups": self._whole_groups(optimizer)}
+        return self._whole_dict(optimizer, state)
 
     def own(self, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Piece]]:
         """Return this rank's part of that state dict, and by `<parameter index>.<name>` which tensors are pieces.
@@ -155,14 +155,16 @@ class OptimizerState:
             if values:
                 state[place] = dict(values)
             pieces |= {f"{place}.{key}": divided[name] for key in values if self._is_divided(name, values[key])}
-        return {"state": dict(sorted(state.items())), "param_groups": self._whole_groups(optimizer)}, pieces
+        return self._whole_dict(optimizer, state), pieces
 
-    def _whole_groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
-        """Return the parameter groups of an optimizer of the whole model."""
-        return [
+    def _whole_dict(self, optimizer: Optimizer, state: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+        """Return the state dict of an optimizer of the whole model that has this state of its parameters."""
+        own = optimizer.state_dict()
+        groups = [
             {**settings, "params": [self._places[name] for name in names]}
-            for settings, names in zip(optimizer.state_dict()["param_groups"], self._grouped, strict=True)
+            for settings, names in zip(own["param_groups"], self._grouped, strict=True)
         ]
+        return {**own, "state": dict(sorted(state.items())), "param_groups": groups}
 
     def load(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
         """Load the state of this rank's parameters from the state dict of an optimizer of the whole model."""
@@ -176,7 +178,7 @@ class OptimizerState:
                 if self._places[name] in whole["state"]:
                     state[index] = self._own_values(name, whole["state"][self._places[name]])
                 index += 1
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        optimizer.load_state_dict({**whole, "state": state, "param_groups": groups})
 
     def _own_values(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         shard = self._shards.get(name)

@@ -17,7 +17,8 @@ from evener.tracer.ir import TracedModel, record
 from evener.tracer.meta_model import storage_of
 from evener.tracer.operation import NotAnOperation
 
-_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, set, tuple)
 
@@ -98,7 +99,7 @@ class PythonState:
 
 def _attributes_of(module: nn.Module) -> dict[str, Any]:
     """Return marks of a module's attributes, which differ if an attribute changes: values, sizes, identities."""
-    return {name: _mark(value) for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES}
+    return {name: _mark(value) for name, value in vars(module).items() if name not in MODULE_ATTRIBUTES}
 
 
 def _mark(value: Any) -> Any:

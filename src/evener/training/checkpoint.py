@@ -36,6 +36,8 @@ from evener.training.checkpoint_folder import checkpoints_in, require_checkpoint
 _MAX_CHECKPOINTS = 2
 _FILES = (WEIGHTS, "optimizer.safetensors", "state.json")
 _SUMS = "SHA256SUMS"
+_OTHER = "other."
+"""Begins the names of tensors of an optimiser's state dict that belong to no parameter."""
 
 
 class WholeModel(Protocol):
@@ -71,6 +73,8 @@ class CheckpointState(Noun, frozen=True, kw_only=True):
         samples: in the training data.
         parts: relative parts of stationary data, one a rank; None for data that every rank reads.
         groups: the optimiser's parameter groups.
+        others: further entries of the optimiser's state dict that are not tensors.
+        attributes: numbers in Python that model, loss and optimiser changed, as `owner.attribute`.
         numbers: the optimiser's state that is not tensors, `<parameter index>.<name>`.
         scheduler: its state; None without one.
         scaler: of the loss; empty without one.
@@ -85,6 +89,8 @@ class CheckpointState(Noun, frozen=True, kw_only=True):
     precision: str
     parts: list[int] | None = None
     groups: list[dict[str, Any]] = []
+    others: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
     scheduler: dict[str, Any] | None = None
     scaler: dict[str, Any] = {}
@@ -125,9 +131,14 @@ class Checkpoint:
             TrainingFailed: the state of one of them is no plain value.
         """
         tensors, numbers = flatten(optimizer["state"])
+        others = {name: value for name, value in optimizer.items() if name not in ("state", "param_groups")}
+        apart_tensors = {name: value for name, value in others.items() if isinstance(value, Tensor)}
+        tensors |= {f"{_OTHER}{name}": value for name, value in apart_tensors.items()}
         full = msgspec.structs.replace(
             state,
             groups=[plain(group, "the optimiser") for group in optimizer["param_groups"]],
+            others=plain({k: v for k, v in others.items() if k not in apart_tensors}, "the optimiser"),
+            attributes=plain(state.attributes, "the task"),
             numbers=plain(numbers, "the optimiser"),
             scheduler=None if scheduler is None else plain(scheduler.state_dict(), "the learning-rate schedule"),
             scaler=plain(scaler.state_dict(), "the loss scaler"),
@@ -147,7 +158,12 @@ class Checkpoint:
             {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in g.items()}
             for g in self.state.groups
         ]
-        optimizer.load({"state": unflatten(self.optimizer, self.state.numbers), "param_groups": groups})
+        others = {
+            **revived(self.state.others),
+            **{name.removeprefix(_OTHER): one for name, one in self.optimizer.items() if name.startswith(_OTHER)},
+        }
+        tensors = {name: one for name, one in self.optimizer.items() if not name.startswith(_OTHER)}
+        optimizer.load({**others, "state": unflatten(tensors, self.state.numbers), "param_groups": groups})
         if scheduler is not None and self.state.scheduler is not None:
             scheduler.load_state_dict(revived(self.state.scheduler))
         scaler.load_state_dict(self.state.scaler)
@@ -277,9 +293,14 @@ def refuse_other_run(saved: CheckpointState, now: CheckpointState, folder: Path)
 
 
 def require_writable(model: nn.Module) -> nn.Module:
-    """Return `model`. Raise InvalidInput where safetensors files cannot hold its weights."""
+    """Return `model`. Raise InvalidInput where safetensors files cannot hold its state dict."""
     for name, tensor in model.state_dict().items():
-        if isinstance(tensor, Tensor) and tensor.dtype == torch.complex128:
+        if not isinstance(tensor, Tensor):
+            raise InvalidInput(
+                f"{name} of the model's state dict is a {type(tensor).__name__}, and a safetensors file holds tensors "
+                "alone: let get_extra_state return a tensor"
+            )
+        if tensor.dtype == torch.complex128:
             raise InvalidInput(
                 f"{name} is complex128, which a safetensors file cannot hold: use complex64 and another --precision "
                 "than fp64, or a program that calls evener.join() and writes its weights itself"

@@ -16,6 +16,7 @@ from evener.config.run_config import RunConfig
 from evener.data.loader import Loader, seed_all
 from evener.oracle.apportion import Worker, apportion, weights_to_workers
 from evener.records.events import Phase
+from evener.training.attributes import Attributes
 from evener.training.checkpoint import CheckpointState
 from evener.training.saving import Saving
 from evener.training.session import TrainingSession
@@ -53,7 +54,7 @@ class Loop:
         self._training, self._context, self._config = training, training.context, config
         self._group, self._model, self._plan = training.group, training.model, training.plan
         self._fence, self._keep, self._step = fence, keep, TrainStep(training, fence, keep)
-        self.last = 0
+        self.last, self._attributes = 0, Attributes(training.owners)
         self.saving = Saving(
             config,
             self._group,
@@ -61,6 +62,7 @@ class Loop:
             optimizer=training.optimizer,
             scheduler=training.scheduler,
             scaler=self._context.arithmetic.scaler,
+            attributes=self._attributes,
             state=self.state,
             emit=lambda event: self.monitor.emit(event),
         )
@@ -89,6 +91,7 @@ class Loop:
         assert training.division is not None
         self._training, self._plan, self._model = training, training.plan, training.model
         self._step = TrainStep(training, self._fence, self._keep)
+        self._attributes.rebind(training.owners)
         self.saving.rebuild(training.model, training.optimizer, training.scheduler)
         self.session.regroup(training.division, training.balance, nodes, awaited or {})
 
@@ -196,4 +199,5 @@ class Loop:
             samples=context.num_samples,
             precision=context.arithmetic.precision,
             parts=None if self._training.division else [a.samples for a in plan.assignments],
+            attributes=self._attributes.changed(),
         )

@@ -25,6 +25,7 @@ from evener.comm.group import Group
 from evener.config.run_config import RunConfig
 from evener.records.errors import Interrupted, InvalidInput, first_line
 from evener.records.record import Event
+from evener.training.attributes import Attributes
 from evener.training.checkpoint import (
     Checkpoint,
     Checkpoints,
@@ -32,6 +33,7 @@ from evener.training.checkpoint import (
     WholeModel,
     WholeOptimizer,
     refuse_other_run,
+    revived,
     write_weights,
 )
 
@@ -46,6 +48,7 @@ class Saving:
         optimizer: whose state is saved.
         scheduler: of the learning rate.
         scaler: of the loss.
+        attributes: of the model, the loss and the optimizer, which `state` returns and which are restored.
         state: (step) -> the part of a checkpoint after it that is not tensors.
         emit: takes events.
     """
@@ -59,9 +62,11 @@ class Saving:
         optimizer: WholeOptimizer,
         scheduler: LRScheduler | None,
         scaler: torch.amp.GradScaler,
+        attributes: Attributes,
         state: Callable[[int], CheckpointState],
         emit: Callable[[Event], None],
     ) -> None:
+        self._attributes = attributes
         self._config, self._group, self._state, self._emit = config, group, state, emit
         self._model, self._optimizer, self._scheduler, self._scaler = model, optimizer, scheduler, scaler
         self._checkpoints = Checkpoints(config.checkpoint_folder)
@@ -92,6 +97,7 @@ class Saving:
         self._refuse_different_checkpoints(state.step)
         refuse_other_run(state, self._state(state.step), folder)
         self._checkpoints.load(folder, state, self._model, self._optimizer, self._scheduler, self._scaler)
+        self._attributes.restore(revived(state.attributes))
         self._emit(Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}"))
         return state.step
 

@@ -17,6 +17,7 @@ from evener.oracle.rebalance import Balance
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
 from evener.records.plan import WHOLE_MODEL, Plan
+from evener.training.attributes import Owners, owners_of
 from evener.training.context import RankContext
 from evener.training.joined_model import join_model
 from evener.training.task_faults import refuse_scheduler
@@ -47,6 +48,12 @@ class Training:
     def group(self) -> Group:
         """The ranks that take part."""
         return self.model.group
+
+    @property
+    def owners(self) -> Owners:
+        """The objects whose attributes are part of the state; tracing has fixed those of a divided model."""
+        model = self.context.model if self.plan.strategy in WHOLE_MODEL else None
+        return owners_of(model, self.context.task.loss, self.optimizer.inner)
 
     @property
     def num_steps(self) -> int:

@@ -57,7 +57,7 @@ def test_the_sentence_says_which_tool_to_use(tmp_path: Path, whole: Tensor, advi
     found = comparison(tmp_path, MEAN, whole)
     assert found.sentence.startswith("the program would train something else than in one process: the gradient of w")
     assert advice in found.sentence
-    assert found.sentence.endswith("or start it with --approximate")
+    assert found.sentence.endswith("or --no-check for a task")
 
 
 def test_equal_gradients_say_nothing(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from evener.config.run_config import RunConfig
 from evener.frontends.programs.session import Run
 from evener.records.errors import InvalidInput, first_line
 from evener.records.task import BatchTask
+from evener.training.attributes import Attributes, owners_of
 from evener.training.checkpoint import CheckpointState
 from evener.training.context import Arithmetic
 from evener.training.saving import Saving
@@ -79,6 +80,8 @@ def saving_of(
         samples: in the training data.
     """
 
+    attributes = Attributes(owners_of(model, task.loss, optimizer))
+
     def state(step: int) -> CheckpointState:
         return CheckpointState(
             task=task.name,
@@ -88,6 +91,7 @@ def saving_of(
             accumulate=1,
             samples=samples,
             precision=config.precision,
+            attributes=attributes.changed(),
         )
 
     return Saving(
@@ -97,6 +101,7 @@ def saving_of(
         optimizer=SameOptimizer(optimizer),
         scheduler=scheduler,
         scaler=arithmetic.scaler,
+        attributes=attributes,
         state=state,
         emit=lambda event: run.steps.tell([event]),
     )

@@ -10,6 +10,7 @@ for epoch in range(first, n):              # 0, or the epoch of the checkpoint
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -34,7 +35,7 @@ from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.session import Run
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.op_registry import without_synchronised
-from evener.records.errors import InvalidInput, InvalidValue, noting, require
+from evener.records.errors import InvalidInput, InvalidValue, first_line, noting, require
 from evener.records.task import BatchTask
 from evener.training.checkpoint import require_writable, write_weights
 from evener.training.context import Arithmetic, join_run
@@ -67,6 +68,7 @@ def train_batches(env: RankEnvironment, config: RunConfig, task: BatchTask | Non
     finish(run, env, task=batch_task.name, seed=config.seed, epochs=training.epochs, precision=config.precision)
 
 
+_STEP = "optimizer, in its step"
 _NOT_FOR_BATCHES = (
     "replicas", "micro_batches", "schedule", "rematerialise", "plan", "compile", "accumulate", "stationary",
 )  # fmt: skip
@@ -156,7 +158,7 @@ class BatchTraining:
         self.model.train()
         for batch in self._batches:
             seed_all(self._config.seed, steps.number, self._run.rank, device=self._run.device)
-            self._optimizer.step(self._closure(self._placed(batch)))
+            self._update(self._placed(batch))
             if self._scheduler is not None and not self._follows_validation:
                 with noting("scheduler, at its step"):
                     self._scheduler.step()
@@ -244,10 +246,14 @@ class BatchTraining:
     def _placed(self, batch: Any) -> Any:
         return self._arithmetic.prepare(to_device(batch, self._run.device))
 
-    def _closure(self, batch: Any) -> Callable[[], Any]:
-        """Return the closure that computes the gradients of this batch; an optimizer may call it several times."""
+    def _update(self, batch: Any) -> None:
+        """Make the optimizer's step. Raises InvalidInput if it does not call the closure that it takes."""
+        num_calls = 0
 
-        def closure() -> Tensor:
+        def closure() -> Any:
+            """Compute the gradients of `batch`; an optimizer may call this several times."""
+            nonlocal num_calls
+            num_calls += 1
             self._optimizer.zero_grad()
             loss = self._loss(batch)
             torch.autograd.backward(loss)
@@ -255,7 +261,26 @@ class BatchTraining:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self._task.clip_norm)
             return loss
 
-        return closure
+        if not inspect.signature(self._optimizer.step).parameters:
+            loss = closure()
+            with noting(_STEP):
+                self._optimizer.step()
+            self._run.mean(loss)
+            return
+        cause = None
+        try:
+            with noting(_STEP):
+                self._optimizer.step(closure)
+        except (TypeError, AttributeError, RuntimeError) as error:  # such as of gradients that are None
+            if num_calls:
+                raise
+            cause = error
+        if not num_calls:
+            raise InvalidInput(
+                f"the task's optimizer, {type(self._optimizer).__name__}, does not call the closure that its step "
+                f"takes, so it has no gradients{f' ({first_line(cause)})' if cause else ''}: call it first "
+                "(with torch.enable_grad(): loss = closure()), as PyTorch's optimizers do, or let step take no argument"
+            ) from cause
 
 
 @torch.no_grad()

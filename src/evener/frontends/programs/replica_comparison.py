@@ -101,12 +101,12 @@ def _advice(parts: Tensor, total: Tensor, is_wide: bool) -> str:
     if parts.shape[1:] != total.shape or not parts.isfinite().all() or not total.isfinite().all():
         return ""
     if float((parts.sum(0) - total).norm()) <= bound:
-        return 'its loss seems to be a sum over samples: say run.prepare(..., count="sum")'
+        return 'its loss seems to be a sum over samples: say count="sum" to run.prepare or BatchTask'
     factors = torch.linalg.lstsq(parts.t(), total[:, None], driver="gelsd").solution[:, 0]
     if float((factors @ parts - total).norm()) <= bound:
         return (
-            "its loss seems to be a mean over something else than samples: say of what, such as "
-            "run.prepare(..., count=lambda batch: number of tokens that are no padding, or sum of class weights)"
+            "its loss seems to be a mean over something else than samples: say of what to run.prepare or BatchTask, "
+            "such as count=lambda batch: number of tokens that are no padding, or sum of class weights"
         )
     return ""
 
@@ -115,4 +115,5 @@ def _sentence(difference: Difference, advice: str) -> str:
     start = (
         f"the program would train something else than in one process: {difference.what} is {difference.off:.2g} times"
     )
-    return f"{start} its size off{f'; {advice}' if advice else ''}; or start it with --approximate"
+    approximately = "or train approximately: `evener run --approximate`, or --no-check for a task"
+    return f"{start} its size off{f'; {advice}' if advice else ''}; {approximately}"

@@ -20,7 +20,8 @@ from torch import Tensor
 from evener.oracle.division.pieces import Piece, region_indices, whole_piece
 from evener.records.history import History
 from evener.records.schema import Amount, Part
-from evener.training.checkpoint import Checkpoint, CheckpointState, apart
+from evener.training.attributes import restore_attributes
+from evener.training.checkpoint import Checkpoint, CheckpointState, apart, revived
 from evener.training.training import Training
 
 _LENGTH = struct.Struct("<Q")
@@ -107,6 +108,7 @@ class HeldState:
         """Bring `training` to this whole state. Raise InvalidInput if it is of another model."""
         scaler = training.context.arithmetic.scaler
         self.checkpoint.restore(training.model, training.optimizer, training.scheduler, scaler)
+        restore_attributes(training.owners, revived(self.checkpoint.state.attributes))
 
 
 def head_of(training: Training, step: int, *, is_settled: bool) -> StateHead:

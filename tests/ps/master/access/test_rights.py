@@ -69,6 +69,15 @@ def test_every_command_with_a_token_that_does_not_allow_it_says_so_and_the_maste
         assert ps.ask().nodes == ()
 
 
+@pytest.mark.parametrize("change", [{"expel": "a"}, {"forget": "a"}])
+def test_a_change_of_nodes_with_a_nodes_token_asks_for_an_admins(change: dict[str, Any]) -> None:
+    with plane() as ps:
+        access = NodesAccess(master=str(ps.address), token=ps.identity.token_of("node").text, **change)
+        with refused(InvalidInput) as error:
+            nodes(access, as_json=False)
+        assert "use an admin's" in str(error.value)
+
+
 @pytest.mark.parametrize("command", [down, lambda access: nodes(access, as_json=False), stop])
 def test_a_command_line_with_a_nodes_token_is_refused_and_prints_nothing(
     command: Callable[[Any], None], capsys: pytest.CaptureFixture[str]

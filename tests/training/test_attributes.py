@@ -1,0 +1,169 @@
+"""Counters in Python are part of a run's state: a resumed run has them, and so has a node that joins."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.utils.data import TensorDataset
+
+import evener
+from evener.records.errors import InvalidInput
+from evener.training.attributes import Attributes, owners_of
+from support.refusals import refused
+
+
+class Counting(nn.Module):
+    """A layer that counts its passes in an attribute, and weakens with every one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.passes = nn.Linear(4, 3), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        out: Tensor = self.linear(x) / (1 + self.passes)
+        return out
+
+
+class CountingLoss(nn.Module):
+    """A loss that counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        return nn.functional.cross_entropy(outputs, targets) / (1 + self.calls)
+
+
+class Damped(SGD):
+    """Divides its steps by a mean of the gradient's size, which it keeps in an attribute."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.size = 0.0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.size += sum(float(gradient.square().sum()) for gradient in gradients)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= group["lr"] * parameter.grad / (1 + self.size)
+
+
+class Saved(Damped):
+    """Has that mean in its state dict, as a number and as a tensor."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "size": self.size, "sizes": torch.full((2,), self.size, dtype=torch.float64)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        own = dict(state_dict)
+        self.size = own.pop("size")
+        assert own.pop("sizes").tolist() == [self.size] * 2
+        super().load_state_dict(own)
+
+
+def data() -> TensorDataset:
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, x.argmax(1) % 3)
+
+
+def task(**fields: Any) -> evener.Task:
+    base = {
+        "model": lambda: nn.Linear(4, 3),
+        "loss": nn.functional.cross_entropy,
+        "train_data": data,
+        "batch_size": 10,
+        "epochs": 2,
+    }
+    return evener.Task(**{**base, **fields})
+
+
+def weights(folder: Path, made: evener.Task, **options: Any) -> dict[str, Tensor]:
+    model, _ = evener.train(made, output=folder, quiet=True, precision="fp64", **options)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        lambda: {"model": Counting},
+        lambda: {"loss": CountingLoss()},
+        lambda: {"loss": CountingLoss().forward},
+        lambda: {"optimizer": Damped},
+        lambda: {"optimizer": Saved},
+    ],
+    ids=["model", "loss", "method", "optimizer", "state dict"],
+)
+def test_a_resumed_run_has_what_the_first_one_counted(tmp_path: Path, fields: Any) -> None:
+    whole = weights(tmp_path / "whole", task(**fields()))
+    kept = tmp_path / "kept"
+    half = weights(tmp_path / "half", task(**fields()), callbacks=[_is_epoch], checkpoint=kept)
+    resumed = weights(tmp_path / "resumed", task(**fields()), checkpoint=kept, resume=True)
+    for name, expected in whole.items():
+        assert not torch.equal(half[name], expected)
+        assert torch.equal(resumed[name], expected), name
+
+
+def _is_epoch(event: Any) -> bool:
+    return isinstance(event, evener.Epoch)
+
+
+def test_only_what_changed_is_kept_and_a_changed_option_of_the_model_stays() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), Counting())
+    attributes = Attributes(owners_of(model, nn.functional.mse_loss, _adam(model)))
+    assert attributes.changed() == {}
+    model(torch.zeros(2, 4))
+    assert attributes.changed() == {"model.1.passes": 1}
+    dropout, counting = nn.Dropout(0.1), Counting()
+    other = nn.Sequential(dropout, counting)
+    Attributes(owners_of(other, nn.functional.mse_loss, _adam(other))).restore({"model.1.passes": 1, "model.gone.x": 2})
+    assert (dropout.p, counting.passes) == (0.1, 1)
+
+
+def test_numbers_that_json_cannot_hold_are_left_out_and_those_that_are_not_finite_kept() -> None:
+    loss = CountingLoss()
+    attributes = Attributes(owners_of(None, loss, _adam(loss)))
+    loss.best, loss.last, loss.big = math.inf, torch.ones(1), 2**70  # type: ignore[assignment]
+    assert attributes.changed() == {"loss.best": math.inf}
+
+
+def _adam(module: nn.Module) -> Optimizer:
+    return torch.optim.Adam([*module.parameters(), nn.Parameter(torch.zeros(1))])
+
+
+class Remembering(nn.Linear):
+    """Has a state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"passes": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"passes": 3}
+
+
+def test_a_state_dict_that_no_file_can_hold_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with refused(InvalidInput):
+        weights(tmp_path, task(model=lambda: Remembering(4, 3)))
+    with refused(InvalidInput):
+        evener.train(_batches(model=lambda: Remembering(4, 3)), output=tmp_path / "batches", quiet=True)
+
+
+def _batches(**fields: Any) -> evener.BatchTask:
+    base = {
+        "model": lambda: nn.Linear(4, 3),
+        "loss": lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        "train_data": data,
+        "batch_size": 10,
+        "epochs": 2,
+    }
+    return evener.BatchTask(**{**base, **fields})
