@@ -27,6 +27,7 @@ def evener(one: WrongInput, folder: Path) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        errors="replace",  # as with PYTHONIOENCODING=utf-16
         timeout=100,
         check=False,
     )
