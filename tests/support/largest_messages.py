@@ -189,6 +189,7 @@ class Found:
         peak: bytes of its memory, meanwhile.
         disk: bytes that its home has grown by since before.
         slowest: seconds that an admin waited for an answer.
+        undisturbed: the same without the seconds in which master or admin waited for a processor of a busy machine.
         sent: frames.
         closed: connections.
     """
@@ -199,6 +200,7 @@ class Found:
     peak: int
     disk: int
     slowest: float
+    undisturbed: float
     sent: int
     closed: int
 
@@ -210,7 +212,8 @@ class Found:
         mb = 2.0**20
         return (
             f"{self.what:46} {self.before / mb:6.1f} -> {self.after / mb:6.1f} MB ({self.growth:+5.0%}), peak "
-            f"{self.peak / mb:6.1f}, disk {self.disk / mb:+7.2f} MB, slowest {self.slowest:5.2f} s, "
+            f"{self.peak / mb:6.1f}, disk {self.disk / mb:+7.2f} MB, slowest {self.slowest:5.2f} s "
+            f"({self.undisturbed:.2f} undisturbed), "
             f"{self.sent} sent, {self.closed} closed"
         )
 
@@ -445,7 +448,8 @@ def try_state(
                 _settle(watcher, before)
                 what = f"{kind.__name__}.{meaning} of a {role}, {state}"
                 one = Found(
-                    what, before, watcher.memory, watcher.peak, disk_of(ps.home) - disk, watcher.slowest, evil.sent,
+                    what, before, watcher.memory, watcher.peak, disk_of(ps.home) - disk, watcher.slowest,
+                    watcher.undisturbed, evil.sent,
                     evil.closed,
                 )  # fmt: skip
                 tell(one)
