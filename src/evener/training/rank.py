@@ -41,6 +41,7 @@ from evener.training.loop import Loop
 from evener.training.planning import candidate_strategies, make_plan, plan_without_smallest, why_all_take_part
 from evener.training.self_check import self_check
 from evener.training.session import TrainingSession
+from evener.training.shared_warnings import shared_warnings
 from evener.training.task_faults import refuse_outputs, task_fault_of
 from evener.training.training import Training, is_divided_by_costs, make_training
 
@@ -57,7 +58,8 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
         run_late(*late_context(env, config, task), config, env.line)
         return
     group, config = join_run(env, config)
-    context = make_context(env, group, config, task)
+    with shared_warnings(group):
+        context = make_context(env, group, config, task)
     try:
         require_same_material(context)
         require_writable(context.model)

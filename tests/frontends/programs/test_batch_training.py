@@ -105,6 +105,30 @@ def test_kinds_equal_one_process_or_are_refused(
             assert metrics == pytest.approx(metrics_alone), kind
 
 
+def rank_with_metric(env: RankEnvironment, folder: str) -> None:
+    """A rank that writes how a metric was refused that is no mean over samples."""
+    words = KINDS["count"] | {
+        "batch_size": 8,
+        "epochs": 1,
+        "metrics": {"largest": lambda _, batch: batch["words"].max()},
+    }
+    run = Run(env, join_world(env), ScriptConfig(script=Path("x"), shares="3,1"))
+    try:
+        BatchTraining(run, BatchTask(**words), RunConfig(task="x", precision="fp64", output=Path(folder))).train()
+    except InvalidInput as error:
+        Path(folder, f"{env.rank}.txt").write_text(str(error))
+        raise
+
+
+def test_a_metric_that_is_no_mean_over_samples_is_refused_on_nodes(tmp_path: Path) -> None:
+    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    with pytest.raises(EvenerError):
+        run_local(rank_with_metric, nodes, str(tmp_path), patience=30, on_event=lambda _: None)
+    said = [path.read_text() for path in sorted(tmp_path.glob("*.txt"))]
+    assert len(said) == 2
+    assert ["BatchTask.metrics['largest'] is " in sentence for sentence in said] == [True, True], said
+
+
 def test_validations_are_those_of_all_samples(alone: dict[str, Any]) -> None:
     assert len(alone["plateau"][1]) == 4
     for kind in ("count", "ratio"):
@@ -145,7 +169,10 @@ def test_options_that_do_not_go_with_it_are_refused(words: dict[str, Any], sente
         ({"loss": None}, "BatchTask.loss must be a function, got None"),
         ({"count": "tokens"}, "BatchTask.count must be 'samples', 'sum' or a function of a batch, got 'tokens'"),
         ({"metrics": ["accuracy"]}, "BatchTask.metrics must be a dict from names to functions, got ['accuracy']"),
-        ({"metrics": {3: len}}, "BatchTask.metrics must be a dict from names to functions"),
+        (
+            {"metrics": {3: len}},
+            "BatchTask.metrics must be a dict from names to functions, got {3: <built-in function len>}",
+        ),
         ({"metrics": {"one": 1}}, "BatchTask.metrics['one'] must be a function of the model and a batch, got 1"),
         ({"validation_data": None}, "BatchTask.validation_data must be a function where there are metrics, got None"),
         ({"epochs": 0}, "BatchTask.epochs must be a positive whole number, got 0"),

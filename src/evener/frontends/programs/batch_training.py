@@ -11,15 +11,13 @@ for epoch in range(first, n):              # 0, or the epoch of the checkpoint
 from __future__ import annotations
 
 import inspect
-import time
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
@@ -30,12 +28,13 @@ from evener.data.loader import SeededSamples, sample_count, sample_seeds, seed_a
 from evener.data.tasks.load import load_any_task
 from evener.frontends.programs.batch_loss import BatchLoss
 from evener.frontends.programs.batch_saving import saving_of
+from evener.frontends.programs.batch_validation import validate
 from evener.frontends.programs.joining import end_copy, finish
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.session import Run
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.op_registry import without_synchronised
-from evener.records.errors import InvalidInput, InvalidValue, first_line, noting, require
+from evener.records.errors import InvalidInput, first_line, noting
 from evener.records.task import BatchTask
 from evener.training.checkpoint import require_writable, write_weights
 from evener.training.context import Arithmetic, join_run
@@ -283,94 +282,6 @@ class BatchTraining:
             ) from cause
 
 
-@torch.no_grad()
 def _collate(samples: list[Any]) -> Any:
     with noting("data, whose samples do not become one batch without a BatchTask.collate"):
         return default_collate(samples)
-
-
-def validate(
-    run: Run,
-    task: BatchTask,
-    model: nn.Module,
-    loaders: Sequence[Any],
-    placed: Callable[[Any], Any],
-    loss: BatchLoss,
-) -> float | None:
-    """Validate after an epoch and record the results; return the loss, or None if the task has no validation.
-
-    Args:
-        run: the nodes; all of them call this.
-        task: that is trained.
-        model: in training mode, before and after.
-        loaders: of the validation data; may be empty.
-        placed: moves a batch to the device.
-        loss: of a batch.
-
-    Raises:
-        InvalidInput: the validation returns no loss.
-    """
-    if not loaders and task.validate is None:
-        return None
-    begin = time.perf_counter()
-    model.eval()
-    values = _means(run, task, model, loaders[0], placed, loss) if loaders else {}
-    values |= _own(run, task, model)
-    model.train()
-    if "loss" not in values:
-        raise InvalidInput("BatchTask.validate must return a loss, too, where there is no validation_data")
-    seconds, mean = time.perf_counter() - begin, values.pop("loss")
-    run.steps.validated(loss=mean, accuracy=values.pop("accuracy", None), metrics=values, seconds=seconds)
-    run.steps.restart_clock()
-    return mean
-
-
-def _means(
-    run: Run,
-    task: BatchTask,
-    model: nn.Module,
-    loader: Any,
-    placed: Callable[[Any], Any],
-    loss: BatchLoss,
-) -> dict[str, float]:
-    """Return loss and metrics as means over all samples of all nodes."""
-    sums = torch.zeros(1 + len(task.metrics), 2, dtype=torch.float64)
-    for batch in loader:
-        there = placed(batch)
-        sums[0] += loss.sums(there)
-        for row, (name, metric) in enumerate(task.metrics.items(), start=1):
-            sums[row] += _sum_and_number(f"BatchTask.metrics[{name!r}]", metric(model, there), run)
-    total = run.sum(sums)
-    means = (total[:, 0] / total[:, 1]).tolist()
-    return dict(zip(("loss", *task.metrics), means, strict=True))
-
-
-def _sum_and_number(what: str, value: Any, run: Run) -> Tensor:
-    """Return a metric as (sum, number); a plain number is a mean over the samples of this node.
-
-    Raises:
-        InvalidInput: it is neither; `what` says of what.
-    """
-    assert run.part is not None
-    pair = value if isinstance(value, tuple) else (value, run.part.samples)
-    numbers = [_number(what, part) for part in pair]
-    require(len(numbers) == 2, what, value, "a function that returns a mean, or a sum and a number")
-    mean = 1.0 if isinstance(value, tuple) else run.part.samples
-    return torch.tensor([numbers[0] * mean, numbers[1]], dtype=torch.float64)
-
-
-def _own(run: Run, task: BatchTask, model: nn.Module) -> dict[str, float]:
-    """Return what the task's own validation measures. Raises InvalidInput: it is no numbers by name."""
-    if task.validate is None:
-        return {}
-    values = task.validate(model, run)
-    require(isinstance(values, Mapping), "BatchTask.validate", values, 'a function that returns {"loss": 0.5} or more')
-    return {str(name): _number(f"BatchTask.validate[{name!r}]", value) for name, value in values.items()}
-
-
-def _number(what: str, value: Any) -> float:
-    """Return a number that the task returned. Raises InvalidInput: it is none."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
-        raise InvalidValue(what, value, "a function that returns a number") from None
