@@ -232,6 +232,9 @@ def test_a_run_is_stopped_with_the_weights_that_it_has_reached(ps: Cluster) -> N
     assert training.wait(60) == 130
     assert "stopped as asked" in ps.said("train")
     assert (ps.folder / "struck" / "model.safetensors").exists()
+    record = read_noun(ps.folder / "struck" / "record.json", TrainRecord)
+    assert record.ending == "stopped as asked"
+    assert record.steps
     assert wait_until(lambda: ps.ask().run is None, "that the master is free")
 
 
