@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
+from evener.records.errors import InvalidInput
 
 BUCKET_BYTES = 25 * 2**20
 """Largest size of a bucket."""
@@ -138,8 +139,30 @@ def _dense_gradient(weight: nn.Parameter) -> Tensor:
 
 def _complete(weight: nn.Parameter, total: Tensor) -> None:
     """Set the gradient of `weight` to `total`; a sparse gradient stays sparse."""
-    is_sparse = weight.grad is not None and weight.grad.is_sparse
+    own = weight.grad
+    if own is not None and own.requires_grad:  # of `backward(create_graph=True)`
+        apply: Any = _GradientOfAll.apply
+        with torch.enable_grad():
+            weight.grad = cast(Tensor, apply(own, total))
+        return
+    is_sparse = own is not None and own.is_sparse
     weight.grad = total.to_sparse(1) if is_sparse else total
+
+
+class _GradientOfAll(torch.autograd.Function):
+    """(this rank's gradient, that of all ranks) -> the latter, which has no derivative on one rank."""
+
+    @staticmethod
+    def forward(_ctx: Any, _own: Tensor, total: Tensor) -> Tensor:
+        return total.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *_grads: Tensor) -> Any:
+        raise InvalidInput(
+            "the program differentiates gradients that backward(create_graph=True) left in its weights, which are of "
+            "all nodes, and each node can differentiate its own part alone: put what it differentiates into the loss, "
+            "by torch.autograd.grad(loss, weights, create_graph=True) before loss.backward()"
+        )
 
 
 def sum_over(group: Group, weights: Sequence[nn.Parameter]) -> None:

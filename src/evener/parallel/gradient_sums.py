@@ -321,7 +321,11 @@ class ReplicaMeans(BucketSums):
         weight = self._weight()
         if weight == 1 or not _is_added(parameter):
             return gradient
-        return gradient * weight if weight else torch.zeros_like(gradient)
+        if weight:
+            return gradient * weight
+        if gradient.requires_grad:  # of `backward(create_graph=True)`: the zeros keep their graph
+            return gradient.masked_fill(torch.ones_like(gradient, dtype=torch.bool), 0.0)
+        return torch.zeros_like(gradient)
 
     def averages(self, parameter: Tensor) -> bool:
         """Return whether the gradients of this parameter are averaged."""

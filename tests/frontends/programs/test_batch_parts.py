@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -139,3 +141,53 @@ def test_what_models_are_called_with_counts_and_not_what_was_loaded_last() -> No
         parts.weight_of_gradients()
     parts.use(2, 0.5, trains=False)
     assert parts.weight() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("samples", "counts"), [((True, True), {True}), ((False, False), {False}), ((True, False), {True, False})]
+)
+def test_a_sum_after_a_loop_is_of_all_its_batches(samples: Sequence[bool], counts: set[bool]) -> None:
+    parts = OpenParts()
+    for has_samples in samples:
+        parts.open("train", 1.0, has_samples=has_samples)
+    parts.close("train", is_over=True)
+    assert parts.of_sum() == counts
+    assert parts.of_sum() == counts  # of another value
+    parts.open("tests", 1.0, is_training=False)
+    assert parts.of_sum() == set()
+    parts.close("tests", is_over=True)
+    assert parts.of_sum() == set()
+
+
+def test_a_sum_inside_a_loop_is_of_the_batches_since_the_last_one() -> None:
+    parts = OpenParts()
+    assert parts.of_sum() == set()
+    parts.open("train", 1.0)
+    parts.open("train", 0.0, has_samples=False)
+    assert parts.of_sum() == parts.of_sum() == {True, False}
+    parts.open("train", 0.0, has_samples=False)
+    assert parts.of_sum() == {False}
+    parts.use(1, 1.0, trains=True)  # one that was kept
+    assert parts.of_sum() == {True}
+
+
+def test_a_sum_in_evaluation_mode_after_a_loop_with_stand_ins_is_refused() -> None:
+    parts = OpenParts()
+    parts.open("train", 1.0, has_stand_ins=True)
+    parts.close("train", is_over=True)
+    parts.require_clear("run.sum", is_training=True)
+    with refused(InvalidInput):
+        parts.require_clear("run.sum", is_training=False)
+    parts.open("tests", 1.0, is_training=False)
+    parts.close("tests", is_over=True)
+    parts.require_clear("run.sum", is_training=False)
+
+
+def test_a_call_in_training_awaits_gradients_until_backward() -> None:
+    parts = OpenParts()
+    parts.open("train", 1.5)
+    assert parts.is_done
+    parts.await_gradients()
+    assert not parts.is_done
+    parts.weight_of_gradients()
+    assert parts.is_done

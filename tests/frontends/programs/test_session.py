@@ -81,6 +81,29 @@ def test_a_sum_of_a_batch_after_an_evaluation_is_refused_on_all_nodes_if_one_has
         assert sums == pytest.approx([8.0, float(x.sum()), float(x.mean()), float(VALUES.sum())], rel=1e-12)
 
 
+def run_on(group: Group, shares: str) -> Run:
+    """Return the run of a rank, without a comparison."""
+    env = RankEnvironment(
+        rank=group.rank,
+        nodes=[LocalNode(name=name) for name in group.nodes],
+        device=group.device,
+        patience=10,
+        notify=lambda _: None,
+    )
+    run = Run(env, group, ScriptConfig(script=Path("program.py"), shares=shares))
+    run.equivalence_check.is_wanted = False
+    return run
+
+
+def test_samples_that_the_count_leaves_out_still_count_in_a_sum() -> None:
+    def work(group: Group) -> int:
+        run = run_on(group, "1,1")
+        x = run.share(VALUES[:8], count=lambda x: (x < 4).sum())  # the second node has none of these
+        return int(run.sum(len(x)))
+
+    assert together(2, work) == [8] * 2
+
+
 def test_what_a_node_without_samples_computes_counts_for_nothing_even_if_it_is_no_number() -> None:
     def work(group: Group) -> tuple[float, float, int]:
         env = RankEnvironment(

@@ -1,5 +1,6 @@
 """Programs that decide by chance, by a loss or by what is rare, what they do next."""
 
+import itertools
 import math
 import random
 
@@ -421,5 +422,62 @@ for epoch in run.epochs(2):  # was: for epoch in range(2):
     for x, y in loader:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+results = model.state_dict()
+
+# %% gradient_penalty: a critic whose gradient at true samples is small (R1), a moving average of the generator
+g, d = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6)), nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 1))
+average = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+average.load_state_dict(g.state_dict())
+g_optimizer, d_optimizer = optim.Adam(g.parameters(), lr=0.01), optim.Adam(d.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(44, 6), torch.randn(44, 4)), batch_size=8, shuffle=True)
+g, d, g_optimizer, d_optimizer, loader = run.prepare(g, d, g_optimizer, d_optimizer, loader)  # added
+step = 0
+for epoch in run.epochs(2):  # was: for epoch in range(2):
+    for x, z in loader:
+        x.requires_grad_(True)
+        true = d(x)
+        loss = F.softplus(d(g(z).detach())).mean() + F.softplus(-true).mean()
+        if step % 2 == 0:
+            (slope,) = torch.autograd.grad(true.sum(), x, create_graph=True)
+            loss = loss + 5.0 * slope.square().sum(1).mean()
+        d_optimizer.zero_grad()
+        loss.backward()
+        d_optimizer.step()
+        g_optimizer.zero_grad()
+        F.softplus(-d(g(z))).mean().backward()
+        g_optimizer.step()
+        with torch.no_grad():
+            for a, b in zip(average.parameters(), g.parameters()):
+                a.lerp_(b, 0.1)
+        step += 1
+results = {**d.state_dict(), **{f"average.{k}": v for k, v in average.state_dict().items()}}
+
+
+# %% domain_adaptation: gradients of a classifier of domains are reversed, the smaller set begins again (DANN)
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.factor * gradient, None
+
+
+source, target = DataLoader(rows(), batch_size=8, shuffle=True), DataLoader(rows(24), batch_size=8, shuffle=True)
+features, classes, domains = perceptron(), nn.Linear(3, 3), nn.Linear(3, 2)
+model = nn.ModuleList([features, classes, domains])
+optimizer = optim.SGD(model.parameters(), lr=0.05)
+model, optimizer, source, target = run.prepare(model, optimizer, source, target)  # added
+for epoch in run.epochs(2):  # was: for epoch in range(2):
+    for (x, y), (other, _) in zip(source, itertools.cycle(target)):
+        here, there = features(x), features(other)
+        loss = F.cross_entropy(classes(here), y)
+        loss = loss + F.cross_entropy(domains(Reversed.apply(here, 0.3)), torch.zeros(len(here), dtype=torch.long))
+        loss = loss + F.cross_entropy(domains(Reversed.apply(there, 0.3)), torch.ones(len(there), dtype=torch.long))
+        optimizer.zero_grad()
+        loss.backward()
         optimizer.step()
 results = model.state_dict()

@@ -341,3 +341,43 @@ for epoch in run.epochs(2):  # was: for epoch in range(2):
         (out.square().mean() + (slope.norm(dim=1) - 1).square().mean()).backward()
         optimizer.step()
 results = model.state_dict()
+
+# %% hessian_diagonal: an optimiser that differentiates the gradients of the weights (AdaHessian)
+class AdaHessian(optim.Optimizer):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, dict(lr=lr))
+        self.generator = torch.Generator().manual_seed(3)
+
+    def step(self):
+        params = [p for group in self.param_groups for p in group["params"]]
+        signs = [torch.randint(0, 2, p.shape, generator=self.generator) * 2.0 - 1.0 for p in params]
+        products = torch.autograd.grad([p.grad for p in params], params, grad_outputs=signs)
+        with torch.no_grad():
+            for p, sign, product in zip(params, signs, products):
+                state = self.state[p]
+                state["h"] = 0.9 * state.get("h", torch.zeros_like(p)) + 0.1 * (product * sign).square()
+                p.sub_(self.param_groups[0]["lr"] * p.grad / (state["h"].sqrt() + 0.1))
+
+
+loader = DataLoader(rows(), batch_size=10, shuffle=True)
+model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+optimizer = AdaHessian(model.parameters())
+model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
+for epoch in run.epochs(2):  # was: for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward(create_graph=True)
+        optimizer.step()
+results = model.state_dict()
+
+# %% gradient_kept_in_graph: gradients that could be differentiated, and are not
+loader = DataLoader(rows(), batch_size=10, shuffle=True)
+model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
+for epoch in run.epochs(2):  # was: for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad(set_to_none=False)
+        F.cross_entropy(model(x), y).backward(create_graph=True)
+        optimizer.step()
+results = model.state_dict()

@@ -307,3 +307,74 @@ for x, y in loader:
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
 results = model.state_dict()
+
+# %% counted_in_epochs: right answers are counted over an epoch, with batches of the loader and with kept ones
+loader = DataLoader(rows(), batch_size=10, shuffle=True)
+model = perceptron()
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
+total = run.sum  # was: total = float
+counts = []
+kept = list(loader)
+for epoch in run.epochs(4):  # was: for epoch in range(4):
+    right = number = 0
+    for x, y in loader if epoch < 2 else kept:
+        out = model(x)
+        optimizer.zero_grad()
+        F.cross_entropy(out, y).backward()
+        optimizer.step()
+        right += int((out.argmax(1) == y).sum())
+        number += len(y)
+    counts += [float(total(right)), float(total(number))]
+results = {**model.state_dict(), "counts": torch.tensor(counts)}
+
+# %% counted_in_steps: the same step by step, with a last batch of three samples
+loader = DataLoader(rows(43), batch_size=10, shuffle=True)
+model = perceptron()
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
+total = run.sum  # was: total = float
+number = 0.0
+kept = list(loader)
+for epoch in run.epochs(4):  # was: for epoch in range(4):
+    for x, y in loader if epoch < 2 else kept:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        number += float(total(len(y)))
+results = {**model.state_dict(), "number": torch.tensor(number)}
+
+# %% counted_over_short_batches: an epoch whose last batch has one sample, counted at its end
+loader = DataLoader(rows(41), batch_size=10, shuffle=True)
+model = perceptron()
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
+total = run.sum  # was: total = float
+number = 0
+for epoch in run.epochs(2):  # was: for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        number += len(y)
+    number = total(number)
+results = {**model.state_dict(), "number": torch.tensor(number)}
+
+# %% counted_after_eval: what was counted in training is summed in evaluation mode
+loader = DataLoader(rows(41), batch_size=10, shuffle=True)
+model = perceptron()
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
+total = run.sum  # was: total = float
+counts = []
+for epoch in run.epochs(2):  # was: for epoch in range(2):
+    model.train()
+    number = 0
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        number += len(y)
+    model.eval()
+    counts.append(total(number))
+results = {**model.state_dict(), "counts": torch.tensor(counts)}

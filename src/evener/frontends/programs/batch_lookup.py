@@ -169,8 +169,11 @@ class Provenance(TorchFunctionMode):
 
 
 def _key(tensor: Tensor) -> int | None:
-    """Return the address of a tensor's storage; None for an empty or storage-free tensor."""
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided or not tensor.numel():
+    """Return the address of a tensor's storage; None for an empty or storage-free tensor, and for a weight.
+
+    A weight belongs to no batch, although an optimizer makes it from gradients of batches.
+    """
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or not tensor.numel():
         return None
     return int(tensor.untyped_storage()._cdata)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from evener.comm.group import Group
 from evener.data.alike import rows_of_ranks
+from evener.frontends.programs.summed_batches import SummedBatches
 from evener.records.errors import InvalidInput, require
 from evener.tracer.nested import map_tensors, tensors_in
 
@@ -100,13 +101,20 @@ class OpenParts:
         self._is_done = True
         self._was_evaluated = False
         self._with_stand_ins: set[object] = set()
+        self._summed = SummedBatches()
 
     @property
     def _weights(self) -> dict[object, float]:
         return self._of_kind[self._is_training]
 
     def open(
-        self, owner: object, weight: float, is_training: bool = True, *, has_stand_ins: bool = False
+        self,
+        owner: object,
+        weight: float,
+        is_training: bool = True,
+        *,
+        has_stand_ins: bool = False,
+        has_samples: bool = True,
     ) -> set[object]:
         """Begin a batch of `owner` with this `weight`; return the owners whose batches ended.
 
@@ -115,12 +123,15 @@ class OpenParts:
             weight: of this rank's part.
             is_training: whether the program trains on it.
             has_stand_ins: see `BatchPart`.
+            has_samples: whether this rank has samples of it.
         """
         closed, self._left = self._left - {owner}, set()
         self._was_evaluated = False
         for other in closed:
             self._of_kind[True].pop(other, None)
         self._used = {} if self._is_done else self._used
+        if is_training:
+            self._summed.open(owner, has_samples, has_stand_ins)
         self._of_kind[not is_training].pop(owner, None)
         self._is_training = is_training
         self._weights[owner] = weight
@@ -134,8 +145,10 @@ class OpenParts:
             return
         self._of_kind[self._is_training] = dict.fromkeys(self._weights, weight)
 
-    def use(self, number: int, weight: float, trains: bool) -> None:
+    def use(self, number: int, weight: float, trains: bool, has_samples: bool = True) -> None:
         """Record that a model is called with this batch; a training call is followed by a `backward()`."""
+        if trains:
+            self._summed.use(has_samples)
         self._used = {} if self._is_done or not trains else self._used
         self._used[number] = weight
         self._is_done = not trains
@@ -149,10 +162,21 @@ class OpenParts:
             self._left.add(owner)
             return
         self._was_evaluated = owner in self._of_kind[False]
+        if owner in self._of_kind[True]:
+            self._summed.close(owner)
         for weights in self._of_kind.values():
             weights.pop(owner, None)
         if not self._weights:
             self._is_training = not self._is_training if self._of_kind[not self._is_training] else True
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no model was called in training since the last `backward()`."""
+        return self._is_done
+
+    def await_gradients(self) -> None:
+        """Record that a model is called in training, with the batch that was loaded last."""
+        self._is_done = False
 
     @property
     def are_any(self) -> bool:
@@ -201,6 +225,13 @@ class OpenParts:
         Raises:
             InvalidInput: the value may be of either, and would count differently.
         """
+        is_of_pass = not (self._used or self._weights or self._was_evaluated)
+        if what == "run.sum" and is_of_pass and not is_training and self._summed.may_have_ended_with_stand_ins:
+            raise InvalidInput(
+                "run.sum in evaluation mode, after a loop over training data of which a node had no sample of a batch: "
+                "the sum may be of the training or of an evaluation without a prepared loader; take sums of the "
+                "training before model.eval(), and give the loader of the evaluation to run.prepare"
+            )
         if not (self._was_evaluated and self._is_training and self._weights):
             return
         if what == "run.sum" and is_training and not self._with_stand_ins.isdisjoint(self._weights):
@@ -214,6 +245,15 @@ class OpenParts:
                 "run.mean after an evaluation inside the loop over the training data is of the training batch: take it "
                 "before the evaluation or after model.train(), and divide sums of the evaluation by run.sum"
             )
+
+    def of_sum(self) -> set[bool]:
+        """Return whether this rank has samples of the training batches of a sum: see `SummedBatches.take`.
+
+        The set is empty for a sum of an evaluation, or of no batch.
+        """
+        if self._was_evaluated or (self._weights and not self._is_training):
+            return set()
+        return self._summed.take(is_kept=bool(self._used), is_open=bool(self._weights))
 
     def weight_of_open(self) -> float:
         """Return the weight of the batch that was loaded last; 1 outside of loaders and after an evaluation."""

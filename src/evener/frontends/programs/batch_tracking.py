@@ -42,12 +42,16 @@ class BatchFollowing:
         self._batches = HandedBatches()
         self._provenance: Provenance | None = None
         self._are_kept = self._is_unsure = False
+        self._recent: list[HandedBatch] = []
 
     def give(self, batch: Any, owner: object, part: BatchPart, weight: float, is_training: bool) -> None:
         """Record that the program received `batch`, which is current until tracking shows another one."""
         self._batches.give(batch, owner, part, weight, is_training)
-        for closed in self._parts.open(owner, weight, is_training, has_stand_ins=part.has_stand_ins):
-            self._batches.leave(closed)
+        closed = self._parts.open(
+            owner, weight, is_training, has_stand_ins=part.has_stand_ins, has_samples=part.samples > 0
+        )
+        for other in closed:
+            self._batches.leave(other)
 
     def note_kept(self, models: Iterable[nn.Module]) -> None:
         """Track the calls of `models` if the program keeps batches, which it may compute again."""
@@ -81,8 +85,18 @@ class BatchFollowing:
             if trains and has_none and self._matters():
                 raise InvalidInput(_UNKNOWN)
         elif self.is_delayed or not self._is_last(batch):
-            self.is_delayed = True
+            self._begin_delayed()
             self._used(batch, trains)
+        elif trains:
+            self._recent = [*([] if self._parts.is_done else self._recent), batch]
+            self._parts.await_gradients()
+
+    def _begin_delayed(self) -> None:
+        """Note that the program computes kept batches, from now on and perhaps beside those that it has just used."""
+        if not self.is_delayed and not self._parts.is_done:
+            for batch in self._recent:
+                self._parts.use(batch.number, batch.weight, trains=True, has_samples=batch.part.samples > 0)
+        self.is_delayed = True
 
     def _met(self, batch: HandedBatch) -> None:
         """Handle trained tensors combined with `batch`. Raises InvalidInput if the model's batch was another one."""

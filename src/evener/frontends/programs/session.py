@@ -183,7 +183,8 @@ class Run:
         in evaluation mode is of the evaluation.
 
         Raises:
-            InvalidInput: it may be of the batch or of the evaluation, and a node has no sample of the batch.
+            InvalidInput: it may be of the batch or of the evaluation, and a node has no sample of the batch; or a node
+                added it up over several batches and has samples of some only.
         """
         if self._is_alone:
             return value
@@ -429,7 +430,7 @@ class Run:
         before, self._current = self._current, batch
         is_next = batch is not before or self._is_stepped
         self.part = batch.part
-        self._parts.use(batch.number, batch.weight, trains)
+        self._parts.use(batch.number, batch.weight, trains, batch.part.samples > 0)
         for model in self._models:
             model.compute(batch.part)
         replica = self.equivalence_check.replica

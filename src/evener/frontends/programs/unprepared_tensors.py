@@ -44,10 +44,15 @@ def outside_tensors(models: Sequence[nn.Module], handed: Sequence[Tensor] = ()) 
         models: that nodes train together.
         handed: tensors of batches, which differ between nodes as they have to.
     """
+    with torch._C.DisableTorchFunction():  # what is compared here is not computed by the program
+        return _outside(sys._getframe(1), models, handed)
+
+
+def _outside(frame: FrameType, models: Sequence[nn.Module], handed: Sequence[Tensor]) -> dict[str, Outside]:
     known = {id(tensor) for model in models for tensor in (*model.parameters(), *model.buffers())}
     known |= {id(tensor) for tensor in handed}
     found: dict[str, Outside] = {}
-    for name, value in _values(sys._getframe(1)):
+    for name, value in _values(frame):
         tensors = [tensor for tensor in _tensors(value) if id(tensor) not in known]
         is_container = isinstance(value, _CONTAINERS)
         if (tensors or (is_container and not value)) and name not in found:

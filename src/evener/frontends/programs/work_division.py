@@ -22,6 +22,7 @@ from evener.frontends.programs.layer_gradients import Means
 from evener.frontends.programs.prepared import PreparedModel
 from evener.frontends.programs.prepared_layers import PreparedLayers
 from evener.frontends.programs.random_state import OwnDraws
+from evener.frontends.programs.summed_batches import MIXED
 from evener.frontends.programs.totals import numbers_of, sum_like, total_of
 from evener.oracle.division.plan import Arrangement
 from evener.records.errors import InvalidInput
@@ -132,10 +133,16 @@ class BatchDivision:
 
     def sum(self, value: Any) -> Any:
         """Return the sum of every rank's `value`."""
-        numbers = numbers_of(value)
-        if not self._parts.weight_of_open():
-            numbers = np.zeros_like(numbers)  # without samples the value may be NaN
-        return sum_like(value, total_of(self._group, "sum", numbers, self._patience))
+        numbers, has_samples = numbers_of(value), self._parts.of_sum()
+        if has_samples == {False}:
+            numbers = np.zeros_like(numbers)
+        elif np.isnan(numbers).any() and not self._parts.weight_of_open():
+            numbers = np.nan_to_num(numbers, posinf=np.inf, neginf=-np.inf)  # such as a mean over no tokens
+        flagged = np.append(numbers.ravel(), float(len(has_samples) > 1))
+        total = total_of(self._group, "sum", flagged, self._patience)
+        if total[-1]:
+            raise InvalidInput(MIXED)
+        return sum_like(value, total[:-1].reshape(numbers.shape))
 
     def gather(self, rows: Tensor) -> Tensor:
         """Return the rows of all ranks."""
