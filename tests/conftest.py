@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -15,10 +16,33 @@ import psutil
 import pytest
 from hypothesis import settings
 
+# Several workers share few cores. Threads of PyTorch that spin while they wait would take half of all processor time.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
 pytest_plugins = ["support.autodiff_fixtures", "support.wire_fixtures", "support.told_clock"]
 
 settings.register_profile("evener", deadline=None)  # pytest's limit on every test is the limit; machines are shared
 settings.load_profile("evener")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files that do not mention `alone` where all selected tests have this mark; few files do."""
+    is_wanted = "alone" in re.split(r"\s+and\s+", config.getoption("markexpr"))
+    if not is_wanted or not collection_path.match("test_*.py"):
+        return None
+    return "mark.alone" not in collection_path.read_text() or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without garbage collection: modules and tests stay until the end and are never traversed again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
 
 _SERVERS = ("forkserver", "resource_tracker", "exact.nursery")
 """Helpers that live as long as this process."""

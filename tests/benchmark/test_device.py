@@ -14,11 +14,10 @@ from evener.benchmark.device import environment, measure_bandwidth, measure_pass
 from evener.records.errors import InvalidValue
 from evener.records.profile import PRECISIONS, ClusterProfile, Precision, Throughput
 
-pytestmark = pytest.mark.alone
-
 CPU = torch.device("cpu")
 
 
+@pytest.mark.alone
 def test_a_profile_has_every_precision_in_about_its_time_and_survives_json() -> None:
     start = time.perf_counter()
     profile = profile_device("alpha", CPU, memory_limit=1 << 29, seconds=1.0)
@@ -81,6 +80,7 @@ def test_a_gpu_is_profiled_within_its_memory() -> None:
     assert profile.bandwidth > 1e10
 
 
+@pytest.mark.alone
 def test_two_measures_of_bandwidth_agree_and_are_those_of_main_memory() -> None:
     rates = [measure_bandwidth(CPU, 0.15) for _ in range(3)]
     assert max(rates) < 2 * sorted(rates)[1]
@@ -106,6 +106,7 @@ def test_copies_stay_within_their_memory_limit(room: int) -> None:
     assert 0 < sum(to.nbytes + of.nbytes for to, of in pieces) <= max(8, room)
 
 
+@pytest.mark.alone
 def test_efficiencies_are_fractions_of_the_best_width() -> None:
     found = measure_widths(CPU, 0.05)
     assert [one.filters for one in found] == [4, 8, 16, 32, 64, 128, 256]
@@ -113,5 +114,6 @@ def test_efficiencies_are_fractions_of_the_best_width() -> None:
     assert found[0].efficiency < 0.9  # four filters do not fill a vector of 8 or 16 numbers
 
 
+@pytest.mark.alone
 def test_a_pass_of_a_tiny_layer_takes_microseconds() -> None:
     assert 1e-7 < measure_pass(CPU, 0.02) < 5e-3

@@ -25,8 +25,6 @@ from evener.comm.signed_store import SignedStore
 from evener.records.errors import InvalidValue, NodeLost
 from evener.records.profile import LinkProfile
 
-pytestmark = pytest.mark.alone
-
 Body = Callable[[Group], object]
 
 
@@ -113,6 +111,7 @@ def test_a_narrowed_group_consists_of_the_remaining_ranks(tmp_path: Path) -> Non
     assert run_ranks(4, narrowed_twice, tmp_path) == [None, None, (0, 2, left, 3.0, 3.0), (1, 2, left, 3.0, 3.0)]
 
 
+@pytest.mark.alone
 def test_all_ranks_know_the_same_plausible_link_of_every_pair(tmp_path: Path) -> None:
     answers = run_ranks(3, measure_whole_and_part, tmp_path)
     whole, parts = zip(*answers, strict=True)

@@ -24,8 +24,6 @@ from evener.records.profile import BatchTiming, TaskTiming
 from support.busy_machine import met_once_in
 from support.told_clock import Clock
 
-pytestmark = pytest.mark.alone
-
 CPU = torch.device("cpu")
 
 
@@ -115,6 +113,7 @@ def test_a_model_without_gradients_has_none_afterwards() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.alone
 @met_once_in(5)
 def test_the_result_names_task_and_precision_and_measures_every_size() -> None:
     result = timing(network(), precision="bf16", largest=24, seconds=5.0)
@@ -203,6 +202,7 @@ class Work(nn.Module):
         return self.weight * inputs.sum()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("speed", "least"), [(0.5, 0.035), (0.25, 0.075)])
 @met_once_in(5)
 def test_a_slowed_node_takes_as_long_as_its_speed_requires(speed: float, least: float) -> None:

@@ -10,8 +10,6 @@ import torch
 
 from evener.benchmark.timing import num_workers, run_threaded
 
-pytestmark = pytest.mark.alone
-
 CPU = torch.device("cpu")
 
 

@@ -16,7 +16,6 @@ from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from support.commands import TINY, command, evener_here
 
-pytestmark = pytest.mark.alone
 WORDS = ("train", TINY, "--precision", "fp64", "--option", "samples=200", "--option", "schedule=true", "--epochs", "6")
 
 
@@ -78,6 +77,7 @@ def alone(tmp_path: Path) -> Path:
     return tmp_path / "alone"
 
 
+@pytest.mark.alone
 def test_the_first_rank_is_killed_and_the_model_is_that_of_one_process(tmp_path: Path, alone: Path) -> None:
     record = run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.03, "--patience", "20")
     assert off(alone, tmp_path / "struck") < 1e-10
@@ -96,6 +96,7 @@ def test_a_run_that_cannot_go_on_without_a_node_says_so(tmp_path: Path) -> None:
     assert "not elastic: a lost node ends this run: nodes are replaced only where this command starts several" in said
 
 
+@pytest.mark.alone
 @pytest.mark.slow  # a frozen rank is given up after the patience
 def test_the_first_rank_is_frozen_and_wakes_up_when_others_have_gone_on(tmp_path: Path, alone: Path) -> None:
     record = run_with(tmp_path, signal.SIGSTOP, "1,0.5,0.5", 0.05, "--patience", "5", wakes_after=8.0)
@@ -107,6 +108,7 @@ def test_the_first_rank_is_frozen_and_wakes_up_when_others_have_gone_on(tmp_path
     assert sum(step.samples for step in record.steps) == 6 * 200
 
 
+@pytest.mark.alone
 @pytest.mark.slow  # it is frozen for longer than the patience
 @pytest.mark.timeout(300)
 def test_the_last_rank_that_holds_the_state_is_waited_for_when_it_is_frozen(tmp_path: Path, alone: Path) -> None:
@@ -131,6 +133,7 @@ def test_the_last_rank_that_holds_the_state_is_waited_for_when_it_is_frozen(tmp_
     assert '"kind":"heard again"' in told
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_when_the_process_that_was_typed_is_killed_its_ranks_end_and_the_run_can_be_resumed(
@@ -151,12 +154,14 @@ def test_when_the_process_that_was_typed_is_killed_its_ranks_end_and_the_run_can
     assert off(alone, tmp_path / "struck") < 1e-10
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_run_of_which_nobody_is_left_says_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="no remaining node holds the state of the training"):
         run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.05, "--patience", "20", victims=2)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -173,6 +178,7 @@ def test_a_divided_model_goes_on_if_that_is_asked_for(tmp_path: Path, alone: Pat
     assert sum(step.samples for step in record.steps) == 6 * 200
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_slowed_node_is_as_slow_when_another_process_stands_for_it(tmp_path: Path) -> None:
     more = ("--epochs", "20", "--shares", "1,1")
@@ -185,6 +191,7 @@ def test_a_slowed_node_is_as_slow_when_another_process_stands_for_it(tmp_path: P
     assert after[len(after) // 2] > 0.7 * before[len(before) // 2] > 0.05
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_strategy_that_divides_the_model_ends_with_a_lost_node_as_before(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"evener: node node-\d \(rank \d\) was killed by signal 9"):

@@ -20,10 +20,11 @@ from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from support.commands import command, evener_here, processes_of
 
-pytestmark = pytest.mark.alone
-
 ENDLESS = str(Path(__file__).parents[1] / "support_tasks" / "endless.py")
 PATIENCE = 4.0
+"""Seconds after which a silent rank is lost, where this is awaited."""
+LONG_PATIENCE = 60.0
+"""For a run that shares the machine with other tests, and in which no rank is to be lost for its silence."""
 
 
 @dataclass
@@ -70,10 +71,12 @@ class Running:
 
 
 @contextmanager
-def running(tmp_path: Path, *words: str, launcher: list[str] | None = None) -> Iterator[Running]:
+def running(
+    tmp_path: Path, *words: str, launcher: list[str] | None = None, patience: float = PATIENCE
+) -> Iterator[Running]:
     """`evener train endless` on two nodes, past its first steps; killed on the way out if it still runs."""
     marker = f"EVENER_TEST={uuid.uuid4()}"
-    words = ("train", ENDLESS, "--output", "run", "--patience", str(PATIENCE), *words)
+    words = ("train", ENDLESS, "--output", "run", "--patience", str(patience), *words)
     start = command(*words) if launcher is None else [*launcher, "-m", "evener", *words]
     name, value = marker.split("=")
     process = subprocess.Popen(
@@ -100,6 +103,7 @@ NEEDED = (*TWO, "--no-elastic")
 """Two nodes, both of which the run needs."""
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
 def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
     with running(tmp_path, *NEEDED) as run:
@@ -113,6 +117,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
 def test_a_rank_that_stands_still_is_named_within_the_patience(tmp_path: Path) -> None:
     with running(tmp_path, *NEEDED) as run:
@@ -125,6 +130,7 @@ def test_a_rank_that_stands_still_is_named_within_the_patience(tmp_path: Path) -
     assert re.search(r"^evener: node node-\d \(rank \d\) has been silent for 4 s, at step \d+; node", errors, re.M)
 
 
+@pytest.mark.alone
 @pytest.mark.slow  # launch/test_processes.py has the quick one
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
 def test_a_rank_that_somebody_ends_by_sigterm_is_lost_and_the_run_was_not_asked_to_stop(tmp_path: Path) -> None:
@@ -137,13 +143,14 @@ def test_a_rank_that_somebody_ends_by_sigterm_is_lost_and_the_run_was_not_asked_
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
 def test_no_process_is_left_when_the_first_one_is_killed_while_a_rank_is_frozen(tmp_path: Path) -> None:
-    with running(tmp_path, *TWO) as run:
+    with running(tmp_path, *TWO, patience=LONG_PATIENCE) as run:
         os.kill(run.ranks()[1], signal.SIGSTOP)
         os.kill(run.process.pid, signal.SIGKILL)
         code, _ = run.finish(10)
     assert code == -signal.SIGKILL
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_where_one_node_of_several_works_another_one_goes_on_when_it_is_lost(
     tmp_path: Path, number: signal.Signals
@@ -168,7 +175,7 @@ def test_where_one_node_of_several_works_another_one_goes_on_when_it_is_lost(
 
 @pytest.mark.slow  # the quick one above freezes a rank, too
 def test_the_ranks_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
-    with running(tmp_path, *TWO) as run:
+    with running(tmp_path, *TWO, patience=LONG_PATIENCE) as run:
         os.kill(run.process.pid, signal.SIGKILL)
         code, _ = run.finish(10)
     assert code == -signal.SIGKILL
@@ -181,7 +188,7 @@ def test_the_ranks_end_when_the_one_that_started_them_is_killed(tmp_path: Path) 
 def test_a_run_that_is_asked_to_stop_writes_a_checkpoint_and_ends(
     tmp_path: Path, nodes: tuple[str, ...], number: signal.Signals
 ) -> None:
-    with running(tmp_path, *nodes) as run:
+    with running(tmp_path, *nodes, patience=LONG_PATIENCE) as run:
         if number == signal.SIGINT:
             os.killpg(run.process.pid, number)
         else:
@@ -196,6 +203,7 @@ def test_a_run_that_is_asked_to_stop_writes_a_checkpoint_and_ends(
     assert record.steps[-1].step > 0
 
 
+@pytest.mark.alone
 @pytest.mark.slow  # torchrun waits half a minute for the rank that stands still
 def test_a_rank_of_torchrun_that_stands_still_is_named_by_the_others(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -28,8 +28,6 @@ from support.pipeline_cases import CASES, joined, start
 from support.pipeline_peaks import DIM, TOKENS, Size, fitted, grid, measure_peaks
 from support.refusals import refused
 
-pytestmark = pytest.mark.alone
-
 CPU = torch.device("cpu")
 SPEED = 1.0
 """Of this process's waiting."""
@@ -90,6 +88,7 @@ def measure_bubble(env: RankEnvironment, _order: None) -> None:
     leave_group()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_the_idle_share_is_that_of_the_paper() -> None:
     start(measure_bubble, 4)
@@ -121,6 +120,7 @@ def measure_uneven(env: RankEnvironment, _order: None) -> None:
     leave_group()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_stages_chosen_for_unequal_devices_are_faster_than_equal_ones() -> None:
     start(measure_uneven, 2)
@@ -187,6 +187,7 @@ def test_what_is_there_for_a_moment_has_to_fit_the_memory() -> None:
             Pipeline(model, x, F.mse_loss, team=DeviceGroup(memory=(kept + more,)), **options)
 
 
+@pytest.mark.alone
 def test_the_stage_that_computes_a_slow_loss_gets_fewer_layers() -> None:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         time.sleep(0.02)
