@@ -83,7 +83,7 @@ def test_the_first_rank_is_killed_and_the_model_is_that_of_one_process(tmp_path:
     assert off(alone, tmp_path / "struck") < 1e-10
     lost = [event for event in record.events if event.kind == "node lost"]
     assert len(lost) == 1
-    assert lost[0].message.startswith("node-0 was killed by signal 9 (SIGKILL); 1 node of 2 go on with step ")
+    assert lost[0].message.startswith("node-0 was killed by signal 9 (SIGKILL); 1 node of 2 goes on with step ")
     assert 0 < record.goodput < 1
     assert sum(step.samples for step in record.steps) == 6 * 200
     assert len(record.validations) == 6

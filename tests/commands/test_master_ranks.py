@@ -106,7 +106,7 @@ def test_a_process_is_killed_and_a_node_and_a_new_one_comes_and_no_step_is_lost(
     ps.nodes.pop("one").kill()
     record = record_of(ps, training, 40)
     told = [event.message for event in record.events if event.kind in ("node lost", "joined")]
-    assert told[0].startswith("one was killed by signal 9 (SIGKILL); 1 node of 2 go on with step ")
+    assert told[0].startswith("one was killed by signal 9 (SIGKILL); 1 node of 2 goes on with step ")
     assert told[1].startswith("one came; 2 nodes of 2 go on")
     assert told[2].startswith("three came; 3 nodes of 3 go on")
     assert told[3].startswith("one closed its connection to the master, and has not reconnected; 2 nodes of 3 go on")

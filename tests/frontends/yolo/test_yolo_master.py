@@ -110,7 +110,7 @@ def test_nodes_of_a_master_train_together_and_outlive_each_other(ps: Cluster, wo
     record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
     assert sum(step.samples for step in record.steps) == EPOCHS * IMAGES
     told = [event.message for event in record.events if event.kind in ("node lost", "joined")]
-    assert told[0].startswith("one was killed by signal 9 (SIGKILL); 1 node of 2 go on with step ")
+    assert told[0].startswith("one was killed by signal 9 (SIGKILL); 1 node of 2 goes on with step ")
     assert [node.name for node in record.nodes] == ["one", "two", "three"]
     assert record.nodes[2].share > 0
     assert epochs_of(ps.folder / "run") == list(range(1, EPOCHS + 1))

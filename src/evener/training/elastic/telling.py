@@ -47,7 +47,8 @@ def tell_generation(
     lost += repeated * history.seconds / max(1, history.last_step)
     history.lost_seconds += lost
     count = len(generation.participants)
-    message = f"{generation.reason}; {count} node{'' if count == 1 else 's'} of {num_nodes} go on"
+    who, verb = ("node", "goes") if count == 1 else ("nodes", "go")
+    message = f"{generation.reason}; {count} {who} of {num_nodes} {verb} on"
     if generation.lost:
         message += f" with step {last + 1}, {since:.3f} s after that was known; {lost:.3f} s lost"
     if repeated:

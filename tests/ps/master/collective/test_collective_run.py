@@ -237,7 +237,7 @@ def test_a_node_that_comes_in_mid_run_is_given_a_process() -> None:
     scene.run.tick()
     assert scene.places()[3].is_late
     scene.say("c", 3, Hello(node="c"))
-    assert scene.nodes.by_name["c"].doing == "is rank 3"
+    assert scene.nodes.by_name["c"].doing == "runs process 3"
 
 
 def lose_each_time(scene: Scene, name: str, beginnings: int) -> None:

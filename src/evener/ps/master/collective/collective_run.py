@@ -113,7 +113,7 @@ class CollectiveRun:
         self._beginnings.ready(self._clock())
         self._absences.is_back(node.name)
         rank = self._table.on(node.name)
-        node.doing = "waits for the other nodes to prepare" if rank is None else f"is rank {rank.number}"
+        node.doing = "waits for the other nodes to prepare" if rank is None else f"runs process {rank.number}"
         if rank is None or rank.has_ended or node.peer == rank.peer:
             return
         rank.peer, rank.is_unwanted = node.peer, False

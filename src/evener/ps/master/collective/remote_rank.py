@@ -172,7 +172,7 @@ class RemoteStarter:
             patience=self._nodes.patience,
             is_late=is_late,
         )
-        node.doing = f"is rank {number}"
+        node.doing = f"runs process {number}"
         self._send(node.peer, StartRank(run=self._run, process=number), [encode_rank_part(place)])
         return self.known(node, number)
 
