@@ -19,10 +19,9 @@ import pytest
 
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
-from support.commands import command, processes_of
+from support.commands import TINY, command, processes_of
 
-ENDLESS = str(Path(__file__).parents[1] / "support_tasks" / "endless.py")
-TRAIN = ("train", ENDLESS, "--output", "run")
+TRAIN = ("train", TINY, "--option", "pause=0.02", "--epochs", "10000", "--output", "run")
 TWO = ("--local-nodes", "1,1")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "evener"]
 PROGRAM = """\

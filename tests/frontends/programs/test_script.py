@@ -181,7 +181,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, more: str, sentence: str) -> 
 
 def test_a_program_that_does_not_join_is_told_how(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("print('I am alone')\n")
-    result = evener("run", "program.py", "--local-nodes", "1,1", cwd=tmp_path)
+    result = evener_here("run", "program.py", "--local-nodes", "1,1", cwd=tmp_path)
     assert result.returncode == 2
     assert "let it call evener.join()" in result.stderr
 
