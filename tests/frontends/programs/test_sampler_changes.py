@@ -84,6 +84,14 @@ def test_a_sampler_that_learns_from_the_losses_of_its_node_is_refused(tmp_path: 
     assert "sampler.losses" in ended.stderr
 
 
+STATE = """
+import torch
+
+losses = torch.ones(40)
+
+def weights():
+    return losses
+"""
 OUTSIDE = {
     "global": (
         "LOSSES = torch.ones(40)",
@@ -97,6 +105,30 @@ OUTSIDE = {
         "data.seen[index] = losses.detach().float()",
         "data.seen",
     ),
+    "module": (
+        "import state as kept",
+        "multinomial(kept.losses",
+        "kept.losses[index] = losses.detach().float()",
+        "kept.losses",
+    ),
+    "module imported by a method": (
+        "import state as kept",
+        "multinomial(state.losses",
+        "kept.losses[index] = losses.detach().float()",
+        "state.losses",
+    ),
+    "function of a module": (
+        "import state as kept",
+        "multinomial(kept.weights()",
+        "kept.losses[index] = losses.detach().float()",
+        "losses",
+    ),
+    "getattr": (
+        "data.seen = torch.ones(40)",
+        "multinomial(getattr(self.data, 'seen')",
+        "data.seen[index] = losses.detach().float()",
+        "data.seen",
+    ),
 }
 
 
@@ -105,7 +137,9 @@ def test_losses_of_one_node_that_a_sampler_reads_elsewhere_are_refused(tmp_path:
     made, read, learn, name = OUTSIDE[place]
     program = PROGRAM.format(learn=learn, path="").replace("multinomial(weights", read)
     program = program.replace("hard = Hard(40)", f"{made}\nhard = Hard(40)\nhard.data = data")
+    program = program.replace("weights = ", "import state; weights = ")
     (tmp_path / "program.py").write_text(program)
+    (tmp_path / "state.py").write_text(STATE)
     ended = evener_here("run", "--local-nodes", "1,1", "--shares", "3,1", "program.py", cwd=tmp_path)
     assert ended.returncode == InvalidInput.exit_code, ended.stderr
     assert f"`{name}`" in ended.stderr or f".{name}`" in ended.stderr

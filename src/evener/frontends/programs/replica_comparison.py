@@ -21,7 +21,10 @@ _MIN_SIZE = 1e-3
 _EXPLAINED = {True: 1e-6, False: 0.02}
 """Fraction of a gradient that parts may leave unexplained."""
 _AFTER = " after a step"
-_ACROSS = "its loss, or a layer, looks across samples: give what it compares to evener.gather(...) first"
+_ACROSS = (
+    "its loss, or a layer, looks across samples: give what it compares to evener.gather(...) first; a number "
+    "that a node makes of its own loss has to be of run.mean(loss)"
+)
 
 
 class ReplicaComparison(msgspec.Struct, frozen=True):
@@ -106,7 +109,8 @@ def _advice(parts: Tensor, total: Tensor, is_wide: bool) -> str:
     if float((factors @ parts - total).norm()) <= bound:
         return (
             "its loss seems to be a mean over something else than samples: say of what to run.prepare or BatchTask, "
-            "such as count=lambda batch: number of tokens that are no padding, or sum of class weights"
+            "such as count=lambda batch: number of tokens that are no padding, or sum of class weights; "
+            "or, if it is divided by what a node makes of its own loss, make that of run.mean(loss)"
         )
     return ""
 

@@ -3,14 +3,16 @@
 Only the sampler of the first node yields batches. If a program tells its sampler the losses of this node's samples, the
 first node's sampler misses those of the other nodes, and its batches differ from those of one process. The samplers of
 the other nodes do not yield anything, so whatever changes in them was changed by the program. The same holds for what
-the code of a sampler reads elsewhere: global variables, those of an enclosing function, and attributes of the data set.
+the code of a sampler reads elsewhere: global variables, those of an enclosing function or of another module of the
+user's, and attributes of the data set, also by `getattr` with a literal name.
 """
 
 from __future__ import annotations
 
 import dis
+import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -23,7 +25,7 @@ from torch.utils.data import Dataset
 
 from evener.comm.group import Group
 from evener.data.fingerprint import print_of
-from evener.records.errors import InvalidInput
+from evener.records.errors import InvalidInput, is_users
 
 _TOPIC = "the sampler's changes"
 _DEPTH = 3
@@ -31,7 +33,8 @@ _DEPTH = 3
 _LARGEST, _MOST = 1_000_000, 10_000
 """Numbers of one tensor that are compared (of a larger one, every second, third ... one), and items of a mixed list."""
 _PLAIN: tuple[type, ...] = (Tensor, np.ndarray, np.generic, int, float, str, list, tuple, dict, set, deque)
-_ATTRIBUTES, _GLOBALS = frozenset({"LOAD_ATTR", "LOAD_METHOD"}), frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+_ATTRIBUTES, _GLOBALS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"}), frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+_IMPORTS = frozenset({"IMPORT_NAME"})
 
 
 class SamplerChanges:
@@ -115,25 +118,45 @@ def _read_by(sampler: Any) -> tuple[frozenset[str], dict[str, Any]]:
         if function in seen:
             continue
         seen.add(function)
-        names |= _names(function.__code__, _ATTRIBUTES)
         here = _names(function.__code__, _GLOBALS)
+        read = _names(function.__code__, _ATTRIBUTES) | (_texts(function.__code__) if "getattr" in here else set())
+        names |= read
         around = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         found = {name: function.__globals__[name] for name in here & function.__globals__.keys()}
         for name, cell in around:
             with suppress(ValueError):  # the variable has no value yet
                 found[name] = cell.cell_contents
-        for name, value in found.items():
+        imported = {name: sys.modules.get(name) for name in _names(function.__code__, _IMPORTS)}
+        for name, value in _variables({**imported, **found}, read):
             if not isinstance(value, FunctionType):
                 variables[name] = value
-            elif value.__globals__ is function.__globals__:
+            elif is_users(value.__code__.co_filename):
                 waiting.append(value)
     return frozenset(names), variables
+
+
+def _variables(found: Mapping[str, Any], read: Set[str]) -> Iterator[tuple[str, Any]]:
+    """Yield variables by name; of a module of the user's those that code reads, which are its attributes `read`."""
+    waiting, seen = list(found.items()), set[str]()
+    while waiting:
+        name, value = waiting.pop()
+        if not isinstance(value, ModuleType):
+            yield name, value
+        elif is_users(getattr(value, "__file__", None) or sys.prefix) and value.__name__ not in seen:
+            seen.add(value.__name__)
+            waiting += [(f"{name}.{attribute}", vars(value)[attribute]) for attribute in read & vars(value).keys()]
 
 
 def _functions(member: Any) -> list[FunctionType]:
     """Return the functions of a class's member."""
     candidates = (member, getattr(member, "__func__", None), getattr(member, "fget", None))
     return [one for one in candidates if isinstance(one, FunctionType)]
+
+
+def _texts(code: CodeType) -> set[str]:
+    """Return the literal texts in `code` that can be names, and in the functions that it defines."""
+    texts = {constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()}
+    return texts.union(*(_texts(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
 
 
 def _names(code: CodeType, operations: frozenset[str]) -> set[str]:
