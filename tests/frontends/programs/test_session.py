@@ -12,13 +12,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
+from evener.frontends.programs.divided_loader import require_same_size
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.session import Run
 from evener.frontends.programs.timing_probe import TimingProbe
+from evener.frontends.programs.unprepared_tensors import UnpreparedWeights
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput
 from evener.records.profile import TaskTiming
+from support.refusals import refused
 from support.thread_ranks import together
 
 
@@ -120,3 +123,28 @@ def test_what_a_node_without_samples_computes_counts_for_nothing_even_if_it_is_n
         return run.mean(value), run.sum(value), int(run.sum(torch.tensor([2 + group.rank])))
 
     assert together(2, work) == [(3.0, 3.0, 2)] * 2
+
+
+@pytest.mark.parametrize("targets", [(3.0, 3.0), (3.0, 4.0)])
+def test_weights_of_an_optimizer_that_is_not_prepared_are_compared(targets: tuple[float, float]) -> None:
+    weights = [torch.nn.Parameter(torch.ones(1)) for _ in targets]
+    optimizers = [torch.optim.SGD([weight], lr=0.5) for weight in weights]
+    sentences: list[str] = []
+
+    def rank(group: Group) -> None:
+        others = UnpreparedWeights(lambda: [optimizers[1 - group.rank]])  # all threads see all steps
+        others.begin()
+        torch.autograd.backward((weights[group.rank] - targets[group.rank]).square().sum())
+        optimizers[group.rank].step()
+        sentences.append(others.end(group))
+
+    together(2, rank)
+    assert [bool(sentence) for sentence in sentences] == [targets[0] != targets[1]] * 2
+
+
+def test_a_data_set_of_another_size_on_another_node_is_refused() -> None:
+    def rank(group: Group) -> None:
+        with refused(InvalidInput):
+            require_same_size(group, DataLoader(TensorDataset(VALUES[: 9 + group.rank]), batch_size=9))
+
+    together(2, rank)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -310,3 +310,12 @@ def _refuse_indivisible(loader: DataLoader[Any]) -> None:
             "a loader with batch_size=None gives whole batches of the data set's own, which cannot be divided: "
             "let the data set give samples and the loader a batch_size, or give every batch to run.share"
         )
+
+
+def require_same_size(group: Group, loader: DataLoader[Any]) -> None:
+    """Raise InvalidInput if the data set of a loader has another number of samples on another rank; all call this."""
+    what = (
+        "a data set must have as many samples on all nodes; if each node made it of its part of other data, combine "
+        "the parts by evener.gather. Numbers of samples"
+    )
+    require_alike(group, len(loader.dataset) if isinstance(loader.dataset, Sized) else -1, what)

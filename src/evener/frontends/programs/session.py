@@ -39,13 +39,14 @@ from evener.frontends.programs.alike_draws import AlikeDraws
 from evener.frontends.programs.batch_lookup import HandedBatch
 from evener.frontends.programs.batch_parts import BatchPart, Count, OpenParts, cut_rows, require_count, rows_of
 from evener.frontends.programs.batch_tracking import BatchFollowing
-from evener.frontends.programs.divided_loader import DividedLoader
+from evener.frontends.programs.divided_loader import DividedLoader, require_same_size
 from evener.frontends.programs.equivalence_check import EquivalenceCheck
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.prepared import PreparedOptimizer
 from evener.frontends.programs.random_state import take_leaders_state
 from evener.frontends.programs.steps import Steps, refuse_outside
 from evener.frontends.programs.totals import mean_like, numbers_of, total_of
+from evener.frontends.programs.unprepared_tensors import UnpreparedWeights
 from evener.frontends.programs.work_division import BatchDivision, LayerDivision, Prepared, WorkDivision
 from evener.launch.nodes import relative_shares
 from evener.launch.rank_environment import RankEnvironment
@@ -91,6 +92,7 @@ class Run:
         self._passes: set[object] = set()
         self._seen: Counter[object] = Counter()
         may_differ, strategy = bool(config and config.approximate), layers.division if layers else None
+        self._unprepared = UnpreparedWeights(lambda: self.steps.optimizers)
         self._following = BatchFollowing(self._parts, self._use, lambda: self.group.size > 1)
         self.equivalence_check = EquivalenceCheck(
             env, group, shares, is_wanted=group.size > 1, may_differ=may_differ, layers=strategy
@@ -236,6 +238,8 @@ class Run:
         self._refuse_threads()
         self._following.end()
         self.steps.loss_graphs.end()
+        if sentence := self._unprepared.end(self.group):
+            self.steps.tell([Event(step=self.steps.number, kind="differs", message=sentence)])
         if self._alike_draws is not None:
             self._alike_draws.end()
         return self.steps.finish(self._config.started, **{"task": self._config.script.stem, **fields})
@@ -244,6 +248,7 @@ class Run:
         if isinstance(thing, nn.Module):
             if self.size == 1:
                 return thing.to(self.device)
+            self._unprepared.begin()
             self._models.append(self._work.prepared(thing))
             self._following.add(self._models[-1].model)
             return self._models[-1].model
@@ -251,6 +256,7 @@ class Run:
             self.steps.follow(PreparedOptimizer(thing, self).optimizer)
             return thing
         if isinstance(thing, DataLoader):
+            require_same_size(self.group, thing)
             self._loaders.append(DividedLoader(thing, self, count))
             return self._loaders[-1]
         if isinstance(thing, LRScheduler | torch.amp.GradScaler) or hasattr(thing, "step"):

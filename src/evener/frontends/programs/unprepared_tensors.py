@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import FrameType
 from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
+import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from evener.comm.group import Group
 from evener.data.fingerprint import print_of
 from evener.records.errors import is_users
 from evener.training.differences import as_real
@@ -20,6 +26,8 @@ _MAX_ELEMENTS = 10_000
 """Elements of a tensor that are compared."""
 _MAX_TENSORS = 100
 """Tensors of a container that are compared."""
+_ALIKE = 1e-6
+"""Largest relative difference of weights that nodes compute alike, by rounding."""
 _CONTAINERS = (list, tuple, deque, dict)
 
 
@@ -35,6 +43,42 @@ class Outside(NamedTuple):
     print: float
     places: tuple[int, ...]
     is_container: bool
+
+
+class UnpreparedWeights:
+    """Weights that are changed by optimizers which the program has not prepared.
+
+    Args:
+        prepared: returns the prepared optimizers.
+    """
+
+    def __init__(self, prepared: Callable[[], Sequence[Optimizer]]) -> None:
+        self._prepared = prepared
+        self._weights: dict[int, ReferenceType[Tensor]] = {}
+        self._handle: Any = None
+
+    def begin(self) -> None:
+        """Look at the steps of all optimizers from now on."""
+        self._handle = self._handle or register_optimizer_step_post_hook(self._stepped)
+
+    def end(self, group: Group) -> str:
+        """Stop looking; return a sentence if weights that still exist differ between the ranks, which all call this."""
+        if self._handle is not None:
+            self._handle.remove()
+        weights = [weight for reference in self._weights.values() if (weight := reference()) is not None]
+        prints = msgspec.json.encode([print_of([_sampled(weight)]) for weight in weights])
+        rows = [msgspec.json.decode(row) for row in group.all_gather_bytes(prints)]
+        if len({len(row) for row in rows}) > 1 or np.allclose(rows, rows[0], rtol=_ALIKE, atol=0.0, equal_nan=True):
+            return ""
+        return (
+            "an optimizer that run.prepare does not know has made different weights on the nodes: prepare it, or "
+            "combine what it learns from by evener.gather"
+        )
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        if all(optimizer is not one for one in self._prepared()):
+            for group in optimizer.param_groups:
+                self._weights.update({id(weight): ref(weight) for weight in group["params"]})
 
 
 def outside_tensors(models: Sequence[nn.Module], handed: Sequence[Tensor] = ()) -> dict[str, Outside]:
