@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import TensorDataset
 
 import evener
-from evener.records.errors import InvalidInput
+from evener.records.errors import InvalidInput, TaskCannot
 from evener.training.attributes import Attributes, owners_of
 from support.refusals import refused
 
@@ -114,6 +114,14 @@ def test_a_resumed_run_has_what_the_first_one_counted(tmp_path: Path, fields: An
         assert torch.equal(resumed[name], expected), name
 
 
+def test_a_complete_run_is_resumed_without_a_step(tmp_path: Path) -> None:
+    expected = weights(tmp_path / "run", task())
+    found = weights(tmp_path / "again", task(), checkpoint=tmp_path / "run/checkpoints", resume=True)
+    assert all(torch.equal(found[name], one) for name, one in expected.items())
+    with refused(InvalidInput):
+        weights(tmp_path / "short", task(epochs=1), checkpoint=tmp_path / "run/checkpoints", resume=True)
+
+
 def _is_epoch(event: Any) -> bool:
     return isinstance(event, evener.Epoch)
 
@@ -156,6 +164,31 @@ def test_a_state_dict_that_no_file_can_hold_is_refused_before_the_first_step(tmp
         weights(tmp_path, task(model=lambda: Remembering(4, 3)))
     with refused(InvalidInput):
         evener.train(_batches(model=lambda: Remembering(4, 3)), output=tmp_path / "batches", quiet=True)
+
+
+class Nested(SGD):
+    """Has a tensor deep in its state dict."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "sizes": {"first": torch.ones(2)}}
+
+
+def test_an_optimizer_whose_state_no_checkpoint_can_hold_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with refused(InvalidInput):
+        weights(tmp_path, task(optimizer=Nested))
+    batches = _batches(optimizer=lambda model: Nested(model.parameters()))
+    with refused(InvalidInput):
+        evener.train(batches, output=tmp_path / "batches", quiet=True)
+
+
+@pytest.mark.parametrize("nodes", ["1", "1,1"])
+def test_a_schedule_of_validations_is_refused_alike_on_any_nodes(tmp_path: Path, nodes: str) -> None:
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    with refused(TaskCannot):
+        weights(tmp_path, task(scheduler=lambda optimizer, _: plateau(optimizer)), local_nodes=nodes)
 
 
 def _batches(**fields: Any) -> evener.BatchTask:

@@ -31,11 +31,13 @@ from evener.records.atomic import atomic_draft
 from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, TrainingFailed, first_line
 from evener.records.record import WEIGHTS
 from evener.records.schema import Noun, read_noun, write_noun
-from evener.training.checkpoint_folder import checkpoints_in, require_checkpoint
+from evener.training.checkpoint_folder import checkpoints_in, refuse_other_settings, require_checkpoint
 
 _MAX_CHECKPOINTS = 2
 _FILES = (WEIGHTS, "optimizer.safetensors", "state.json")
 _SUMS = "SHA256SUMS"
+_SAME = ("task", "seed", "batch_size", "accumulate", "samples", "precision", "parts")
+"""Settings without which a resumed run would take other samples."""
 _OTHER = "other."
 """Begins the names of tensors of an optimiser's state dict that belong to no parameter."""
 
@@ -283,13 +285,8 @@ def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def refuse_other_run(saved: CheckpointState, now: CheckpointState, folder: Path) -> None:
     """Raise InvalidInput if the checkpoint was made with settings that would change the order of samples."""
-    for name in ("task", "seed", "batch_size", "accumulate", "samples", "precision", "parts"):
-        before, after = getattr(saved, name), getattr(now, name)
-        if before != after:
-            raise InvalidInput(
-                f"cannot resume from {folder}: it was made with {name} {before!r}, this run has {after!r}; "
-                "use the same, or name the checkpoints of this run with --checkpoint FOLDER"
-            )
+    before, after = ({name: getattr(state, name) for name in _SAME} for state in (saved, now))
+    refuse_other_settings(before, after, folder)
 
 
 def require_writable(model: nn.Module) -> nn.Module:
@@ -361,7 +358,10 @@ def plain(value: Any, owner: str) -> Any:
     try:
         return msgspec.json.decode(msgspec.json.encode(_finite(value), enc_hook=_number))
     except (TypeError, ValueError) as error:
-        raise TrainingFailed(f"cannot write a checkpoint: the state of {owner} holds {error}") from error
+        raise TrainingFailed(
+            f"cannot write a checkpoint: the state of {owner} holds {error}; let its state_dict return numbers, texts, "
+            "lists and dicts of these, or tensors that are in no list or dict of their own"
+        ) from error
 
 
 def revived(value: Any) -> Any:

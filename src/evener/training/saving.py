@@ -1,6 +1,6 @@
 """The checkpoints of a rank's run: resuming from the last one, and saving the next.
 
-step = saving.resume()                  # 0, or the step of the last checkpoint, which is loaded
+step = saving.resume(epochs, steps)      # 0, or the step of the last checkpoint, which is loaded
 with saving.writing():
     ...
     if saving.is_due(step):
@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from evener.comm.group import Group
 from evener.config.run_config import RunConfig
-from evener.records.errors import Interrupted, InvalidInput, first_line
+from evener.records.errors import Interrupted, InvalidInput, TrainingFailed, first_line
 from evener.records.record import Event
 from evener.training.attributes import Attributes
 from evener.training.checkpoint import (
@@ -36,6 +36,7 @@ from evener.training.checkpoint import (
     revived,
     write_weights,
 )
+from evener.training.checkpoint_folder import end_of_run, refuse_checkpoints
 
 
 class Saving:
@@ -77,29 +78,42 @@ class Saving:
         """Save these objects from now on."""
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
 
-    def resume(self) -> int:
+    def resume(self, epochs: int, steps_per_epoch: int) -> int:
         """Load the checkpoint to resume from, if any; return the last step that is done.
 
+        Args:
+            epochs: of the whole run.
+            steps_per_epoch: of the run.
+
         Raises:
-            InvalidInput: the folder holds checkpoints of another run, or the ranks see different ones.
+            InvalidInput: the folder holds checkpoints of another or a longer run, or the ranks see different ones.
+            InvalidInput: a checkpoint cannot hold the state of the optimizer or of the schedule.
             MissingFile: there is no checkpoint to resume from.
             InvalidFile: it is damaged, or of another model.
         """
+        self._require_plain()
         if not self._config.resume:
-            if not self._checkpoints.is_empty:
-                raise InvalidInput(
-                    f"{self._checkpoints.folder} holds checkpoints of an earlier run; "
-                    "add --resume to go on with it, or name another folder with --checkpoint"
-                )
+            refuse_checkpoints(self._checkpoints.folder)
             return 0
         self._set_aside_damaged()
         folder, state = self._checkpoints.latest()
         self._refuse_different_checkpoints(state.step)
         refuse_other_run(state, self._state(state.step), folder)
+        end = end_of_run(state.step, epochs, steps_per_epoch)
         self._checkpoints.load(folder, state, self._model, self._optimizer, self._scheduler, self._scaler)
         self._attributes.restore(revived(state.attributes))
-        self._emit(Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}"))
+        self._emit(
+            Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}{end}")
+        )
         return state.step
+
+    def _require_plain(self) -> None:
+        optimizer = self._optimizer.gather()
+        if self._group.is_leader:
+            try:
+                Checkpoint.of(self._state(0), {}, optimizer, self._scheduler, self._scaler)
+            except TrainingFailed as error:
+                raise InvalidInput(str(error)) from error
 
     @contextmanager
     def writing(self) -> Iterator[None]:
