@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import evener
 from evener.records.errors import InvalidInput, TaskCannot
+from evener.records.record import Event
 from evener.training.attributes import Attributes, owners_of
 from support.refusals import refused
 
@@ -164,6 +165,40 @@ def test_a_state_dict_that_no_file_can_hold_is_refused_before_the_first_step(tmp
         weights(tmp_path, task(model=lambda: Remembering(4, 3)))
     with refused(InvalidInput):
         evener.train(_batches(model=lambda: Remembering(4, 3)), output=tmp_path / "batches", quiet=True)
+
+
+class Caching(nn.Module):
+    """Counts the rows that it keeps in a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.cached_rows = nn.Linear(4, 3), 0
+        self.cache = torch.zeros(0, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        if self.cached_rows:
+            out = out + self.cache.mean(0)
+        self.cache, self.cached_rows = out.detach(), len(out)
+        return out
+
+
+@pytest.mark.parametrize("is_batches", [False, True])
+def test_a_tensor_that_no_checkpoint_holds_is_named_instead_of_resumed_without(
+    tmp_path: Path, is_batches: bool
+) -> None:
+    kept, make = tmp_path / "kept", _batches if is_batches else task
+    events: list[Event] = []
+
+    def hear(event: Any) -> bool:
+        if isinstance(event, Event):
+            events.append(event)
+        return isinstance(event, evener.Epoch)
+
+    evener.train(make(model=Caching), output=tmp_path / "a", quiet=True, checkpoint=kept, callbacks=[hear])
+    assert [event.kind for event in events].count("resuming") == 1
+    with refused(InvalidInput):
+        evener.train(make(model=Caching), output=tmp_path / "b", quiet=True, checkpoint=kept, resume=True)
 
 
 class Nested(SGD):

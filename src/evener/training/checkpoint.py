@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,6 +77,7 @@ class CheckpointState(Noun, frozen=True, kw_only=True):
         groups: the optimiser's parameter groups.
         others: further entries of the optimiser's state dict that are not tensors.
         attributes: numbers in Python that model, loss and optimiser changed, as `owner.attribute`.
+        unsaved: tensors that belong to those numbers and that the checkpoint does not hold.
         numbers: the optimiser's state that is not tensors, `<parameter index>.<name>`.
         scheduler: its state; None without one.
         scaler: of the loss; empty without one.
@@ -93,6 +94,7 @@ class CheckpointState(Noun, frozen=True, kw_only=True):
     groups: list[dict[str, Any]] = []
     others: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
+    unsaved: list[str] = []
     numbers: dict[str, Any] = {}
     scheduler: dict[str, Any] | None = None
     scaler: dict[str, Any] = {}
@@ -287,6 +289,13 @@ def refuse_other_run(saved: CheckpointState, now: CheckpointState, folder: Path)
     """Raise InvalidInput if the checkpoint was made with settings that would change the order of samples."""
     before, after = ({name: getattr(state, name) for name in _SAME} for state in (saved, now))
     refuse_other_settings(before, after, folder)
+    if saved.unsaved:
+        raise InvalidInput(f"cannot resume from {folder}: {words_of_unsaved(saved.unsaved)}")
+
+
+def words_of_unsaved(names: Sequence[str]) -> str:
+    """Say which tensors a checkpoint does not hold, and how it would."""
+    return f"it does not hold {', '.join(names)}: register such tensors as buffers (register_buffer)"
 
 
 def require_writable(model: nn.Module) -> nn.Module:

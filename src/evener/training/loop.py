@@ -200,4 +200,5 @@ class Loop:
             precision=context.arithmetic.precision,
             parts=None if self._training.division else [a.samples for a in plan.assignments],
             attributes=self._attributes.changed(),
+            unsaved=self._attributes.unsaved(),
         )

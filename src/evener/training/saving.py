@@ -34,6 +34,7 @@ from evener.training.checkpoint import (
     WholeOptimizer,
     refuse_other_run,
     revived,
+    words_of_unsaved,
     write_weights,
 )
 from evener.training.checkpoint_folder import end_of_run, refuse_checkpoints
@@ -72,7 +73,7 @@ class Saving:
         self._model, self._optimizer, self._scheduler, self._scaler = model, optimizer, scheduler, scaler
         self._checkpoints = Checkpoints(config.checkpoint_folder)
         self._writer = CheckpointWriter(self._checkpoints)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._is_told = time.monotonic(), False
 
     def rebuild(self, model: WholeModel, optimizer: WholeOptimizer, scheduler: LRScheduler | None) -> None:
         """Save these objects from now on."""
@@ -145,6 +146,10 @@ class Saving:
         weights, optimizer = self._model.gather_weights(), self._optimizer.gather()
         if self._group.is_leader:
             state = self._state(step)
+            if state.unsaved and not self._is_told:
+                message = f"of this checkpoint is not possible: {words_of_unsaved(state.unsaved)}"
+                self._emit(Event(step=step, kind="resuming", message=message))
+                self._is_told = True
             self._writer.submit(Checkpoint.of(state, weights, optimizer, self._scheduler, self._scaler))
         self._saved_at = time.monotonic()
 
