@@ -200,3 +200,18 @@ def test_a_rank_without_samples_gets_statistics_from_fake_peers() -> None:
     first, second = together(2, rank)
     assert [row.tolist() for row in first] == [[0.0, 0.0], [2.0, 2.0]]
     assert [row.tolist() for row in second] == [[2.0, 2.0], [0.0, 0.0]]
+
+
+def test_a_rank_whose_stand_in_is_not_counted_profiles_a_step() -> None:
+    def rank(group: Group) -> int:
+        trace = EventTrace(CPU)
+        quiet = fake_group(group, range(group.size), StepTimer(CPU), trace)
+        model = ReplicatedModel(synchronise_norms(copy.deepcopy(MODEL), quiet), quiet, CRITERION)
+
+        def part() -> None:
+            number = 0 if group.rank == 2 else len(IMAGES)
+            model.add_gradients(IMAGES, LABELS, samples=number, total=2 * len(IMAGES), is_last=True)
+
+        return len(profile_step(group, trace, lambda: part, 0.05))
+
+    assert all(together(3, rank))

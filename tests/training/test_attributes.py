@@ -13,7 +13,8 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import TensorDataset
 
 import evener
-from evener.records.errors import InvalidInput
+from evener.records.errors import InvalidInput, TaskCannot
+from evener.records.record import Event
 from evener.training.attributes import Attributes, owners_of
 from support.refusals import refused
 
@@ -114,6 +115,14 @@ def test_a_resumed_run_has_what_the_first_one_counted(tmp_path: Path, fields: An
         assert torch.equal(resumed[name], expected), name
 
 
+def test_a_complete_run_is_resumed_without_a_step(tmp_path: Path) -> None:
+    expected = weights(tmp_path / "run", task())
+    found = weights(tmp_path / "again", task(), checkpoint=tmp_path / "run/checkpoints", resume=True)
+    assert all(torch.equal(found[name], one) for name, one in expected.items())
+    with refused(InvalidInput):
+        weights(tmp_path / "short", task(epochs=1), checkpoint=tmp_path / "run/checkpoints", resume=True)
+
+
 def _is_epoch(event: Any) -> bool:
     return isinstance(event, evener.Epoch)
 
@@ -156,6 +165,65 @@ def test_a_state_dict_that_no_file_can_hold_is_refused_before_the_first_step(tmp
         weights(tmp_path, task(model=lambda: Remembering(4, 3)))
     with refused(InvalidInput):
         evener.train(_batches(model=lambda: Remembering(4, 3)), output=tmp_path / "batches", quiet=True)
+
+
+class Caching(nn.Module):
+    """Counts the rows that it keeps in a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.cached_rows = nn.Linear(4, 3), 0
+        self.cache = torch.zeros(0, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        if self.cached_rows:
+            out = out + self.cache.mean(0)
+        self.cache, self.cached_rows = out.detach(), len(out)
+        return out
+
+
+@pytest.mark.parametrize("is_batches", [False, True])
+def test_a_tensor_that_no_checkpoint_holds_is_named_instead_of_resumed_without(
+    tmp_path: Path, is_batches: bool
+) -> None:
+    kept, make = tmp_path / "kept", _batches if is_batches else task
+    events: list[Event] = []
+
+    def hear(event: Any) -> bool:
+        if isinstance(event, Event):
+            events.append(event)
+        return isinstance(event, evener.Epoch)
+
+    evener.train(make(model=Caching), output=tmp_path / "a", quiet=True, checkpoint=kept, callbacks=[hear])
+    assert [event.kind for event in events].count("resuming") == 1
+    with refused(InvalidInput):
+        evener.train(make(model=Caching), output=tmp_path / "b", quiet=True, checkpoint=kept, resume=True)
+
+
+class Nested(SGD):
+    """Has a tensor deep in its state dict."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "sizes": {"first": torch.ones(2)}}
+
+
+def test_an_optimizer_whose_state_no_checkpoint_can_hold_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with refused(InvalidInput):
+        weights(tmp_path, task(optimizer=Nested))
+    batches = _batches(optimizer=lambda model: Nested(model.parameters()))
+    with refused(InvalidInput):
+        evener.train(batches, output=tmp_path / "batches", quiet=True)
+
+
+@pytest.mark.parametrize("nodes", ["1", "1,1"])
+def test_a_schedule_of_validations_is_refused_alike_on_any_nodes(tmp_path: Path, nodes: str) -> None:
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    with refused(TaskCannot):
+        weights(tmp_path, task(scheduler=lambda optimizer, _: plateau(optimizer)), local_nodes=nodes)
 
 
 def _batches(**fields: Any) -> evener.BatchTask:

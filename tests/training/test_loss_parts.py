@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evener.training.draws import SameDraws
-from evener.training.loss_parts import off_in_parts, off_over_data, spread
+from evener.training.loss_parts import off_again, off_in_parts, off_over_data, spread
 
 SCORES = torch.randn(8, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 TOKENS = torch.tensor([[0, 1, 2, 3, 1], [1, 1, 0, 2, 3]] * 4)
@@ -74,3 +74,14 @@ def test_a_mean_over_what_a_random_mask_leaves_is_seen_and_noise_of_samples_is_n
 
     assert off_in_parts(masked, SCORES, TOKENS, SCORES[:-1], drawing) > 1e-3
     assert off_in_parts(noisy, SCORES, TOKENS, SCORES[:-1], drawing) < 1e-12
+
+
+def test_a_loss_that_counts_its_calls_differs_when_it_is_called_again() -> None:
+    calls: list[int] = []
+
+    def counting(y: Tensor, _: Tensor) -> Tensor:
+        calls.append(0)
+        return y.mean() / len(calls)
+
+    assert off_again(counting, SCORES, TOKENS) == pytest.approx(0.5)
+    assert off_again(_tokens, SCORES, TOKENS) == 0.0

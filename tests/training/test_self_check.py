@@ -84,6 +84,13 @@ def test_a_loss_that_is_no_mean_over_samples_is_refused(tmp_path: Path, loss: st
 
 
 @pytest.mark.slow
+def test_a_loss_that_counts_its_calls_is_refused_as_such(tmp_path: Path) -> None:
+    counting = f"calls.append(0) or {MEAN} / len(calls)"
+    words = ("--local-nodes", "1,1", "--shares", "1,1", "--strategy", "data")
+    sentence = train(tmp_path, *words, loss=counting, plant="calls = []")
+    assert "the loss changes from call to call" in sentence
+
+
 def test_a_run_that_is_not_checked_trains_all_the_same(tmp_path: Path) -> None:
     assert train(tmp_path, "--strategy", "data", "--no-check", loss="F.cross_entropy(outputs, targets).sqrt()") == ""
 

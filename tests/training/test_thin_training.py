@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file
 
 from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode
-from evener.records.errors import Interrupted, InvalidFile, MissingFile, NonFiniteLoss
+from evener.records.errors import Interrupted, InvalidFile, InvalidInput, MissingFile, NonFiniteLoss
 from evener.records.record import Epoch
 from evener.training.thin_training import ThinContext, train_thin
 from support.refusals import refused
@@ -19,8 +20,8 @@ from support.refusals import refused
 POINTS = str(Path(__file__).parents[1] / "support_tasks" / "points.py")
 
 
-def config(folder: Path, *, resume: bool = False, lr: str = "0.1", width: str = "8") -> RunConfig:
-    return RunConfig(task=POINTS, option={"lr": lr, "width": width}, epochs=3, output=folder, resume=resume)
+def config(folder: Path, *, lr: str = "0.1", width: str = "8", epochs: int = 3, **options: Any) -> RunConfig:
+    return RunConfig(task=POINTS, option={"lr": lr, "width": width}, epochs=epochs, output=folder, **options)
 
 
 def seat(
@@ -70,3 +71,21 @@ def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
     train_thin(seat([]), config(tmp_path / "other"))
     with refused(InvalidFile):
         train_thin(seat([]), config(tmp_path / "other", resume=True, width="9"))
+
+
+def test_a_complete_run_is_resumed_without_a_step(tmp_path: Path) -> None:
+    train_thin(seat([]), config(tmp_path))
+    weights = tmp_path / "model.safetensors"
+    before = load_file(weights)
+    weights.unlink()  # as after a kill between the last checkpoint and the results
+    epochs: list[Epoch] = []
+    train_thin(seat(epochs), config(tmp_path, resume=True))
+    assert epochs == []
+    assert all(np.array_equal(array, before[name]) for name, array in load_file(weights).items())
+
+
+@pytest.mark.parametrize("changed", [{"epochs": 2}, {"seed": 5}, {"batch_size": 7}, {"resume": False}])
+def test_a_checkpoint_of_other_settings_is_not_resumed(tmp_path: Path, changed: dict[str, Any]) -> None:
+    train_thin(seat([]), config(tmp_path))
+    with refused(InvalidInput):
+        train_thin(seat([]), config(tmp_path, **{"resume": True, **changed}))

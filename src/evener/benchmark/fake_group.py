@@ -145,14 +145,13 @@ class FakeProcessGroup(dist.ProcessGroup):
         return _Sent(self.trace, self.trace.begin("all-reduce", self.ranks, sum(t.nbytes for t in tensors)), tensors)
 
     def all_gather_single(self, output: Tensor, source: Tensor, _: Any = None) -> _Sent:
-        """Record an all-gather; the others' numbers are copies of this rank's, or arbitrary statistics where those are
-        zero.
-        """
+        """Record an all-gather; the others' numbers are copies of this rank's, or arbitrary statistics for zeros."""
         number = self.trace.begin("all-gather", self.ranks, source.nbytes)
         with self.trace.stopped():
             rows, source_row = output.view(len(self.ranks), -1), source.view(1, -1)
-            is_valid = source_row.any() or self.trace.kind != "statistics"
-            others = source_row if is_valid else torch.full_like(source_row, _ANY_COUNT)
+            others = source_row
+            if self.trace.kind == "statistics":  # a rank without samples counts none, whatever its mean is
+                others = source_row.where(source_row != 0, _ANY_COUNT)
             rows.copy_(others.expand_as(rows))
             rows[self.rank()] = source_row[0]
         return _Sent(self.trace, number, [output])

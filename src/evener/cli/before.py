@@ -61,7 +61,7 @@ def adopt_launcher() -> None:
 
 
 def require_files(config: RunConfig) -> None:
-    """Raise MissingFile or InvalidInput for a file, master, data set or checkpoint that a training needs and lacks."""
+    """Raise an error for a file, data set or checkpoint that a training lacks, and for a master that refuses runs."""
     if config.resume:
         require_checkpoint(config.checkpoint_folder)
     if config.plan is not None:
@@ -74,9 +74,9 @@ def require_files(config: RunConfig) -> None:
 
         read_system(config.system)
     if (config.agreement is not None and config.local_nodes is None) or config.is_on_master:
-        from evener.commands.up import place_of_master
+        from evener.commands.up import require_submitter
 
-        place_of_master(config)
+        require_submitter(config)
     elif config.task in ("mnist", "nfnn"):
         from evener.data.mnist import MNIST_FOLDER, require_mnist
 

@@ -109,6 +109,12 @@ def tune(config: TuneConfig, as_json: bool) -> None:
         tell(f"options: {config.usual}", as_json)
     require_task(config.task)
     require_study(config.folder, resume=config.resume)
+    if config.is_on_master:
+        from evener.commands.up import require_submitter
+
+        require_submitter(
+            MasterAccess(home=config.home, master=config.master, token=config.token, token_file=config.token_file)
+        )
     with loading(as_json):
         from evener.search import command
 

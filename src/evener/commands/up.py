@@ -144,6 +144,17 @@ def open_master(access: MasterAccess | RunConfig) -> MasterClient:
     return MasterClient(*place)
 
 
+def require_submitter(access: MasterAccess | RunConfig) -> None:
+    """Ask the master whether the user's token may submit runs, before anything that takes long is loaded.
+
+    Raises:
+        InvalidInput: it may not, or no master is found.
+        CannotJoin: the master cannot be reached, or refuses the token.
+    """
+    with MasterClient(*place_of_master(access)) as client:
+        client.ask()
+
+
 def place_of_master(access: MasterAccess | RunConfig) -> tuple[Address, Token, float]:
     """Return the master's address, token and patience, without connecting. Raises InvalidInput, MissingFile."""
     token = given_token(access.token, access.token_file, os.environ if access.master else {})

@@ -6,6 +6,7 @@ EvenerError                 1
 |  |- InvalidFile               a file has wrong contents
 |  |- NotExact                the ranks would not train the same as one process
 |  |  `- OutOfStep            ranks have reached different calls, and would wait for each other for ever
+|  |- TaskCannot               a Task cannot have a feature, whatever the strategy; names the front end that can
 |  |- FolderInUse            another run writes into the folder
 |  |- MissingFile               a file or data set is missing; says what to fetch from where
 |  `- MissingExtra              an optional dependency is not installed; says how to install it
@@ -76,6 +77,10 @@ class InvalidFile(InvalidInput):
 
 class NotExact(InvalidInput):
     """Raised if the ranks would not train the same as one process; says what differs, and by how much."""
+
+
+class TaskCannot(InvalidInput):
+    """Raised if a Task cannot have a feature with any strategy; says which front end supports it."""
 
 
 class NeedsRanks(NotExact):

@@ -10,7 +10,7 @@ from types import MethodType
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evener.tracer.effects import MODULE_ATTRIBUTES
@@ -45,6 +45,7 @@ class Attributes:
 
     def __init__(self, owners: Owners) -> None:
         self._owners, self._initial = owners, _plain_attributes(owners)
+        self._tensors = _tensor_attributes(owners)
 
     def rebind(self, owners: Owners) -> None:
         """Take these objects from now on."""
@@ -55,6 +56,15 @@ class Attributes:
         missing = object()
         now = _plain_attributes(self._owners)
         return {name: value for name, value in now.items() if not _is_same(self._initial.get(name, missing), value)}
+
+    def unsaved(self) -> list[str]:
+        """Return the tensors that changed beside attributes that `changed` returns, and that no state dict holds.
+
+        A module that counts what it keeps in such a tensor would resume with the count alone.
+        """
+        owners = {name.rpartition(".")[0] for name in self.changed()}
+        now = _tensor_attributes({name: one for name, one in self._owners.items() if name in owners})
+        return sorted(name for name, value in now.items() if self._tensors.get(name) != value)
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Set the attributes that `changed` returned in another process."""
@@ -79,6 +89,16 @@ def _plain_attributes(owners: Owners) -> dict[str, Any]:
         for owner, one in owners.items()
         for name, value in getattr(one, "__dict__", {}).items()
         if name not in MODULE_ATTRIBUTES and _is_plain(value)
+    }
+
+
+def _tensor_attributes(owners: Owners) -> dict[str, tuple[int, int]]:
+    """Return the identity and the number of changes of every tensor that is an attribute."""
+    return {
+        f"{owner}.{name}": (id(value), value._version)
+        for owner, one in owners.items()
+        for name, value in getattr(one, "__dict__", {}).items()
+        if name not in MODULE_ATTRIBUTES and isinstance(value, Tensor)
     }
 
 

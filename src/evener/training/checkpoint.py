@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,11 +31,13 @@ from evener.records.atomic import atomic_draft
 from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, TrainingFailed, first_line
 from evener.records.record import WEIGHTS
 from evener.records.schema import Noun, read_noun, write_noun
-from evener.training.checkpoint_folder import checkpoints_in, require_checkpoint
+from evener.training.checkpoint_folder import checkpoints_in, refuse_other_settings, require_checkpoint
 
 _MAX_CHECKPOINTS = 2
 _FILES = (WEIGHTS, "optimizer.safetensors", "state.json")
 _SUMS = "SHA256SUMS"
+_SAME = ("task", "seed", "batch_size", "accumulate", "samples", "precision", "parts")
+"""Settings without which a resumed run would take other samples."""
 _OTHER = "other."
 """Begins the names of tensors of an optimiser's state dict that belong to no parameter."""
 
@@ -75,6 +77,7 @@ class CheckpointState(Noun, frozen=True, kw_only=True):
         groups: the optimiser's parameter groups.
         others: further entries of the optimiser's state dict that are not tensors.
         attributes: numbers in Python that model, loss and optimiser changed, as `owner.attribute`.
+        unsaved: tensors that belong to those numbers and that the checkpoint does not hold.
         numbers: the optimiser's state that is not tensors, `<parameter index>.<name>`.
         scheduler: its state; None without one.
         scaler: of the loss; empty without one.
@@ -91,6 +94,7 @@ class CheckpointState(Noun, frozen=True, kw_only=True):
     groups: list[dict[str, Any]] = []
     others: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
+    unsaved: list[str] = []
     numbers: dict[str, Any] = {}
     scheduler: dict[str, Any] | None = None
     scaler: dict[str, Any] = {}
@@ -283,13 +287,15 @@ def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def refuse_other_run(saved: CheckpointState, now: CheckpointState, folder: Path) -> None:
     """Raise InvalidInput if the checkpoint was made with settings that would change the order of samples."""
-    for name in ("task", "seed", "batch_size", "accumulate", "samples", "precision", "parts"):
-        before, after = getattr(saved, name), getattr(now, name)
-        if before != after:
-            raise InvalidInput(
-                f"cannot resume from {folder}: it was made with {name} {before!r}, this run has {after!r}; "
-                "use the same, or name the checkpoints of this run with --checkpoint FOLDER"
-            )
+    before, after = ({name: getattr(state, name) for name in _SAME} for state in (saved, now))
+    refuse_other_settings(before, after, folder)
+    if saved.unsaved:
+        raise InvalidInput(f"cannot resume from {folder}: {words_of_unsaved(saved.unsaved)}")
+
+
+def words_of_unsaved(names: Sequence[str]) -> str:
+    """Say which tensors a checkpoint does not hold, and how it would."""
+    return f"it does not hold {', '.join(names)}: register such tensors as buffers (register_buffer)"
 
 
 def require_writable(model: nn.Module) -> nn.Module:
@@ -361,7 +367,10 @@ def plain(value: Any, owner: str) -> Any:
     try:
         return msgspec.json.decode(msgspec.json.encode(_finite(value), enc_hook=_number))
     except (TypeError, ValueError) as error:
-        raise TrainingFailed(f"cannot write a checkpoint: the state of {owner} holds {error}") from error
+        raise TrainingFailed(
+            f"cannot write a checkpoint: the state of {owner} holds {error}; let its state_dict return numbers, texts, "
+            "lists and dicts of these, or tensors that are in no list or dict of their own"
+        ) from error
 
 
 def revived(value: Any) -> Any:

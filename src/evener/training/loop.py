@@ -144,7 +144,7 @@ class Loop:
     def start(self) -> int:
         """Load the checkpoint, if any, and return the first step to perform; the leader announces the total."""
         self._model.train()
-        self.last = self.saving.resume()
+        self.last = self.saving.resume(self._context.epochs, self._training.sampler.steps_per_epoch)
         first, context = self.last + 1, self._context
         if self._group.is_leader:
             total, done = context.epochs * context.num_samples, (first - 1) * context.batch_size
@@ -200,4 +200,5 @@ class Loop:
             precision=context.arithmetic.precision,
             parts=None if self._training.division else [a.samples for a in plan.assignments],
             attributes=self._attributes.changed(),
+            unsaved=self._attributes.unsaved(),
         )

@@ -81,6 +81,22 @@ def off_over_data(
         return 0.0
 
 
+def off_again(loss: Callable[[Any, Any], Tensor], outputs: Any, targets: Any, drawing: Drawing = _undrawn) -> float:
+    """Return the relative difference between two calls of a loss with the same values; one that counts them differs.
+
+    Args:
+        loss: see `off_in_parts`.
+        outputs: of all samples.
+        targets: of all samples.
+        drawing: see `off_in_parts`.
+    """
+    values = []
+    for _ in range(2):
+        with drawing(0, _samples_of(targets)):
+            values.append(float(loss(outputs, targets)))
+    return abs(values[1] - values[0]) / max(abs(values[0]), 1e-6)
+
+
 def spread(count: int) -> NDArray[np.int64]:
     """Return the indices of some samples from all over a data set of `count`."""
     return np.unique(np.linspace(0, count - 1, min(count, _SPREAD)).astype(np.int64))

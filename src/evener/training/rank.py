@@ -23,7 +23,7 @@ from evener.parallel.gradient_hooks import copied
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.replicated import ReplicatedModel
 from evener.records.atomic import atomic_write
-from evener.records.errors import DoesNotFit, InvalidInput, NodeLost, NotExact
+from evener.records.errors import DoesNotFit, InvalidInput, NodeLost, NotExact, TaskCannot
 from evener.records.plan import WHOLE_MODEL, Plan, Rejected, is_pipeline
 from evener.records.record import Event
 from evener.records.task import Task
@@ -211,6 +211,8 @@ def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Traini
     model = copied(context.model)  # parts of the other one are taken over
     try:
         training = make_training(replace(context, model=model), plan, config)
+    except TaskCannot:
+        raise
     except InvalidInput as error:
         if config.strategy != "auto" or context.user_plan is not None:
             raise

@@ -1,6 +1,6 @@
 """The checkpoints of a rank's run: resuming from the last one, and saving the next.
 
-step = saving.resume()                  # 0, or the step of the last checkpoint, which is loaded
+step = saving.resume(epochs, steps)      # 0, or the step of the last checkpoint, which is loaded
 with saving.writing():
     ...
     if saving.is_due(step):
@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from evener.comm.group import Group
 from evener.config.run_config import RunConfig
-from evener.records.errors import Interrupted, InvalidInput, first_line
+from evener.records.errors import Interrupted, InvalidInput, TrainingFailed, first_line
 from evener.records.record import Event
 from evener.training.attributes import Attributes
 from evener.training.checkpoint import (
@@ -34,8 +34,10 @@ from evener.training.checkpoint import (
     WholeOptimizer,
     refuse_other_run,
     revived,
+    words_of_unsaved,
     write_weights,
 )
+from evener.training.checkpoint_folder import end_of_run, refuse_checkpoints
 
 
 class Saving:
@@ -71,35 +73,48 @@ class Saving:
         self._model, self._optimizer, self._scheduler, self._scaler = model, optimizer, scheduler, scaler
         self._checkpoints = Checkpoints(config.checkpoint_folder)
         self._writer = CheckpointWriter(self._checkpoints)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._is_told = time.monotonic(), False
 
     def rebuild(self, model: WholeModel, optimizer: WholeOptimizer, scheduler: LRScheduler | None) -> None:
         """Save these objects from now on."""
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
 
-    def resume(self) -> int:
+    def resume(self, epochs: int, steps_per_epoch: int) -> int:
         """Load the checkpoint to resume from, if any; return the last step that is done.
 
+        Args:
+            epochs: of the whole run.
+            steps_per_epoch: of the run.
+
         Raises:
-            InvalidInput: the folder holds checkpoints of another run, or the ranks see different ones.
+            InvalidInput: the folder holds checkpoints of another or a longer run, or the ranks see different ones.
+            InvalidInput: a checkpoint cannot hold the state of the optimizer or of the schedule.
             MissingFile: there is no checkpoint to resume from.
             InvalidFile: it is damaged, or of another model.
         """
+        self._require_plain()
         if not self._config.resume:
-            if not self._checkpoints.is_empty:
-                raise InvalidInput(
-                    f"{self._checkpoints.folder} holds checkpoints of an earlier run; "
-                    "add --resume to go on with it, or name another folder with --checkpoint"
-                )
+            refuse_checkpoints(self._checkpoints.folder)
             return 0
         self._set_aside_damaged()
         folder, state = self._checkpoints.latest()
         self._refuse_different_checkpoints(state.step)
         refuse_other_run(state, self._state(state.step), folder)
+        end = end_of_run(state.step, epochs, steps_per_epoch)
         self._checkpoints.load(folder, state, self._model, self._optimizer, self._scheduler, self._scaler)
         self._attributes.restore(revived(state.attributes))
-        self._emit(Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}"))
+        self._emit(
+            Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}{end}")
+        )
         return state.step
+
+    def _require_plain(self) -> None:
+        optimizer = self._optimizer.gather()
+        if self._group.is_leader:
+            try:
+                Checkpoint.of(self._state(0), {}, optimizer, self._scheduler, self._scaler)
+            except TrainingFailed as error:
+                raise InvalidInput(str(error)) from error
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -131,6 +146,10 @@ class Saving:
         weights, optimizer = self._model.gather_weights(), self._optimizer.gather()
         if self._group.is_leader:
             state = self._state(step)
+            if state.unsaved and not self._is_told:
+                message = f"of this checkpoint is not possible: {words_of_unsaved(state.unsaved)}"
+                self._emit(Event(step=step, kind="resuming", message=message))
+                self._is_told = True
             self._writer.submit(Checkpoint.of(state, weights, optimizer, self._scheduler, self._scaler))
         self._saved_at = time.monotonic()
 

@@ -30,6 +30,7 @@ from evener.training.differences import Difference, largest, off_by, statistic_s
 from evener.training.joined_model import is_cut_alike
 from evener.training.trial import Results, StepValues, Trial, Values
 
+_LOSS_AGAIN = "the loss of a batch, called again"
 _LOSS_IN_PARTS = "the loss of a batch in parts"
 _DRAWN_FOR_ALL = "a random number for the whole batch"
 _EXACT: Precision = "fp64"
@@ -142,7 +143,8 @@ def _compare(
     spent, narrow = group.all_reduce_max([time.perf_counter() - begin, tolerance_here])
     tolerance = max(_TOLERANCES[precision], narrow)
     with _within(context, plan, max(_WAIT, _BUDGETS * budget, _WHOLES * spent)):
-        differences = [Difference(_LOSS_IN_PARTS, trial.off_in_parts())] if in_parts else []
+        losses = zip((_LOSS_AGAIN, _LOSS_IN_PARTS), trial.off_losses(), strict=True) if in_parts else ()
+        differences = [Difference(what, off) for what, off in losses]
         differences += _differences(_divided(trial, plan), expected, trial.initial, precision)
         if trial.shared_draws:
             differences.insert(0, Difference(_DRAWN_FOR_ALL, float("inf")))
@@ -261,6 +263,12 @@ def _sentence(plan: Plan, precision: Precision, difference: Difference) -> str:
             f"--strategy {plan.strategy} divides the samples, but the model or its loss draws a random number for the "
             "whole batch, such as a coin for a layer or noise for a weight, and each node would draw another one: "
             "draw one for every sample, write a BatchTask, in which all nodes draw the same, or --no-check"
+        )
+    if difference.what == _LOSS_AGAIN:
+        return (
+            f"--strategy {plan.strategy} divides the samples, but the loss changes from call to call: for the same "
+            f"outputs and targets the next value differs by a factor of {difference.off:.2g}, as if it counted its "
+            "calls. Compute it from outputs and targets alone, write a BatchTask, or --no-check"
         )
     if difference.what == _LOSS_IN_PARTS:
         return (

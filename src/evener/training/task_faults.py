@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from evener.parallel.gradient_hooks import copied
-from evener.records.errors import EvenerError, InvalidInput, first_line
+from evener.records.errors import EvenerError, InvalidInput, TaskCannot, first_line
 from evener.tracer.meta_model import META, on_meta, value_on_meta
 from evener.tracer.nested import call, map_values
 from evener.training.context import RankContext
@@ -36,9 +36,9 @@ def refuse_outputs(context: RankContext) -> None:
 
 
 def refuse_scheduler(scheduler: Any) -> None:
-    """Raise InvalidInput for a schedule that is stepped with the loss of a validation."""
+    """Raise TaskCannot for a schedule that is stepped with the loss of a validation."""
     if isinstance(scheduler, ReduceLROnPlateau):
-        raise InvalidInput(
+        raise TaskCannot(
             "Task.scheduler is stepped after every step, and ReduceLROnPlateau with the loss of a validation: make it "
             "a BatchTask, which does so"
         )

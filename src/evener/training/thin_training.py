@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
 from evener.config.run_config import RunConfig, require_samples
@@ -28,9 +29,15 @@ from evener.ps.protocol.run_result import weights_of
 from evener.records.atomic import atomic_write
 from evener.records.errors import Interrupted, InvalidFile, NonFiniteLoss, first_line
 from evener.records.events import RunEvent
-from evener.records.record import WEIGHTS, Epoch, Validation, finite_validation
+from evener.records.record import WEIGHTS, Epoch, Event, Validation, finite_validation
 from evener.system.pace import Pace
-from evener.training.checkpoint_folder import checkpoints_in, require_checkpoint
+from evener.training.checkpoint_folder import (
+    checkpoints_in,
+    end_of_run,
+    refuse_checkpoints,
+    refuse_other_settings,
+    require_checkpoint,
+)
 
 _STEP = "step"
 _MAX_CHECKPOINTS = 2
@@ -73,11 +80,16 @@ class _ThinTraining:
     ) -> None:
         require_samples(batch_size, backend.num_samples)
         self._context, self._config, self._backend = context, config, backend
+        sizes = {"batch_size": batch_size, "samples": backend.num_samples}
+        settings = {"task": Path(config.task).stem, "seed": config.seed, **sizes, "precision": config.precision}
+        self._settings = {name: str(value) for name, value in settings.items()}
         self._lone = LoneSamples(backend)
         self._batch, self._epochs = batch_size, epochs
         self._steps_per_epoch = -(-backend.num_samples // batch_size)
         self._pace = Pace(context.node.speed_at(0))
         backend.prepare(epochs * self._steps_per_epoch)
+        if not config.resume:
+            refuse_checkpoints(config.checkpoint_folder)
         self._done = self._restored() if config.resume else 0
 
     def run(self) -> None:
@@ -140,7 +152,7 @@ class _ThinTraining:
     def _save(self) -> None:
         folder = self._config.checkpoint_folder
         arrays: dict[str, NDArray[Any]] = {**self._backend.checkpoint(), _STEP: np.array([self._done])}
-        atomic_write(folder / f"step-{self._done:08d}.safetensors", save(arrays))
+        atomic_write(folder / f"step-{self._done:08d}.safetensors", save(arrays, self._settings))
         for old in checkpoints_in(folder)[:-_MAX_CHECKPOINTS]:
             old.unlink()
 
@@ -150,8 +162,13 @@ class _ThinTraining:
         require_checkpoint(folder)
         newest = checkpoints_in(folder)[-1]
         try:
+            with safe_open(newest, "numpy") as file:
+                refuse_other_settings(file.metadata() or {}, self._settings, newest)
             arrays = load_file(newest)
             self._backend.restore(arrays)
-            return int(arrays[_STEP][0])
+            step = int(arrays[_STEP][0])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise InvalidFile(f"checkpoint {newest} does not fit this task: {first_line(error)}") from error
+        end = end_of_run(step, self._epochs, self._steps_per_epoch)
+        self._context.notify(Event(step=step, kind="resumed", message=f"resumed after step {step} from {newest}{end}"))
+        return step

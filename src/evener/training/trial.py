@@ -34,7 +34,7 @@ from evener.training.context import Arithmetic, RankContext
 from evener.training.differences import as_real
 from evener.training.draws import SameDraws
 from evener.training.joined_model import join_model
-from evener.training.loss_parts import off_in_parts, off_over_data, spread
+from evener.training.loss_parts import off_again, off_in_parts, off_over_data, spread
 from evener.training.narrowing import Narrowing
 from evener.training.training import seed_update
 
@@ -153,22 +153,23 @@ class Trial:
 
         return Results(outputs, self._trained_whole(model, loss))
 
-    def off_in_parts(self) -> float:
-        """Return the relative difference between the loss of all samples, in evaluation mode, and of their parts.
+    def off_losses(self) -> tuple[float, float]:
+        """Return two relative differences of the loss of all samples, in evaluation mode: when it is called again, and
+        when it is computed in parts.
 
         Call this before `divided`, which takes the model over. The first rank computes it as one process, on the CPU if
         the device cannot hold the whole.
         """
         if self._starts[-1] < 2 or not self._context.group.is_leader:
-            return 0.0
+            return 0.0, 0.0
         try:
-            return self._off_in_parts_on(self._device)
+            return self._off_losses_on(self._device)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            return self._off_in_parts_on(torch.device("cpu"))
+            return self._off_losses_on(torch.device("cpu"))
 
-    def _off_in_parts_on(self, device: torch.device) -> float:
+    def _off_losses_on(self, device: torch.device) -> tuple[float, float]:
         model, number = copied(self._context.model).to(device).eval(), self._starts[-1]
         _, targets = self._batch(0, number, device)
         made: list[Any] = []
@@ -179,7 +180,8 @@ class Trial:
                     made.append(call(model, inputs))
             loss, others = self._context.task.loss, self._placed(spread(self._context.num_samples), device)[1]
             off = off_in_parts(loss, made[0], targets, made[1], self._drawing_loss)
-            return max(off, off_over_data(loss, made[0], targets, made[1], others, self._drawing_loss))
+            off = max(off, off_over_data(loss, made[0], targets, made[1], others, self._drawing_loss))
+            return off_again(loss, made[0], targets, self._drawing_loss), off
 
     @contextmanager
     def _drawing_loss(self, first: int, last: int) -> Iterator[None]:

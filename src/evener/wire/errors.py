@@ -131,7 +131,10 @@ class WrongSecret(CannotJoin):
     """Raised if master and token do not share a secret."""
 
     rule = "it does not know this token's secret"
-    cure = "copy the token that this master printed"
+    cure = (
+        "copy the token that this master printed; an invitation may have been revoked or have expired: ask the "
+        "master's administrator for another one (`evener invite`)"
+    )
     lasting = True
 
 

@@ -124,13 +124,19 @@ def test_who_is_asked_to_stop_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert_alike(alone(task("noisy"), replace(config, resume=True)), expected, "noisy")
 
 
+def test_a_complete_run_is_resumed_without_a_step(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run")
+    expected = alone(task("schedule"), config)
+    assert_alike(alone(task("schedule"), replace(config, resume=True)), expected, "schedule")
+
+
 def test_what_cannot_go_on_is_told_in_one_sentence(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run")
     alone(task("schedule"), config)
     with refused(InvalidInput):
         alone(task("schedule"), config)
     with refused(InvalidInput):
-        alone(task("schedule"), replace(config, resume=True))
+        alone(task("schedule", epochs=1), replace(config, resume=True))
     with refused(InvalidInput):
         alone(task("schedule", batch_size=4), replace(config, resume=True))
     with refused(InvalidInput):

@@ -33,7 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "shell.yaml").write_text("names: [a]\ndownload: bash get.sh\n")
     (tmp_path / "archive.yaml").write_text("names: [a]\ndownload: https://example.org/a.zip\n")
     (tmp_path / "plain.yaml").write_text("names: [a]\n")
-    (tmp_path / "evaluated.yaml").write_text("nc: 1\nactivation: __import__('os').system('touch ran')\n")
+    for name in ("evaluated.yaml", "own8.yaml", "own5n-p6.yaml"):
+        (tmp_path / name).write_text("nc: 1\nactivation: __import__('os').system('touch ran')\n")
     return tmp_path
 
 
@@ -47,6 +48,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"model": "yolov8n.yaml", "data": "code.yaml"}, ["data=code.yaml"]),
         ({"model": "yolov8n.yaml", "data": "shell.yaml"}, ["data=shell.yaml"]),
         ({"model": "evaluated.yaml"}, ["model=evaluated.yaml"]),
+        ({"model": "own8n.yaml"}, ["model=own8n.yaml"]),
+        ({"model": "own5n6.yaml"}, ["model=own5n6.yaml"]),
+        ({"model": " evaluated.yaml"}, ["model= evaluated.yaml"]),
+        ({"model": "https://example.org/a.yaml?b=1"}, ["model=https://example.org/a.yaml"]),
+        ({"model": "https://example.org/x.pt?b=1"}, ["model=https://example.org/x.pt"]),
+        ({"model": "yolov8n.yaml", "data": "https://example.org/a.yaml"}, ["data=https://example.org/a.yaml"]),
+        ({"model": "yolov8n.yaml", "data": "ul://someone/data"}, ["data=ul://someone/data"]),
+        ({"model": "yolov8n.yaml", "data": " code.yaml"}, ["data= code.yaml"]),
         ({"model": "yolov8n.yaml", "cfg": "mine.yaml"}, ["cfg=mine.yaml"]),
         ({"model": "x.pt", "data": "code.yaml"}, ["model=x.pt", "data=code.yaml"]),
         ({"model": "yolov8n.yaml", "data": "archive.yaml"}, []),

@@ -92,6 +92,7 @@ def saving_of(
             samples=samples,
             precision=config.precision,
             attributes=attributes.changed(),
+            unsaved=attributes.unsaved(),
         )
 
     return Saving(

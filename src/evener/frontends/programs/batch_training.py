@@ -104,6 +104,7 @@ class BatchTraining:
         self._run, self._task, self._config = run, task, config
         self._arithmetic = Arithmetic(config.precision, run.device)
         batch_size, self.epochs = config.sizes_of(task)
+        self._batch_size = batch_size
         seed_all(config.seed)
         model = require_writable(self._arithmetic.prepare_model(without_synchronised(task.model())))
         self._samples, validation = task.train_data(), task.validation_data() if task.validation_data else None
@@ -128,14 +129,14 @@ class BatchTraining:
         """Train all epochs, or fewer if a callback ends the run.
 
         Raises:
-            InvalidInput: all epochs are done, or the checkpoint belongs to another run.
+            InvalidInput: the checkpoint belongs to another run.
             Interrupted: a rank was asked to stop.
         """
-        done = self._saving.resume() if self._saving else 0
+        done = self._saving.resume(self.epochs, self._steps_for("--resume")) if self._saving else 0
         first, skipped = divmod(done, self._steps_per_epoch or 1)
-        if first >= self.epochs:
-            raise InvalidInput(f"all {self.epochs} epochs are done: --epochs says how many there are to be")
         self._run.steps.number = done
+        if first >= self.epochs:
+            self._run.steps.resume_complete(self._batch_size)
         with self._writing():
             for epoch in range(first, self.epochs):
                 self._begin_epoch(epoch, skipped if epoch == first else 0)

@@ -90,11 +90,15 @@ class Steps:
         """Begin a step on `part`, loaded by `owner`, unless one is under way."""
         if self._part is not None:
             return
-        session = self._session or self._start(part, check)
+        session = self._session or self._start(part.total, check)
         self.number += 1
         session.begin_step(self.number)
         self._group.timer.pace.expect(part.loaded)
         self._owner, self._part, self._loss = owner, part, None
+
+    def resume_complete(self, batch_size: int) -> None:
+        """Begin a run whose steps are all in its checkpoint, so that it has a record."""
+        self._start(batch_size, None)
 
     def tell_loss(self, loss: float) -> None:
         """Set this rank's part of the mean loss of the step; only the first one counts."""
@@ -202,12 +206,12 @@ class Steps:
             return 0.0
         return sampled_weight(self.optimizers[self.number % len(self.optimizers)], self.number)
 
-    def _start(self, part: BatchPart, check: Check | None) -> TrainingSession:
+    def _start(self, total: int, check: Check | None) -> TrainingSession:
         first = self.number + 1
-        sizes, workers = self.division.sizes(first, part.total), self.division.workers(first)
+        sizes, workers = self.division.sizes(first, total), self.division.workers(first)
         follows = self._shares is None and self._layers is None
         balance = Balance(workers=workers, shares=tuple(sizes), is_learning=True) if follows else None
-        plan = self._plan_of(part.total, sizes, check)
+        plan = self._plan_of(total, sizes, check)
         self._session = TrainingSession(
             self._env,
             self._group,

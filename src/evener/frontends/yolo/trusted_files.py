@@ -25,6 +25,7 @@ _PICKLES = (".pt", ".pth")
 _MODELS = ("model", "resume", "pretrained")
 _ARCHIVE = re.compile(r"https?://[^\s'\"]+")
 _YAML = (".yaml", ".yml")
+_SCALE, _SCALE_P6 = re.compile(r"(\d+)[nslmx](.+)?$"), re.compile(r"(\d+[nslmx])6(.+)?$")
 
 
 def what_runs(settings: Mapping[str, str]) -> list[str]:
@@ -39,8 +40,12 @@ def what_runs(settings: Mapping[str, str]) -> list[str]:
 
 def what_is_evaluated(settings: Mapping[str, str]) -> list[str]:
     """Describe the settings of `what_runs` that are no pickles."""
-    names = []
-    if _is_file(settings.get("model", ""), _YAML) and "activation" in _content(settings["model"]):
+    names = [
+        f"{key}={settings[key]}, which comes from another machine,"
+        for key, suffixes in (("model", _YAML), ("data", None))
+        if _is_remote(settings.get(key, ""), suffixes)
+    ]
+    if any("activation" in _content(file) for file in _model_files(settings.get("model", ""))):
         names.append(f"`activation:` in model={settings['model']}")
     if _is_file(settings.get("data", ""), _YAML):
         download = _content(settings["data"]).get("download")
@@ -92,13 +97,31 @@ def _loads_safely() -> bool:
 
 
 def _is_file(value: str, suffixes: tuple[str, ...]) -> bool:
-    return Path(value).suffix.lower() in suffixes and (Path(value).is_file() or "://" in value)
+    path = Path(_without_query(value))
+    return path.suffix.lower() in suffixes and (path.is_file() or "://" in value)
+
+
+def _is_remote(value: str, suffixes: tuple[str, ...] | None) -> bool:
+    """Whether Ultralytics downloads this file, and its name ends so; None for any name."""
+    return "://" in value and (suffixes is None or Path(_without_query(value)).suffix.lower() in suffixes)
+
+
+def _model_files(value: str) -> list[str]:
+    """Return the descriptions of models that Ultralytics may read for `value`: for yolo8n.yaml also yolo8.yaml."""
+    named = (value.strip(), _SCALE_P6.sub(r"\1-p6\2", value.strip()))
+    without_scale = (_SCALE.sub(r"\1\2", name) for name in named)
+    return [one for one in dict.fromkeys((*named, *without_scale)) if _is_file(one, _YAML)]
+
+
+def _without_query(value: str) -> str:
+    """Return a path or an address as Ultralytics takes it."""
+    return value.strip().partition("?")[0] if "://" in value else value.strip()
 
 
 def _content(value: str) -> dict[str, object]:
     """Return the settings of a file; empty if it cannot be read or holds none, which Ultralytics reports itself."""
     try:
-        content = yaml.safe_load(Path(value).read_text(encoding="utf-8", errors="replace"))
+        content = yaml.safe_load(Path(value.strip()).read_text(encoding="utf-8", errors="replace"))
     except (OSError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from evener.ps.master.access.fetches import Fetches
+from evener.ps.master.access.invitations import ASK_FOR_ANOTHER
 from evener.ps.master.access.quotas import IDLE_PATIENCES, Arrivals, require_room, require_size
 from evener.ps.master.access.rights import AUDITED, is_of_command, may_send, wrong_token
 from evener.ps.master.command_handlers import COMMANDS, CommandHandlers
@@ -193,7 +194,7 @@ class Handlers:
 
     def _close_revoked(self, invitation: str) -> None:
         """Close the connections of a revoked invitation, but not those of nodes that have joined."""
-        reason = self._effects.invitations.why_not(invitation)
+        reason = f"{self._effects.invitations.why_not(invitation)}: {ASK_FOR_ANOTHER}"
         for peer, grant in list(self._grants.items()):
             if grant.invitation == invitation and self._nodes.at(peer) is None:
                 self._tell_refusal(peer, reason, to_command=grant.role == "submitter")

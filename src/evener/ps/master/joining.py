@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from evener.doctor.peers import CLOCK_SECONDS, minor
+from evener.ps.master.access.invitations import ASK_FOR_ANOTHER
 from evener.ps.master.access.quotas import MAX_NAMES, require_small
 from evener.ps.master.effects import Effects
 from evener.ps.master.node_state import Transition
@@ -156,5 +157,5 @@ class Joining:
         if not join.key:
             return "a node with an invitation needs a key"
         if reason := self._effects.invitations.why_not(invitation):
-            return f"{reason}: ask for another one (`evener invite`)"
+            return f"{reason}: {ASK_FOR_ANOTHER}"
         return "" if members.has_room else "the master cannot remember more keys of nodes"

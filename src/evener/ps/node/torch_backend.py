@@ -29,7 +29,7 @@ from evener.parallel.parallel_model import require_scalar
 from evener.parallel.refusals import refuse_lazy
 from evener.ps.node.torch_state import TorchState, layout_of_model, shared_state
 from evener.ps.protocol.server_optimizer import group_numbers, server_optimizer
-from evener.records.errors import InvalidInput, UnknownOptimizer
+from evener.records.errors import TaskCannot, UnknownOptimizer
 from evener.records.task import Task
 from evener.sync.layout import Flat, flat_of
 from evener.sync.protocol import Outer
@@ -256,7 +256,8 @@ def _schedule_of(task: Task, model: nn.Module, num_steps: int) -> list[list[Sett
                 scheduler.step()
             except TypeError as error:
                 rule = "a schedule has to be known before the run with --agreement"
-                raise InvalidInput(f"{rule}: {type(scheduler).__name__} is not") from error
+                name = type(scheduler).__name__
+                raise TaskCannot(f"{rule}: {name} is not; make it a BatchTask, and leave --agreement out") from error
     return steps
 
 

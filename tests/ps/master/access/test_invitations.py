@@ -111,7 +111,10 @@ def test_a_node_comes_by_invitation_comes_back_after_it_was_revoked_and_nobody_e
         with invited(ps, invitation.token) as connection:
             refused = answer_to(connection, "b", KEYS[1])
             assert isinstance(refused, m.Dismiss)
-            assert "the invitation was for 1 node, which have joined: ask for another one" in refused.reason
+            assert (
+                "the invitation was for 1 node, which have joined: ask the master's administrator for another one"
+                in refused.reason
+            )
         status = admin.change(RevokeInvitation(invitation=invitation.invitation))
         assert [(one.joined, one.seconds) for one in status.invitations] == [(1, 0.0)]
         with invited(ps, invitation.token) as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from evener.cli.app import main
 from evener.commands.join import connector
 from evener.commands.up import down, nodes, stop
 from evener.config.options import MasterAccess, NodesAccess, StopAccess
@@ -256,3 +258,26 @@ def test_the_audit_names_the_invitation_of_whoever_joins_submits_and_is_refused(
         assert lines["had the nodes looked at"]["invitation"] == invitation.invitation
         assert lines["refused"]["invitation"] == invitation.invitation
         assert lines["invited"]["invitation"] == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "mnist"),
+        ("train", "mnist", "--agreement", "sync"),
+        ("tune", "mnist"),
+        ("yolo", "train", "model=yolov8n.pt"),
+    ],
+)
+def test_a_submission_with_a_nodes_token_is_refused_before_anything_is_loaded(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("evener.cli.commands.loading", None)
+    monkeypatch.setattr("evener.cli.commands.require_ultralytics", lambda: None)
+    with plane() as ps:
+        access = ("--master", str(ps.address), "--token", ps.identity.token_of("node").text)
+        monkeypatch.setattr(sys, "argv", ["evener", *words, *access])
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert end.value.code == 2
+    assert "this is a node's token; use a submitter's" in capsys.readouterr().err

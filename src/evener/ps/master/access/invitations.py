@@ -22,6 +22,7 @@ from evener.records.errors import require
 from evener.records.schema import Count, Finite, Noun, Part, Word, read_noun, write_noun
 from evener.wire.identity import Grant, Identity, Token
 
+ASK_FOR_ANOTHER = "ask the master's administrator for another one (`evener invite`)"
 MAX_INVITATIONS = 256
 """Limit of invitations: each is tried on every peer that connects."""
 
@@ -116,7 +117,9 @@ class Invitations:
 
     def why_no_submitter(self, grant: Grant) -> str:
         """Say why a submitter's token no longer allows to submit runs; empty if it does, or is a node's."""
-        return self.why_not(grant.invitation) if grant.role == "submitter" and grant.invitation else ""
+        if grant.role != "submitter" or not grant.invitation or not (reason := self.why_not(grant.invitation)):
+            return ""
+        return f"{reason}: {ASK_FOR_ANOTHER}"
 
     def submitter_of(self, grant: Grant) -> str:
         """Return the name under which a token submits runs: the invitation's, or else the role."""
