@@ -156,7 +156,9 @@ def _open_streams() -> None:
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             nowhere = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
-            if nowhere.fileno() != number and not os.path.exists(f"/proc/self/fd/{number}"):
+            if nowhere.fileno() == number:
+                os.set_inheritable(number, True)  # as a stream of the processes that this one starts
+            elif not os.path.exists(f"/proc/self/fd/{number}"):
                 os.dup2(nowhere.fileno(), number)
             setattr(sys, name, nowhere)
 
