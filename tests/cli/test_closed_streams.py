@@ -27,3 +27,20 @@ def test_a_command_needs_no_streams(tmp_path: Path, closed: str, words: tuple[st
     assert "Traceback" not in ended.stderr + ended.stdout
     if "2>&-" not in closed:
         assert ended.stderr.count("evener: ") == bool(code)
+
+
+STARTER = """
+import subprocess, sys
+from evener.cli.app import _open_streams
+_open_streams()
+opened = "import sys; sys.exit(None in (sys.stdin, sys.stdout, sys.stderr))"
+sys.exit(subprocess.run([sys.executable, "-c", opened], close_fds=False).returncode)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-", "2>&-"])
+def test_processes_that_it_starts_have_streams(closed: str) -> None:
+    words = ["bash", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", STARTER]
+    assert (
+        subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=100, check=False).returncode == 0
+    )

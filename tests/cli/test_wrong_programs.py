@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,8 +20,14 @@ ALL = wrong_programs(COUNT, SEED)
 START = "import sys; sys.argv[0] = 'evener'; from evener.cli.app import main; main()"
 MARK = "EVENER_TEST_MARK"
 OF_PYTORCH = "torchinductor_"
-CHEAP_SECONDS = 30.0
-"""Limit for what needs no data; it is refused in one or two seconds on an idle machine."""
+CHEAP_SECONDS = 3.0
+"""Limit of the time that processors compute for what needs no data, which a busy machine does not change."""
+
+
+def computed_seconds() -> float:
+    """Return the seconds that ended children of this process have computed."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def processes_of(mark: str) -> list[int]:
@@ -56,6 +63,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path, one
     shared = set(os.listdir("/dev/shm"))
     variables = {name: value for name, value in os.environ.items() if not name.startswith("EVENER")}
     own = {MARK: mark, "EVENER_HOME": str(tmp_path / "home"), "TMPDIR": str(temporary), "COLUMNS": "160"}
+    before = computed_seconds()
     prefix = (*one.prefix, f"PYTHONPATH={os.environ['PYTHONPATH']}") if one.prefix == ("env", "-i") else one.prefix
     try:
         ended = subprocess.run(
@@ -64,12 +72,13 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path, one
             env={**variables, **own, **one.variables},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=CHEAP_SECONDS if one.is_cheap else 250,
+            timeout=250,
             check=False,
         )
     finally:
         left = end_processes(mark)
     out, error = ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace")
+    assert not one.is_cheap or computed_seconds() - before < CHEAP_SECONDS, one.name
     assert "Traceback" not in out + error, one.name
     assert not left, one.name
     assert [path.name for path in temporary.iterdir() if OF_PYTORCH not in path.name] == [], one.name

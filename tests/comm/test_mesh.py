@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -229,6 +231,20 @@ def test_a_message_that_the_other_end_has_not_signed_there_is_not_taken(mischief
         target.receive_from(1 - target.rank)
     for one in (mesh, second):
         one.close()
+
+
+def test_silent_strangers_do_not_delay_a_rank() -> None:
+    store = memory_store()
+    with ThreadPoolExecutor(1) as pool, ExitStack() as strangers:
+        first = pool.submit(join, 0, store)
+        host, port = store.get("mesh/0").decode().split()
+        for _ in range(100):  # more than the handshakes that go on at the same time
+            strangers.enter_context(socket.create_connection((host, int(port)))).sendall(HELLO[:20])
+        began = time.monotonic()
+        second = join(1, store)
+        for mesh in (second, first.result(10)):
+            mesh.close()
+    assert time.monotonic() - began < 4
 
 
 def test_a_rank_with_another_secret_is_refused_and_the_right_one_let_in() -> None:

@@ -6,17 +6,34 @@ import time
 import pytest
 
 from evener.comm.signed_store import SignedStore
-from evener.launch.rank_heartbeat import RankHeartbeat, read_beat
+from evener.launch.rank_heartbeat import RankHeartbeat, read_beat, read_ending
 from evener.launch.store import LEAST_START_SECONDS
 from evener.records.errors import NodeLost
+from support.refusals import refused
 from support.stores import memory_store
 
 
 def test_a_heartbeat_in_the_store_reads_back_and_is_zero_before_the_first() -> None:
     store = memory_store()
     assert read_beat(store, 1) == (0, 0)
-    store.set("beat/1", "12:345")
+    store.set("beat/1", "[12,345]")
     assert read_beat(store, 1) == (12, 345)
+
+
+@pytest.mark.parametrize("value", [b"", b"1:2", b"[1,2,3]", b"[-1,2]", b'["x",2]', b"\xff", b"null", b"[1e999,1]"])
+def test_a_malformed_heartbeat_is_a_named_error_also_in_the_thread(value: bytes) -> None:
+    store, lost = memory_store(), list[NodeLost]()
+    store.set("beat/1", value)
+    with refused(NodeLost):
+        read_beat(store, 1)
+    heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b"], patience=60, on_lost=lost.append)
+    heartbeat.start()
+    heartbeat.join(timeout=30)
+    assert [type(one) for one in lost] == [NodeLost]
+    store.set("left/1", value)
+    if value != b"null":  # a rank that has done its work
+        with refused(NodeLost):
+            read_ending(store, 1)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +52,7 @@ def test_silence_is_a_count_that_has_not_grown_for_the_patience(
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b", "c"], patience=5.0, on_lost=print)
     for seconds, rank in sorted(zip(last, (1, 2), strict=True)):
-        store.set(f"beat/{rank}", "1:3")
+        store.set(f"beat/{rank}", "[1,3]")
         heartbeat._find_lost(seconds)
     lost = heartbeat._find_lost(now)
     assert (lost is None) == (silent is None)
@@ -55,7 +72,7 @@ def test_a_rank_that_stops_beating_is_named_with_node_rank_and_step() -> None:
     heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b"], patience=0.4, on_lost=lost.append)
     heartbeat.start()
     for count in range(1, 9):
-        store.set("beat/1", f"{count}:7")
+        store.set("beat/1", f"[{count},7]")
         time.sleep(0.1)
     assert not lost
     heartbeat.join(timeout=5)

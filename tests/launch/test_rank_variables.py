@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from evener.launch.rank_variables import number_of
 from evener.records.errors import InvalidInput
 from support.commands import TINY, evener
+from support.refusals import refused
 
 
 @pytest.mark.parametrize("rank", [pytest.param("0", marks=pytest.mark.slow), "1"])
@@ -25,3 +27,10 @@ def test_an_address_that_cannot_be_resolved_is_one_sentence_at_once(address: str
     assert address in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
     assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("text", ["", "x", "\uff19", "1_0", " 9", "1e3", "+9", "9" * 40])
+def test_a_variable_that_is_no_plain_number_is_refused(text: str) -> None:
+    with refused(InvalidInput):
+        number_of({"MASTER_PORT": text}, "MASTER_PORT", 1, 65535)
+    assert number_of({"MASTER_PORT": "29500"}, "MASTER_PORT", 1, 65535) == 29500

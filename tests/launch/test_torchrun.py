@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evener.launch.torchrun import named_nodes, say_what_is_waited_for
+from evener.launch.torchrun import Introduction, named_nodes, say_what_is_waited_for
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,9 @@ from evener.launch.torchrun import named_nodes, say_what_is_waited_for
     ],
 )
 def test_machines_of_one_name_are_told_apart(rows: list[str], names: list[str], hosts: list[str]) -> None:
-    nodes = named_nodes([[*row.split(), "cpu", "1.0"] for row in rows])
+    nodes = named_nodes(
+        [Introduction(host, machine, local, "cpu", 1.0) for host, machine, local in map(str.split, rows)]
+    )
     assert [node.name for node in nodes] == names
     assert [node.host for node in nodes] == hosts
 

@@ -296,6 +296,8 @@ _MAY_TRAIN = (
     "words['metrics'] = {3",
     "words['loss'] = lambda m, b: (m(b[0]).sum(), -3)",
 )
+_SUM = "reduction='sum'"
+"""A loss that one process may train, and several nodes may not, which divide batches."""
 
 
 def _batch_task(draw: random.Random) -> WrongInput:
@@ -303,7 +305,7 @@ def _batch_task(draw: random.Random) -> WrongInput:
     line = draw.choice(_WRONG_BATCH_TASKS)
     how: tuple[str, ...] = draw.choice([(), ("--local-nodes", "1,1"), ("--workers", "1"), ("--precision", "bf16")])
     text = f"{BATCH_TASK}{line}\ntask = BatchTask(**words)\n"
-    may_work = line.startswith(_MAY_TRAIN)
+    may_work = line.startswith(_MAY_TRAIN) or (_SUM in line and "--local-nodes" not in how)
     return WrongInput(("train", "b.py", "--output", "out", *how), {"b.py": text}, is_cheap=False, may_work=may_work)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -25,9 +24,9 @@ from evener.records.errors import (
     TrainingFailed,
     exit_code_of,
     explain,
-    first_line,
     is_of_the_disk,
     place_of,
+    pytorch_refusal,
     system_refusal,
     words_of,
 )
@@ -144,7 +143,7 @@ def main() -> None:
             _refuse(f"{sentence}; --resume takes no folder: name it by --checkpoint FOLDER" if is_folder else sentence)
         if place := place_of(error):  # in the user's code
             _fail(f"{words_of(error)}{place}", TrainingFailed.exit_code)
-        if sentence := system_refusal(error) or _words_of_pytorch(error):
+        if sentence := system_refusal(error) or pytorch_refusal(error):
             _fail(sentence, EvenerError.exit_code)
         raise
     if code == Interrupted.exit_code:  # what typer makes of Ctrl-C
@@ -157,7 +156,9 @@ def _open_streams() -> None:
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             nowhere = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
-            if nowhere.fileno() != number and not os.path.exists(f"/proc/self/fd/{number}"):
+            if nowhere.fileno() == number:
+                os.set_inheritable(number, True)  # as a stream of the processes that this one starts
+            elif not os.path.exists(f"/proc/self/fd/{number}"):
                 os.dup2(nowhere.fileno(), number)
             setattr(sys, name, nowhere)
 
@@ -179,18 +180,6 @@ def _require_open_files() -> None:
     if 0 <= allowed < _MIN_OPEN_FILES:
         sentence = f"this process may open {allowed} files, and needs {_MIN_OPEN_FILES}: type `ulimit -n 1024`"
         _fail(sentence, InvalidInput.exit_code)
-
-
-def _words_of_pytorch(error: BaseException) -> str:
-    """Why PyTorch, which is installed, cannot be loaded; empty of another error."""
-    if "torch" in sys.modules:
-        return ""
-    if isinstance(error, ImportError):
-        return f"PyTorch cannot be loaded: {first_line(error)}; give this process more memory, or install PyTorch again"
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
-    if any(file.endswith(os.path.join("", "torch", "__init__.py")) for file in files):
-        return f"PyTorch cannot be loaded: {words_of(error)}; correct this in the environment, or install PyTorch again"
-    return ""
 
 
 def _refuse(sentence: str) -> None:

@@ -11,7 +11,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 
 from evener.comm.channel import Channel, read
@@ -26,7 +26,10 @@ from evener.wire.handshake import MESSAGE_BYTES, NONCE_BYTES, MasterHandshake, N
 from evener.wire.identity import Token
 
 _RANK = struct.Struct("<I")
-_HANDSHAKE_SECONDS = 5.0
+_RANK_SECONDS = 5.0
+"""Time in which a caller that has proved the secret sends its rank."""
+_MAX_CALLERS = 64
+"""Connections whose handshake is under way."""
 
 
 def join_mesh(
@@ -56,13 +59,12 @@ def join_mesh(
     """
     token = Token(secret=store.secret, fingerprint=None)
     mesh = Mesh(rank=rank, nodes=nodes, peers={})
-    with ExitStack() as undo, socket.create_server((address, 0), backlog=len(nodes)) as server:
+    with ExitStack() as undo, socket.create_server((address, 0), backlog=_MAX_CALLERS) as server:
         undo.callback(mesh.close)
         publish_endpoint(store, f"mesh/{rank}", address, server)
         for other in range(rank):
             mesh.peers[other] = _call(mesh, other, store, token, patience, connect_seconds or patience)
-        while len(mesh.peers) < len(nodes) - 1:
-            _accept(mesh, server, store, token, patience)
+        _accept_later_ranks(mesh, server, store, token, patience)
         undo.pop_all()
     for peer in mesh.peers.values():
         peer.sock.settimeout(longest_wait)
@@ -116,7 +118,7 @@ def _call(
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while message is not None:
                 peer.sendall(message)
-                _await_readable(peer, store, deadline)
+                _await_readable([peer], store, deadline)
                 message = handshake.answer(bytes(read(peer, MESSAGE_BYTES, deadline)))
             channel = Channel(peer, handshake.session_key(), is_caller=True)
             channel.send(_RANK.pack(mesh.rank))
@@ -137,45 +139,87 @@ def _call(
     return channel
 
 
-def _await_readable(peer: socket.socket, store: SignedStore, deadline: float) -> None:
-    """Wait until data or a caller can be read. Raises TimeoutError."""
+def _await_readable(sockets: Collection[socket.socket], store: SignedStore, deadline: float) -> set[int]:
+    """Return the numbers of the `sockets` that have data or a caller, once one has. Raises TimeoutError."""
     waiting = select.poll()  # select() knows no descriptor beyond 1023
-    waiting.register(peer, select.POLLIN)
+    for one in sockets:
+        waiting.register(one, select.POLLIN)
     for seconds in slices(deadline, store.is_over):
-        if waiting.poll(1000 * seconds):
-            return
+        if ready := waiting.poll(1000 * seconds):
+            return {number for number, _ in ready}
     raise TimeoutError("timed out")
 
 
-def _accept(mesh: Mesh, server: socket.socket, store: SignedStore, token: Token, patience: float) -> None:
-    """Accept one caller, if it knows the secret."""
+class _Caller:
+    """A connection whose other end has not yet proved that it is a rank."""
+
+    def __init__(self, sock: socket.socket, token: Token) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._handshake = MasterHandshake(token, secrets.token_bytes(NONCE_BYTES))
+        self._received = b""
+
+    def advance(self) -> tuple[int, Channel] | None:
+        """Process what has arrived; return the rank and its connection once it has proved the secret.
+
+        Raises:
+            OSError, struct.error: the other end is no rank, or has closed the connection.
+        """
+        data = self.sock.recv(MESSAGE_BYTES - len(self._received))
+        if not data:
+            raise ConnectionError("the connection was closed")
+        self._received += data
+        if len(self._received) < MESSAGE_BYTES:
+            return None
+        reply = self._handshake.answer(self._received)
+        self._received = b""
+        self.sock.sendall(reply.message)
+        if reply.refusal:
+            raise ConnectionError(reply.refusal)
+        if not reply.welcome:
+            return None
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel = Channel(self.sock, self._handshake.session_key(), is_caller=False)
+        (rank,) = _RANK.unpack(channel.receive(time.monotonic() + _RANK_SECONDS))
+        return int(rank), channel
+
+
+def _accept_later_ranks(mesh: Mesh, server: socket.socket, store: SignedStore, token: Token, patience: float) -> None:
+    """Accept all later ranks; each has to come within `patience` after the one before.
+
+    All handshakes go on at the same time, so a caller that sends nothing delays no rank.
+    """
+    callers: list[_Caller] = []
+    deadline = time.monotonic() + patience
     try:
-        _await_readable(server, store, time.monotonic() + patience)
-        caller, _ = server.accept()
+        while len(mesh.peers) < mesh.size - 1:
+            ready = _await_readable([server, *(one.sock for one in callers)], store, deadline)
+            for caller in [one for one in callers if one.sock.fileno() in ready]:
+                callers.remove(caller)
+                rank, channel = _advanced(caller)
+                if rank is not None and channel is not None and rank in range(mesh.rank + 1, mesh.size):
+                    mesh.peers[rank] = channel
+                    deadline = time.monotonic() + patience
+                elif rank is None:
+                    callers.append(caller)
+                else:
+                    caller.sock.close()
+            if server.fileno() in ready:
+                callers.append(_Caller(server.accept()[0], token))
+            if len(callers) > _MAX_CALLERS:
+                callers.pop(0).sock.close()  # it has sent nothing for the longest time
     except OSError as error:
         missing = [mesh.nodes[r] for r in range(mesh.rank + 1, mesh.size) if r not in mesh.peers]
         sentence = f"node {missing[0]} did not connect to node {mesh.nodes[mesh.rank]}: {error}"
         raise NodeLost(sentence, (missing[0],)) from error
+    finally:
+        for caller in callers:
+            caller.sock.close()
+
+
+def _advanced(caller: _Caller) -> tuple[int | None, Channel | None]:
+    """Return rank and connection of a caller; None and None before its proof, -1 and None if it is no rank."""
     try:
-        rank, channel = _authenticated(caller, token, time.monotonic() + min(patience, _HANDSHAKE_SECONDS))
+        return caller.advance() or (None, None)
     except (OSError, struct.error):
-        rank, channel = -1, None  # not an Evener rank
-    if channel is None or rank not in range(mesh.rank + 1, mesh.size):
-        caller.close()
-        return
-    caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    mesh.peers[rank] = channel
-
-
-def _authenticated(caller: socket.socket, token: Token, deadline: float) -> tuple[int, Channel | None]:
-    """Return the rank of a caller that proves the secret, and its connection; otherwise -1 and None."""
-    handshake = MasterHandshake(token, secrets.token_bytes(NONCE_BYTES))
-    while True:
-        reply = handshake.answer(bytes(read(caller, MESSAGE_BYTES, deadline)))
-        caller.sendall(reply.message)
-        if reply.refusal:
-            return -1, None
-        if reply.welcome:
-            channel = Channel(caller, handshake.session_key(), is_caller=False)
-            (rank,) = _RANK.unpack(channel.receive(deadline))
-            return int(rank), channel
+        return -1, None

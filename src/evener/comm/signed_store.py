@@ -11,13 +11,16 @@ import hmac
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch.distributed as dist
 
 from evener.comm.waiting import never, slices
 from evener.records.errors import NodeLost
+from evener.records.schema import shown
 
+T = TypeVar("T")
 TAG_BYTES = 32
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.0005, 0.05
 _stores: Any = dist  # its stores are not typed
@@ -71,6 +74,17 @@ class SignedStore(_stores.Store):  # type: ignore[misc]
                 "$EVENER_SECRET has to be the same on all machines, and secret"
             )
         return data
+
+    def get_as(self, key: str, kind: type[T]) -> T:
+        """Return a value that was published as JSON, once it exists. Raises NodeLost if it is no `kind`."""
+        data = self.get(key)
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.DecodeError as error:
+            raise NodeLost(
+                f"a rank has published '{shown(data.decode(errors='replace'))}' as {self._prefix}{key}, which this "
+                f"version does not understand ({error}): install the same version of Evener on all nodes"
+            ) from error
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all these values exist. Raises NodeLost if a signature is wrong."""

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from evener.data.loading_process import begin_process, load_in_process, received
 from evener.data.sampler import Indices, MicroBatch, Sampler, stream
 from evener.records.errors import InvalidInput, noting
+from evener.system.process_exit import own_worker_sockets
 from evener.tracer.nested import map_values
 
 
@@ -152,6 +153,8 @@ def open_batches(
 
     A rank without samples is given one all the same, which is to count for nothing: it takes part in what all do.
     """
+    if workers:
+        own_worker_sockets()
     loader = DataLoader(
         _Fetch(dataset, seed, collate),
         batch_sampler=stream(sampler, first, last),  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +36,7 @@ from evener.system.host import version_of
 from evener.version import VERSION
 
 _CONNECT_SECONDS = 4.0
+T = TypeVar("T")
 _WAIT_SECONDS = 30.0
 
 
@@ -69,8 +71,8 @@ def require_fit(env: RankEnvironment, *, is_wanted: bool) -> list[Finding]:
         return []
     store = env.store.under("preflight")
     if env.rank == 0:
-        store.set("wanted", str(int(is_wanted)))
-    if _awaited(store, "wanted", "the first machine") == b"0":
+        store.set("wanted", msgspec.json.encode(is_wanted))
+    if not _awaited(store, "wanted", "the first machine", bool):
         return []
     if env.rank in heads:
         _look(env, store, heads)
@@ -132,22 +134,22 @@ def _connect(rank: int, greetings: dict[int, _Hello]) -> tuple[float, tuple[Unre
 
 
 def _hello_of(env: RankEnvironment, store: SignedStore, head: int) -> _Hello:
-    return msgspec.json.decode(_awaited(store, f"hello/{head}", env.nodes[head].host), type=_Hello)
+    return _awaited(store, f"hello/{head}", env.nodes[head].host, _Hello)
 
 
 def _facts_of(env: RankEnvironment, store: SignedStore, head: int) -> PeerFacts:
-    return msgspec.json.decode(_awaited(store, f"facts/{head}", env.nodes[head].host), type=PeerFacts)
+    return _awaited(store, f"facts/{head}", env.nodes[head].host, PeerFacts)
 
 
-def _awaited(store: SignedStore, key: str, machine: str) -> bytes:
-    """Return a value, once it exists. Raises NodeLost after a timeout."""
+def _awaited(store: SignedStore, key: str, machine: str, kind: type[T]) -> T:
+    """Return a value, once it exists. Raises NodeLost after a timeout, or if it is no `kind`."""
     try:
         store.wait([key], timedelta(seconds=_WAIT_SECONDS))
     except RuntimeError as error:
         raise NodeLost(
             f"{machine} said nothing for {_WAIT_SECONDS:g} s before the run: is it another version of Evener?"
         ) from error
-    return store.get(key)
+    return store.get_as(key, kind)
 
 
 def _error_of(errors: Sequence[Finding]) -> EvenerError:

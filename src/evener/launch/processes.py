@@ -16,6 +16,8 @@ import io
 import multiprocessing
 import os
 import pickle
+import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -30,9 +32,10 @@ from multiprocessing.context import ForkServerProcess
 from types import FunctionType, ModuleType
 from typing import Any
 
+from evener.launch import preload as preloading
 from evener.launch.parent import Failed, Parent, Said, Sent, decoder
 from evener.system.cores import compute_in, keep_to_quota
-from evener.system.process_exit import exit_with_parent, kill_with_starter
+from evener.system.process_exit import exit_with_parent, kill_with_starter, put_worker_sockets_into
 from evener.system.signals import outlive_terminal, set_handler
 
 RANK_MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "evener.training.rank")
@@ -130,11 +133,13 @@ class LocalProcesses:
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._context = multiprocessing.get_context("forkserver")
+        self._folder = os.path.join(tempfile.gettempdir(), f"evener-{secrets.token_hex(8)}")
         is_main = threading.current_thread() is threading.main_thread()
-        self._context.set_forkserver_preload([*([_SERVER] if is_main else []), *preload])
+        self._context.set_forkserver_preload([*([_SERVER] if is_main else []), preloading.__name__])
         with _terminal_is_held_back():
             resource_tracker.ensure_running()  # here, for it lets Ctrl-C through when it has started
-        with _terminal_is_held_back(), _without_main(), _without_socket_file():
+        modules = _variable(preloading.NAMES, ",".join(preload))
+        with _terminal_is_held_back(), _without_main(), _without_socket_file(), modules:
             forkserver.ensure_running()  # it ignores Ctrl-C itself, but only when it has loaded all that
         self._started: list[LocalProcess] = []
 
@@ -158,7 +163,7 @@ class LocalProcesses:
         """
         ours, theirs = self._context.Pipe()
         heard, stop = self._context.Pipe(duplex=False)
-        main_arguments = (target, arguments, tuple(cores), threads, theirs, heard)
+        main_arguments = (target, arguments, tuple(cores), threads, theirs, heard, self._folder)
         process = self._context.Process(target=_main, args=main_arguments, name=name)
         with contextlib.nullcontext() if _needs_main((target, *arguments)) else _without_main():
             process.start()
@@ -200,6 +205,7 @@ class LocalProcesses:
             one.process.kill()
         for one in self._started:
             _close(one)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _close(one: LocalProcess) -> None:
@@ -217,19 +223,24 @@ def _main(
     threads: int | None,
     pipe: Connection,
     stop: Connection,
+    folder: str,
 ) -> None:
     """Run the target in a new process.
 
-    Ctrl-C and the end of the terminal are handled by the user's command, which stops this process by SIGTERM.
+    Workers of data loaders put sockets into `folder`, which the starter removes, since killed processes cannot. Ctrl-C
+    and the end of the terminal are handled by the user's command, which stops this process by SIGTERM.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_handler(signal.SIGHUP, lambda *_: None)
     outlive_terminal()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINAL_SIGNALS)  # for what this process starts
+    put_worker_sockets_into(folder)
     multiprocessing.set_start_method(None, force=True)  # the user's workers start as in a process of the user's own
     parent, error = Parent(pipe, stop), None
     try:
+        if preloading.error is not None:
+            raise preloading.error
         kill_with_starter()
         exit_with_parent()
         if cores and hasattr(os, "sched_setaffinity"):
@@ -277,6 +288,16 @@ def _terminal_is_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment inside."""
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -24,6 +25,8 @@ from evener.records.errors import EvenerError, NodeLost, explain, first_line
 from evener.system.heartbeat import ListenedSeconds, Progress, interval
 
 _FAILURE, _SHARED_FAILURE, _STOP = "failure", "shared failure", "stop"
+_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+_Ending: Any = tuple[ErrorKind, str] | None
 _SHARED_SECONDS = 2.0
 """Time in which a rank raises the shared error that another one has reported."""
 _HEARING_SECONDS = 2.0
@@ -173,7 +176,7 @@ class RankHeartbeat:
             try:
                 for key in (_FAILURE, _SHARED_FAILURE):
                     if self._store.check([key]):
-                        return str(self._store.get(key).decode())
+                        return self._store.get(key).decode(errors="replace")
             except (RuntimeError, NodeLost):
                 return ""
             if time.monotonic() > until:
@@ -226,15 +229,15 @@ class RankHeartbeat:
     def _beat(self, count: int) -> NodeLost | None:
         """Beat, then listen to the others; an error if one of them is lost."""
         try:
-            self._store.set(_key(self._rank), f"{count}:{self.step}")
+            self._store.set(_key(self._rank), msgspec.json.encode((count, self.step)))
             if self._store.check([_FAILURE]):
                 self._store.set(_heard(self._rank), "1")
-                return NodeLost(self._store.get(_FAILURE).decode())
+                return NodeLost(self._store.get(_FAILURE).decode(errors="replace"))
             if self._store.check([_SHARED_FAILURE]):
                 self._shared_since = self._shared_since or time.monotonic()
                 if time.monotonic() - self._shared_since > _SHARED_SECONDS:
                     self._store.set(_heard(self._rank), "1")
-                    return NodeLost(self._store.get(_SHARED_FAILURE).decode())
+                    return NodeLost(self._store.get(_SHARED_FAILURE).decode(errors="replace"))
             if self._store.check([_STOP]):
                 self._on_stop()
             if self._lines is not None and (cut := self._lines.cut()) is not None:
@@ -267,8 +270,7 @@ def read_beat(store: SignedStore, rank: int) -> tuple[int, int]:
     """Return the number of the last heartbeat of `rank` and its step; zeros before the first."""
     if not store.check([_key(rank)]):
         return 0, 0
-    count, step = store.get(_key(rank)).decode().split(":")
-    return int(count), int(step)
+    return store.get_as(_key(rank), tuple[_Number, _Number])
 
 
 def has_left(store: SignedStore, rank: int) -> bool:
@@ -283,13 +285,13 @@ def has_heard(store: SignedStore, rank: int) -> bool:
 
 def read_ending(store: SignedStore, rank: int) -> EvenerError | None:
     """Return the error of `rank`, which has ended; None if it had done its work."""
-    ending = msgspec.json.decode(store.get(_left(rank)), type=tuple[ErrorKind, str] | None)
+    ending: tuple[ErrorKind, str] | None = store.get_as(_left(rank), _Ending)
     return None if ending is None else ending[0].as_error(ending[1])
 
 
 def published_failure(store: SignedStore) -> str:
     """Return the failure of one rank that ends all others; empty without one."""
-    return store.get(_FAILURE).decode() if store.check([_FAILURE]) else ""
+    return store.get(_FAILURE).decode(errors="replace") if store.check([_FAILURE]) else ""
 
 
 def _ending(error: BaseException | None) -> str:

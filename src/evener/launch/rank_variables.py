@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping
 
@@ -47,10 +48,9 @@ def number_of(variables: Mapping[str, str], name: str, least: int = 0, most: int
     field = f"environment variable {name}"
     if text is None:
         raise InvalidValue(field, text, "set, as torchrun and srun do")
-    try:
-        value = int(text)
-    except ValueError:
-        raise InvalidValue(field, text, "a whole number, as torchrun sets it") from None
+    if not re.fullmatch("-?[0-9]{1,18}", text):  # int() also takes other scripts' digits, spaces and underscores
+        raise InvalidValue(field, text, "a whole number, as torchrun sets it")
+    value = int(text)
     if not least <= value <= most:
         raise InvalidValue(field, text, f"a number from {least} to {most}")
     return value

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from msgspec.structs import replace
 
@@ -30,6 +31,24 @@ from evener.system.sign_of_life import sign_of_life
 
 _ANSWER_FACTOR = 1.25
 """Time that a store may take to report a timeout, relative to that timeout."""
+
+
+class Introduction(NamedTuple):
+    """What a rank publishes of itself.
+
+    Attributes:
+        host: name of its machine.
+        machine: the launcher's number of the machine, or `-`.
+        local: its number on the machine.
+        device: it computes on.
+        speed: its share of a processor's speed.
+    """
+
+    host: str
+    machine: str
+    local: str
+    device: str
+    speed: float
 
 
 def torchrun_environment(
@@ -56,12 +75,13 @@ def torchrun_environment(
     keep_to_quota()
     here = _number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else 1
     speed = quota_speed(max(1, here)) if device == "cpu" else 1.0
+    own = Introduction(socket.gethostname(), machine, str(local), device, speed)
     with ExitStack() as waiting:
         if _is_first_of_several(variables):
             waiting.enter_context(sign_of_life(say, _waits(variables)))
         root = keep_store(host, port, secret)[0] if is_keeper else open_store()
         store = root.under(prefix)
-        nodes = _introduce(store, rank, size, f"{socket.gethostname()} {machine} {local} {device} {speed}", patience)
+        nodes = _introduce(store, rank, size, own, patience)
     if rank == 0 and file is not None:
         file.unlink()  # all ranks have used the secret by now
     env = RankEnvironment(
@@ -143,29 +163,28 @@ def _introduce(
     store: SignedStore,
     rank: int,
     size: int,
-    name: str,
+    own: Introduction,
     patience: float,
 ) -> list[LocalNode]:
     """Publish this rank's host, number and device, and read the others'. Raises NodeLost if one is missing."""
-    rows, limit = [], max(patience, LEAST_START_SECONDS)
-    with StoreWatch(_ANSWER_FACTOR * limit, end_process, name.split(" ")[0]) as watch:
-        store.set(f"name/{rank}", name)
+    rows, limit = list[Introduction](), max(patience, LEAST_START_SECONDS)
+    with StoreWatch(_ANSWER_FACTOR * limit, end_process, own.host) as watch:
+        store.set(f"name/{rank}", msgspec.json.encode(own))
         for other in range(size):
             try:
                 store.wait([f"name/{other}"], timedelta(seconds=limit))
             except RuntimeError as error:
                 raise NodeLost(f"rank {other} did not start within {limit:g} s") from error
-            rows.append(store.get(f"name/{other}").decode().split(" "))
+            rows.append(store.get_as(f"name/{other}", Introduction))
             watch.answered()
     return named_nodes(rows)
 
 
-def named_nodes(rows: Sequence[Sequence[str]]) -> list[LocalNode]:
+def named_nodes(rows: Sequence[Introduction]) -> list[LocalNode]:
     """Return one node per rank; a machine with the name of an earlier one is called `NAME-2`.
 
     Args:
-        rows: for every rank the machine's name, the launcher's number of the machine or `-`, the rank's number on it,
-            device, and speed.
+        rows: of all ranks.
     """
     machines: dict[str, list[str]] = {}
     nodes: list[LocalNode] = []
@@ -176,5 +195,5 @@ def named_nodes(rows: Sequence[Sequence[str]]) -> list[LocalNode]:
         if key not in known:
             known.append(key)
         name = host if key == known[0] else f"{host}-{known.index(key) + 1}"
-        nodes.append(LocalNode(name=f"{name}/{local}", host=name, device=device, speeds=((0, float(speed)),)))
+        nodes.append(LocalNode(name=f"{name}/{local}", host=name, device=device, speeds=((0, speed),)))
     return nodes

@@ -26,6 +26,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -283,6 +284,8 @@ def explain(error: BaseException) -> tuple[str, str]:
         return f"cannot write {error.filename or 'a file'}: {error.strerror}", ""
     if (refusal := system_refusal(error)) and not user_frame(error):
         return refusal, ""
+    if refusal := pytorch_refusal(error):
+        return refusal, ""
     return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
 
 
@@ -312,6 +315,17 @@ def system_refusal(error: BaseException) -> str:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"{what}: allow more, such as by `ulimit -n 4096`"
     return f"{what}: this user lacks the right, or a limit of the system is reached"
+
+
+def pytorch_refusal(error: BaseException) -> str:
+    """Return why PyTorch, which is installed, cannot be loaded, and the remedy; empty for other errors."""
+    if "torch" in sys.modules or isinstance(error, ModuleNotFoundError):
+        return ""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
+    if not any(file.endswith(os.path.join("", "torch", "__init__.py")) for file in files):
+        return ""
+    remedy = "give this process more memory" if isinstance(error, ImportError) else "correct this in the environment"
+    return f"PyTorch cannot be loaded: {words_of(error)}; {remedy}, or install PyTorch again"
 
 
 def end_process(error: EvenerError) -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from multiprocessing import forkserver
+from multiprocessing.util import get_temp_dir
 from typing import Any, NoReturn
 
 from evener.records.errors import NodeLost
@@ -30,6 +31,27 @@ def exit_now(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def put_worker_sockets_into(folder: str) -> None:
+    """Choose the folder for `own_worker_sockets`; the process that started this one removes it."""
+    _worker_folders.append(folder)
+
+
+def own_worker_sockets() -> None:
+    """Let data loaders' workers that start later put their sockets into a folder that outlives none of their starters.
+
+    By default each worker makes a folder, and leaves it behind when it is killed.
+    """
+    if _worker_folders:
+        os.makedirs(_worker_folders[-1], mode=0o700, exist_ok=True)
+        multiprocessing.current_process()._config["tempdir"] = _worker_folders[-1]  # type: ignore[attr-defined]
+    else:
+        get_temp_dir()  # which this process removes at its end
+
+
+_worker_folders: list[str] = []
+"""Folder for the sockets of this process's workers; empty in a process that chooses one itself."""
 
 
 def exit_with_parent() -> None:

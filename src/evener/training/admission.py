@@ -77,7 +77,7 @@ def require_beneficial(context: RankContext, plan: Plan, config: RunConfig, cost
     store = _store_to_compare(context, plan, config)
     if store is None:
         return None
-    present = msgspec.json.decode(store.get(_PRESENT), type=_Present)
+    present = store.get_as(_PRESENT, _Present)
     line = LinkCost(*present.line)
     if cost is not None:
         prediction = _forecast(context, plan, present, cost, _line_cost(store, context.env.node.name))
@@ -101,7 +101,7 @@ def place_for(env: RankEnvironment, plan: Plan) -> Assignment | None:
     if env.node.name in [one.node for one in plan.assignments]:
         return None
     assert env.store is not None
-    places = msgspec.json.decode(env.store.get(_PLACES), type=list[Assignment])
+    places = env.store.get_as(_PLACES, list[Assignment])
     if not places:
         raise NotNeeded(f"the model is divided among {len(plan.assignments)} nodes, and as many are there")
     return places[0]

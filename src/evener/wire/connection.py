@@ -217,8 +217,7 @@ class Peer(Generic[H]):
         self.number, self.transport, self.reader = number, transport, reader
         self.is_watched = False
         self._limits = limits
-        self._queue: deque[list[memoryview]] = deque()
-        self._counted: deque[int] = deque()
+        self._queue: deque[tuple[list[memoryview], int]] = deque()  # with the bytes that count as queued
         self._queued_bytes = 0
         self._sequence = self._confirmed = 0
         self._sent, self._received = Progress(now), Progress(now)
@@ -258,9 +257,9 @@ class Peer(Generic[H]):
         if len(queue) >= self._limits.queued_frames or self._queued_bytes > self._limits.queued_bytes:
             raise BadFrame(f"it receives too slowly: {len(queue)} frames wait for it, which is the limit")
         views = encode_frame(self._sequence, header, buffers, self._limits)
-        queue.append(views)
-        self._counted.append(min(sum(map(len, views)), _COUNTED_BYTES))
-        self._queued_bytes += self._counted[-1]
+        counted = min(sum(map(len, views)), _COUNTED_BYTES)
+        queue.append((views, counted))
+        self._queued_bytes += counted
         self._sequence += 1
         return self.is_watched or self.transmit()
 
@@ -269,19 +268,18 @@ class Peer(Generic[H]):
         transport, queue = self.transport, self._queue
         try:
             while queue:
-                views = queue[0]
+                views, counted = queue[0]
                 drop_sent(views, transport.send(views))
                 if views:
                     return True
                 queue.popleft()
-                self._queued_bytes -= self._counted.popleft()
+                self._queued_bytes -= counted
             if transport.has_unsent:
                 transport.flush()
         except BlockingIOError:
             return True
         except OSError:
             queue.clear()
-            self._counted.clear()
             self._queued_bytes = 0  # the peer is gone; reading gives the reason
         return False
 

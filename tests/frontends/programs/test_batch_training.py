@@ -12,14 +12,14 @@ from evener import BatchTask
 from evener.comm.joining import leave_group
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import import_file, load_task
-from evener.frontends.programs.batch_training import BatchTraining, refuse_batches
+from evener.frontends.programs.batch_training import BatchTraining, _collate, refuse_batches
 from evener.frontends.programs.joining import end_copy
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.session import Run
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment, run_inprocess
 from evener.launch.ranks import run_local
-from evener.records.errors import EvenerError, InvalidInput, InvalidValue
+from evener.records.errors import EvenerError, InvalidInput, InvalidValue, place_of
 from evener.training.context import join_world
 from support.commands import evener, last_json
 from support.refusals import refused
@@ -198,6 +198,16 @@ class Numbered(torch.utils.data.Dataset[Any]):
         ({"train_data": Numbered}, "Numbered has no len"),
         ({"validation_data": Numbered}, "Numbered has no len"),
         ({"validate": lambda model, run: {"rows": 1}}, "must return a loss, too, where there is no validation_data"),
+        ({"validate": lambda model, run: 3}, "BatchTask.validate must be a function that returns"),
+        ({"validate": lambda model, run: {"loss": "x"}}, r"BatchTask.validate\['loss'\]"),
+        (
+            {"metrics": {"a": lambda *_: "x"}, "validation_data": KINDS["schedule"]["train_data"]},
+            r"BatchTask.metrics\['a'\]",
+        ),
+        (
+            {"metrics": {"a": lambda *_: (1, 2, 3)}, "validation_data": KINDS["schedule"]["train_data"]},
+            r"BatchTask.metrics\['a'\] must be a function that returns a mean, or a sum and a number",
+        ),
         (
             {**KINDS["stream"], "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR},
             "the data are a stream without a length: give their class a __len__",
@@ -211,6 +221,12 @@ def test_what_cannot_be_trained_is_told_in_one_sentence(words: dict[str, Any], s
 
     with pytest.raises(InvalidInput, match=sentence):
         run_inprocess(rank, LocalNode(name="a"), RunConfig(task="x"), patience=30, on_event=lambda _: None)
+
+
+def test_samples_that_do_not_collate_are_named_with_the_remedy() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        _collate([torch.ones(4), torch.ones(5)])
+    assert "without a BatchTask.collate" in place_of(caught.value)
 
 
 def test_other_commands_say_what_they_need(tmp_path: Path) -> None:

@@ -145,3 +145,29 @@ def _regression(rows: Any, targets: Any) -> ThinTask:
         optimizer=lambda parameters: ad.optim.SGD(parameters, lr=0.1),
         has_accuracy=False,
     )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": lambda outputs, targets: None},
+        {"loss": lambda outputs, targets: 1.0},
+        {"loss": lambda outputs, targets: outputs},
+        {"loss": lambda outputs, targets: ad.functional.mse_loss(outputs, targets).detach()},
+        {"optimizer": lambda p: None},
+        {"model": lambda: None},
+        {"model": lambda: ad.nn.Linear(2, 0)},
+        {"model": ad.nn.ReLU},
+    ],
+    ids=["no loss", "a number", "a vector", "detached", "no optimizer", "no model", "an empty layer", "no weights"],
+)
+def test_a_part_of_a_task_that_cannot_be_trained_is_refused(wrong: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {
+        "model": lambda: ad.nn.Linear(2, 2),
+        "loss": ad.functional.mse_loss,
+        "train_data": lambda: (np.ones((4, 2)), np.ones((4, 2))),
+        "optimizer": lambda p: ad.optim.SGD(p, lr=0.1),
+    }
+    ThinBackend(ThinTask(**fields), 0, "fp32").backward(np.arange(4), 0, (0, 0))
+    with refused(InvalidInput):
+        ThinBackend(ThinTask(**{**fields, **wrong}), 0, "fp32").backward(np.arange(4), 0, (0, 0))

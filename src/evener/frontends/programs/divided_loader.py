@@ -30,6 +30,7 @@ from evener.frontends.programs.random_state import take_leaders_state
 from evener.frontends.programs.sampler_changes import SamplerChanges
 from evener.frontends.programs.single_sample_batches import single_sample_advice
 from evener.records.errors import InvalidInput, NodeLost
+from evener.system.process_exit import own_worker_sockets
 
 _TAKEN_OVER = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
                "prefetch_factor", "persistent_workers", "in_order")  # fmt: skip
@@ -107,6 +108,8 @@ class DividedLoader:
         self.loader, self.count = loader, count
         self.skip = 0
         self._divider = divider
+        if loader.num_workers:
+            own_worker_sockets()
         self._unfinished: object = None  # in a forked replica: an iterator whose end would stop the rank's workers
         self._is_stream = isinstance(loader.dataset, IterableDataset)
         _refuse_indivisible(loader)

@@ -33,7 +33,7 @@ def leave_data(store: SignedStore, node: str, trainer: Any) -> None:
 
 def require_same_data(store: SignedStore, node: str, trainer: Any) -> None:
     """Raise NotNeeded if `node`, which joins a run under way, has other data or another version of Ultralytics."""
-    first, theirs = msgspec.json.decode(store.get(_LEFT), type=tuple[str, dict[str, str]])
+    first, theirs = store.get_as(_LEFT, tuple[str, dict[str, str]])
     if sentence := _difference(node, _data(trainer), first, theirs):
         raise NotNeeded(sentence)
 

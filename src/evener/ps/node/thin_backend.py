@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class ThinBackend:
         self._arena = ad.ParameterArena(
             self.model.named_parameters()
         )  # in the order of the layout, whatever the groups
-        self._optimizer = task.optimizer(self.model.parameters())
+        self._optimizer = _checked_optimizer(task.optimizer(self.model.parameters()))
         self._peak_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._buffers = dict(self.model.named_buffers())
         self.normalises = bool(self._buffers)
@@ -135,7 +136,11 @@ class ThinBackend:
         with self._memory:
             self._arena.zero_grad()
             inputs, targets = self.batch(indices)
-            loss = self._task.loss(self.model(inputs), targets)
+            loss = _scalar(self._task.loss(self.model(inputs), targets))
+            if not loss.requires_grad:
+                raise InvalidInput(
+                    "the thin task's loss depends on no trainable weight: it is detached from the model's outputs"
+                )
             loss.backward()
             return float(loss.item())
 
@@ -158,7 +163,7 @@ class ThinBackend:
         with self._memory, ad.no_grad():
             inputs, targets = self._tensors(self._validation, slice(first, stop))
             outputs = self.model(inputs)
-            loss = float(self._task.loss(outputs, targets).item()) * (stop - first)
+            loss = float(_scalar(self._task.loss(outputs, targets)).item()) * (stop - first)
             if not self.has_accuracy:
                 return loss, 0.0
             return loss, float((outputs.numpy().argmax(1) == self._validation[1][first:stop]).sum())
@@ -250,6 +255,21 @@ def _checked(model: Any) -> ad.nn.Module:
     if not sum(parameter.detach().numpy().size for parameter in model.parameters()):
         raise InvalidInput("the thin task's model has no parameters: nothing can be trained")
     return model  # type: ignore[no-any-return]
+
+
+def _scalar(loss: Any) -> ad.Tensor:
+    """Return the loss that a task computes. Raises InvalidInput if it is not a tensor of a single number."""
+    if isinstance(loss, ad.Tensor) and prod(loss.shape) == 1:
+        return loss
+    kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, ad.Tensor) else f"a {type(loss).__name__}"
+    raise InvalidInput(f"the thin task's loss returns {kind}, not a single number: return the mean over the samples")
+
+
+def _checked_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer that a task makes. Raises InvalidInput if it is none of `evener.autodiff.optim`."""
+    is_known = isinstance(optimizer, ad.optim.Optimizer)
+    require(is_known, "ThinTask.optimizer", optimizer, "a function that returns an optimizer of evener.autodiff.optim")
+    return optimizer
 
 
 def _only(sections: tuple[Any, ...]) -> Any:

@@ -77,7 +77,7 @@ def publish_state(env: RankEnvironment, group: Group, plan: Plan, *, uses_all: b
 def late_group(env: RankEnvironment) -> tuple[Group, PublishedState]:
     """Return a group of this late rank alone, and the state that the others published."""
     assert env.store is not None
-    state = msgspec.json.decode(env.store.get(_STATE_KEY), type=PublishedState)
+    state = env.store.get_as(_STATE_KEY, PublishedState)
     alone = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
     timer = StepTimer(env.device, env.node.speed_at(0))

@@ -1,0 +1,37 @@
+"""Folders of data loaders' workers, which a worker that is killed does not remove."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+PROGRAM = """
+import os, signal, sys, torch
+from multiprocessing import active_children
+from torch.utils.data import DataLoader
+from evener.system.process_exit import exit_now, own_worker_sockets, put_worker_sockets_into
+
+if sys.argv[1] == "chosen":
+    put_worker_sockets_into(os.path.join(os.environ["TMPDIR"], "chosen"))
+own_worker_sockets()
+batches = iter(DataLoader(torch.ones(64, 4), batch_size=2, num_workers=1))
+next(batches)
+for worker in active_children():
+    worker.kill()
+    worker.join()
+exit_now(0)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("how", "left"), [("own", []), ("chosen", ["chosen"])])
+def test_the_process_or_its_starter_owns_the_folder(how: str, left: list[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="t-") as temporary:  # short: a socket's path has at most 107 bytes
+        variables = {**os.environ, "TMPDIR": temporary}
+        ended = subprocess.run([sys.executable, "-c", PROGRAM, how], env=variables, capture_output=True, check=False)
+        assert ended.returncode == 0, ended.stderr.decode()
+        assert os.listdir(temporary) == left
