@@ -61,6 +61,7 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, ask)
     monkeypatch.setattr("evener.cli.commands.require_files", lambda config: None)  # they are the reader's
+    monkeypatch.setattr(ps_master, "require_submitter", lambda access: None)  # of a master
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
     for name in ("my_task.py", "my_search.py", "train.py", "bccd.yaml"):

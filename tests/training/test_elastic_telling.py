@@ -25,4 +25,4 @@ def test_one_whose_givers_of_the_state_are_gone_before_they_said_what_it_cost_te
     present = (Participant(process=2, node="b", since=2),)
     generation = Generation(number=3, participants=present, reason="a ended", is_urgent=True, lost=("a",))
     tell_generation(generation, ranks, monitor, group, time.perf_counter(), 2, 4)
-    assert told[0].message.startswith("a ended; 1 node of 2 go on with step 5, 0.0")
+    assert told[0].message.startswith("a ended; 1 node of 2 goes on with step 5, 0.0")

@@ -7,7 +7,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import numpy as np
 from torch import Tensor, nn
@@ -20,6 +21,13 @@ _MAX_WHOLE_NUMBER = 2**63
 
 Owners = Mapping[str, object]
 """Objects whose attributes are kept, by their name in a checkpoint."""
+
+
+class _Seen(NamedTuple):
+    """A tensor, and the number of its changes then."""
+
+    tensor: ReferenceType[Tensor]
+    version: int
 
 
 def owners_of(model: nn.Module | None, loss: Any, optimizer: Optimizer) -> Owners:
@@ -45,7 +53,7 @@ class Attributes:
 
     def __init__(self, owners: Owners) -> None:
         self._owners, self._initial = owners, _plain_attributes(owners)
-        self._tensors = _tensor_attributes(owners)
+        self._tensors = {name: _Seen(ref(one), one._version) for name, one in _tensor_attributes(owners).items()}
 
     def rebind(self, owners: Owners) -> None:
         """Take these objects from now on."""
@@ -64,7 +72,7 @@ class Attributes:
         """
         owners = {name.rpartition(".")[0] for name in self.changed()}
         now = _tensor_attributes({name: one for name, one in self._owners.items() if name in owners})
-        return sorted(name for name, value in now.items() if self._tensors.get(name) != value)
+        return sorted(name for name, tensor in now.items() if not _is_unchanged(self._tensors.get(name), tensor))
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Set the attributes that `changed` returned in another process."""
@@ -92,14 +100,17 @@ def _plain_attributes(owners: Owners) -> dict[str, Any]:
     }
 
 
-def _tensor_attributes(owners: Owners) -> dict[str, tuple[int, int]]:
-    """Return the identity and the number of changes of every tensor that is an attribute."""
+def _tensor_attributes(owners: Owners) -> dict[str, Tensor]:
     return {
-        f"{owner}.{name}": (id(value), value._version)
+        f"{owner}.{name}": value
         for owner, one in owners.items()
         for name, value in getattr(one, "__dict__", {}).items()
         if name not in MODULE_ATTRIBUTES and isinstance(value, Tensor)
     }
+
+
+def _is_unchanged(seen: _Seen | None, tensor: Tensor) -> bool:
+    return seen is not None and seen.tensor() is tensor and seen.version == tensor._version
 
 
 def _is_plain(value: Any) -> bool:
