@@ -58,6 +58,8 @@ _WHOLE_BATCH = 2**31
 """Largest number of samples if a few give no finite numbers, as when all classes have to be in a batch."""
 _LATER_ROUNDS, _LATER_SECONDS, _LATER_AT_ONCE = 8, 1.5, 3
 """Largest number of batches of a later comparison, how long it may compute, and how many compute at a time."""
+_SMALL_AT_ONCE = 6
+"""Comparisons that compute at a time while another one of few samples may begin."""
 _ROUNDS = 2
 """Smallest number of batches that lead to an update: in one, a wrong divisor may be right by chance."""
 _TOPIC, _LONE_TOPIC = "the comparison of a later step", "a batch of one sample"
@@ -137,6 +139,7 @@ class EquivalenceCheck:
         self._precision = ""
         self._alike: list[str] | None = None
         self._later: list[_Later] = []
+        self._num_later = 0
         self._next_step, self._is_due = _FIRST_STEP, False
         self._chance = random.Random(0)
         self._notes: list[Event] = []
@@ -190,7 +193,7 @@ class EquivalenceCheck:
     ) -> None:
         """Compare again if it is time, while the ranks train; in a replica, this returns at once. All ranks call this.
 
-        If too many replicas compute, a comparison by `is_due` waits for the oldest ones, and any other is put off.
+        After the first ones, a comparison by `is_due` takes few samples; if too many replicas compute, it is put off.
 
         Args:
             models: of the program.
@@ -207,13 +210,14 @@ class EquivalenceCheck:
             return
         self.collect()
         self._is_due |= is_due or step >= self._next_step
-        if not self._is_due or (len(self._later) == _LATER_AT_ONCE and not is_due):
+        is_small = is_due and self._num_later >= _LATER_AT_ONCE
+        if not self._is_due or len(self._later) >= (_SMALL_AT_ONCE if is_small else _LATER_AT_ONCE):
             return
-        self._collect(wait_for=max(0, len(self._later) + 1 - _LATER_AT_ONCE))
-        self._is_due = False
+        self._is_due, self._num_later = False, self._num_later + 1
         self._next_step = step + int(step * self._chance.uniform(1.0, _GROWTH)) + 1
         minimum = _SAMPLES * self._group.size + _MORE
         affordable = _LATER_SECONDS / max(seconds * _STEPS_OF_WHOLE, 1e-9)  # batches
+        affordable *= not is_small
         proposal = (
             secrets.token_hex(8),
             max(minimum, int(samples * min(1.0, affordable / _ROUNDS))),
@@ -236,17 +240,11 @@ class EquivalenceCheck:
         Raises:
             NotExact: the result differs from one process; raised on all ranks.
         """
-        if self.replica is None:
-            self._collect(wait_for=len(self._later) if wait else 0)
-
-    def _collect(self, wait_for: int) -> None:
-        """Act on the results of replicas that have ended, after those of the first `wait_for` comparisons have."""
-        while self._later and self._take_result(self._later[0], wait_for > 0):
+        while self._later and self.replica is None and self._collect(self._later[0], wait):
             del self._later[0]
-            wait_for -= 1
 
-    def _take_result(self, later: _Later, wait: bool) -> bool:
-        """Act on the result of a comparison; return False if its replicas have not ended."""
+    def _collect(self, later: _Later, wait: bool) -> bool:
+        """Act on the results of some replicas; return False if they have not ended."""
         later.pids[:] = [pid for pid in later.pids if os.waitpid(pid, 0 if wait else os.WNOHANG)[0] == 0]
         report = b"" if later.pids else msgspec.msgpack.encode(self._report(later.folder, is_wide=True))
         leaders = self._group.broadcast(report, _TOPIC)
