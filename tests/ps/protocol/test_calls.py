@@ -9,7 +9,9 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import FrameType
 from typing import Any
 
@@ -129,12 +131,14 @@ def test_a_contribution_takes_few_calls_in_few_files() -> None:
 
     The calls are all that the master does from one synchronous round to the next, divided by the contributions of a
     round: from the socket being ready, with all bytes of a contribution in the kernel, to the answer being handed to
-    the kernel; the round's update and leases are in it, and what the master does every now and then.
+    the kernel; the round's update and leases are in it. The median round counts: on a slow machine, some have more of
+    what the master does by the clock.
 
     The files are those of the package that are crossed while a contribution is dealt with whose last byte is in its
     place; the wire's own, which sends the answers, are not among them.
     """
     calls: Counter[str] = Counter()
+    of_rounds: list[int] = []
     files: set[str] = set()
     is_between = False
 
@@ -160,6 +164,8 @@ def test_a_contribution_takes_few_calls_in_few_files() -> None:
                 plane.master.server.poll(0.0)
             plane.master._tick()
             sys.setprofile(None)
+            of_rounds.append(sum(calls.values()))
             leases = [plane.next_of(node, ServerReply).answer.lease for node in nodes]
-    assert sum(calls.values()) / (ROUNDS * NODES) <= MOST_CALLS, calls.most_common(40)
+    of_rounds = [after - before for before, after in pairwise(of_rounds[WARM_UP - 1 :])]
+    assert median(of_rounds) / NODES <= MOST_CALLS, calls.most_common(40)
     assert 0 < len(files) <= MOST_FILES, sorted(files)
