@@ -181,7 +181,7 @@ e_examine: type[Any] = next(kind for kind in KINDS if kind.__name__ == "ExamineN
 
 @dataclass
 class Found:
-    """What became of a master.
+    """The state of a master after the messages.
 
     Attributes:
         what: was sent.

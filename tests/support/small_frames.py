@@ -47,7 +47,7 @@ _ENDS_STATE = (m.Leave, m.NotReady, r.RankEnded)
 
 
 class Small(NamedTuple):
-    """What became of a master.
+    """The state of a master after the frames.
 
     Attributes:
         what: was sent.

@@ -16,6 +16,7 @@ import evener
 from evener.records.errors import InvalidInput, TaskCannot
 from evener.records.record import Event
 from evener.training.attributes import Attributes, owners_of
+from support.damped_optimizer import Damped
 from support.refusals import refused
 
 
@@ -42,22 +43,6 @@ class CountingLoss(nn.Module):
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.calls += 1
         return nn.functional.cross_entropy(outputs, targets) / (1 + self.calls)
-
-
-class Damped(SGD):
-    """Divides its steps by a mean of the gradient's size, which it keeps in an attribute."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, lr=0.1)
-        self.size = 0.0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self.size += sum(float(gradient.square().sum()) for gradient in gradients)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter -= group["lr"] * parameter.grad / (1 + self.size)
 
 
 class Saved(Damped):

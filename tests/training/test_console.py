@@ -25,7 +25,7 @@ from support.fake_runs import fake_plan, fake_run
 def signs_of(
     events: list[RunEvent], folder: Path, capsys: pytest.CaptureFixture[str], *, shows_steps: bool = True
 ) -> str:
-    """What a view that is not on a terminal prints of `events`, up to the second sign of life after the last one."""
+    """Return what a view without a terminal prints of `events`, up to the second sign of life after the last one."""
     with RunView(folder, shows_steps=shows_steps) as view:
         for event in events:
             view(event)

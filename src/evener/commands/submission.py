@@ -34,7 +34,7 @@ NO_NODE = Phase(what="waiting", detail="for a node, as none is here: type there 
 
 
 class PreparedRun(NamedTuple):
-    """What a master gets.
+    """A run that a command submits to a master.
 
     Attributes:
         job: of the run.

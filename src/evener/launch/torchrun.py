@@ -34,7 +34,7 @@ _ANSWER_FACTOR = 1.25
 
 
 class Introduction(NamedTuple):
-    """What a rank publishes of itself.
+    """The facts that a rank publishes about itself.
 
     Attributes:
         host: name of its machine.

@@ -93,7 +93,7 @@ class Loop:
         self._step = TrainStep(training, self._fence, self._keep)
         self._attributes.rebind(training.owners)
         self.saving.rebuild(training.model, training.optimizer, training.scheduler)
-        self.session.regroup(training.division, training.balance, nodes, awaited or {})
+        self.monitor.regroup(training.division, training.balance, nodes, awaited or {})
 
     def run(self) -> None:
         """Perform all steps, from the first or the checkpoint.

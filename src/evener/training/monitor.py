@@ -121,7 +121,7 @@ class Monitor:
         self._group.timer.discard()
         self._timings.append(StepTiming(samples=0))
         self._sent_before = self._group.traffic.sent_bytes
-        self.is_stopping = self.is_saving = self.is_leaving = False
+        self.is_stopping = self.is_saving = self.is_leaving = self.has_new_loss = False
 
     def restart_clock(self) -> None:
         """Restart the clock: the time since the last step belongs to no step."""

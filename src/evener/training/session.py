@@ -16,7 +16,7 @@ A front end brings its own loop, model and data. docs/adding-a-front-end.md says
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -25,7 +25,6 @@ from evener.benchmark.device import environment
 from evener.comm.group import Group
 from evener.data.sampler import Division
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker
 from evener.oracle.rebalance import Balance
 from evener.records.errors import Interrupted
 from evener.records.history import History
@@ -103,12 +102,6 @@ class TrainingSession:
         """Seconds since the first step began; those of the run where the ranks changed."""
         return self.history.wall_seconds or time.time() - self._began
 
-    def regroup(
-        self, division: Division, balance: Balance | None, nodes: Sequence[str], awaited: Mapping[int, Worker]
-    ) -> None:
-        """Continue with other ranks; see `Monitor.regroup`."""
-        self.monitor.regroup(division, balance, nodes, awaited)
-
     def start(self, first: int) -> None:
         """Begin with step `first`."""
         self._began = self._began or time.time()
@@ -170,10 +163,6 @@ class TrainingSession:
             message = f"not finite after epoch {epoch + 1}: {', '.join(missing)}"
             self.monitor.emit(Event(step=step, kind="left out", message=message))
         self.monitor.restart_clock()
-
-    def is_over(self, step: int, epoch: int) -> bool:
-        """Return whether a callback ends the run with `epoch`, whose last step was `step`; every rank calls this."""
-        return self.monitor.is_over(step, epoch)
 
     def summaries(self) -> list[NodeSummary]:
         """Return the summary of every node; all ranks call this."""

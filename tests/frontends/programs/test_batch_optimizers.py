@@ -8,28 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, SparseAdam
+from torch.optim import SparseAdam
 from torch.utils.data import TensorDataset
 
 import evener
 from evener.records.errors import InvalidInput, TrainingFailed
+from support.damped_optimizer import Damped
 from support.refusals import refused
-
-
-class Damped(SGD):
-    """Divides its steps by a mean of the gradient's size, which it keeps in an attribute."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, lr=0.1)
-        self.size = 0.0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self.size += sum(float(gradient.square().sum()) for gradient in gradients)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter -= group["lr"] * parameter.grad / (1 + self.size)
 
 
 def data() -> TensorDataset:

@@ -42,8 +42,8 @@ def test_what_a_timed_copy_computes_is_not_taken_for_what_lies_between_two_steps
 VALUES = torch.arange(18.0, dtype=torch.float64)
 
 
-def sum_amid(group: Group, shares: str, sums: list[float]) -> list[float]:
-    """Append the sums of a program that evaluates amid a training batch: before, in the evaluation and after it."""
+def run_on(group: Group, shares: str) -> Run:
+    """Return the run of a rank, without a comparison."""
     env = RankEnvironment(
         rank=group.rank,
         nodes=[LocalNode(name=name) for name in group.nodes],
@@ -53,6 +53,12 @@ def sum_amid(group: Group, shares: str, sums: list[float]) -> list[float]:
     )
     run = Run(env, group, ScriptConfig(script=Path("program.py"), shares=shares))
     run.equivalence_check.is_wanted = False
+    return run
+
+
+def sum_amid(group: Group, shares: str, sums: list[float]) -> list[float]:
+    """Append the sums of a program that evaluates amid a training batch: before, in the evaluation and after it."""
+    run = run_on(group, shares)
     tests = run.prepare(DataLoader(TensorDataset(VALUES), batch_size=9))
     x = run.share(VALUES[:8])
     sums += [run.sum(len(x)), float(run.sum(x.sum())), float(run.mean(x.mean()))]
@@ -82,20 +88,6 @@ def test_a_sum_of_a_batch_after_an_evaluation_is_refused_on_all_nodes_if_one_has
     x = VALUES[:8]
     for sums in together(3, work):
         assert sums == pytest.approx([8.0, float(x.sum()), float(x.mean()), float(VALUES.sum())], rel=1e-12)
-
-
-def run_on(group: Group, shares: str) -> Run:
-    """Return the run of a rank, without a comparison."""
-    env = RankEnvironment(
-        rank=group.rank,
-        nodes=[LocalNode(name=name) for name in group.nodes],
-        device=group.device,
-        patience=10,
-        notify=lambda _: None,
-    )
-    run = Run(env, group, ScriptConfig(script=Path("program.py"), shares=shares))
-    run.equivalence_check.is_wanted = False
-    return run
 
 
 def test_samples_that_the_count_leaves_out_still_count_in_a_sum() -> None:

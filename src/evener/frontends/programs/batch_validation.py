@@ -52,7 +52,6 @@ def validate(
         raise InvalidInput("BatchTask.validate must return a loss, too, where there is no validation_data")
     seconds, mean = time.perf_counter() - begin, values.pop("loss")
     run.steps.validated(loss=mean, accuracy=values.pop("accuracy", None), metrics=values, seconds=seconds)
-    run.steps.restart_clock()
     return mean
 
 

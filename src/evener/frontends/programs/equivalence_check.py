@@ -217,7 +217,8 @@ class EquivalenceCheck:
         self._next_step = step + int(step * self._chance.uniform(1.0, _GROWTH)) + 1
         minimum = _SAMPLES * self._group.size + _MORE
         affordable = _LATER_SECONDS / max(seconds * _STEPS_OF_WHOLE, 1e-9)  # batches
-        affordable *= not is_small
+        if is_small:
+            affordable = 0.0
         proposal = (
             secrets.token_hex(8),
             max(minimum, int(samples * min(1.0, affordable / _ROUNDS))),

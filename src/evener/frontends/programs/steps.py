@@ -184,7 +184,7 @@ class Steps:
         """Whether a callback ends the run with this epoch; every rank calls this."""
         assert self._session is not None
         self._session.monitor.settle()
-        return self._session.is_over(self.number, self.epoch)
+        return self._session.monitor.is_over(self.number, self.epoch)
 
     def finish(self, startup_from: float, **fields: Any) -> TrainRecord | None:
         """Return the record after the last step; None without a step.

@@ -182,7 +182,7 @@ class ImageShares:
         self.division.change(1, workers)
         balance = self._balance(workers, apportion(self.plan.batch_size, workers))
         self.session.plan = self.plan
-        self.session.regroup(self.division, balance, self.nodes, {})
+        self.session.monitor.regroup(self.division, balance, self.nodes, {})
         self.session.monitor.restart_clock()
 
     def train_sampler(self, dataset: Any, batch_size: int, seed: int) -> Sampler:
