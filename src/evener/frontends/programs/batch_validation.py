@@ -66,13 +66,14 @@ def _means(
     """Return loss and metrics as means over all samples of all nodes."""
     sums = torch.zeros(1 + len(task.metrics), 2, dtype=torch.float64)
     is_first, divided = run.size > 1 and run.steps.epoch == 0, ""
-    for batch in loader:
+    for number, batch in enumerate(loader):
         there = placed(batch)
+        is_compared = is_first and number == 0 and _samples(run) > 1
         sums[0] += loss.sums(there)
         for row, (name, metric) in enumerate(task.metrics.items(), start=1):
             of_batch = _sum_and_number(f"BatchTask.metrics[{name!r}]", metric(model, there), _samples(run))
             sums[row] += of_batch
-            if is_first and not divided:
+            if is_compared and not divided:
                 divided = _why_no_mean(name, metric, model, there, of_batch)
     if is_first:
         reasons = run.group.all_gather_bytes(divided.encode())
@@ -89,7 +90,7 @@ def _samples(run: Run) -> int:
 
 
 def _why_no_mean(name: str, metric: Callable[[Any, Any], Any], model: nn.Module, batch: Any, of_batch: Tensor) -> str:
-    """Return why a metric is no mean over samples, by two halves of `batch`; empty if it is, or it has no rows."""
+    """Return why a metric is no mean over samples, by two halves of `batch`; empty if it is, or cannot be halved."""
     try:
         rows = rows_of(batch, 0)
         halves = [part_of(rank, (rows // 2, rows - rows // 2)) for rank in range(2)]
