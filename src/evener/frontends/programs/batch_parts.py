@@ -169,6 +169,10 @@ class OpenParts:
         if not self._weights:
             self._is_training = not self._is_training if self._of_kind[not self._is_training] else True
 
+    def forget_training(self) -> None:
+        """Record that no later sum is of training batches that are over."""
+        self._summed = SummedBatches()
+
     @property
     def is_done(self) -> bool:
         """Whether no model was called in training since the last `backward()`."""

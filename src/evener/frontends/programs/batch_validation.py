@@ -45,6 +45,7 @@ def validate(
         return None
     begin = time.perf_counter()
     model.eval()
+    run.begin_evaluation()
     values = _means(run, task, model, loaders[0], placed, loss) if loaders else {}
     values |= _own(run, task, model)
     model.train()

@@ -134,6 +134,10 @@ class Run:
             take_leaders_state(self.group, message_topics.epoch(index))
             self._has_own_draws = False
 
+    def begin_evaluation(self) -> None:
+        """Begin an evaluation between two epochs: sums in it are not of the training batches before."""
+        self._parts.forget_training()
+
     def share(self, batch: Any, dim: int = 0, count: Count = "samples") -> Any:
         """Return this node's part of a batch that the program made without a loader, equal on all nodes.
 
