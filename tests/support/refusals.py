@@ -28,6 +28,7 @@ VARIABLE = (
     (re.compile(re.escape(tempfile.gettempdir()) + r"/(tmp|evener-)\w+"), "TMP"),
     (re.compile(r"(?<=127\.0\.0\.1:)\d+|(?<=port )\d{4,5}|(?<=localhost:)\d{4,5}"), "PORT"),
     (re.compile(r"0x[0-9a-f]{6,}"), "ADDRESS"),
+    (re.compile(r"\d+(?= updates so far)"), "N"),  # it trains on while another run is refused
 )
 
 
@@ -62,7 +63,7 @@ def _compare(message: str) -> None:
 
 
 def plain(message: str) -> str:
-    """Replace paths, ports and addresses of this run in a message."""
+    """Replace paths, ports, addresses and the progress of this run in a message."""
     for pattern, name in VARIABLE:
         message = pattern.sub(name, message)
     return message
