@@ -68,3 +68,21 @@ def test_numpy_computes_in_as_many_threads_as_are_allowed_unless_the_user_named_
     typed = [sys.executable, "-c", COMPUTES]
     result = subprocess.run(typed, env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.startswith(said)
+
+
+BOUND = """
+import os
+from evener.system.cores import bind_to, unbind
+before = os.sched_getaffinity(0)
+bind_to([max(before)])
+if (copy := os.fork()) == 0:  # copies that compute in the background take cores that idle
+    unbind()
+    os._exit(os.sched_getaffinity(0) != before)
+assert os.waitpid(copy, 0)[1] == 0
+assert os.sched_getaffinity(0) == {max(before)}
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to cores")
+def test_a_copy_of_a_bound_process_can_use_all_cores_again() -> None:
+    subprocess.run([sys.executable, "-c", BOUND], check=True)

@@ -34,7 +34,7 @@ from typing import Any
 
 from evener.launch import preload as preloading
 from evener.launch.parent import Failed, Parent, Said, Sent, decoder
-from evener.system.cores import compute_in, keep_to_quota
+from evener.system.cores import bind_to, compute_in, keep_to_quota
 from evener.system.process_exit import exit_with_parent, kill_with_starter, put_worker_sockets_into
 from evener.system.signals import outlive_terminal, set_handler
 
@@ -243,8 +243,8 @@ def _main(
             raise preloading.error
         kill_with_starter()
         exit_with_parent()
-        if cores and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, cores)
+        if cores:
+            bind_to(cores)
         if threads:
             compute_in(threads)
         else:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from math import ceil, inf
 
 from evener.system.control_groups import ControlGroup, groups_of
+
+_before: set[int] = set()
+"""Cores of this process before `bind_to`."""
 
 
 def usable_cores() -> int:
@@ -51,6 +55,19 @@ def compute_in(threads: int) -> None:
     threadpool_limits(threads)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
+
+
+def bind_to(cores: Iterable[int]) -> None:
+    """Let this process compute on `cores` only, where the system supports that."""
+    if hasattr(os, "sched_setaffinity"):
+        _before.update(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores)
+
+
+def unbind() -> None:
+    """Let this process compute on all cores that it had before `bind_to`."""
+    if _before:
+        os.sched_setaffinity(0, _before)
 
 
 def keep_to_quota() -> None:

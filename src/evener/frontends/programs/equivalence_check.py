@@ -56,15 +56,15 @@ _SAMPLES, _MORE = 2, 2
 """Samples of every rank, and additional ones of the first."""
 _WHOLE_BATCH = 2**31
 """Largest number of samples if a few give no finite numbers, as when all classes have to be in a batch."""
-_LATER_ROUNDS, _LATER_SECONDS, _LATER_AT_ONCE = 8, 1.5, 3
-"""Largest number of batches of a later comparison, how long it may compute, and how many compute at a time."""
+_LATER_ROUNDS, _LATER_AT_ONCE = 8, 3
+"""Largest number of batches of a later comparison, and how many compute at a time."""
+_LATER_SECONDS, _LATER_FRACTION = 0.3, 0.01
+"""Processor time of a later comparison's whole replica: seconds, or a fraction of the run so far if that is more."""
 _SMALL_AT_ONCE = 6
 """Comparisons that compute at a time while another one of few samples may begin."""
 _ROUNDS = 2
 """Smallest number of batches that lead to an update: in one, a wrong divisor may be right by chance."""
 _TOPIC, _LONE_TOPIC = "the comparison of a later step", "a batch of one sample"
-_STEPS_OF_WHOLE = 4.0
-"""Duration of a replica's step relative to one of the run: it computes in double precision, in the background."""
 _FIRST_STEP, _GROWTH = 25, 3.0
 """Step after which the program is compared again, and the growth of the intervals after it."""
 
@@ -138,6 +138,7 @@ class EquivalenceCheck:
         self._is_timed = False
         self._precision = ""
         self._alike: list[str] | None = None
+        self._seconds_per_sample = 0.0
         self._later: list[_Later] = []
         self._num_later = 0
         self._next_step, self._is_due = _FIRST_STEP, False
@@ -200,7 +201,7 @@ class EquivalenceCheck:
             optimizers: of the program.
             step: number of the last step.
             is_due: whether it is time for a reason of the program's, such as another epoch; alike on all ranks.
-            seconds: of a step of the run.
+            seconds: of the run so far.
             samples: of a batch.
 
         Raises:
@@ -209,20 +210,19 @@ class EquivalenceCheck:
         if self._precision != "fp64" or self.replica is not None:
             return
         self.collect()
-        self._is_due |= is_due or step >= self._next_step
+        self._is_due |= is_due or step > self._next_step
         is_small = is_due and self._num_later >= _LATER_AT_ONCE
         if not self._is_due or len(self._later) >= (_SMALL_AT_ONCE if is_small else _LATER_AT_ONCE):
             return
         self._is_due, self._num_later = False, self._num_later + 1
         self._next_step = step + int(step * self._chance.uniform(1.0, _GROWTH)) + 1
         minimum = _SAMPLES * self._group.size + _MORE
-        affordable = _LATER_SECONDS / max(seconds * _STEPS_OF_WHOLE, 1e-9)  # batches
-        if is_small:
-            affordable = 0.0
+        budget = 0.0 if is_small else max(_LATER_SECONDS, _LATER_FRACTION * seconds)
+        batches = budget / max(self._seconds_per_sample * samples, 1e-9)
         proposal = (
             secrets.token_hex(8),
-            max(minimum, int(samples * min(1.0, affordable / _ROUNDS))),
-            max(_ROUNDS, min(_LATER_ROUNDS, int(affordable))),
+            max(minimum, int(samples * min(1.0, batches / _ROUNDS))),
+            max(_ROUNDS, min(_LATER_ROUNDS, int(batches))),
         )
         message = self._group.broadcast(msgspec.json.encode(proposal), _TOPIC)
         token, limit, rounds = msgspec.json.decode(message, type=tuple[str, int, int])
@@ -371,6 +371,7 @@ class EquivalenceCheck:
         whole_failed = failure(whole)
         if failed or whole_failed:
             return Report(failed=failed, whole_failed=whole_failed, findings=findings)
+        self._seconds_per_sample = read_findings(whole).seconds_per_sample
         comparison = judge(divided, whole, is_wide, self._layers, self._alike)
         if self._alike is None:
             self._alike = alike_outside(read_facts(divided))

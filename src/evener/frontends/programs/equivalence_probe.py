@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,6 +29,7 @@ from evener.frontends.programs.unprepared_tensors import Outside, by_likelihood,
 from evener.frontends.programs.work_division import Prepared
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.gradient_hooks import late_hooks
+from evener.system.cores import unbind
 from evener.tracer.nested import tensors_in
 from evener.training.context import Arithmetic
 from evener.training.differences import as_real
@@ -90,10 +92,12 @@ class Findings(msgspec.Struct, frozen=True):
     Attributes:
         drawn: shapes of its random numbers.
         is_delayed: whether it computes batches later than it loads them.
+        seconds_per_sample: processor time of the losses and their gradients.
     """
 
     drawn: tuple[tuple[int, ...], ...] = ()
     is_delayed: bool = False
+    seconds_per_sample: float = 0.0
 
 
 class EquivalenceProbe(ForkedReplica):
@@ -133,6 +137,8 @@ class EquivalenceProbe(ForkedReplica):
         self._local: dict[int, list[Tensor]] = {}
         self._batches = self._updates = self._rounds = 0
         self._has_updated = False
+        self._samples, self._seconds = 0, 0.0
+        self._began: float | None = None
         self._draws: Any = SameDraws()
         self._draws.notes = False
 
@@ -167,6 +173,7 @@ class EquivalenceProbe(ForkedReplica):
         self._draws.part = part.first, part.loaded
         self._draws.parts = ((0, part.total), *((one.first, one.loaded) for one in parts))
         self._draws.round, self._draws.notes = self._rounds, True
+        self._samples, self._began = self._samples + part.samples, time.process_time()
 
     def end_step(self, owner: object) -> None:
         """Do nothing, because `next_batch` ends a step."""
@@ -174,6 +181,7 @@ class EquivalenceProbe(ForkedReplica):
     def next_batch(self) -> None:
         """End the replica after enough batches, at best such that led to updates."""
         self._draws.notes = False  # random numbers of a loader
+        self._stop_clock()
         self._rounds += self._has_updated
         self._has_updated = False
         is_long = self._batches >= _MAX_BATCHES * self._extent.rounds // 2
@@ -183,6 +191,7 @@ class EquivalenceProbe(ForkedReplica):
 
     def before_update(self) -> None:
         """Count an update, and end the replica after enough of them, as a closure may never stop."""
+        self._stop_clock()
         if self._updates >= _MAX_UPDATES * self._extent.rounds // 2:
             self.end()
         self._updates += 1
@@ -208,8 +217,16 @@ class EquivalenceProbe(ForkedReplica):
         )
         of_all = self.group.all_gather_bytes(msgspec.msgpack.encode(facts))
         self.path.with_suffix(".facts").write_bytes(msgspec.msgpack.encode(of_all))
-        findings = Findings(drawn=tuple(sorted(self._draws.shapes)), is_delayed=self.is_delayed)
+        findings = Findings(
+            drawn=tuple(sorted(self._draws.shapes)),
+            is_delayed=self.is_delayed,
+            seconds_per_sample=self._seconds / max(self._samples, 1),
+        )
         save_file(self._values, path, {_FINDINGS: msgspec.json.encode(findings).decode()})
+
+    def _stop_clock(self) -> None:
+        if self._began is not None:
+            self._seconds, self._began = self._seconds + time.process_time() - self._began, None
 
     def _widen(self) -> None:
         for model in self._models:
@@ -265,7 +282,8 @@ def read_findings(path: Path) -> Findings:
 
 
 def _yield_processor() -> None:
-    """Let this process compute only while the CPU is idle."""
+    """Let this process compute only while a CPU is idle, also that of another local node."""
+    unbind()
     os.nice(_NICE)
     if hasattr(os, "SCHED_IDLE"):
         with suppress(OSError):  # a container may forbid it; being nice is nearly as good

@@ -411,7 +411,7 @@ class Run:
             self.steps.optimizers,
             step=self.steps.number,
             is_due=is_epoch or is_last or has_new_loss,
-            seconds=self.steps.seconds_per_step,
+            seconds=self.steps.seconds,
             samples=self.part.total,
         )
         self.leader = self.leader and self.equivalence_check.replica is None

@@ -65,9 +65,9 @@ class Steps:
         self.saving: Saving | None = None
 
     @property
-    def seconds_per_step(self) -> float:
-        """The mean duration of all steps."""
-        return (self._session.seconds if self._session else 0.0) / max(self.number, 1)
+    def seconds(self) -> float:
+        """The duration of all steps so far."""
+        return self._session.seconds if self._session else 0.0
 
     def follow(self, optimizer: Optimizer) -> None:
         """Check that `optimizer` does the same on all ranks."""
