@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evener.version import VERSION
+from evener.records.version import VERSION
 from support.sentences import is_said, quoted
 
 ROOT = Path(__file__).parents[1]

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from evener.version import VERSION
+from evener.records.version import VERSION
 
 if TYPE_CHECKING:
     from evener.frontends.programs.calling import Trained, train

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evener.version import pip_install
+from evener.records.version import pip_install
 
 _START = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'evener'; from evener.cli.app import main; main()"
 

@@ -21,11 +21,11 @@ from evener.oracle.cost.model import TrainingJob
 from evener.records.errors import MissingExtra
 from evener.records.plan import Assignment, Plan
 from evener.records.record import Event, TrainRecord
+from evener.records.version import pip_install
 from evener.report.bars import comparison_figure, phases_figure, plan_figure
 from evener.report.canvas import png
 from evener.report.figures import learning_figure, throughput_figure
 from evener.report.planning_tables import scale_figure
-from evener.version import pip_install
 from support.fake_runs import NODES, fake_plan, fake_run
 from support.imagined_machines import cluster, convolutions
 

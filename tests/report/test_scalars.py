@@ -13,9 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from evener.records.errors import InvalidValue, MissingExtra
 from evener.records.plan import Assignment, Plan
+from evener.records.version import pip_install
 from evener.report.loggers import TensorBoard, has_tensorboard
 from evener.report.scalars import ScalarLog, scalars_of_step
-from evener.version import pip_install
 from support.fake_runs import fake_run
 
 NAMES = ("ada", "bob", "cleo")

@@ -30,8 +30,8 @@ from evener.records.errors import (
     system_refusal,
     words_of,
 )
+from evener.records.version import pip_install
 from evener.search.options import TuneConfig
-from evener.version import pip_install
 
 
 class _Command(NamedTuple):

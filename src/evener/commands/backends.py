@@ -13,8 +13,8 @@ from evener.data.tasks.load import has_thin_task, import_file, is_path, load_tas
 from evener.ps.node.engine import EngineSetup, ModelBackend, TaskEngine
 from evener.records.errors import InvalidInput, MissingExtra, NotExact
 from evener.records.task import Task, ThinTask
+from evener.records.version import pip_install
 from evener.system.malloc import keep_freed_memory
-from evener.version import pip_install
 
 if TYPE_CHECKING:
     from evener.config.run_config import RunConfig  # which a node does not need

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TextIO
 
 from evener.records.errors import InvalidInput, MissingExtra
+from evener.records.version import pip_install
 from evener.report.live.access import ADDRESS, listen
 from evener.report.live.feed import Sources
-from evener.version import pip_install
 
 _END_TIMEOUT_S = 10.0
 

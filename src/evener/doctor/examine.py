@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from evener import version
 from evener.doctor.facts import FolderFacts, GpuFacts, LoadFacts, MachineFacts
 from evener.doctor.network import network_facts
+from evener.records import version
 from evener.records.schema import shown
 from evener.system.cores import cpu_quota, usable_cores
 from evener.system.host import cpu_model, version_of

@@ -44,12 +44,12 @@ from evener.records.errors import require
 from evener.records.record import TrainRecord
 from evener.records.schema import parse_noun
 from evener.records.task import ThinTask
+from evener.records.version import pip_install
 from evener.report.canvas import COLORS, can_draw, canvas, log_axis, save_png
 from evener.report.text import human_seconds, percent
 from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.system.signals import interrupt_on_stop_signals
 from evener.training.console import open_console, print_line
-from evener.version import pip_install
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -31,11 +31,11 @@ from evener.launch.nodes import parse_local_nodes
 from evener.records.errors import TrainingFailed
 from evener.records.record import RECORD, Step, TrainRecord
 from evener.records.schema import read_noun
+from evener.records.version import pip_install
 from evener.report.canvas import can_draw, canvas, save_png
 from evener.report.html import write_page
 from evener.system.signals import interrupt_on_stop_signals
 from evener.training.console import open_console, print_line
-from evener.version import pip_install
 
 ALONE = "alone"
 PUBLISHED = {"average, threads": 7.82 / 10, "average, device": 6.52 / 10}

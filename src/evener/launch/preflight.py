@@ -32,8 +32,8 @@ from evener.doctor.probe import Listeners, probe
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import EvenerError, InvalidInput, NodeLost
 from evener.records.schema import Part
+from evener.records.version import VERSION
 from evener.system.host import version_of
-from evener.version import VERSION
 
 _CONNECT_SECONDS = 4.0
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from evener.records.atomic import atomic_write
 from evener.records.errors import MissingExtra
-from evener.version import pip_install
+from evener.records.version import pip_install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

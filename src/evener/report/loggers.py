@@ -15,7 +15,7 @@ from typing import Any, final
 
 from evener.records.errors import MissingExtra, is_of_the_disk
 from evener.records.plan import Plan
-from evener.version import pip_install
+from evener.records.version import pip_install
 
 
 @final

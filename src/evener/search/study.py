@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from evener.records.errors import InvalidFile, InvalidInput, MissingExtra
 from evener.records.search_record import Outcome
+from evener.records.version import pip_install
 from evener.search.space import Suggest
-from evener.version import pip_install
 
 NAME = "evener"
 _JOURNAL = "journal.log"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from evener.version import VERSION
+from evener.records.version import VERSION
 
 _LOOPBACK = "127.0.0.1"
 _PACKAGES = ("evener", "torch", "torchvision", "numpy", "msgspec", "safetensors", "matplotlib", "tensorboard")

@@ -16,7 +16,7 @@ import torch
 from evener.data.tasks.load import BUILT_IN_TASKS, load_task, require_task
 from evener.records.errors import EvenerError, InvalidInput, InvalidValue, MissingExtra, MissingFile, TrainingFailed
 from evener.records.task import Task
-from evener.version import pip_install
+from evener.records.version import pip_install
 from support.refusals import refused
 
 MAKE = """

@@ -15,7 +15,7 @@ from PIL import Image
 
 from evener.data.tasks.tiny_imagenet import MEAN, STD, TinyImageNet
 from evener.records.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile
-from evener.version import pip_install
+from evener.records.version import pip_install
 from support.refusals import refused
 
 REAL = Path(__file__).resolve().parents[3].parent / "shared/data/tiny-imagenet-200-subset/tiny-imagenet-200.tar"

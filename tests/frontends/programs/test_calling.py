@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import evener
 from evener.records.errors import InvalidInput, MissingExtra
 from evener.records.record import Step
-from evener.version import pip_install
+from evener.records.version import pip_install
 from support.commands import TINY
 from support.refusals import refused
 

@@ -19,7 +19,7 @@ from evener.records.errors import MissingExtra
 from evener.records.plan import Plan
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
-from evener.version import pip_install
+from evener.records.version import pip_install
 from support.commands import command, evener, evener_here, last_json
 from support.yolo_cases import draw_classes, draw_detection, needs_ultralytics
 from support.yolo_commands import ENVIRONMENT, TESTS, read_by_plain_yolo, yolo

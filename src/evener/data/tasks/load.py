@@ -27,7 +27,7 @@ from evener.records.errors import (
     words_of,
 )
 from evener.records.task import BatchTask, Task, ThinTask
-from evener.version import pip_install
+from evener.records.version import pip_install
 
 
 def import_file(path: Path) -> ModuleType:

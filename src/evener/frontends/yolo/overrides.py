@@ -20,7 +20,7 @@ from evener.config.run_config import RunConfig
 from evener.launch.nodes import relative_shares
 from evener.records.errors import InvalidInput, MissingExtra, require
 from evener.records.record import Event
-from evener.version import pip_install
+from evener.records.version import pip_install
 
 TASKS = ("detect", "segment", "classify", "pose", "obb")
 _REFUSED = {

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from evener.records.errors import MissingExtra
+from evener.records.version import pip_install
 from evener.sync.aggregator import WholeMerge
 from evener.sync.layout import Flat, Floats
 from evener.sync.protocol import Robust, SyncProtocol
 from evener.sync.robust import exchanges, merge_counters, nearest_by, num_left_out
-from evener.version import pip_install
 
 _BLOCK = 1 << 24
 """Numbers of one contribution that an accelerator processes at a time: many enough for a kernel, and few enough to need

@@ -20,9 +20,9 @@ from evener.ps.protocol.system import System
 from evener.records.atomic import atomic_write, remove_drafts
 from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, MissingFile
 from evener.records.schema import NOT_DECODED, Part
+from evener.records.version import VERSION
 from evener.system.file_lock import lock_file, shared_folder
 from evener.system.host import own_address, version_of
-from evener.version import VERSION
 from evener.wire.identity import ROLES, Address, Identity, make_identity
 
 _IDENTITY = {False: "identity.json", True: "identity-insecure.json"}

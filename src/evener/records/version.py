@@ -3,7 +3,7 @@
 from pathlib import Path
 
 VERSION = "0.1.0"
-_CHECKOUT = Path(__file__).parents[2]
+_CHECKOUT = Path(__file__).parents[3]
 
 
 def pip_install(extra: str) -> str:
