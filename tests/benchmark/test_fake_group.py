@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from evener.benchmark.exchanges import distinct_sizes, measure_exchanges
 from evener.benchmark.fake_group import EventTrace, fake_group
-from evener.benchmark.step_profile import Step, profile_step
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.oracle.division.layout import Replica
@@ -27,6 +26,7 @@ from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
 from evener.parallel.sharded import ShardedModel
 from evener.parallel.shared_statistics import synchronise_norms
+from evener.training.predict import Step, profile_step
 from support.thread_ranks import together
 
 CPU = torch.device("cpu")

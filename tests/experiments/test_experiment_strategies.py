@@ -12,8 +12,17 @@ from rich.console import Console
 
 from evener.experiments.local_ranks import equal_nodes
 from evener.experiments.options import StrategiesConfig, numbers
-from evener.experiments.strategies import ResNetSize, cells_of, run
-from evener.experiments.strategies_report import StepTime, StrategyCell, StrategyRow, show, speed_up, table
+from evener.experiments.strategies import (
+    ResNetSize,
+    StepTime,
+    StrategyCell,
+    StrategyRow,
+    cells_of,
+    run,
+    show,
+    speed_up,
+    table,
+)
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.rules import division_of

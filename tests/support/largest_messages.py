@@ -31,7 +31,7 @@ from evener.membership.generation import Beat, Hello
 from evener.membership.shared_values import AskValues, SetValue
 from evener.ps.client import MasterClient, find_master
 from evener.ps.master.access.quotas import MAX_BUFFER_BYTES
-from evener.ps.master.access.rights import may_send
+from evener.ps.master.handlers import may_send
 from evener.ps.protocol import messages as m
 from evener.ps.protocol import rank_messages as r
 from evener.ps.protocol.config import StateDir

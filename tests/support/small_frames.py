@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from evener.membership.generation import Beat
 from evener.ps.client import MasterClient, find_master
-from evener.ps.master.access.rights import may_send
+from evener.ps.master.handlers import may_send
 from evener.ps.protocol import messages as m
 from evener.ps.protocol import rank_messages as r
 from evener.ps.protocol.config import StateDir

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from rich.table import Table
 
 from evener.config.options import PROFILE, PlanConfig
 from evener.data.tasks.load import BUILT_IN_TASKS, is_path, load_task, require_task
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
 from evener.oracle.calibration import fit_profile
-from evener.oracle.catalogue import CARDS
+from evener.oracle.catalogue import CARDS, Card
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.hypothetical_cluster import MAX_DEVICES, NETWORKS, NODES, hypothetical_profile
+from evener.oracle.hypothetical_cluster import MAX_DEVICES, NETWORKS, NODES, NodeKind, hypothetical_profile
 from evener.oracle.search import ALL_STRATEGIES, search
 from evener.oracle.zoo.networks import ZOO, default_options, draw
 from evener.records.errors import InvalidInput, InvalidValue, MissingFile, nearest, require
 from evener.records.graph import ModelGraph
-from evener.records.profile import ClusterProfile
+from evener.records.profile import ClusterProfile, Fabric
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun, write_noun
 from evener.report.canvas import save_figure
-from evener.report.catalogue_tables import cards_table, machines_table, models_table, networks_table
 from evener.report.planning_tables import parts_table, ranking_table, scale_figure, scale_table
+from evener.report.text import human_count, table_of
 from evener.training.console import open_console, output_file, print_line
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -156,3 +157,64 @@ def _sizes(scale: str) -> list[int]:
     sizes = [1 << k for k in range(numbers[1].bit_length()) if numbers[0] <= 1 << k <= numbers[1]]
     require(bool(sizes), "--scale", scale, "a range that holds a power of two, the smaller number first")
     return sizes
+
+
+def models_table(graphs: Mapping[str, ModelGraph], options: Mapping[str, Mapping[str, str]]) -> Table:
+    """Return a table of the networks that `evener plan` knows, with the options of each and their defaults."""
+    return table_of(
+        "Models, for `evener plan MODEL`",
+        {
+            "name": lambda item: item[0],
+            ">million parameters": lambda item: human_count(item[1].parameters / 1e6),
+            ">GFLOP a sample": lambda item: human_count(item[1].forward_flops / 1e9),
+            "--option": lambda item: " ".join(f"{key}={value}" for key, value in options[item[0]].items()),
+        },
+        graphs.items(),
+        caption="FLOPs of a forward pass.",
+    )
+
+
+def machines_table(nodes: Mapping[str, NodeKind]) -> Table:
+    """Return a table of the machines whose cards have links of their own."""
+    return table_of(
+        "Machines, for `--machines`: `a100-node`, `4xa100-node`",
+        {
+            "name": lambda item: item[0],
+            ">cards": lambda item: str(item[1].devices),
+            "card": lambda item: item[1].card.model,
+            "joined by": lambda item: item[1].inside.name,
+        },
+        nodes.items(),
+    )
+
+
+def cards_table(cards: Mapping[str, Card]) -> Table:
+    """Return a table of cards with the TFLOP/s of dense operands from their makers' data sheets."""
+    return table_of(
+        "Cards, for `--machines`: `rtx3090`, `rtx3090:2` for two in one machine, `4xrtx3090:2`",
+        {
+            "name": lambda item: item[0],
+            "card": lambda item: item[1].model,
+            ">GiB": lambda item: str(item[1].gib),
+            ">GB/s?": lambda item: f"{item[1].bandwidth:g}",
+            ">fp32": lambda item: f"{item[1].fp32:g}",
+            ">TF32?": lambda item: f"{item[1].tf32:g}" if item[1].tf32 else "-",
+            ">fp16": lambda item: f"{item[1].half:g}",
+        },
+        cards.items(),
+        caption="TFLOP/s of the data sheets; docs/machines.md says how much of them training reaches.",
+    )
+
+
+def networks_table(networks: Mapping[str, Fabric]) -> Table:
+    """Return a table of the networks between machines."""
+    return table_of(
+        "Networks, for `--network`",
+        {
+            "name": lambda item: item[0],
+            "network": lambda item: item[1].name,
+            ">GB/s": lambda item: human_count(1 / item[1].beta / 1e9),
+            ">latency µs": lambda item: f"{item[1].alpha * 1e6:g}",
+        },
+        networks.items(),
+    )

@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
+import torch
+from torch import Tensor
+
 from evener.comm.group import Group
-from evener.comm.host_copy import HostCopy
 from evener.comm.step_timing import StepTiming
 from evener.data.sampler import Division
 from evener.launch.rank_environment import RankEnvironment
@@ -299,3 +301,24 @@ class Monitor:
 def _is_close(first: float, other: float, relative: float, absolute: float = 0.0) -> bool:
     both_nan = math.isnan(first) and math.isnan(other)  # as in one process, which goes on with them
     return both_nan or math.isclose(first, other, rel_tol=relative, abs_tol=absolute)
+
+
+class HostCopy:
+    """Copies one number to the host, in the order of the device's work.
+
+    Args:
+        value: a tensor of one element, or a number that the host has already.
+    """
+
+    def __init__(self, value: Tensor | float) -> None:
+        self._value, self._event = value, None
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            self._value = value.detach().to("cpu", non_blocking=True)  # into pinned memory
+            self._event = torch.Event(value.device)
+            self._event.record()
+
+    def read(self) -> float:
+        """Return the number; wait only for the work that was queued before the copy."""
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._value)

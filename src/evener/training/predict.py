@@ -9,9 +9,13 @@ No step of the plan is performed; waiting times are computed.
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf, isinf
 from statistics import median_low
+from typing import TypeAlias
 
 import msgspec
 
@@ -19,7 +23,6 @@ from evener.benchmark.dry_run import random_numbers_kept
 from evener.benchmark.exchanges import distinct_sizes, measure_exchanges
 from evener.benchmark.fake_group import EventTrace, FakeGroup, fake_group, known_to_torch
 from evener.benchmark.links import measure_message
-from evener.benchmark.step_profile import WARM_UP_STEPS, profile_step
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
@@ -28,6 +31,7 @@ from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, Ra
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
 from evener.parallel.process_mesh import ProcessMesh
+from evener.records.errors import require
 from evener.records.plan import Plan, Prediction
 from evener.training.context import RankContext
 
@@ -174,3 +178,59 @@ def _prediction(played: Sequence[RankStep], sent: float) -> Prediction:
         sent_bytes=round(sent),
         bottleneck=max(times, key=lambda part: times[part]),
     )
+
+
+WARM_UP_STEPS = 2
+"""Steps that do not count: DistributedDataParallel reorders its buckets after the first one."""
+_MAX_ROUNDS = 7
+
+Step: TypeAlias = Callable[[], object]
+
+
+def profile_step(
+    group: Group, trace: EventTrace, prepare: Callable[[], Step], seconds: float, rounds: int = _MAX_ROUNDS
+) -> list[tuple[TraceEvent, ...]]:
+    """Return the events of up to `rounds` steps, the same number on every rank; `prepare` returns the step function.
+
+    All steps take about `seconds`, more if three steps take longer. The result is empty, with a warning, if a rank
+    cannot perform its part: a GPU may lack memory for a second copy of the weights, and a failed forecast must not end
+    a run.
+    """
+    require(seconds > 0, "seconds", seconds, "positive")
+    step, slowest = _warm_up(group, trace, prepare)
+    if step is None:
+        return []
+    rounds = max(1, min(rounds, _MAX_ROUNDS, int(seconds / slowest) - WARM_UP_STEPS))
+    steps = []
+    for _ in range(rounds):
+        group.barrier()
+        steps.append(_round(trace, step))
+    return steps
+
+
+def _warm_up(group: Group, trace: EventTrace, prepare: Callable[[], Step]) -> tuple[Step | None, float]:
+    """Return the step function and the slowest rank's seconds of the last step; None if a rank cannot perform it.
+
+    All ranks exchange the result after every step, so that they stay synchronised even if a rank fails in its step.
+    """
+    step: Step | None = None
+    slowest = inf
+    for _ in range(WARM_UP_STEPS):
+        duration = inf
+        try:
+            step = step or prepare()
+            start = time.perf_counter()
+            _round(trace, step)
+            duration = time.perf_counter() - start
+        except Exception as error:
+            warnings.warn(f"this rank cannot profile a step, so nothing is predicted: {error!r}", stacklevel=3)
+        (slowest,) = group.all_reduce_max([duration])
+        if isinf(slowest):
+            return None, inf
+    return step, slowest
+
+
+def _round(trace: EventTrace, step: Step) -> tuple[TraceEvent, ...]:
+    trace.start()
+    step()
+    return trace.finish()

@@ -6,11 +6,15 @@ functions with a `config` read the options.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from evener.comm.group import Group
 from evener.comm.joining import leave_group
 from evener.config.run_config import RunConfig
 from evener.data.loader import to_device
@@ -41,7 +45,6 @@ from evener.training.loop import Loop
 from evener.training.planning import candidate_strategies, make_plan, plan_without_smallest, why_all_take_part
 from evener.training.self_check import self_check
 from evener.training.session import TrainingSession
-from evener.training.shared_warnings import shared_warnings
 from evener.training.task_faults import refuse_outputs, task_fault_of
 from evener.training.training import Training, is_divided_by_costs, make_training
 
@@ -264,3 +267,31 @@ def write_timeline(model: StagedModel, folder: Path) -> None:
     atomic_write(folder / "timeline.json", timeline.chrome_trace())
     if can_draw():  # the trace shows the same
         atomic_write(folder / "timeline.png", png(timeline_figure(timeline)))
+
+
+@contextmanager
+def shared_warnings(group: Group) -> Iterator[None]:
+    """Show each warning of the block once for all ranks of `group`, after the block; every rank calls this.
+
+    If the block fails on this rank, it shows its own warnings.
+    """
+    if group.size == 1:
+        yield
+        return
+    shown_before: set[str] = set()
+    recorded: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as recorded:
+            yield
+        rows = group.all_gather_bytes(msgspec.json.encode([_text(warning) for warning in recorded]))
+        shown_before = {text for row in rows[: group.rank] for text in msgspec.json.decode(row, type=list[str])}
+    finally:
+        for warning in recorded:
+            if _text(warning) not in shown_before:
+                warnings.showwarning(
+                    warning.message, warning.category, warning.filename, warning.lineno, warning.file, warning.line
+                )
+
+
+def _text(warning: warnings.WarningMessage) -> str:
+    return f"{warning.category.__name__}: {warning.message}"

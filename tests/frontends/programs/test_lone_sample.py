@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
-from evener.frontends.programs.single_sample_batches import single_sample_advice
+from evener.frontends.programs.divided_loader import single_sample_advice
 from support.commands import evener_here
 
 PROGRAM = """

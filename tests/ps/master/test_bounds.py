@@ -19,7 +19,6 @@ from evener.membership.shared_values import (
     SharedValues,
     Values,
 )
-from evener.ps.master.access.fetches import Fetches
 from evener.ps.master.access.quotas import (
     MAX_ARRIVING_BYTES,
     MAX_EVENT_BYTES,
@@ -32,6 +31,7 @@ from evener.ps.master.access.quotas import (
 )
 from evener.ps.master.collective.rank_journal import RankJournal, RunStart, roster_of
 from evener.ps.master.collective.rank_table import RankNews
+from evener.ps.master.handlers import Fetches
 from evener.ps.master.run_journal import RunJournal
 from evener.ps.protocol.blob_stream import StreamWriter
 from evener.ps.protocol.config import StateDir

@@ -11,13 +11,14 @@ for epoch in range(first, n):              # 0, or the epoch of the checkpoint
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
@@ -27,7 +28,6 @@ from evener.config.run_config import RunConfig, require_samples
 from evener.data.loader import SeededSamples, sample_count, sample_seeds, seed_all, to_device
 from evener.data.tasks.load import load_any_task
 from evener.frontends.programs.batch_loss import BatchLoss
-from evener.frontends.programs.batch_saving import saving_of
 from evener.frontends.programs.batch_validation import validate
 from evener.frontends.programs.joining import end_copy, finish
 from evener.frontends.programs.options import ScriptConfig
@@ -36,7 +36,8 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.op_registry import without_synchronised
 from evener.records.errors import InvalidInput, first_line, noting
 from evener.records.task import BatchTask
-from evener.training.checkpoint import require_writable, write_weights
+from evener.training.attributes import Attributes, owners_of
+from evener.training.checkpoint import CheckpointState, require_writable, write_weights
 from evener.training.context import Arithmetic, join_run
 from evener.training.lone_sample import device_of, refuse_lone_sample
 from evener.training.saving import Saving
@@ -286,3 +287,93 @@ class BatchTraining:
 def _collate(samples: list[Any]) -> Any:
     with noting("data, whose samples do not become one batch without a BatchTask.collate"):
         return default_collate(samples)
+
+
+class SameModel:
+    """A WholeModel that every rank holds."""
+
+    def __init__(self, run: Run, model: nn.Module) -> None:
+        self._run, self._model = run, model
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """Return the weights."""
+        return self._run.state(self._model)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load the weights."""
+        try:
+            self._model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise InvalidInput(first_line(error)) from error
+
+
+class SameOptimizer:
+    """The WholeOptimizer of a model that every rank holds."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def gather(self) -> dict[str, Any]:
+        """Return the optimizer's state."""
+        return self._optimizer.state_dict()
+
+    def load(self, whole: dict[str, Any]) -> None:
+        """Load the optimizer's state."""
+        try:
+            self._optimizer.load_state_dict(whole)
+        except ValueError as error:
+            raise InvalidInput(first_line(error)) from error
+
+
+def saving_of(
+    run: Run,
+    config: RunConfig,
+    task: BatchTask,
+    *,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: Any,
+    arithmetic: Arithmetic,
+    batch_size: int,
+    samples: int,
+) -> Saving:
+    """Return the checkpoints of a training of `task`.
+
+    Args:
+        run: of its nodes.
+        config: options of the run.
+        task: that is trained.
+        model: of all nodes.
+        optimizer: of all nodes.
+        scheduler: of the learning rate, if there is one.
+        arithmetic: precision of the training.
+        batch_size: samples of a step.
+        samples: in the training data.
+    """
+
+    attributes = Attributes(owners_of(model, task.loss, optimizer))
+
+    def state(step: int) -> CheckpointState:
+        return CheckpointState(
+            task=task.name,
+            step=step,
+            seed=config.seed,
+            batch_size=batch_size,
+            accumulate=1,
+            samples=samples,
+            precision=config.precision,
+            attributes=attributes.changed(),
+            unsaved=attributes.unsaved(),
+        )
+
+    return Saving(
+        config,
+        run.group,
+        model=SameModel(run, model),
+        optimizer=SameOptimizer(optimizer),
+        scheduler=scheduler,
+        scaler=arithmetic.scaler,
+        attributes=attributes,
+        state=state,
+        emit=lambda event: run.steps.tell([event]),
+    )

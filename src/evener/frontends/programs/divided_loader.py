@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from evener.comm.group import Group
 from evener.comm.message_topics import NEXT_BATCH
@@ -28,8 +28,8 @@ from evener.data.loading_process import begin_process, load_in_process, received
 from evener.frontends.programs.batch_parts import BatchPart, Count
 from evener.frontends.programs.random_state import take_leaders_state
 from evener.frontends.programs.sampler_changes import SamplerChanges
-from evener.frontends.programs.single_sample_batches import single_sample_advice
 from evener.records.errors import InvalidInput, NodeLost
+from evener.records.single_sample_error import better_size
 from evener.system.process_exit import own_worker_sockets
 
 _TAKEN_OVER = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
@@ -322,3 +322,45 @@ def require_same_size(group: Group, loader: DataLoader[Any]) -> None:
         "the parts by evener.gather. Numbers of samples"
     )
     require_alike(group, len(loader.dataset) if isinstance(loader.dataset, Sized) else -1, what)
+
+
+_NO_STATISTICS = "and BatchNorm cannot take statistics of one sample"
+
+
+def single_sample_advice(loader: DataLoader[Any]) -> str:
+    """Return advice if a batch of every epoch has one sample; empty if none has, or if sizes are unknown.
+
+    A sampler is not iterated, because it may draw or count.
+    """
+    order: Any = loader.batch_sampler
+    if isinstance(loader.dataset, IterableDataset):
+        is_of_parts = loader.num_workers > 1  # each worker makes batches of its own part
+        return _of_rest(None if is_of_parts else loader.dataset, loader.batch_size, drop_last=loader.drop_last)
+    if isinstance(order, list | tuple):
+        sizes = [len(batch) if isinstance(batch, list | tuple) else 0 for batch in order]
+        return _of_list(sizes) if 1 in sizes else ""
+    if isinstance(order, BatchSampler) and type(order).__iter__ is BatchSampler.__iter__:
+        return _of_rest(order.sampler, order.batch_size, drop_last=order.drop_last)
+    return ""
+
+
+def _of_rest(samples: Any, batch_size: int | None, *, drop_last: bool) -> str:
+    """Return advice for batches of `batch_size` of the `samples`, whose number may be unknown, and the rest of them."""
+    if batch_size == 1:
+        return f"every batch has one sample, {_NO_STATISTICS}: give the loader a batch_size of 2 or more"
+    count = 0
+    with suppress(TypeError):  # no length
+        count = len(samples) if isinstance(samples, Sized) else 0
+    if batch_size is None or drop_last or count % batch_size != 1:
+        return ""
+    return (
+        f"the last batch of every epoch has 1 of the {count} samples, {_NO_STATISTICS}: give the loader "
+        f"drop_last=True, or another batch_size than {batch_size}{better_size(count, batch_size)}"
+    )
+
+
+def _of_list(sizes: list[int]) -> str:
+    return (
+        f"batch {sizes.index(1) + 1} of the {len(sizes)} batches of every epoch has one sample, {_NO_STATISTICS}: "
+        "leave it out of the batch sampler, or add its sample to another batch"
+    )

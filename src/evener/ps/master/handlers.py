@@ -7,13 +7,19 @@ whole frame        -> on_message: HANDLERS maps the type of the header to its me
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from evener.ps.master.access.fetches import Fetches
 from evener.ps.master.access.invitations import ASK_FOR_ANOTHER
-from evener.ps.master.access.quotas import IDLE_PATIENCES, Arrivals, require_room, require_size
-from evener.ps.master.access.rights import AUDITED, is_of_command, may_send, wrong_token
+from evener.ps.master.access.quotas import (
+    IDLE_PATIENCES,
+    MAX_FETCHES,
+    MAX_FETCHING,
+    Arrivals,
+    require_room,
+    require_size,
+)
 from evener.ps.master.command_handlers import COMMANDS, CommandHandlers
 from evener.ps.master.effects import Effects
 from evener.ps.master.examination.examinations import Examinations, look_here
@@ -25,11 +31,12 @@ from evener.ps.protocol import examination_messages as e
 from evener.ps.protocol import messages as m
 from evener.ps.protocol import rank_messages as r
 from evener.ps.protocol.config import MasterConfig
-from evener.ps.protocol.messages import Header, Join
+from evener.ps.protocol.examination_messages import ExamineNodes
+from evener.ps.protocol.messages import FetchBlob, Header, Invite, Join, RevokeInvitation
 from evener.records.schema import shown
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
-from evener.wire.identity import Grant
+from evener.wire.identity import Grant, Role
 from evener.wire.server import Server
 
 
@@ -271,3 +278,96 @@ HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
     **dict.fromkeys(OF_RANKS, Handlers._of_rank),
 }
 """Handlers by type of message."""
+
+
+class Fetches:
+    """The open requests of all peers.
+
+    Args:
+        server: server of the connections.
+        give: sends a peer the piece that it requested.
+    """
+
+    def __init__(self, server: Server[Header], give: Callable[[int, FetchBlob], None]) -> None:
+        self._server, self._give = server, give
+        self._requests: dict[int, deque[FetchBlob]] = {}
+        self._taking: set[int] = set()
+
+    def ask(self, peer: int, fetch: FetchBlob) -> None:
+        """Add a peer's request for a piece. Raises BadFrame: too many of its requests are open."""
+        requests = self._requests.setdefault(peer, deque())
+        if len(requests) >= MAX_FETCHES:
+            raise BadFrame(f"too many requests: {MAX_FETCHES} pieces are waiting for this peer")
+        requests.append(fetch)
+        self.serve()
+
+    def serve(self) -> None:
+        """Send a piece to each peer whose queue is empty, unless too many peers do not take theirs."""
+        self._taking = {peer for peer in self._taking if self._server.num_waiting(peer)}
+        for peer in list(self._requests):
+            while peer in self._requests and not self._server.num_waiting(peer) and len(self._taking) < MAX_FETCHING:
+                requests = self._requests[peer]
+                self._give(peer, requests.popleft())
+                if not requests:
+                    self._requests.pop(peer, None)
+                if self._server.num_waiting(peer):
+                    self._taking.add(peer)
+
+    def disconnected(self, peer: int) -> None:
+        """Forget a connection that is gone."""
+        self._requests.pop(peer, None)
+        self._taking.discard(peer)
+
+
+_NODES: tuple[Role, ...] = ("node", "admin")
+_SUBMITTERS: tuple[Role, ...] = ("submitter", "admin")
+_MAY: dict[type[Header], tuple[Role, ...]] = {
+    m.GetStatus: _SUBMITTERS,
+    m.SubmitRun: _SUBMITTERS,
+    m.BlobChunk: _SUBMITTERS,
+    m.WatchRun: _SUBMITTERS,
+    m.StopRun: _SUBMITTERS,
+    m.AssignNodes: _SUBMITTERS,
+    ExamineNodes: _SUBMITTERS,
+    m.ExpelNode: ("admin",),
+    m.ForgetNode: ("admin",),
+    m.ShutDown: ("admin",),
+    Invite: ("admin",),
+    RevokeInvitation: ("admin",),
+}
+"""Roles that may send a message; messages that are not listed come from nodes."""
+AUDITED: dict[type[Header], str] = {
+    m.SubmitRun: "submitted",
+    m.StopRun: "asked to stop",
+    m.AssignNodes: "assigned nodes",
+    ExamineNodes: "had the nodes looked at",
+    m.ExpelNode: "asked to expel",
+    m.ForgetNode: "forgot",
+    m.ShutDown: "ended",
+    Invite: "invited",
+    RevokeInvitation: "revoked",
+}
+"""Actions of commands, as the audit log names them."""
+
+
+_CURES: dict[tuple[Role, ...], str] = {
+    _NODES: "a node's",
+    _SUBMITTERS: "a submitter's (`tokens/submitter` in the master's home, or `evener invite --submitter NAME`)",
+    ("admin",): "an admin's (`tokens/admin` in the master's home)",
+}
+
+
+def may_send(role: Role, kind: type[Header]) -> bool:
+    """Return whether a token of `role` allows messages of this kind."""
+    return role in _MAY.get(kind, _NODES)
+
+
+def is_of_command(kind: type[Header]) -> bool:
+    """Return whether commands send messages of this kind; nodes send the others."""
+    return kind in _MAY
+
+
+def wrong_token(role: Role, kind: type[Header]) -> str:
+    """Say that a token does not allow messages of this kind, and which one does."""
+    article = "an" if role == "admin" else "a"
+    return f"this is {article} {role}'s token; use {_CURES[_MAY.get(kind, _NODES)]}"

@@ -7,7 +7,8 @@ copies    of its part and a neighbour's, where no other replica has them (`part_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -15,11 +16,12 @@ import torch
 from torch import Tensor
 
 from evener.comm.group import Group
-from evener.membership.held_parts import HeldPart, HeldParts, choose
 from evener.oracle.division.layout import Shape
+from evener.oracle.division.pieces import Piece, covers
+from evener.records.errors import NodeLost
 from evener.records.history import History
 from evener.records.record import Event
-from evener.records.schema import Finite, Part
+from evener.records.schema import Finite, Part, Whole
 from evener.training.elastic.held_state import HeldState, StateHead, assemble, head_of
 from evener.training.elastic.part_copies import PartCopies
 from evener.training.elastic.state_transfer import share_states
@@ -130,3 +132,84 @@ class DividedState:
         history.events = max((row.events for row in rows), key=len)
         history.lost_seconds = max(row.lost_seconds for row in rows)
         history.wall_seconds = max(row.wall_seconds for row in rows)
+
+
+class HeldPart(Part, frozen=True, kw_only=True):
+    """A part of the state after a step that a rank holds.
+
+    Attributes:
+        step: of the state.
+        pieces: of weights, by name.
+    """
+
+    step: Whole
+    pieces: dict[str, Piece]
+
+
+class HeldParts(Part, frozen=True, kw_only=True):
+    """The parts that one rank holds, and the shapes of the whole state.
+
+    Attributes:
+        held: parts of the rank.
+        shapes: of all tensors of the whole state, by name; empty if unknown.
+    """
+
+    held: tuple[HeldPart, ...]
+    shapes: dict[str, Shape] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """The parts that form the whole state.
+
+    Attributes:
+        step: of the state.
+        givers: needed parts as (rank, index of its part), the largest first.
+    """
+
+    step: int
+    givers: tuple[tuple[int, int], ...]
+
+
+def choose(rows: Sequence[HeldParts]) -> Recovery:
+    """Return the newest whole state that the parts of all ranks, `rows`, can form.
+
+    Raises:
+        NodeLost: the parts do not cover the model.
+    """
+    shapes = next((row.shapes for row in rows if row.shapes), {})
+    steps = sorted({one.step for row in rows for one in row.held}, reverse=True)
+    for step in steps if shapes else ():
+        givers = _givers(rows, shapes, step)
+        if givers:
+            return Recovery(step=step, givers=givers)
+    raise NodeLost(
+        "the remaining nodes do not hold all parts of the model; continue from the last checkpoint with --resume"
+    )
+
+
+def _givers(rows: Sequence[HeldParts], shapes: Mapping[str, Shape], step: int) -> tuple[tuple[int, int], ...]:
+    """Return as few parts of `step` as cover all tensors; empty if they do not."""
+    offered = [
+        (rank, number, one.pieces)
+        for rank, row in enumerate(rows)
+        for number, one in enumerate(row.held)
+        if one.step == step
+    ]
+    missing, met = set(shapes), dict.fromkeys(shapes, frozenset[Piece]())
+    givers = []
+    for rank, number, pieces in sorted(offered, key=lambda one: (-_amount(one[2]), one[0])):
+        new = [name for name in pieces.keys() & missing if pieces[name] not in met[name]]
+        if not new:
+            continue
+        givers.append((rank, number))
+        for name in new:
+            met[name] |= {pieces[name]}
+            if covers(met[name], shapes[name]):
+                missing.discard(name)
+    return () if missing else tuple(givers)
+
+
+def _amount(pieces: Mapping[str, Piece]) -> int:
+    """Return the number of elements of all tensors."""
+    return sum(piece.numel for piece in pieces.values())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evener.data.tasks.parameters import TaskParameter, task_parameters
+from evener.cli.app import TaskParameter, task_parameters
 
 FILE = '''
 raise SystemExit("run")

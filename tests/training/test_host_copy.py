@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evener.comm.host_copy import HostCopy
+from evener.training.monitor import HostCopy
 from support.accelerator import DEVICE, NEEDS_DEVICE
 
 
