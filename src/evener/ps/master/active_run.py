@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from evener.ps.master.access.quotas import MAX_LOG_BYTES
+from evener.ps.master.node_state import NodeEvent
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.protocol.config import MasterConfig
 from evener.ps.protocol.job import AnyJob
@@ -194,7 +195,7 @@ class ActiveRun(ABC):
         """Let a member with a measured device prepare for the run or, if it is ready, work."""
 
     @abstractmethod
-    def follow(self, kind: str, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
+    def follow(self, kind: NodeEvent, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
         """Record an event of a node; if the node is lost, continue without it."""
 
     @abstractmethod

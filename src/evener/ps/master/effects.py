@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from evener.ps.master.access.invitations import Invitations
 from evener.ps.master.access.members import Members
-from evener.ps.master.node_state import Occurrence, Transition, TransitionKind
+from evener.ps.master.node_state import NodeEvent, Occurrence, Transition, TransitionKind
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.master.scheduler import Scheduler
 from evener.ps.master.training_run import TrainingRun
@@ -19,7 +19,7 @@ from evener.ps.protocol.messages import Dismiss, Header, Quarantine, Welcome
 from evener.records.schema import shown
 from evener.wire.server import Server
 
-EVENTS: dict[TransitionKind, str] = {
+EVENTS: dict[TransitionKind, NodeEvent] = {
     "admit": "joined",
     "resume": "back",
     "take back": "back",
@@ -31,7 +31,7 @@ EVENTS: dict[TransitionKind, str] = {
     "dismiss": "dismissed",
     "release": "left",
 }
-"""Kinds of events of the transitions, as a record names them."""
+"""The event that a record has of each transition."""
 
 
 class Effects:

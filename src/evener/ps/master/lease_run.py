@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from evener.oracle.apportion import Worker, apportion
 from evener.ps.master.active_run import ActiveRun, result_of
 from evener.ps.master.checkpointing import Checkpointer
+from evener.ps.master.node_state import NodeEvent
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.master.training_run import TrainingRun
 from evener.ps.protocol.config import MasterConfig
@@ -133,7 +134,7 @@ class ActiveLeaseRun(ActiveRun):
         """Let a member prepare for the run or, if it is ready, work."""
         self.training.admit(node)
 
-    def follow(self, kind: str, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
+    def follow(self, kind: NodeEvent, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
         """Record an event of a node; if the node is lost, others take over its work."""
         self.training.note(kind, f"node {node.name}: {reason}", node.name)
         if is_lost:

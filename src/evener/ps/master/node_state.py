@@ -29,6 +29,11 @@ TransitionKind: TypeAlias = Literal[
     "admit", "resume", "replace", "take back", "expect", "wait", "pass over", "exclude", "dismiss", "release"
 ]  # fmt: skip
 
+NodeEvent: TypeAlias = Literal[
+    "joined", "back", "replaced", "away", "waits", "skipped", "excluded", "dismissed", "left", "expelled"
+]  # fmt: skip
+"""Kinds of events of nodes, as a record names them."""
+
 _SENTENCES: dict[TransitionKind, str] = {
     "admit": "admit node {node}",
     "resume": "continue with node {node}",

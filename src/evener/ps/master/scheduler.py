@@ -20,6 +20,7 @@ from evener.ps.master.collective.rank_journal import RankJournal, RunStart
 from evener.ps.master.collective.rank_run import ActiveRankRun
 from evener.ps.master.lease_run import ActiveLeaseRun
 from evener.ps.master.merges import merge_of
+from evener.ps.master.node_state import NodeEvent
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.master.training_run import TrainingRun
 from evener.ps.master.validation import EpochEnd
@@ -213,7 +214,7 @@ class Scheduler:
             with self.guarding(run):
                 run.admit(node)
 
-    def follow(self, kind: str, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
+    def follow(self, kind: NodeEvent, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
         """Record an event of a node in its run; if the node is lost, the run continues without it."""
         if (run := self.run_of(node)) is not None:
             with self.guarding(run):

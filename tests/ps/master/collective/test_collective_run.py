@@ -14,7 +14,9 @@ from evener.membership.shared_values import AskValues, SetValue, Values, decode_
 from evener.ps.master.collective.collective_run import CollectiveRun
 from evener.ps.master.collective.rank_checkpoints import RankCheckpoints
 from evener.ps.master.collective.rank_journal import RankJournal, Saved
+from evener.ps.master.collective.rank_run import ActiveRankRun
 from evener.ps.master.collective.rank_table import LINE_RETRY_S
+from evener.ps.master.effects import EVENTS
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.protocol.config import StateDir
 from evener.ps.protocol.rank_messages import (
@@ -204,7 +206,9 @@ def test_a_silent_node_is_not_lost_while_its_process_alone_holds_the_state() -> 
     scene.end("b", 2, has_finished=False, kind=kind_of(NodeLost("")), is_own=False, sentence="", ending="")
     scene.run.tick()
     assert scene.generations(1)[-1].nodes == ["a"]
-    scene.run.lose(scene.nodes.by_name["a"], "it has been silent for 6 s", is_silent=True)
+    active = ActiveRankRun.__new__(ActiveRankRun)  # the rest of it needs a master
+    active.ranks = scene.run
+    active.follow(EVENTS["exclude"], "it has been silent for 6 s", scene.nodes.by_name["a"], is_lost=True)
     scene.nodes.disconnect(scene.nodes.by_name["a"].peer or 0)
     for _ in range(5):
         scene.now += 1.0

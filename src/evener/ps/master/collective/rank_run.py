@@ -10,6 +10,7 @@ from evener.ps.master.active_run import ActiveRun, result_of
 from evener.ps.master.collective.collective_run import CollectiveRun
 from evener.ps.master.collective.rank_checkpoints import RankCheckpoints
 from evener.ps.master.collective.rank_journal import RankJournal
+from evener.ps.master.node_state import NodeEvent
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.protocol.config import MasterConfig
 from evener.ps.protocol.messages import Send
@@ -88,11 +89,11 @@ class ActiveRankRun(ActiveRun):
         """Let a member prepare for the run."""
         self.ranks.admit(node)
 
-    def follow(self, kind: str, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
+    def follow(self, kind: NodeEvent, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
         """Record an event of a node; if the node is lost, the run may have to continue without its rank."""
         self.ranks.note(kind, f"node {node.name}: {reason}", node.name)
         if is_lost:
-            self.ranks.lose(node, reason, is_silent=kind == "benched")
+            self.ranks.lose(node, reason, is_silent=kind == "excluded")
 
     def reject(self, node: NodeRecord, reason: str) -> None:
         """Continue without a node that cannot take part."""
