@@ -43,7 +43,7 @@ from evener.ps.client import MasterClient
 from evener.ps.master.master import Master
 from evener.ps.node.engine import EngineSetup, NodeEngine
 from evener.ps.node.node import Node
-from evener.ps.node.worker_session import NodeConfig
+from evener.ps.node.node_run import NodeConfig
 from evener.ps.protocol.config import MasterConfig, StateDir, Versions
 from evener.ps.protocol.directions import ToNode
 from evener.ps.protocol.job import Job

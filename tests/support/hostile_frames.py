@@ -26,7 +26,8 @@ import psutil
 from safetensors.numpy import load
 
 from evener.ps.master.master import Master
-from evener.ps.node.worker_session import NodeConfig, WorkerSession
+from evener.ps.node.node_run import NodeConfig
+from evener.ps.node.worker_session import WorkerSession
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.config import MasterConfig, StateDir
 from evener.ps.protocol.directions import ToCommand, ToMaster, ToNode
@@ -259,10 +260,10 @@ class Stage:
         elif isinstance(header, m.ServerReply) and session is not None:
             if header.answer.lease is not None:
                 self._numbers[:] = [*self._numbers[-5:], header.answer.lease.number]
-            session.on_reply(header, frame.buffers[0] if frame.buffers else None)
+            session.on_reply(header, frame.buffers)
         elif isinstance(header, m.Validate) and session is not None:
             self._numbers[:] = [*self._numbers[-5:], header.number]
-            session.validate(header, frame.buffers[0])
+            session.validate(header, frame.buffers)
 
     def _connect(self, headers: Any) -> Connection[m.Header]:
         found: list[Connection[m.Header]] = []

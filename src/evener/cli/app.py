@@ -1,6 +1,6 @@
 """The command `evener`: all its commands under their names, and how it ends. The entry point.
 
-`evener train my_task.py --help` shows the options of the task below those of the command; its file is read, but not run.
+`evener train my_task.py --help` shows the options of the task below those of the command. Its file is read, not run.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from evener.config.options import JoinConfig
 from evener.launch.nodes import device_speeds
 from evener.ps.node.acceptance import Acceptance
 from evener.ps.node.node import Node
+from evener.ps.node.node_run import NodeConfig
 from evener.ps.node.reconnecting_client import Dial
-from evener.ps.node.worker_session import NodeConfig
 from evener.ps.protocol.config import default_cache, node_cache, versions_here
 from evener.ps.protocol.directions import ToNode
 from evener.ps.protocol.messages import Header

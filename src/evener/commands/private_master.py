@@ -18,7 +18,7 @@ from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.ps.client import MasterClient
 from evener.ps.master.master import Master
 from evener.ps.node.node import Node
-from evener.ps.node.worker_session import NodeConfig
+from evener.ps.node.node_run import NodeConfig
 from evener.ps.protocol.config import MasterConfig, StateDir, versions_here
 from evener.records.errors import NodeLost
 from evener.system.host import environment

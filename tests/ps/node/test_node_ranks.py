@@ -13,12 +13,13 @@ import pytest
 
 from evener.membership.generation import Beat, Hello, encode_message
 from evener.membership.shared_values import SetValue, Values
-from evener.ps.node.acceptance import Acceptance
 from evener.ps.node.checkpoint_sender import CHECKPOINTS
-from evener.ps.node.node_ranks import NodeRanks
+from evener.ps.node.node import Node
+from evener.ps.node.node_run import NodeConfig
 from evener.ps.node.rank_session import Ending, Host, RankSetup
 from evener.ps.protocol.blob import Blob, whole_folder
-from evener.ps.protocol.messages import BlobChunk, FetchBlob, NotReady, Release
+from evener.ps.protocol.config import Versions
+from evener.ps.protocol.messages import BlobChunk, FetchBlob, Heartbeat, Join, NotReady, Release, Welcome
 from evener.ps.protocol.rank_messages import (
     PrepareRank,
     RankEnded,
@@ -36,7 +37,9 @@ from evener.ps.protocol.rank_messages import (
     encode_rank_part,
 )
 from evener.records.events import encode_events
+from evener.records.profile import DeviceProfile
 from evener.records.record import WEIGHTS, Event
+from support.linear_engine import Mood, build
 
 JOB = RankJob(run="r", task="tiny", title="tiny", config=b"{}")
 PLACE = RankPlace(
@@ -67,6 +70,18 @@ class Rank:
         self.is_closed = True
 
 
+WELCOME = Welcome(patience=60.0)
+PROFILE = DeviceProfile(node="a", device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
+
+
+def node(cache: Path, connection: Any, log: list[str], host: Host | None) -> Node:
+    """A node whose connection to the master is `connection`."""
+    config = NodeConfig(
+        "a", "cpu", 1.0, None, cache, Versions("0", "3.11", ""), lambda: PROFILE, build(Mood()), host=host
+    )
+    return Node(config, lambda *_: connection, log.append)
+
+
 class Scene:
     """A node, whose messages to its master are collected."""
 
@@ -75,22 +90,25 @@ class Scene:
         self.started: list[Rank] = []
         self.sent: list[tuple[Any, list[bytes]]] = []
         self.log: list[str] = []
-        host = Host(start=self._start, speed=0.5)
-        self.node = NodeRanks(host, cache, None, Acceptance(), self._send, self.log.append)
+        self.node = node(cache, self, self.log, Host(start=self._start, speed=0.5))
 
     def _start(self, setup: RankSetup) -> Rank:
         self.started.append(Rank(setup))
         return self.started[-1]
 
-    def _send(self, header: Any, buffers: Sequence[Any]) -> None:
-        self.sent.append((header, [bytes(buffer) for buffer in buffers]))
+    def send(self, header: Any, buffers: Sequence[Any] = ()) -> None:
+        if not isinstance(header, Join | Heartbeat):
+            self.sent.append((header, [bytes(buffer) for buffer in buffers]))
+
+    def close(self) -> None:
+        """End the connection."""
 
     def prepare(self, job: RankJob = JOB) -> None:
-        self.node.prepare(PrepareRank(run=job.run), [memoryview(encode_rank_part(job))])
+        self.node.handle(PrepareRank(run=job.run), [memoryview(encode_rank_part(job))])
 
     def start(self, process: int) -> Rank:
         """The process that the node starts."""
-        self.node.start(StartRank(run="r", process=process), [memoryview(encode_rank_part(PLACE))])
+        self.node.handle(StartRank(run="r", process=process), [memoryview(encode_rank_part(PLACE))])
         return self.started[-1]
 
     def of(self, kind: type) -> list[Any]:
@@ -129,7 +147,7 @@ def test_a_process_is_started_once_and_ended_for_the_next(scene: Scene) -> None:
     second = scene.start(4)
     assert (first.is_closed, second.is_closed) == (True, False)
     assert (second.setup.process, second.setup.resumes, second.setup.job) == (4, False, JOB)
-    scene.node.start(StartRank(run="another", process=5), [memoryview(encode_rank_part(PLACE))])
+    scene.node.handle(StartRank(run="another", process=5), [memoryview(encode_rank_part(PLACE))])
     assert len(scene.started) == 2
 
 
@@ -140,12 +158,12 @@ def test_what_a_process_says_is_passed_on_and_said_again_until_it_is_answered(sc
     for data in (*said, encode_message(Beat(count=1, step=1, holds=0))):
         rank.setup.on_said(data)
     scene.wait_for(lambda: len(scene.of(RankSaid)) == 3)
-    scene.node.resend()
+    scene.node.handle(WELCOME, [])
     scene.wait_for(lambda: len(scene.of(RankSaid)) == 5)
     answer = msgspec.msgpack.encode(Values(number=7, values=()))
-    scene.node.told(RankTold(run="r", process=3), [memoryview(answer)])
+    scene.node.handle(RankTold(run="r", process=3), [memoryview(answer)])
     assert rank.told == [answer]
-    scene.node.resend()
+    scene.node.handle(WELCOME, [])
     scene.wait_for(lambda: len(scene.of(RankSaid)) == 6)
     assert [buffers[0] for header, buffers in scene.sent if isinstance(header, RankSaid)][3:] == [*said, said[0]]
 
@@ -153,10 +171,10 @@ def test_what_a_process_says_is_passed_on_and_said_again_until_it_is_answered(sc
 def test_words_for_another_process_are_not_passed_on(scene: Scene) -> None:
     scene.prepare()
     rank = scene.start(3)
-    scene.node.told(RankTold(run="r", process=2), [memoryview(b"")])
-    scene.node.stop(StopRank(run="r", process=2), [])
+    scene.node.handle(RankTold(run="r", process=2), [memoryview(b"")])
+    scene.node.handle(StopRank(run="r", process=2), [])
     assert (rank.told, rank.stops) == ([], [])
-    scene.node.stop(StopRank(run="r", process=3, at_once=True), [])
+    scene.node.handle(StopRank(run="r", process=3, at_once=True), [])
     assert rank.stops == [True]
 
 
@@ -181,7 +199,7 @@ def test_a_checkpoint_is_offered_and_given(scene: Scene) -> None:
     (offer,) = scene.wait_for(lambda: scene.of(RankSaved))
     assert (offer.step, offer.process) == (20, 3)
     assert len(scene.of(RankShown)) == 1
-    scene.node.give(FetchBlob(digest=offer.digest, offset=0), [])
+    scene.node.handle(FetchBlob(digest=offer.digest, offset=0), [])
     scene.wait_for(lambda: scene.of(RankPiece))
     header, (data,) = scene.sent[-1]
     assert (header.digest, header.total, hashlib.sha256(data).hexdigest()) == (offer.digest, len(data), offer.digest)
@@ -200,31 +218,27 @@ def test_the_same_run_may_be_prepared_again_from_a_checkpoint_which_lies_where_t
     assert before.is_closed
     fetch = scene.wait_for(lambda: scene.of(FetchBlob))[0]
     data = blob.read(fetch.offset, blob.num_bytes)
-    scene.node.on_chunk(BlobChunk(digest=blob.digest, offset=0, total=blob.num_bytes), memoryview(data))
+    scene.node.handle(BlobChunk(digest=blob.digest, offset=0, total=blob.num_bytes), [memoryview(data)])
     scene.wait_for(lambda: len(scene.of(RankReady)) == 2)
     rank = scene.start(4)
     assert rank.setup.resumes
     assert (rank.setup.folder / CHECKPOINTS / "step-00000020" / WEIGHTS).read_bytes() == b"weights"
 
 
-def test_without_pytorch_a_node_takes_no_part_and_says_why(tmp_path: Path) -> None:
-    sent: list[Any] = []
-    node = NodeRanks(None, tmp_path, None, Acceptance(), lambda header, _: sent.append(header), lambda _: None)
-    node.prepare(PrepareRank(run="r"), [memoryview(encode_rank_part(JOB))])
-    deadline = time.monotonic() + 10
-    while not sent and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert isinstance(sent[0], NotReady)
-    assert "its ranks need PyTorch" in sent[0].reason
-    node.close()
+def test_without_pytorch_a_node_takes_no_part_and_says_why(scene: Scene, tmp_path: Path) -> None:
+    scene.node.close()
+    scene.node = node(tmp_path, scene, scene.log, None)
+    scene.prepare()
+    (answer,) = scene.of(NotReady)
+    assert "its ranks need PyTorch" in answer.reason
 
 
 def test_after_a_release_nothing_of_the_run_is_left(scene: Scene) -> None:
     scene.prepare()
     rank = scene.start(3)
-    scene.node.release(Release(run="another"))
+    scene.node.handle(Release(run="another"), [])
     assert not rank.is_closed
-    scene.node.release(Release(run="r"))
+    scene.node.handle(Release(run="r"), [])
     assert rank.is_closed
     assert not rank.setup.folder.exists()
 
@@ -236,7 +250,7 @@ def test_the_folders_of_another_node_of_this_machine_outlive_a_release(scene: Sc
     other = ranks / "r" / "2" / "model.safetensors"
     other.parent.mkdir()
     other.touch()
-    scene.node.release(Release(run="r"))
+    scene.node.handle(Release(run="r"), [])
     assert other.exists()
     assert not (ranks / "r" / "1").exists()
 
@@ -249,7 +263,7 @@ def test_a_node_without_room_for_a_process_takes_no_part_and_says_why(
 
     scene.prepare()
     monkeypatch.setattr(Path, "mkdir", fail)
-    scene.node.start(StartRank(run="r", process=3), [memoryview(encode_rank_part(PLACE))])
+    scene.node.handle(StartRank(run="r", process=3), [memoryview(encode_rank_part(PLACE))])
     (refusal,) = scene.wait_for(lambda: scene.of(NotReady))
     assert "No space left on device" in refusal.reason
     assert scene.started == []

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from evener.ps.node.worker_session import NodeConfig, WorkerSession
+from evener.ps.node.node_run import NodeConfig
+from evener.ps.node.worker_session import WorkerSession
 from evener.ps.protocol.blob import Blob
 from evener.ps.protocol.config import Versions
 from evener.ps.protocol.messages import (
@@ -56,19 +57,19 @@ def session(agreement: SyncProtocol = SYNC) -> tuple[WorkerSession, Sent]:
     sent = Sent()
     one = WorkerSession(job(agreement), config(Mood(seconds=0)), sent, lambda: None)
     one.start()
-    assert one.is_ready
+    assert one.has_begun
     assert [header for header, _ in sent] == [Ready(run="linear-1", unit_seconds=1e-3)]
     return one, sent
 
 
 def told(
     lease: int | None = None, *, answers: int | None = None, brings: bool = False, **words: Any
-) -> tuple[ServerReply, memoryview | None]:
+) -> tuple[ServerReply, list[memoryview]]:
     """What the server says, with the number of a lease, or with weights."""
     leased = None if lease is None else Lease(number=lease, version=0, samples=portion(lease))
     contents: Any = "weights" if brings else "nothing"
     answer = Answer(version=0, answers=answers, contents=contents, lease=leased, **words)
-    return ServerReply(run="linear-1", answer=answer), weights().memory.data if brings else None
+    return ServerReply(run="linear-1", answer=answer), [weights().memory.data] if brings else []
 
 
 def portion(number: int) -> SampleRange:
@@ -141,7 +142,7 @@ def test_who_is_excluded_forgets_its_leases() -> None:
 @pytest.mark.parametrize(("first", "size"), [(0, 21), (5, 3)])
 def test_a_slice_of_validation_is_computed_with_the_weights_that_come_along(first: int, size: int) -> None:
     own, sent = session()
-    own.validate(Validate(run="linear-1", number=4, first=first, size=size), weights().memory.data)
+    own.validate(Validate(run="linear-1", number=4, first=first, size=size), [weights().memory.data])
     found, _ = sent[-1]
     assert isinstance(found, Validated)
     assert (found.run, found.number) == ("linear-1", 4)
@@ -157,14 +158,14 @@ def test_code_is_fetched_before_the_engine_is_made_and_asked_for_again_over_a_ne
     own = WorkerSession(replace(job(SYNC), code=code.digest), config(mood, tmp_path), sent, lambda: None)
     own.start()
     own.on_reply(*told(1, brings=True))
-    assert (own.is_ready, own.can_work, mood.made) == (False, False, 0)
+    assert (own.has_begun, own.can_work, mood.made) == (False, False, 0)
     first = [header for header, _ in sent]
     assert all(isinstance(header, FetchBlob) for header in first)
     own.resend()
     assert [header for header, _ in sent] == 2 * first
     chunk = BlobChunk(digest=code.digest, offset=0, total=code.num_bytes)
     own.on_chunk(chunk, memoryview(code.read(0, code.num_bytes)))
-    assert (own.is_ready, mood.code) == (True, tmp_path / "blobs" / code.digest)
+    assert (own.has_begun, mood.code) == (True, tmp_path / "blobs" / code.digest)
     own.close()
 
 
@@ -172,5 +173,5 @@ def test_before_the_engine_is_made_a_session_may_be_closed(tmp_path: Path) -> No
     own = WorkerSession(replace(job(SYNC), code=64 * "0"), config(Mood(), tmp_path), Sent(), lambda: None)
     own.start()
     own.close()
-    assert not own.is_ready
+    assert not own.has_begun
     assert not list((tmp_path / "blobs").iterdir())

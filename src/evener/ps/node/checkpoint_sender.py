@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from evener.ps.protocol.blob import CHUNK_BYTES, Blob, whole_folder
 from evener.ps.protocol.blob_transfer import BlobSender
-from evener.ps.protocol.messages import FetchBlob
+from evener.ps.protocol.messages import FetchBlob, Header
 from evener.ps.protocol.rank_messages import RankPiece, RankSaved
 from evener.records.errors import MissingFile
+from evener.wire.frame import Buffer
 
 CHECKPOINTS = "checkpoints"
 """Folder in which a rank writes its checkpoints, within the rank's folder."""
@@ -29,6 +31,14 @@ _OFFER_TIMEOUT_S = 60.0
 """Time without a request for an offered checkpoint after which the next one is offered."""
 
 
+class SendToMaster(Protocol):
+    """Sends messages to the master."""
+
+    def __call__(self, header: Header, *buffers: Buffer) -> None:
+        """Send a frame."""
+        ...
+
+
 class CheckpointSender:
     """Sends the checkpoints of one rank's process.
 
@@ -36,7 +46,7 @@ class CheckpointSender:
         run: name of the run.
         process: number of the process.
         folder: folder of the process.
-        put: sends a frame, from any thread.
+        send: sends a frame, from any thread.
         log: shows a message to the node's user.
         clock: seconds.
     """
@@ -46,11 +56,11 @@ class CheckpointSender:
         run: str,
         process: int,
         folder: Path,
-        put: Callable[..., None],
+        send: SendToMaster,
         log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run, self._process, self._folder, self._put, self._log = run, process, folder, put, log
+        self._run, self._process, self._folder, self._send, self._log = run, process, folder, send, log
         self._clock = clock
         self._lock = threading.Lock()
         self._blob: Blob | None = None
@@ -72,7 +82,7 @@ class CheckpointSender:
             if self._blob is None:
                 return
             header = RankSaved(run=self._run, process=self._process, step=self._step, digest=self._blob.digest)
-        self._put(header)
+        self._send(header)
 
     def give(self, fetch: FetchBlob) -> None:
         """Send the piece that the master requests; after the last one another checkpoint may be offered."""
@@ -81,7 +91,7 @@ class CheckpointSender:
             self._requested_at = self._clock()
         chunk, data = BlobSender(blobs=blobs).chunk(fetch)
         piece = RankPiece(run=self._run, digest=chunk.digest, offset=chunk.offset, total=chunk.total)
-        self._put(piece, (data,))
+        self._send(piece, data)
         if data and fetch.offset + CHUNK_BYTES >= chunk.total:
             with self._lock:
                 self._blob = None

@@ -1,9 +1,10 @@
 """A node: joins a master, prepares for each run, and computes its leases, until it is dismissed.
 
     Join -> Welcome -> measure the device -> Profiled
-    Prepare, BlobChunk, ServerReply, Validate -> the session of a run (worker_session)
-    PrepareRank, StartRank, RankTold -> a rank of a run whose ranks work together (node_ranks)
-    Release -> the session ends
+    Prepare -> the part in a run of an agreement (worker_session)
+    PrepareRank -> a rank of a run whose ranks work together (node_ranks)
+    BlobChunk, and the other messages of a run -> the part in that run
+    Release -> that part ends
     Dismiss -> the node ends
 
 One thread does all this; it reads the next frame when it has handled the last one. Another thread sends heartbeats, and
@@ -20,15 +21,15 @@ from typing import Any
 
 from evener.ps.node.node_examination import NodeExaminer
 from evener.ps.node.node_ranks import NodeRanks
+from evener.ps.node.node_run import Buffers, Handler, NodeConfig, NodeRun
 from evener.ps.node.reconnecting_client import Dial, Inbox, ReconnectingClient, RunEnded, ThreadedInbox
-from evener.ps.node.worker_session import NodeConfig, WorkerSession
+from evener.ps.node.worker_session import WorkerSession
 from evener.ps.protocol.examination_messages import Examine, ProbeNodes
-from evener.ps.protocol.job import decode_job
+from evener.ps.protocol.job import Job, decode_job
 from evener.ps.protocol.messages import (
     PROTOCOL,
     BlobChunk,
     Dismiss,
-    FetchBlob,
     Header,
     Heartbeat,
     Join,
@@ -38,11 +39,9 @@ from evener.ps.protocol.messages import (
     Profiled,
     Quarantine,
     Release,
-    ServerReply,
-    Validate,
     Welcome,
 )
-from evener.ps.protocol.rank_messages import PrepareRank, RankTold, StartRank, StopRank
+from evener.ps.protocol.rank_messages import PrepareRank, RankJob, decode_rank_job
 from evener.records.errors import EvenerError, NodeLost, place_of, words_of
 from evener.records.profile import DeviceProfile
 from evener.records.schema import shown
@@ -50,8 +49,7 @@ from evener.system.sign_of_life import sign_of_life
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Buffer, Frame
 
-Buffers = tuple[memoryview, ...]
-"""Buffers of a frame."""
+_NO_TORCH = "its ranks need PyTorch, which this node does not have or must not use"
 
 
 class Node:
@@ -70,13 +68,12 @@ class Node:
         self._config, self._log, self._name = config, log, config.name
         self._incarnation = time.time_ns() // 10**6
         self._profile: DeviceProfile | None = None
-        self._session: WorkerSession | None = None
+        self._run: WorkerSession | NodeRanks | None = None
         self._steps = 0
-        self._handlers: dict[type[Header], Callable[[Any, Buffers], None]] = {
-            ServerReply: self._on_reply,
-            Validate: self._on_validate,
+        self._handlers: dict[type[Header], Handler] = {
             Welcome: self._on_welcome,
             Prepare: self._on_prepare,
+            PrepareRank: self._on_prepare_rank,
             BlobChunk: self._on_chunk,
             Release: self._on_release,
             Quarantine: self._on_quarantine,
@@ -84,14 +81,6 @@ class Node:
         self._client = ReconnectingClient(dial, self._introduction, self._heartbeat, self._log_break)
         self._examiner = NodeExaminer(config.look, config.cache, config.accepts, self._client.send)
         self._handlers |= {Examine: self._examiner.examine, ProbeNodes: self._examiner.probe}
-        self._ranks = NodeRanks(config.host, config.cache, config.data, config.accepts, self._client.send, log)
-        self._handlers |= {
-            PrepareRank: self._on_prepare_rank,
-            StartRank: self._ranks.start,
-            StopRank: self._ranks.stop,
-            RankTold: self._ranks.told,
-            FetchBlob: self._ranks.give,
-        }
         self._inbox: Inbox | ThreadedInbox = Inbox(self._client, self._aside)
 
     def serve(self) -> None:
@@ -105,9 +94,7 @@ class Node:
                 frame = self._inbox.receive()
                 if isinstance(frame.header, Dismiss):
                     return self._on_dismiss(frame.header)
-                handle = self._handlers.get(type(frame.header))
-                if handle is not None:
-                    handle(frame.header, frame.buffers)
+                self.handle(frame.header, frame.buffers)
                 self._work()
         except ConnectionLost as error:
             if not self._client.is_over:
@@ -117,11 +104,22 @@ class Node:
             self._client.send_last(Leave())
             raise
         finally:
-            self._examiner.close()
-            self._end_session()
-            self._ranks.close()
-            self._client.close()
-            self._inbox.close()
+            self.close()
+
+    def close(self) -> None:
+        """End the part in a run, and the connection."""
+        self._examiner.close()
+        self._end_run()
+        self._client.close()
+        self._inbox.close()
+
+    def handle(self, header: Header, buffers: Buffers) -> None:
+        """Handle a message of the master, or let the part in the run that it names handle it."""
+        run, handle = self._run, self._handlers.get(type(header))
+        if handle is not None:
+            handle(header, buffers)
+        elif run is not None and getattr(header, "run", run.job.run) == run.job.run and type(header) in run.handlers:
+            self._attempt(run.handlers[type(header)], header, buffers)
 
     def _aside(self, frame: Frame[Header]) -> bool:
         """Handle a frame that does not disturb the work, and need not wait for its end; return whether it was one."""
@@ -132,8 +130,8 @@ class Node:
 
     def _work(self) -> None:
         """Work on the leases, one at a time, until a frame arrives or none is left."""
-        while self._session is not None and self._session.can_work:
-            if not self._attempt(self._session.work):
+        while isinstance(self._run, WorkerSession) and self._run.can_work:
+            if not self._attempt(self._run.work):
                 return
 
     def _attempt(self, action: Callable[..., None], *arguments: Any) -> bool:
@@ -151,10 +149,10 @@ class Node:
 
     def _resign(self, error: Exception) -> None:
         """Tell the master that this node cannot take part in the run, and why."""
-        assert self._session is not None
-        job, reason = self._session.job, shown(explain(error))
+        assert self._run is not None
+        job, reason = self._run.job, shown(explain(error))
         self._log(f"cannot take part in {job.title}: {reason}")
-        self._end_session()
+        self._end_run()
         self._send(NotReady(run=job.run, reason=reason))
 
     def _on_welcome(self, welcome: Welcome, _: Buffers) -> None:
@@ -170,71 +168,71 @@ class Node:
                 self._profile = self._config.measure()
             self._send(Profiled(profile=self._profile))
             self._log("measured; ready for runs, until Ctrl-C")
-        if self._session is not None:
-            self._session.resend()
-        self._ranks.resend()
+        if self._run is not None:
+            self._attempt(self._run.resend)
 
     def _on_prepare(self, _: Prepare, buffers: Buffers) -> None:
         job = decode_job(buffers[0])
-        if self._session is not None and self._session.job.run == job.run:
+        if isinstance(self._run, WorkerSession) and self._run.job.run == job.run:
             return  # requested over an earlier connection
-        self._end_session()
-        if objection := self._config.accepts.objection(job):
-            self._log(f"does not take part in {job.title}: {objection}")
-            self._send(NotReady(run=job.run, reason=shown(objection)))
+        if not self._takes_part(job):
             return
-        self._log(f"preparing for {job.title}")
         if job.agreement.is_overlapped and isinstance(self._inbox, Inbox):
             self._inbox = ThreadedInbox(self._client, self._inbox.waiting, self._aside)
-        self._session = WorkerSession(job, self._config, self._send, self._between_steps)
-        with sign_of_life(self._log, f"preparing for {job.title}"):
-            self._advance(self._session, self._session.start)
+        self._run = WorkerSession(job, self._config, self._send, self._between_steps)
+        self._advance(self._run, self._run.start)
 
-    def _on_prepare_rank(self, header: PrepareRank, buffers: Buffers) -> None:
-        self._end_session()
-        self._ranks.prepare(header, buffers)
+    def _on_prepare_rank(self, _: PrepareRank, buffers: Buffers) -> None:
+        job = decode_rank_job(buffers[0])
+        if isinstance(self._run, NodeRanks) and self._run.job == job:
+            self._run.repeat_ready()
+            return
+        if self._takes_part(job, "" if self._config.host else _NO_TORCH):
+            self._run = NodeRanks(job, self._config, self._send_at_once, self._log)
+            self._advance(self._run, self._run.start)
+
+    def _takes_part(self, job: Job | RankJob, obstacle: str = "") -> bool:
+        """End the part in an earlier run; return whether this node takes part in `job`, or tell the master why not."""
+        self._end_run()
+        objection = self._config.accepts.objection(job) or obstacle
+        if objection:
+            self._log(f"does not take part in {job.title}: {objection}")
+            self._send(NotReady(run=job.run, reason=shown(objection)))
+        else:
+            self._log(f"preparing for {job.title}")
+        return not objection
 
     def _on_chunk(self, chunk: BlobChunk, buffers: Buffers) -> None:
-        if self._session is not None:
-            with sign_of_life(self._log, f"preparing for {self._session.job.title}"):
-                self._advance(self._session, self._session.on_chunk, chunk, buffers[0])
-        else:
-            self._ranks.on_chunk(chunk, buffers[0])
+        if self._run is not None:
+            self._advance(self._run, self._run.on_chunk, chunk, buffers[0])
 
-    def _advance(self, session: WorkerSession, action: Callable[..., None], *arguments: Any) -> None:
+    def _advance(self, run: NodeRun, action: Callable[..., None], *arguments: Any) -> None:
         """Take a step of the preparation."""
-        was_ready = session.is_ready
-        if self._attempt(action, *arguments) and session.is_ready and not was_ready:
-            self._log(f"ready for {session.job.title}")
-
-    def _on_reply(self, reply: ServerReply, buffers: Buffers) -> None:
-        if self._session is not None and reply.run == self._session.job.run:
-            self._session.on_reply(reply, buffers[0] if buffers else None)
-
-    def _on_validate(self, request: Validate, buffers: Buffers) -> None:
-        if self._session is not None and request.run == self._session.job.run:
-            self._attempt(self._session.validate, request, buffers[0])
+        had_begun = run.has_begun
+        with sign_of_life(self._log, f"preparing for {run.job.title}"):
+            succeeded = self._attempt(action, *arguments)
+        if succeeded and run.has_begun and not had_begun:
+            self._log(f"ready for {run.job.title}")
 
     def _on_quarantine(self, quarantine: Quarantine, _: Buffers) -> None:
         self._log(f"excluded: {quarantine.reason}; the master uses this node again in {quarantine.seconds:.3g} s")
-        if self._session is not None:
-            self._session.drop_leases()
+        if isinstance(self._run, WorkerSession):
+            self._run.drop_leases()
 
     def _on_release(self, release: Release, _: Buffers) -> None:
-        if self._session is not None and self._session.job.run == release.run:
-            self._log(f"done with {self._session.job.title}")
-            self._end_session()
-        self._ranks.release(release)
+        if self._run is not None and self._run.job.run == release.run:
+            self._log(f"done with {self._run.job.title}")
+            self._end_run()
 
     def _on_dismiss(self, dismiss: Dismiss) -> None:
         if dismiss.is_error:
             raise NodeLost(f"the master refuses node {self._name}: {dismiss.reason}")
         self._log(f"dismissed by the master: {dismiss.reason}")
 
-    def _end_session(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+    def _end_run(self) -> None:
+        if self._run is not None:
+            self._run.close()
+            self._run = None
 
     def _between_steps(self) -> None:
         self._steps += 1
@@ -243,8 +241,11 @@ class Node:
     def _send(self, header: Header, *buffers: Buffer) -> None:
         self._inbox.send(header, buffers)
 
+    def _send_at_once(self, header: Header, *buffers: Buffer) -> None:
+        self._client.send(header, buffers)
+
     def _introduction(self) -> Join:
-        config, session = self._config, self._session
+        config, run = self._config, self._run
         return Join(
             protocol=PROTOCOL,
             name=self._name,
@@ -254,7 +255,7 @@ class Node:
             torch=config.versions.torch,
             clock=time.time(),
             device=config.device,
-            run=session.job.run if session is not None and session.is_ready else "",
+            run=run.job.run if isinstance(run, WorkerSession) and run.has_begun else "",
             profile=self._profile,
             key=config.key,
             is_named=config.is_named,

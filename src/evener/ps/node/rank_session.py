@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from evener.membership.generation import Hello
 from evener.membership.shared_values import AskValues, SetValue, Values, decode_from_rank, decode_to_rank
-from evener.ps.node.checkpoint_sender import CheckpointSender
+from evener.ps.node.checkpoint_sender import CheckpointSender, SendToMaster
 from evener.ps.protocol.messages import FetchBlob, Header
 from evener.ps.protocol.rank_messages import RankEnded, RankJob, RankPlace, RankSaid, RankShown
 from evener.records.error_kind import ErrorKind
@@ -17,9 +17,6 @@ from evener.records.events import decode_events
 from evener.records.record import WEIGHTS, Event
 from evener.records.schema import shown
 from evener.wire.frame import Buffer
-
-Put = Callable[[Header, Sequence[Buffer]], None]
-"""Queues a frame for sending, from any thread."""
 
 
 class Ending(NamedTuple):
@@ -102,18 +99,18 @@ class RankSession:
     Args:
         host: starts the process.
         setup: parameters of the process, without callbacks.
-        put: see above.
+        send: queues a frame for sending, from any thread.
         log: shows a message to the node's user.
     """
 
-    def __init__(self, host: Host, setup: RankSetup, put: Put, log: Callable[[str], None]) -> None:
-        self.process, self._run, self._folder, self._put = setup.process, setup.job.run, setup.folder, put
+    def __init__(self, host: Host, setup: RankSetup, send: SendToMaster, log: Callable[[str], None]) -> None:
+        self.process, self._run, self._folder, self._send = setup.process, setup.job.run, setup.folder, send
         self._lock = threading.Lock()
         self._hello = b""
         self._unanswered: dict[int, bytes] = {}
-        self._shown: tuple[Header, Sequence[Buffer]] | None = None
-        self._ended: tuple[Header, Sequence[Buffer]] | None = None
-        self._checkpoints = CheckpointSender(self._run, self.process, self._folder, put, log)
+        self._shown: tuple[Header, *tuple[Buffer, ...]] | None = None
+        self._ended: tuple[Header, *tuple[Buffer, ...]] | None = None
+        self._checkpoints = CheckpointSender(self._run, self.process, self._folder, send, log)
         self._hosted = host.start(
             setup._replace(on_said=self._on_said, on_shown=self._on_shown, on_ended=self._on_ended)
         )
@@ -141,12 +138,12 @@ class RankSession:
             again += self._unanswered.values()
             ended, shown = self._ended, self._shown
         for data in again:
-            self._put(RankSaid(run=self._run, process=self.process), (data,))
+            self._send(RankSaid(run=self._run, process=self.process), data)
         self._checkpoints.offer()
         if ended is not None:
             if shown is not None:
-                self._put(*shown)  # it may be the record
-            self._put(*ended)
+                self._send(*shown)  # it may be the record
+            self._send(*ended)
 
     def close(self) -> None:
         """End the process, if it has not ended."""
@@ -159,11 +156,11 @@ class RankSession:
                 self._hello = data
             elif isinstance(message, SetValue | AskValues):
                 self._unanswered[message.number] = data
-        self._put(RankSaid(run=self._run, process=self.process), (data,))
+        self._send(RankSaid(run=self._run, process=self.process), data)
 
     def _on_shown(self, data: bytes) -> None:
-        self._shown = (RankShown(run=self._run, process=self.process), (data,))
-        self._put(*self._shown)
+        self._shown = (RankShown(run=self._run, process=self.process), data)
+        self._send(*self._shown)
         if any(isinstance(event, Event) and event.kind == "checkpoint" for event in decode_events(data)):
             self._checkpoints.written()
 
@@ -180,5 +177,5 @@ class RankSession:
         written = self._folder / WEIGHTS
         buffers = (written.read_bytes(),) if written.exists() else ()
         with self._lock:
-            self._ended = (header, buffers)
-        self._put(header, buffers)
+            self._ended = (header, *buffers)
+        self._send(*self._ended)

@@ -50,7 +50,7 @@ class Scene:
         self.sender = CheckpointSender("r", 3, self.folder, self._put, self.warnings.append, lambda: self.now)
         self.master = RankCheckpoints(self.blobs, self._send, self.kept.append, self.warnings.append)
 
-    def _put(self, header: Any, buffers: Sequence[Any] = ()) -> None:
+    def _put(self, header: Any, *buffers: Any) -> None:
         self.to_master.append((header, buffers))
 
     def _send(self, peer: int | None, header: Any, buffers: Sequence[Any] = ()) -> None:
