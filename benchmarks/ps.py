@@ -206,7 +206,7 @@ class MasterAndNodes:
             run=f"run-{time.time_ns()}",
             task="constant",
             title="constant",
-            protocol="sync",
+            agreement_name="sync",
             agreement=synchronous(batch=96, outer=Sgd(learning_rate=0.01)),
             workload=Workload(num_samples=96 * num_updates, num_updates=num_updates),
             layout=layout_of(weights),

@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from evener import Task
-from evener.commands.train_agreement import train_on_master
+from evener.commands.train_by_agreement import train_by_agreement
 from evener.config.run_config import RunConfig
 from evener.data.digits import load_digits, split_digits
 from evener.records.record import TrainRecord
@@ -69,7 +69,7 @@ def task() -> Task:
 
 def train(protocol: dict[str, Any], folder: Path) -> TrainRecord:
     """The record of one run, on three workers that end with it."""
-    train_on_master(RunConfig(task=__file__, output=folder, local_nodes=SPEEDS, **protocol), as_json=False)
+    train_by_agreement(RunConfig(task=__file__, output=folder, local_nodes=SPEEDS, **protocol), as_json=False)
     return read_noun(folder / "record.json", TrainRecord)
 
 

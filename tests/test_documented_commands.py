@@ -17,8 +17,8 @@ from evener.commands import doctor as doctor_command
 from evener.commands import join as ps_node
 from evener.commands import plan as plan_command
 from evener.commands import train as commands
-from evener.commands import train_agreement as ps_train
-from evener.commands import train_on_master as ranks_train
+from evener.commands import train_as_ranks as ranks_train
+from evener.commands import train_by_agreement as ps_train
 from evener.commands import up as ps_master
 from evener.experiments import abci, gpipe, nfnn, scattered, strategies
 from evener.frontends.programs import calling, script
@@ -56,7 +56,7 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
         *((ps_master, name) for name in ("up", "nodes", "stop", "down")),
         (script, "run_program"), (plan_command, "plan"),
         *((experiment, "run") for experiment in (abci, gpipe, nfnn, scattered, strategies)),
-        (ps_node, "join"), (ps_train, "train_on_master"), (ranks_train, "train_on_nodes"),
+        (ps_node, "join"), (ps_train, "train_by_agreement"), (ranks_train, "train_as_ranks"),
         (page, "dashboard"), (ps_master, "invite"), (doctor_command, "doctor"), (search, "tune"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, ask)

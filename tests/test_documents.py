@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from evener.parallel.parallel_model import ParallelModel
 from evener.records.version import VERSION
 from support.sentences import is_said, quoted
 
@@ -95,6 +96,28 @@ INSTALLED = re.compile(r"pip install '?evener\b.*")
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"`([\w/]+/\w+\.py)\b", page.read_text())
     assert [name for name in named if not any(file.endswith(f"/{name}") for file in FILES)] == []
+
+
+_NAMED = re.compile(r"`([\w/]+/\w+\.py):\s+((?:\w+)(?:\.\w+)*)(?:\(\))?`")
+"""A file and what it defines, as `training/loop.py: Loop.run`."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_definition_that_a_page_names_is_in_that_file(page: Path) -> None:
+    missing = []
+    for file, names in _NAMED.findall(page.read_text()):
+        texts = [(ROOT / path[1:]).read_text() for path in FILES if path.endswith(f"/{file}")]
+        for name in names.split("."):
+            if not any(re.search(rf"\b(class|def) {name}\b|^\s*{name}\b.*[:=]", text, re.M) for text in texts):
+                missing.append(f"{file}: {name}")
+    assert missing == []
+
+
+def test_the_page_on_strategies_has_every_method_of_a_model_that_ranks_train_together() -> None:
+    page = (ROOT / "docs" / "adding-a-strategy.md").read_text()
+    table = page.partition("| method | promise |")[2].partition("\n\n")[0]
+    listed = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert listed == {name for name, value in vars(ParallelModel).items() if callable(value) and name[0] != "_"}
 
 
 BUILD = [

@@ -236,7 +236,7 @@ task = ThinTask(model=lambda: nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Li
     train_data=lambda: (np.ones((64, 784), np.float32), np.ones(64, np.int64)),
     optimizer=lambda parameters: optim.SGD(parameters, lr=0.1))
 backend = ThinBackend(task, 0, "fp32")
-job = Job(run="one", task="one", title="one", protocol="sync", layout=backend.layout,
+job = Job(run="one", task="one", title="one", agreement_name="sync", layout=backend.layout,
     agreement=synchronous(batch=32, outer=Sgd(learning_rate=0.1)), workload=Workload(num_samples=64, num_epochs=1))
 assert TaskEngine(backend, EngineSetup(job, None, None, "cpu", 1.0, lambda: None)).unit_seconds() > 0
 loaded = {"torch", "rich", "evener.ps.master.master", "evener.ps.master.training_run"} & set(sys.modules)

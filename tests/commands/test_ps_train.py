@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from evener.commands.train import perform
-from evener.commands.train_agreement import train_on_master
+from evener.commands.train_by_agreement import train_by_agreement
 from evener.config.run_config import RunConfig
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
@@ -23,7 +23,7 @@ DIGITS = {"channels": "8", "blocks": "1"}
 def train(folder: Path, speeds: str, **words: Any) -> tuple[TrainRecord, dict[str, torch.Tensor]]:
     """Record and weights of a run on local nodes."""
     base = {"task": SMOOTH, "seed": 3, "local_nodes": speeds, "output": folder}
-    train_on_master(RunConfig(**{**base, **words}), as_json=False)
+    train_by_agreement(RunConfig(**{**base, **words}), as_json=False)
     return read_noun(folder / "record.json", TrainRecord), load_file(folder / "model.safetensors")
 
 

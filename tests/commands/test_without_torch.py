@@ -93,5 +93,5 @@ def test_a_report_needs_no_pytorch(tmp_path: Path) -> None:
 
 
 def test_a_private_parameter_server_needs_none() -> None:
-    code = "import sys; sys.modules['torch'] = None; from evener.commands import private_master, train_agreement"
+    code = "import sys; sys.modules['torch'] = None; from evener.commands import private_master, train_by_agreement"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

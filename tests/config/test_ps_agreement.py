@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evener.commands.train_agreement import agreement_of
+from evener.commands.train_by_agreement import agreement_of
 from evener.config.run_config import RunConfig
 from evener.records.errors import InvalidInput
 from evener.sync.protocol import Sgd

@@ -28,7 +28,7 @@ from safetensors.torch import load_model
 
 from evener.commands.backends import torch_backend
 from evener.commands.train import perform
-from evener.commands.train_agreement import check_of, prepare
+from evener.commands.train_by_agreement import check_of, prepare
 from evener.config.run_config import RunConfig
 from evener.data.loader import collect, seed_all, split_batch
 from evener.data.sampler import permutation

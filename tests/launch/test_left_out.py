@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from evener.launch.left_out import stay
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.rank_heartbeat import RankHeartbeat
+from evener.launch.unused_rank import stay
 from evener.records.errors import EvenerError, Interrupted, InvalidInput, NodeLost
 from evener.records.plan import Assignment, Plan, Rejected
 from support.stores import memory_store

@@ -100,7 +100,7 @@ def outcome(target: Callable[..., None], *arguments: object) -> tuple[LocalProce
     """A process at its end, what it sent, and how it ended in words."""
     with LocalProcesses([]) as processes:
         one = processes.start("node-0", target, *arguments)
-        found = until(processes, lambda: one.has_ended and one.is_silent)
+        found = until(processes, lambda: one.has_ended and one.is_drained)
         return one, found, one.ending
 
 
@@ -148,7 +148,7 @@ def test_another_thread_may_end_a_process_that_hangs() -> None:
 def test_a_process_that_dies_without_a_word_has_failed_by_its_signal() -> None:
     with LocalProcesses([]) as processes:
         one = processes.start("node-0", kill_itself)
-        until(processes, lambda: one.has_ended and one.is_silent)
+        until(processes, lambda: one.has_ended and one.is_drained)
         assert one.has_failed
         assert one.failure is None
         assert one.ending == "was killed by signal 9 (SIGKILL)"
@@ -159,7 +159,7 @@ def test_a_process_has_the_cores_and_threads_that_it_was_given() -> None:
     core = min(os.sched_getaffinity(0))
     with LocalProcesses([]) as processes:
         one = processes.start("node-0", send_place, cores=[core], threads=1)
-        assert until(processes, lambda: one.has_ended and one.is_silent) == [repr(([core], 1)).encode()]
+        assert until(processes, lambda: one.has_ended and one.is_drained) == [repr(([core], 1)).encode()]
 
 
 def test_all_have_ended_when_the_block_is_left_by_an_error() -> None:
@@ -235,7 +235,7 @@ def test_a_process_that_is_asked_to_stop_ends_well(signals_first: bool) -> None:
             os.kill(one.process.pid, signal.SIGTERM)
             time.sleep(0.3)
         one.request_stop()
-        assert until(processes, lambda: one.has_ended and one.is_silent) == [b"asked"]
+        assert until(processes, lambda: one.has_ended and one.is_drained) == [b"asked"]
         assert one.has_finished
 
 
@@ -245,7 +245,7 @@ def test_a_process_that_somebody_else_ends_by_sigterm_is_lost() -> None:
         assert wait(processes) == [b"ready"]
         assert one.process.pid is not None
         os.kill(one.process.pid, signal.SIGTERM)
-        assert until(processes, lambda: one.has_ended and one.is_silent) == []
+        assert until(processes, lambda: one.has_ended and one.is_drained) == []
         assert (one.has_failed, one.failure) == (True, None)
         assert one.ending == "was killed by signal 15 (SIGTERM)"
 
@@ -264,7 +264,7 @@ def test_all_that_was_said_is_read_at_once_however_late() -> None:
         found = processes.receive(1.0)
         assert [data for _, data in found] == list(one.said) == [b"%d" % number for number in range(50)]
         assert one.has_finished
-        assert one.is_silent
+        assert one.is_drained
 
 
 def call_first(parent: Parent, order: tuple[Callable[[Parent], None]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evener.membership.agreement import Agreement, RankProgress, agree
+from evener.membership.resume_point import Agreement, RankProgress, agree
 from evener.records.errors import NodeLost
 from support.refusals import refused
 

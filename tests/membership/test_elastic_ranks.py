@@ -42,7 +42,7 @@ class Imitation:
     is_unread: bool = False
 
     @property
-    def is_silent(self) -> bool:
+    def is_drained(self) -> bool:
         return self.has_ended and not self.is_unread
 
     @property

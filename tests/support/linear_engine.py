@@ -42,7 +42,7 @@ def job(
         run=run,
         task="linear",
         title="linear",
-        protocol=protocol,
+        agreement_name=protocol,
         agreement=agreement,
         workload=Workload(num_samples=SAMPLES, num_epochs=epochs, seed=seed),
         layout=layout_of(start()),

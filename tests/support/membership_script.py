@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from evener.ps.master.membership import decide, tick
+from evener.ps.master.node_rules import decide, tick
 from evener.ps.master.node_state import Decision, NodeState, Occurrence, OpenRound, Transition
 
 Row = tuple[float, str, list[str]]

@@ -30,7 +30,7 @@ class Stage:
             run="r",
             task="t",
             title="t",
-            protocol="p",
+            agreement_name="p",
             agreement=agreement,
             workload=workload,
             layout=LAYOUT,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
+from evener.records.agreement import AGREEMENTS, AgreementName
 from evener.records.errors import InvalidValue
 from evener.sync.protocol import PROTOCOLS, Adam, Sgd, SyncProtocol, Workload, averaging, diloco, rate_at
 
@@ -22,7 +23,10 @@ def test_the_family_by_name() -> None:
         "federated": PROTOCOLS["federated"](batch=8, fraction=0.5),
         "diloco": PROTOCOLS["diloco"](batch=8),
     }
-    assert made.keys() == PROTOCOLS.keys()
+    assert made.keys() == PROTOCOLS.keys() == AGREEMENTS.keys() == set(get_args(AgreementName))
+    assert {name: one.contribution == "gradient" for name, one in made.items()} == {
+        name: facts.sends == "gradients" for name, facts in AGREEMENTS.items()
+    }
     table = {name: (a.local_steps, a.staleness, a.contribution) for name, a in made.items()}
     assert table == {
         "sync": (1, 0, "gradient"),

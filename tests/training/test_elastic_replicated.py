@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.config.run_config import RunConfig
-from evener.training.elastic import healing
+from evener.training.elastic import background_transfer
 from evener.training.elastic.state_transfer import send_state
 from support.elastic_threads import ElasticThreads, Fault, Outcome, serial_weights, settings
 
@@ -66,7 +66,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, run: ElasticThreads, steps: int) -> No
             time.sleep(0.001)
         send_state(held, mesh, rank)
 
-    monkeypatch.setattr(healing, "send_state", send_slowly)
+    monkeypatch.setattr(background_transfer, "send_state", send_slowly)
 
 
 def test_steps_are_made_while_the_state_travels_and_made_up_for_when_it_is_there(
@@ -114,8 +114,8 @@ def test_whoever_goes_meanwhile_the_run_trains_what_one_process_trains(
 def test_no_more_gradients_are_kept_than_there_is_room_for(
     tmp_path: Path, serial: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(healing, "_KEPT_BYTES", 0)
-    monkeypatch.setattr(healing, "_FEWEST_KEPT", 2)
+    monkeypatch.setattr(background_transfer, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(background_transfer, "_FEWEST_KEPT", 2)
     run = ElasticThreads(of_epochs(tmp_path, 1), "data", [[0], [1]], [Fault(node=1, step=2, returns=True)])
     slow(monkeypatch, run, 5)
     outcome = run.run()

@@ -16,7 +16,7 @@ from evener.oracle.cost.topology import LinkCost
 from evener.records.errors import NotNeeded
 from evener.records.plan import Assignment, Plan
 from evener.training import admission
-from evener.training.admission import place_for, publish_costs, publish_places, require_beneficial, slowest_line
+from evener.training.admission import place_for, publish_costs, publish_places, require_beneficial, slowest_link
 from support.refusals import refused
 from support.stores import memory_store
 
@@ -29,7 +29,7 @@ LINE = LinkCost(1e-3, 1e-8)
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> SignedStore:
     """Of a run of a master's, with what its leader has left; every line is as fast as any."""
-    monkeypatch.setattr(admission, "_line_cost", lambda *_: LINE)
+    monkeypatch.setattr(admission, "_link_cost", lambda *_: LINE)
     one = memory_store()
     publish_costs(one, {"a": Worker(unit_seconds=0.01)}, LINE)
     return one
@@ -77,7 +77,7 @@ def test_a_line_is_timed_by_values_that_are_gone_afterwards() -> None:
     store = memory_store()
     group = SimpleNamespace(all_reduce_max=list)
     training: Any = SimpleNamespace(context=context_of(store), plan=PLAN, group=group)
-    found = slowest_line(training, CONFIG)
+    found = slowest_link(training, CONFIG)
     assert found is not None
     assert 0 < found.alpha < 1
     assert 0 <= found.beta < 1e-6

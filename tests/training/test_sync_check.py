@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 from evener import autodiff as ad
 from evener.commands.backends import torch_backend
 from evener.commands.train import perform
-from evener.commands.train_agreement import check_of, prepare, train_on_master
+from evener.commands.train_by_agreement import check_of, prepare, train_by_agreement
 from evener.config.run_config import RunConfig
 from evener.ps.node.thin_backend import ThinBackend
 from evener.records.errors import NeedsRanks, NotExact
@@ -269,9 +269,9 @@ TINY = str(Path(__file__).parents[1] / "support_tasks" / "tiny.py")
 def test_a_command_says_what_it_checked_and_refuses_before_any_node_works(tmp_path: Path) -> None:
     words: dict[str, Any] = {"task": TINY, "agreement": "sync", "local_nodes": "1,0.3"}
     with pytest.raises(NeedsRanks):  # ranks have no compression of contributions
-        train_on_master(RunConfig(**words, compress="bf16", output=tmp_path / "refused"), as_json=False)
+        train_by_agreement(RunConfig(**words, compress="bf16", output=tmp_path / "refused"), as_json=False)
     assert not (tmp_path / "refused" / "model.safetensors").exists()
-    train_on_master(RunConfig(**words, option={"norm": "False"}, output=tmp_path / "out"), as_json=False)
+    train_by_agreement(RunConfig(**words, option={"norm": "False"}, output=tmp_path / "out"), as_json=False)
     record = read_noun(tmp_path / "out" / "record.json", TrainRecord)
     assert record.plan.check is not None
     assert record.plan.check.samples == (4, 2)
@@ -282,8 +282,8 @@ def test_without_the_check_it_trains_all_the_same_and_one_node_is_one_process(tm
     words: dict[str, Any] = {"task": TINY, "precision": "fp64", "seed": 3}
     agreed: dict[str, Any] = {**words, "agreement": "sync", "check": False}
     perform(RunConfig(**words, output=tmp_path / "alone"))
-    train_on_master(RunConfig(**agreed, local_nodes="1", output=tmp_path / "one"), as_json=False)
-    train_on_master(RunConfig(**agreed, local_nodes="1,0.3", output=tmp_path / "two"), as_json=False)
+    train_by_agreement(RunConfig(**agreed, local_nodes="1", output=tmp_path / "one"), as_json=False)
+    train_by_agreement(RunConfig(**agreed, local_nodes="1,0.3", output=tmp_path / "two"), as_json=False)
     alone, one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("alone", "one", "two"))
     assert max(float((alone[name].double() - one[name].double()).abs().max()) for name in alone) < 1e-10
     assert max(float((alone[name].double() - two[name].double()).abs().max()) for name in alone) > 1e-3

@@ -73,7 +73,7 @@ def require_files(config: RunConfig) -> None:
         from evener.ps.protocol.system import read_system
 
         read_system(config.system)
-    if (config.agreement is not None and config.local_nodes is None) or config.is_on_master:
+    if (config.agreement is not None and config.local_nodes is None) or config.has_ranks_on_master:
         from evener.commands.up import require_submitter
 
         require_submitter(config)

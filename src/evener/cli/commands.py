@@ -41,13 +41,13 @@ from evener.search.study import require_study
 
 def train(config: RunConfig, as_json: bool) -> None:
     """Train TASK on this machine, as a rank of torchrun, or (with --master or --agreement) on the nodes of a master."""
-    if config.agreement is None and not config.is_on_master:
+    if config.agreement is None and not config.has_ranks_on_master:
         adopt_launcher()
     if config.usual:
         tell(f"options: {config.usual}", as_json, quiet=config.quiet)
     if config.is_yolo:
         settings = yolo_config(config).overrides
-        if config.agreement or config.is_on_master:
+        if config.agreement or config.has_ranks_on_master:
             read_master_overrides(settings, is_agreed=config.agreement is not None)
         else:
             checkpoint_of(read_overrides(settings))
@@ -62,14 +62,14 @@ def train(config: RunConfig, as_json: bool) -> None:
     require_files(config)
     if config.agreement is not None:
         with loading(as_json, quiet=config.quiet):
-            from evener.commands.train_agreement import train_on_master
+            from evener.commands.train_by_agreement import train_by_agreement
 
-        train_on_master(config, as_json=as_json)
-    elif config.is_on_master:
+        train_by_agreement(config, as_json=as_json)
+    elif config.has_ranks_on_master:
         with loading(as_json, quiet=config.quiet):
-            from evener.commands.train_on_master import train_on_nodes
+            from evener.commands.train_as_ranks import train_as_ranks
 
-        train_on_nodes(config, as_json=as_json)
+        train_as_ranks(config, as_json=as_json)
     else:
         with loading(as_json, quiet=config.quiet):
             from evener.frontends.programs import calling

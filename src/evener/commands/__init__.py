@@ -1,1 +1,5 @@
-"""The commands, one file each: from options to printed and written results."""
+"""The work of commands, by subject: from options to printed and written results.
+
+`cli/commands.py` has one function per command and calls the modules here; `run`, `yolo` and `tune` are in `frontends`
+and `search`.
+"""

@@ -25,8 +25,8 @@ from typing import IO
 from evener.benchmark.numpy_device import profile_numpy
 from evener.benchmark.processor_time import ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
 from evener.commands.backends import build_engine, build_thin_engine
-from evener.commands.hosted_rank import host_of
 from evener.commands.node_look import look_here
+from evener.commands.rank_host import host_of
 from evener.commands.sandbox import join_confined
 from evener.config.options import JoinConfig
 from evener.launch.nodes import device_speeds

@@ -1,4 +1,4 @@
-"""The task of a rank's process, which a node starts for its master."""
+"""Parameters of a rank's process, from `rank_host` to `node_rank`."""
 
 from __future__ import annotations
 

@@ -77,12 +77,12 @@ _CONFLICTS = (
     Conflict(("system",), lambda c, _: c.agreement is None, "{option} belongs to --agreement"),
     Conflict(
         _MASTER,
-        lambda c, _: c.agreement is None and not c.is_on_master,
+        lambda c, _: c.agreement is None and not c.has_ranks_on_master,
         "{option} belongs to --agreement, or to ranks on the nodes of a master: name that with --master or --home",
     ),
     Conflict(
         _THIS_MACHINE,
-        lambda c, _: c.is_on_master,
+        lambda c, _: c.has_ranks_on_master,
         "{option} does not go with the nodes of a master: leave it out",
     ),
     Conflict(

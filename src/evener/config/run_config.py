@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 from msgspec import Meta, field
 
@@ -29,6 +29,7 @@ from evener.config.options import (
 )
 from evener.launch.nodes import relative_shares
 from evener.oracle.schedule import Rematerialise, ScheduleName
+from evener.records.agreement import AgreementName
 from evener.records.errors import InvalidInput, require, require_one_of
 from evener.records.plan import Plan
 from evener.records.profile import PRECISIONS, Precision
@@ -42,9 +43,6 @@ STRATEGIES = (
     *(f"data+{inside}" for inside in (*LAYER_STRATEGIES, "pipeline")),
     *(f"pipeline+{inside}" for inside in ("filter", "channel", "hybrid")),
 )
-
-
-Protocol = Literal["sync", "async", "bounded", "average", "federated", "diloco"]
 
 
 class RunConfig(NodesConfig, frozen=True, kw_only=True):
@@ -119,7 +117,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     dashboard: Dashboard = None
     quiet: Annotated[bool, Meta(description="Print only errors.")] = False
     agreement: Annotated[
-        Protocol | None,
+        AgreementName | None,
         Meta(description="Train on a master's nodes: sync, async, bounded, average, federated or diloco."),
     ] = None
     staleness: Annotated[int | None, Meta(description="(bounded) Updates that a node may be ahead.")] = None
@@ -201,7 +199,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         return Path(self.task).suffix in YOLO_SUFFIXES
 
     @property
-    def is_on_master(self) -> bool:
+    def has_ranks_on_master(self) -> bool:
         """Whether ranks that work together run on the nodes of a master."""
         named = self.master is not None or self.home is not None
         return named and self.agreement is None and self.local_nodes is None
@@ -245,7 +243,7 @@ MAX_COUNT = 10**9
 """Limit of epochs, and of updates."""
 MAX_WORKERS = 1024
 _CHOICES: dict[str, Sequence[str]] = {
-    "agreement": get_args(Protocol),
+    "agreement": get_args(AgreementName),
     "compress": get_args(Compression),
     "robust": get_args(Robust),
     "merge": get_args(Merge),

@@ -153,7 +153,7 @@ def job_of(task: ThinTask, data: Path, mode: str, workers: int, updates: int, or
         task="nfnn",
         title="nfnn",
         data_dir=str(data),
-        protocol=mode,
+        agreement_name=mode,
         agreement=SyncProtocol(batch=NFNN_BATCH, outer=sgd, staleness=0 if is_sync else None, division="fixed"),
         workload=Workload(num_samples=len(task.train_data()[0]), num_updates=updates, seed=order_seed),
         layout=ThinBackend(task, 0, "fp32").layout,

@@ -53,7 +53,7 @@ class LocalProcess:
     Attributes:
         has_finished: whether it reported the end of its work.
         said: messages to the coordinator that it has not read.
-        is_silent: whether all its messages were read.
+        is_drained: whether all its messages were read.
         failure: reported failure; None without one.
         stop: marks a SIGTERM as one of this process.
         given_up: why this process killed it; empty if it did not.
@@ -63,7 +63,7 @@ class LocalProcess:
     pipe: Connection
     stop: Connection
     has_finished: bool = False
-    is_silent: bool = False
+    is_drained: bool = False
     said: deque[bytes] = field(default_factory=deque)
     failure: Failed | None = None
     given_up: str = ""
@@ -83,7 +83,7 @@ class LocalProcess:
                 else:
                     self.has_finished = True
         except (EOFError, OSError):
-            self.is_silent = True
+            self.is_drained = True
         return sent
 
     def tell(self, data: bytes) -> None:
@@ -178,7 +178,7 @@ class LocalProcesses:
         Args:
             timeout: seconds to wait for it.
         """
-        talking = {one.pipe: one for one in self._started if not one.is_silent}
+        talking = {one.pipe: one for one in self._started if not one.is_drained}
         sentinels = [one.process.sentinel for one in self._started if not one.has_ended]
         received = []
         for ready in wait([*talking, *sentinels], timeout):

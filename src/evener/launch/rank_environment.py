@@ -115,7 +115,7 @@ class RankEnvironment:
         return bool(said) if self.answer is None else self.answer(epoch)
 
     def stop_heartbeat(self) -> None:
-        """Let others see whether this rank is alive, without checking them for silence."""
+        """End the heartbeats: from the first generation on, the coordinator alone detects silence."""
         if self.heartbeat is not None:
             self.heartbeat.stop()
 

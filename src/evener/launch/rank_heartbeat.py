@@ -3,6 +3,9 @@
 Every rank writes an increasing number and its step to the shared store, several times a second. A separate thread does
 so, because the main thread may block in a collective. `evener.system.heartbeat` has the rule.
 
+In an elastic run this holds until the first generation; from then on the coordinator detects silence instead
+(`evener.membership.coordinator`), and heartbeats end.
+
 A rank that loses its connection to the store receives no heartbeats, and its calls of the store never return. Another
 thread then ends it.
 """

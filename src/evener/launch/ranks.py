@@ -206,7 +206,7 @@ def _relay(
     asked_at: float | None = None
     is_told = False
     with requests_to_stop() as requests:
-        while not all(rank.has_ended and rank.is_silent for rank in _needed(ranks, elastic)):
+        while not all(rank.has_ended and rank.is_drained for rank in _needed(ranks, elastic)):
             gone = [rank for rank in ranks if rank.has_ended]  # all their messages are read below
             for rank, data in processes.receive(timeout=0.2):
                 if elastic is None or elastic.may_speak(rank):

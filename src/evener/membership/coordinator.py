@@ -1,7 +1,7 @@
 """The rule of membership in an elastic run. Pure: time is an argument, and the result is a generation or None.
 
 A process that has ended, or was silent for the patience, is lost for good, and the next generation excludes it. The
-last holder of the state of the training may be silent for longer, because the run ends with it.
+last holder of the state of the training is given up after eight patiences only, because the run ends with it.
 
 A joining process first has to reach all others, so that no rank waits for one whose line to another is cut. It waits
 for a moment, so that several join in one generation, and enters after a step. Later ones wait until that generation has
@@ -52,7 +52,7 @@ class Coordinator:
         self._patience = patience
         self._processes: dict[int, _Process] = {}
         self._lost: dict[int, str] = {}
-        self._fed: set[int] = set()
+        self._fed: set[int] = set()  # of a generation with a holder, whose state may have reached them
         self._listened, self._looked = 0.0, 0.0
         self._may_have_trained = False
         self._idle: dict[int, float] = {}
@@ -150,7 +150,7 @@ class Coordinator:
 
     @property
     def may_have_state(self) -> bool:
-        """Whether a process may hold the state without having reported it, as it was in a generation with a holder."""
+        """Whether a process may hold the state without having reported it."""
         generation = self.generation
         return generation is None or any(one.process in self._fed for one in generation.participants)
 

@@ -1,4 +1,4 @@
-"""A group of ranks that changes: this rank leaves it when others are lost, and enters the next generation.
+"""A rank's side of an elastic run: it leaves its group when others are lost, and enters the next generation.
 
     changing = ElasticGroup(line, group, address)
     changing.start(initial_nodes)

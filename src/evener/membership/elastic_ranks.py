@@ -1,4 +1,4 @@
-"""The ranks of an elastic run, local or remote: lost processes are dropped and replaced.
+"""The coordinator's side of an elastic run: it drops and replaces lost processes, local or remote.
 
 The process that started the ranks is the coordinator: a command or a master. It sees processes end, receives the beats
 of the others, and is the only one that creates generations, by the rule in `evener.membership.coordinator`.
@@ -66,7 +66,7 @@ class RankProcess(Protocol):
         ...
 
     @property
-    def is_silent(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether all its messages were read."""
         ...
 
@@ -269,7 +269,7 @@ class ElasticRanks(Generic[P]):
 
     def _see_end(self, post: _Post) -> None:
         rank = self._ranks[post.rank]
-        if rank.has_ended and rank.is_silent and not rank.has_finished and not self.ends_the_run(rank):
+        if rank.has_ended and rank.is_drained and not rank.has_finished and not self.ends_the_run(rank):
             self._coordinator.lose(post.number, rank.ending if rank.failure is None else rank.failure.sentence)
 
     def _ask_to_reach(self, post: _Post) -> None:

@@ -2,22 +2,22 @@
 
     command                   master                                              node
     -------                   ------                                              ----
-                              handlers -> nodes, membership <-- Join -----------  reconnecting_client, at each connect
+                              handlers -> nodes, node_rules <-- Join -----------  reconnecting_client, at each connect
                               effects                        -- Welcome ------->  node
-    master_client             handlers, job
+    client                    handlers, job
       -- SubmitRun -------->  scheduler -> lease_run         -- Prepare ------->  worker_session: fetches code and data
       <- RunAccepted -------  blob_transfer                  <- FetchBlob ------
                                                              -- BlobChunk ----->  makes its engine
                               training_run                   <- Ready ----------
-                              training_run -> sync.Server    -- ServerReply --->  works on a lease
+                              training_run, parameter_server -- ServerReply --->  works on a lease
                               handlers (bytes as they come)  <- Contribution ---  its gradient, or its progress
       <- RunEvents ---------  scheduler, validation          -- Validate ------>
                                                              <- Validated ------
-      <- RunFinished -------  results                        -- Release ------->  the session ends
+      <- RunFinished -------  run_result                     -- Release ------->  the session ends
                               effects                        -- Quarantine, Dismiss ->
                               both sides, several times within the patience: Heartbeat
 
-Modules: `messages` defines the protocol. `membership` decides which nodes are members, as a pure function of time and
+Modules: `messages` defines the protocol. `node_rules` decides which nodes are members, as a pure function of time and
 messages; `effects` carries its decisions out. `training_run` joins the server's decisions (`sync`), validation and the
 history. `checkpointing` saves a run, so that a restarted master continues it. `access` holds rights, names and quotas.
 `blob` holds the files that are sent. `node` is the other side; its `engine` computes with a thin or a PyTorch backend.

@@ -76,7 +76,7 @@ def run_config(
 def _master_backend(config: TuneConfig, folder: Path, notify: Callable[[str], None]) -> Iterator[TrialBackend]:
     """Yield the backend of a master, and free its nodes at the end unless the master was lost."""
     from evener.commands.backends import load_backend
-    from evener.commands.train_agreement import check_of, prepare
+    from evener.commands.train_by_agreement import check_of, prepare
     from evener.commands.up import open_master
     from evener.search.master_backend import MasterBackend, Submittable
 

@@ -154,7 +154,7 @@ class LocalBackend:
         if failed:
             self._failed_at.setdefault(number, now)
         is_late = failed and now - self._failed_at[number] > _FAILURE_GRACE_S
-        return is_late or all(process.has_ended and process.is_silent for process in run.processes)
+        return is_late or all(process.has_ended and process.is_drained for process in run.processes)
 
     def _end(self, number: int) -> RunEnd:
         """Remove a run that is over, end its remaining processes, and return how it ended."""

@@ -2,6 +2,6 @@
 torch.
 
 protocol, layout          the protocol of a run, and the layout of a model's state
-server, worker            messages in, answers and updates out; between them an engine that computes
+parameter_server, worker  messages in, answers and updates out; between them an engine that computes
 weights, update           the common weights and their updates
 """

@@ -40,30 +40,30 @@ class _Present(Part, frozen=True, kw_only=True):
 
     Attributes:
         costs: of samples, on the present nodes.
-        line: latency in seconds, and seconds per byte, of the slowest connection of an initial rank to the master.
+        link: latency in seconds, and seconds per byte, of the slowest connection of an initial rank to the master.
     """
 
     costs: dict[str, Worker]
-    line: tuple[float, float]
+    link: tuple[float, float]
 
 
-def slowest_line(training: Training, config: RunConfig) -> LinkCost | None:
+def slowest_link(training: Training, config: RunConfig) -> LinkCost | None:
     """Return the slowest rank's connection to the master; None if all nodes are admitted. All ranks call this."""
     store = _store_to_compare(training.context, training.plan, config)
     if store is None:
         return None
-    line = _line_cost(store, training.context.env.node.name)
-    return LinkCost(*training.group.all_reduce_max([line.alpha, line.beta]))
+    link = _link_cost(store, training.context.env.node.name)
+    return LinkCost(*training.group.all_reduce_max([link.alpha, link.beta]))
 
 
-def publish_costs(store: SignedStore | None, costs: Mapping[str, Worker], line: LinkCost | None) -> None:
+def publish_costs(store: SignedStore | None, costs: Mapping[str, Worker], link: LinkCost | None) -> None:
     """Publish the costs that new nodes are compared with, if they are compared."""
-    if line is not None and store is not None:
-        store.set(_PRESENT, msgspec.json.encode(_Present(costs=dict(costs), line=(line.alpha, line.beta))).decode())
+    if link is not None and store is not None:
+        store.set(_PRESENT, msgspec.json.encode(_Present(costs=dict(costs), link=(link.alpha, link.beta))).decode())
 
 
 def require_beneficial(context: RankContext, plan: Plan, config: RunConfig, cost: Worker | None) -> LinkCost | None:
-    """Require that steps are shorter with this rank's node; return the result of `slowest_line` on initial ranks.
+    """Require that steps are shorter with this rank's node; return the result of `slowest_link` on initial ranks.
 
     Args:
         context: of a rank that joins later.
@@ -78,12 +78,12 @@ def require_beneficial(context: RankContext, plan: Plan, config: RunConfig, cost
     if store is None:
         return None
     present = store.get_as(_PRESENT, _Present)
-    line = LinkCost(*present.line)
+    link = LinkCost(*present.link)
     if cost is not None:
-        prediction = _forecast(context, plan, present, cost, _line_cost(store, context.env.node.name))
+        prediction = _forecast(context, plan, present, cost, _link_cost(store, context.env.node.name))
         if not prediction.is_shorter:
             raise NotNeeded(f"a step would not be shorter: {prediction.summary}")
-    return line
+    return link
 
 
 def publish_places(env: RankEnvironment, group: Group, places: Sequence[Assignment]) -> None:
@@ -113,7 +113,7 @@ def _store_to_compare(context: RankContext, plan: Plan, config: RunConfig) -> Si
     return context.env.store if is_compared else None
 
 
-def _forecast(context: RankContext, plan: Plan, present: _Present, cost: Worker, line: LinkCost) -> Forecast:
+def _forecast(context: RankContext, plan: Plan, present: _Present, cost: Worker, link: LinkCost) -> Forecast:
     assert plan.ring is not None
     exchange = GradientSync(
         gradient_bytes=gradient_bytes(context.model),
@@ -122,10 +122,10 @@ def _forecast(context: RankContext, plan: Plan, present: _Present, cost: Worker,
         beta=plan.ring[1],
     )
     batch = plan.micro_batch_size, plan.accumulate
-    return forecast(tuple(present.costs.values()), cost, batch, exchange, (LinkCost(*present.line), line))
+    return forecast(tuple(present.costs.values()), cost, batch, exchange, (LinkCost(*present.link), link))
 
 
-def _line_cost(store: SignedStore, node: str) -> LinkCost:
+def _link_cost(store: SignedStore, node: str) -> LinkCost:
     """Measure this rank's connection to the master: the best of a few messages, as it may be busy."""
     key = f"elastic/line/{node}"
 

@@ -18,8 +18,8 @@ from evener.comm.group import Group
 from evener.comm.joining import leave_group
 from evener.config.run_config import RunConfig
 from evener.data.loader import to_device
-from evener.launch.left_out import stay
 from evener.launch.rank_environment import RankEnvironment
+from evener.launch.unused_rank import stay
 from evener.membership.control_channel import ControlChannel
 from evener.membership.elastic_group import ElasticGroup
 from evener.oracle.data_parallel import without_slow_nodes
@@ -34,7 +34,7 @@ from evener.records.task import Task
 from evener.report.canvas import can_draw, png
 from evener.report.figures import timeline_figure
 from evener.tracer.nested import call
-from evener.training.admission import require_beneficial, slowest_line
+from evener.training.admission import require_beneficial, slowest_link
 from evener.training.checkpoint import require_writable, write_weights
 from evener.training.context import RankContext, join_run, make_context, require_same_material
 from evener.training.elastic.divided import DividedElasticLoop
@@ -94,25 +94,25 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
     leave_group()
 
 
-def run_elastic(context: RankContext, training: Training, config: RunConfig, line: ControlChannel) -> None:
+def run_elastic(context: RankContext, training: Training, config: RunConfig, control: ControlChannel) -> None:
     """Train from the first step to the record, while ranks may change; the model of `context` is whole."""
-    ranks = ElasticGroup(line, training.group, context.env.address, context.env.stop_heartbeat)
+    ranks = ElasticGroup(control, training.group, context.env.address, context.env.stop_heartbeat)
     if training.plan.strategy in WHOLE_MODEL:
-        slowest = slowest_line(training, config)
-        ReplicatedElasticLoop(training, config, ranks, is_late=False, line=slowest).run(write_results)
+        slowest = slowest_link(training, config)
+        ReplicatedElasticLoop(training, config, ranks, is_late=False, slowest_link=slowest).run(write_results)
     else:
         among = replace(context, group=training.group)
         DividedElasticLoop(among, training.plan, config, ranks, training).run(write_results)
 
 
-def run_late(context: RankContext, plan: Plan, config: RunConfig, line: ControlChannel) -> None:
+def run_late(context: RankContext, plan: Plan, config: RunConfig, control: ControlChannel) -> None:
     """Train on a rank that joins a run of this plan later. Raise NotNeeded if the run continues without it."""
-    ranks = ElasticGroup(line, context.group, context.env.address)
+    ranks = ElasticGroup(control, context.group, context.env.address)
     if plan.strategy in WHOLE_MODEL:
         training = make_training(context, plan, config)
         cost = cost_here(context, plan, config)
         slowest = require_beneficial(context, plan, config, cost)
-        loop = ReplicatedElasticLoop(training, config, ranks, is_late=True, own_cost=cost, line=slowest)
+        loop = ReplicatedElasticLoop(training, config, ranks, is_late=True, own_cost=cost, slowest_link=slowest)
         loop.run(write_results)
     else:
         place = place_here(context, plan, config)

@@ -105,7 +105,7 @@ def test_the_words_of_yolo_are_options_of_train_on_a_masters_nodes() -> None:
     words = ("detect", "train", "model=yolov8n.pt", "data=coco8.yaml", "batch=16", "imgsz=640")
     asked = run_config(YoloConfig(overrides=words, master="192.168.1.10:7117", shares="2,1", ship_data=True))
     assert (asked.task, asked.data, asked.master) == ("yolov8n.pt", Path("coco8.yaml"), "192.168.1.10:7117")
-    assert (asked.shares, asked.ship_data, asked.is_on_master) == ("2,1", True, True)
+    assert (asked.shares, asked.ship_data, asked.has_ranks_on_master) == ("2,1", True, True)
     assert set(yolo_config(asked).overrides) == {*words[1:], "task=detect"}
 
 

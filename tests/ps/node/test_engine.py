@@ -34,7 +34,7 @@ def job(task: str = "digits", precision: str = "fp64", samples: int = TRAIN) -> 
         title=task,
         options=OPTIONS if task == "digits" else {},
         precision=precision,
-        protocol="average",
+        agreement_name="average",
         agreement=SyncProtocol(batch=16, outer=Sgd(learning_rate=1.0), contribution="delta", local_steps=3),
         workload=Workload(num_samples=samples, num_epochs=2, seed=4),
         layout=backend(precision).layout,

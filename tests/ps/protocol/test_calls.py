@@ -79,7 +79,7 @@ class Plane:
             run="counted",
             task="none",
             title="none",
-            protocol="sync",
+            agreement_name="sync",
             agreement=synchronous(batch=96, outer=Sgd(learning_rate=0.01)),
             workload=Workload(num_samples=96 * 10**6, num_updates=10**6),
             layout=self.layout,

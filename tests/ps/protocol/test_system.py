@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evener.commands.train_agreement import parts_of
+from evener.commands.train_by_agreement import parts_of
 from evener.config.run_config import RunConfig
 from evener.ps.protocol.status import NodeStatus
 from evener.ps.protocol.system import System, read_system

@@ -43,17 +43,17 @@ LICENCE = (
 
 def train(config: RunConfig, *, as_json: bool) -> None:
     """`evener train` of a model of Ultralytics."""
-    if config.agreement is None and not config.is_on_master:
+    if config.agreement is None and not config.has_ranks_on_master:
         run(yolo_config(config), as_json=as_json)
         return
     overrides = read_master_overrides(yolo_config(config).overrides, is_agreed=config.agreement is not None)
     _trust(overrides, trusted_only=config.trusted_only)
     if config.agreement:
-        from evener.frontends.yolo.master_run import train_on_nodes as train_on_master
+        from evener.frontends.yolo.master_run import train_by_agreement as train_there
     else:
-        from evener.frontends.yolo.master_run import train_together as train_on_master
+        from evener.frontends.yolo.master_run import train_as_ranks as train_there
 
-    record = train_on_master(config, as_json=as_json, licence=LICENCE)
+    record = train_there(config, as_json=as_json, licence=LICENCE)
     if as_json:
         print_line(json.dumps(summary(record)))
 

@@ -29,8 +29,8 @@ from evener.data.sampler import Sampler
 from evener.frontends.yolo.image_shares import ImageShares
 from evener.frontends.yolo.trainer_state import encode_state, restore_state
 from evener.launch.rank_environment import RankEnvironment
-from evener.membership.agreement import RankProgress, agree
 from evener.membership.elastic_group import ElasticGroup
+from evener.membership.resume_point import RankProgress, agree
 from evener.oracle.apportion import Worker
 from evener.records.errors import NodeLost
 from evener.records.record import Event

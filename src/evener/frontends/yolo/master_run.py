@@ -1,7 +1,7 @@
 """`evener train yolov8n.pt --master ADDRESS`, with or without `--agreement`: a YOLO on the nodes of a master.
 
-train_together    overrides, first weights -> a program for every node -> ranks -> last.pt and best.pt
-train_on_nodes    settings, first weights -> a task for every node -> merged weights -> last.pt and best.pt
+train_as_ranks        overrides, first weights -> a program for every node -> ranks -> last.pt and best.pt
+train_by_agreement    settings, first weights -> a task for every node -> merged weights -> last.pt and best.pt
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evener.commands import train_agreement, train_on_master
 from evener.commands.backends import torch_backend
+from evener.commands.train_as_ranks import submit as submit_ranks
+from evener.commands.train_by_agreement import submit as submit_agreement
 from evener.config.run_config import RunConfig
 from evener.frontends.yolo.data_place import described_here
 from evener.frontends.yolo.first_weights import write_first_weights
@@ -42,7 +43,7 @@ _OF_THIS_MACHINE = ("model", "save_dir", "project", "name", "exist_ok", "epochs"
 """Settings that are not sent to nodes, or are sent in another way."""
 
 
-def train_together(config: RunConfig, *, as_json: bool, licence: str) -> TrainRecord:
+def train_as_ranks(config: RunConfig, *, as_json: bool, licence: str) -> TrainRecord:
     """Train on the nodes of a master; the record, when everything is in the folder that Ultralytics chooses.
 
     Raises:
@@ -56,7 +57,7 @@ def train_together(config: RunConfig, *, as_json: bool, licence: str) -> TrainRe
         try:
             with _program(request.model) as program:
                 sent = _config_of_ranks(config, overrides, request.folder)
-                record = train_on_master.submit(sent, to_stderr=as_json, program=program)
+                record = submit_ranks(sent, to_stderr=as_json, program=program)
         finally:
             if (request.folder / WEIGHTS).exists():  # also after a run that was stopped
                 with alone(), in_a_sentence():
@@ -109,7 +110,7 @@ def _write(request: YoloTraining) -> None:
     file.unlink()
 
 
-def train_on_nodes(config: RunConfig, *, as_json: bool, licence: str) -> TrainRecord:
+def train_by_agreement(config: RunConfig, *, as_json: bool, licence: str) -> TrainRecord:
     """Train on the nodes of a master; the record, when everything is in the folder that Ultralytics chooses.
 
     Raises:
@@ -120,7 +121,7 @@ def train_on_nodes(config: RunConfig, *, as_json: bool, licence: str) -> TrainRe
         with alone(), in_a_sentence():
             request = read_training(yolo_config(config).overrides)
         config, training = _prepared(config, request)
-        record = train_agreement.submit(config, torch_backend(training.task, config), training.task, to_stderr=as_json)
+        record = submit_agreement(config, torch_backend(training.task, config), training.task, to_stderr=as_json)
         with alone():
             finish(training, record)
     write_page(request.folder / "report.html", {request.folder.name: record}, title=f"YOLO: {request.folder.name}")

@@ -167,7 +167,7 @@ def yolo_config(config: RunConfig) -> YoloConfig:
         "started",
         "usual",
         *_TAKEN,
-        *(_AGREED if config.agreement else _TOGETHER if config.is_on_master else ()),
+        *(_AGREED if config.agreement else _TOGETHER if config.has_ranks_on_master else ()),
     }
     for one in fields(RunConfig):
         value = getattr(config, one.name)

@@ -17,8 +17,8 @@ from evener.frontends.yolo.overrides import YoloConfig
 from evener.frontends.yolo.remote_checkpoints import RemoteCheckpoints
 from evener.frontends.yolo.run_folder import own_folder
 from evener.frontends.yolo.trainer_rank import TrainerRank
-from evener.launch.left_out import stay
 from evener.launch.rank_environment import RankEnvironment
+from evener.launch.unused_rank import stay
 from evener.records.errors import NotNeeded
 from evener.records.plan import Plan
 from evener.records.record import NodeSummary

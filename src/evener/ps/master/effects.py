@@ -1,7 +1,9 @@
-"""Effects of what happens to nodes: the one place where a node is admitted to a run, or lost from it.
+"""Effects of what happens to nodes: the one place where the master admits a node, or loses it.
 
-an occurrence -> membership decides (`nodes`) -> the decision is logged, added to the history, and carried out: work is
-                 assigned or withdrawn, connections are closed
+A rank can be lost without its node: see `collective/rank_table.py: Absences`.
+
+an occurrence -> `node_rules` decides (by `nodes`) -> the decision is logged, added to the history, and carried out:
+                 work is assigned or withdrawn, connections are closed
 """
 
 from __future__ import annotations

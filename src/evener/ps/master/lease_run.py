@@ -75,7 +75,7 @@ class ActiveLeaseRun(ActiveRun):
         return RunStatus(
             run=self.name,
             task=self.job.title,
-            protocol=self.job.protocol,
+            protocol=self.job.agreement_name,
             version=self.training.server.version,
             epoch=history.epoch,
             epochs=self.job.workload.num_epochs,
@@ -188,7 +188,7 @@ class ActiveLeaseRun(ActiveRun):
             num_samples=total,
             done=done,
             epochs=workload.num_epochs or 0,
-            options={"--agreement": self.job.protocol},
+            options={"--agreement": self.job.agreement_name},
             task=self.job.title,
             file=self.job.task if self.job.task.endswith(".py") else "",
         )
@@ -246,7 +246,7 @@ def record_of(
         seconds=seconds,
         startup_seconds=startup,
         environment=environment,
-        agreement=job.protocol,
+        agreement=job.agreement_name,
     )
 
 

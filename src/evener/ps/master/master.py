@@ -1,8 +1,8 @@
 """The master: one thread around the sockets. Each frame goes to its handler, and answers are sent at once.
 
-poll -> frames -> handlers (a table by type of message) -> nodes (membership decides: joined, excluded, back)
+poll -> frames -> handlers (a table by type of message) -> nodes (`node_rules` decides: joined, excluded, back)
                                                         -> scheduler and run (protocol, validation, history)
-               -> effects (the one place where a node is admitted, or lost)
+               -> effects (the one place where the master admits or loses a node)
      -> timers: heartbeats, late and silent nodes, events for subscribers
 
 An error while a frame is handled closes its sender's connection; an error in a run ends that run.

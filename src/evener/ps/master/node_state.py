@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
+from evener.ps.protocol.config import return_seconds
 from evener.records.errors import require
 from evener.records.schema import Part
-from evener.wire.connect import JOIN_SECONDS, MAX_PAUSE_SECONDS
 
 MAX_DOUBLINGS = 5
 """Limit of doublings: the longest exclusion is 32 times the first, 320 s, so no node is excluded for good."""
@@ -46,15 +46,6 @@ _SENTENCES: dict[TransitionKind, str] = {
     "dismiss": "dismiss node {node}",
     "release": "let node {node} go",
 }
-
-
-def return_seconds(patience: float) -> float:
-    """Return the seconds that a node may take to reconnect to a restarted master.
-
-    A node that has not noticed the master's end needs one patience to notice it and one to connect. A node that has
-    noticed it may have failed to connect just before, and then makes its longest pause.
-    """
-    return max(2 * patience, MAX_PAUSE_SECONDS + JOIN_SECONDS)
 
 
 class NodeState(Part, frozen=True, kw_only=True):
@@ -99,7 +90,7 @@ class NodeState(Part, frozen=True, kw_only=True):
         return replace(self, heard=self.heard + by, member_since=self.member_since + by, until=self.until + by)
 
     def restarted(self, now: float) -> NodeState:
-        """Return the state for a restarted master: a member is expected, and a exclusion continues."""
+        """Return the state for a restarted master: a member is expected, and an exclusion continues."""
         return replace(self, presence="expected", heard=now) if self.is_member else self
 
 

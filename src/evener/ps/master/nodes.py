@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from evener.ps.master import membership
+from evener.ps.master import node_rules
 from evener.ps.master.access.quotas import MAX_NAMES
 from evener.ps.master.node_state import Decision, NodeState, Occurrence, OpenRound, Transition
 from evener.ps.protocol.status import NodeStatus
@@ -153,7 +153,7 @@ class Nodes:
             incarnation = 0 if record.state is None else record.state.incarnation
         # A refused update was awaited until just now.
         round = self._round_of(record, what == "refused" or self._is_awaited(record))
-        return self._follow(record, membership.decide(record.name, record.state, what, incarnation, now, round))
+        return self._follow(record, node_rules.decide(record.name, record.state, what, incarnation, now, round))
 
     def heard(self, record: NodeRecord, now: float) -> tuple[Transition, ...]:
         """Decide on a sign of life of a node."""
@@ -174,7 +174,7 @@ class Nodes:
             record = self.by_name[name]
             if record.state is not None and record.state.is_member:
                 round = self._round_of(record, self._is_awaited(record))
-                transitions += self._follow(record, membership.tick(name, record.state, now, round))
+                transitions += self._follow(record, node_rules.tick(name, record.state, now, round))
         return transitions
 
     def snapshot(self, now: float) -> dict[str, NodeState]:

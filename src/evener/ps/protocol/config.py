@@ -23,6 +23,7 @@ from evener.records.schema import NOT_DECODED, Part
 from evener.records.version import VERSION
 from evener.system.file_lock import lock_file, shared_folder
 from evener.system.host import own_address, version_of
+from evener.wire.connect import JOIN_SECONDS, MAX_PAUSE_SECONDS
 from evener.wire.identity import ROLES, Address, Identity, make_identity
 
 _IDENTITY = {False: "identity.json", True: "identity-insecure.json"}
@@ -257,3 +258,12 @@ class MasterConfig(NamedTuple):
 def reachable_address(bound: Address) -> Address:
     """Return the address at which other machines reach a server that listens at `bound`."""
     return Address(own_address(), bound.port) if bound.is_everywhere else bound
+
+
+def return_seconds(patience: float) -> float:
+    """Return the seconds that a node may take to reconnect to a restarted master.
+
+    A node that has not noticed the master's end needs one patience to notice it and one to connect. A node that has
+    noticed it may have failed to connect just before, and then makes its longest pause.
+    """
+    return max(2 * patience, MAX_PAUSE_SECONDS + JOIN_SECONDS)

@@ -40,8 +40,8 @@ class Job(Part, frozen=True, kw_only=True):
         data_dir: where nodes without a `--data` of their own look for the data; empty if the task knows.
         options: options of the task, as text.
         precision: precision of the computation.
-        protocol: name of the protocol, as the user typed it.
-        agreement: the protocol itself.
+        agreement_name: name of the agreement, as the user typed it.
+        agreement: the agreement itself.
         workload: samples, and when the run ends.
         layout: layout of the model's state.
         fixed_sum: sum of the sizes of all parameters that are not trained, which each node makes itself; None if it is
@@ -61,7 +61,7 @@ class Job(Part, frozen=True, kw_only=True):
     data_dir: Text = ""
     options: dict[Name, Text] = {}
     precision: Word = "fp32"
-    protocol: Word
+    agreement_name: Word
     agreement: SyncProtocol
     workload: Workload
     layout: StateLayout

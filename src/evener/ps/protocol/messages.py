@@ -19,7 +19,7 @@ from evener.records.schema import Count, Digest, Finite, Loss, Name, RunName, Se
 from evener.sync.messages import Answer, Push
 from evener.wire.frame import Buffer
 
-PROTOCOL = 5
+PROTOCOL = 6
 MASTER_ENDED = "the master ends, and its nodes with it"
 """Reason with which a master closes its connections when peers should not reconnect."""
 

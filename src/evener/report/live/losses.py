@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from evener.records.agreement import agreement_facts
 from evener.records.history import Entry, NodeWork
 from evener.records.schema import Part
 from evener.report.text import percent
@@ -111,13 +112,10 @@ def _against_exchanges(options: Mapping[str, str]) -> str:
     batch = next((name for name in ("--batch-size", "batch") if name in options), "")
     now = f" (now {options[batch]})" if batch and options[batch] else ""
     larger = f"a larger {'batch=' if batch == 'batch' else batch or 'batch'}{now} exchanges less often"
-    if options.get("--agreement") in LOCAL_AGREEMENTS:
+    facts = agreement_facts(options.get("--agreement", ""))
+    if facts is not None and facts.sends != "gradients":
         return f"{larger}, and so do more --local-steps"
     return f"{larger}, and so does --agreement average --local-steps 8" if "--agreement" in options else larger
-
-
-LOCAL_AGREEMENTS = ("average", "diloco", "federated")
-"""Agreements in which nodes take steps of their own between two exchanges."""
 
 
 def _cause(last: NodeWork, nodes: Sequence[NodeWork]) -> Cause:

@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from evener.records.agreement import agreement_facts
 from evener.records.plan import WHOLE_MODEL, Assignment, Plan, is_pipeline
 from evener.records.schema import Part
 
 MASTER = ""
 """Name of the master in a route."""
-_FROM_NODES = {"average": "weights", "federated": "weights", "diloco": "changes of weights"}
-"""Content that a node sends to the master, by agreement; gradients for the other agreements."""
 
 
 class RoutePicture(Part, frozen=True, kw_only=True):
@@ -69,7 +68,8 @@ def routes(plan: Plan, names: Collection[str], agreement: str = "") -> list[Rout
 
 
 def _through_master(name: str, agreement: str) -> Iterator[RoutePicture]:
-    yield RoutePicture(source=name, target=MASTER, content=_FROM_NODES.get(agreement, "gradients"))
+    facts = agreement_facts(agreement)
+    yield RoutePicture(source=name, target=MASTER, content=facts.sends if facts else "gradients")
     yield RoutePicture(source=MASTER, target=name, content="weights")
 
 

@@ -19,9 +19,9 @@ from dataclasses import replace
 import msgspec
 
 from evener.config.run_config import RunConfig
-from evener.membership.agreement import RankProgress
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.generation import Generation
+from evener.membership.resume_point import RankProgress
 from evener.oracle.replication import MEAN_TIME_BETWEEN_LOSSES_S
 from evener.parallel.gradient_hooks import copied
 from evener.records.errors import DoesNotFit, InvalidInput

@@ -2,7 +2,7 @@
 
 enter the next generation
 agree                                on the state of the highest step; the other ranks load it
-    a rank joins                     it loads the state in the background, while the others train (`healing`)
+    a rank joins                     it loads the state while the others train (`background_transfer`)
     a rank is lost                   the current step is repeated
 
 Undisturbed steps need no vote and no extra message.
@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from evener.config.run_config import RunConfig
 from evener.data.sampler import Division
-from evener.membership.agreement import Agreement, RankProgress, agree
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.generation import Generation
+from evener.membership.resume_point import Agreement, RankProgress, agree
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.cost.topology import LinkCost
 from evener.oracle.rebalance import Balance
@@ -30,7 +30,7 @@ from evener.parallel.replicated import ReplicatedModel
 from evener.records.history import History
 from evener.records.plan import Plan
 from evener.training.admission import publish_costs
-from evener.training.elastic.healing import Giver, Taker
+from evener.training.elastic.background_transfer import Giver, Taker
 from evener.training.elastic.held_state import HeldState
 from evener.training.elastic.loop import NO_STEP, ElasticLoop
 from evener.training.elastic.plan import came, with_nodes
@@ -48,7 +48,8 @@ class ReplicatedElasticLoop(ElasticLoop):
         ranks: that change.
         is_late: whether this rank joins after the start.
         own_cost: the costs of this rank's node, if the plan does not know it.
-        line: for the admission of new nodes (`admission`); None if all are admitted.
+        slowest_link: cost of the slowest connection of an initial rank to the master, for the admission of new nodes;
+            None if all are admitted.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class ReplicatedElasticLoop(ElasticLoop):
         ranks: ElasticGroup,
         is_late: bool,
         own_cost: Worker | None = None,
-        line: LinkCost | None = None,
+        slowest_link: LinkCost | None = None,
     ) -> None:
         super().__init__(training.group, training.plan, config, ranks)
-        self._training, self._is_late, self._line = training, is_late, line
+        self._training, self._is_late, self._slowest_link = training, is_late, slowest_link
         assert isinstance(training.model, ReplicatedModel)
         self._model = training.model
         self._loop: Loop = Loop(
@@ -125,7 +126,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         self._take_over(agreement)
         if group.is_leader:
             present = {node: self._costs[node] for node in generation.nodes}
-            publish_costs(self._training.context.env.store, present, self._line)
+            publish_costs(self._training.context.env.store, present, self._slowest_link)
         self._tell(self._ranks.what_began(), self._loop, self._training)
         return self._loop, self._training
 

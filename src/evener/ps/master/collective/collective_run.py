@@ -25,8 +25,8 @@ from evener.ps.master.collective.rank_journal import JournalState, RankJournal, 
 from evener.ps.master.collective.rank_lifecycle import Beginnings, RunEnding
 from evener.ps.master.collective.rank_table import MAX_EVENT_BYTES, Absences, RankNews, RankTable, RejectedNodes
 from evener.ps.master.collective.remote_rank import RemoteRank, RemoteStarter
-from evener.ps.master.node_state import return_seconds
 from evener.ps.master.nodes import NodeRecord, Nodes
+from evener.ps.protocol.config import return_seconds
 from evener.ps.protocol.messages import Send
 from evener.ps.protocol.rank_messages import (
     MAX_MESSAGE_BYTES,
@@ -97,7 +97,7 @@ class CollectiveRun:
         self.checkpoints.last = saved = state.saved or self.checkpoints.last
         self._beginnings.resume(saved.step if self.job.checkpoint == saved.digest else 0)
         absence = return_seconds(self._nodes.patience)
-        self._absences.excuse(self._clock() + absence)
+        self._absences.excuse_all(self._clock() + absence)
         self._elastic = self._govern_ranks(0)
         self._elastic.resume(roster.generation, roster.numbers, roster.given_up, roster.next, absence)
 
@@ -136,7 +136,7 @@ class CollectiveRun:
         self.checkpoints.disconnected(node)
         last = self._table.on(node.name)
         if is_silent and last is not None and self._elastic is not None and self._elastic.is_last_holder(last):
-            self._absences.bear(node.name)
+            self._absences.excuse_node(node.name)
             return
         if (rank := self._table.lose(node.name, reason.removeprefix("it "))) is not None:  # its name comes before it
             rank.request_stop(at_once=True)

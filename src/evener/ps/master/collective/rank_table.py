@@ -127,7 +127,7 @@ class Absences:
         self._excused_until = 0.0
         self._excused_names: set[str] = set()
 
-    def bear(self, name: str) -> None:
+    def excuse_node(self, name: str) -> None:
         """Excuse a silent node whose process the coordinator waits for."""
         self._excused_names.add(name)
 
@@ -135,7 +135,7 @@ class Absences:
         """Stop excusing a node that is ready again."""
         self._excused_names.discard(name)
 
-    def excuse(self, until: float) -> None:
+    def excuse_all(self, until: float) -> None:
         """Excuse all nodes until this time, since the master itself was away."""
         self._excused_until = until
 

@@ -1,4 +1,4 @@
-"""A rank's process on a node, as the coordinator of its run sees it: `elastic.elastic_ranks.RankProcess`."""
+"""A rank's process on a node, as the coordinator of its run sees it: `membership.elastic_ranks.RankProcess`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RemoteRank:
         return self.ended is not None or bool(self.lost)
 
     @property
-    def is_silent(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether all its messages have been read; they arrive before its end."""
         return self.has_ended
 

@@ -29,7 +29,7 @@ _CHECKPOINT_INTERVAL = "600s"
 """Between checkpoints within an epoch, which may take hours on other people's nodes."""
 
 
-def train_on_nodes(config: RunConfig, *, as_json: bool) -> None:
+def train_as_ranks(config: RunConfig, *, as_json: bool) -> None:
     """Train on the nodes of a master as ranks.
 
     Raises:
@@ -52,7 +52,7 @@ def submit(
         request: for the record; the default is that of `config`.
 
     Raises:
-        EvenerError: see `train_on_nodes`.
+        EvenerError: see `train_as_ranks`.
     """
     blobs = blobs_of(config) | ({"code": program} if program is not None else {})
     digests = {what: blob.digest for what, blob in blobs.items()}

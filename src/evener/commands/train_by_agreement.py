@@ -32,6 +32,7 @@ from evener.ps.protocol.examination_messages import MAX_CODE_BYTES, TaskQuestion
 from evener.ps.protocol.job import Job
 from evener.ps.protocol.status import NodeStatus
 from evener.ps.protocol.system import System, read_system
+from evener.records.agreement import AGREEMENTS
 from evener.records.errors import InvalidInput, NeedsRanks, NodeLost, UnknownOptimizer
 from evener.records.events import Phase, RunEvent
 from evener.records.plan import Check, Plan
@@ -45,12 +46,10 @@ from evener.training.partial_record import request_of
 from evener.training.sync_check import sync_check
 
 E = TypeVar("E", bound=RunEvent)
-_APPROXIMATE = ("async", "bounded", "average", "diloco")
-"""Agreements that do not promise the result of one process: a node with a slow link may have to compress."""
 _LOOK_SECONDS = 0.2
 
 
-def train_on_master(config: RunConfig, *, as_json: bool) -> None:
+def train_by_agreement(config: RunConfig, *, as_json: bool) -> None:
     """Train on the nodes of a master, with the agreement of `config`.
 
     Raises:
@@ -120,10 +119,10 @@ def _train_as_ranks(config: RunConfig, reason: str, *, to_stderr: bool) -> Train
     """Train on the same nodes as ranks; `reason` is why they cannot agree through a master.
 
     Raises:
-        EvenerError: see `train_on_master`.
+        EvenerError: see `train_by_agreement`.
     """
     from evener.commands.train import perform  # imports PyTorch
-    from evener.commands.train_on_master import submit as submit_ranks
+    from evener.commands.train_as_ranks import submit as submit_ranks
 
     message = f"{reason}, so the nodes work together as ranks, which give the result of one process"
     request = request_of(config)._replace(events=(Event(step=0, kind="as ranks", message=message),))
@@ -145,7 +144,7 @@ def submit(
     """Train `task` on nodes; return the record, when `backend` has the weights and the folder all other results.
 
     Raises:
-        EvenerError: see `train_on_master`.
+        EvenerError: see `train_by_agreement`.
     """
     job, blobs, check, events = agreed or agree(config, backend, task, to_stderr=to_stderr)
 
@@ -229,7 +228,7 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
         data_dir=str(config.data.resolve()) if config.data else "",
         options=config.option,
         precision=config.precision,
-        protocol=config.agreement or "",
+        agreement_name=config.agreement or "",
         agreement=agreement_of(
             config, lambda: backend.server_optimizer(steps), clip_norm=backend.clip_norm, batch=batch_size
         ),
@@ -296,9 +295,10 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clip_norm: fl
     Raises:
         InvalidInput: the server has no equivalent of the task's optimiser.
     """
-    steps = config.local_steps
+    assert config.agreement is not None
+    steps, facts = config.local_steps, AGREEMENTS[config.agreement]
     knobs: dict[str, Any] = {
-        "outer": outer() if config.agreement in ("sync", "async", "bounded") else None,
+        "outer": outer() if facts.sends == "gradients" else None,
         "staleness": config.staleness,
         "fraction": config.fraction,
         "local_steps": int(steps) if steps is not None and steps != "epoch" else steps,
@@ -306,14 +306,14 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clip_norm: fl
         "momentum": config.outer_momentum,
     }
     options = {name: value for name, value in knobs.items() if value is not None}
-    agreement = PROTOCOLS[config.agreement or ""](batch=batch, **options)
+    agreement = PROTOCOLS[config.agreement](batch=batch, **options)
     compression = config.compress or "none"
     robust = config.robust or agreement.robust
     return replace(
         agreement,
         push=compression,
         pull=compression,
-        thin="int8" if config.compress is None and config.agreement in _APPROXIMATE else "none",
+        thin="int8" if config.compress is None and facts.may_compress else "none",
         is_overlapped=config.overlap,
         robust=robust,
         merge=config.merge or agreement.merge,

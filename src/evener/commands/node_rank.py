@@ -1,4 +1,4 @@
-"""The process of a rank that a node starts for its master; it communicates over the node's connection."""
+"""A rank of a master's run, in a process of its own on a node (`rank_host`); its messages go through the node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evener.launch.line_store import LineStore, RankLine
 from evener.launch.nodes import LocalNode
 from evener.launch.parent import Parent
 from evener.launch.rank_environment import RankEnvironment, hosted_environment, run_rank
-from evener.ps.master.node_state import return_seconds
+from evener.ps.protocol.config import return_seconds
 from evener.ps.protocol.rank_messages import RankPlace, decode_rank_place
 from evener.system.host import own_address
 from evener.training.rank import train_rank

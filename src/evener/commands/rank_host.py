@@ -1,4 +1,4 @@
-"""A rank of a master's run in a process of this node: its start, and its messages."""
+"""A node starts the process of a rank of a master's run, and relays its messages; `node_rank` is that process."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _Hosted:
             name = place.nodes[place.rank].name
             one = self._one = processes.start(name, _be_rank, asdict(self._task))
             self._started.set()
-            while not self._is_unwanted and not (one.has_ended and one.is_silent):
+            while not self._is_unwanted and not (one.has_ended and one.is_drained):
                 for _, data in processes.receive(_LOOK_SECONDS):
                     self._setup.on_shown(data)
                 while one.said:
@@ -93,6 +93,6 @@ def _ending_of(one: LocalProcess) -> Ending:
 
 def _be_rank(parent: Any, task: dict[str, Any]) -> None:
     """Run the rank in its process; only there PyTorch is loaded."""
-    from evener.commands.master_rank import be_rank
+    from evener.commands.node_rank import be_rank
 
     be_rank(parent, RankTask(**task))

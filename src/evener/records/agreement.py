@@ -1,0 +1,34 @@
+"""The agreements: how the nodes of a master come to common weights (`--agreement`)."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+AgreementName: TypeAlias = Literal["sync", "async", "bounded", "average", "federated", "diloco"]
+
+
+class AgreementFacts(NamedTuple):
+    """Facts of an agreement, for options and reports; `sync.protocol.PROTOCOLS` has its settings.
+
+    Attributes:
+        sends: what a node sends to the master.
+        may_compress: whether a node with a slow link may have to compress although the user did not ask for it.
+    """
+
+    sends: Literal["gradients", "weights", "changes of weights"]
+    may_compress: bool
+
+
+AGREEMENTS: dict[AgreementName, AgreementFacts] = {
+    "sync": AgreementFacts("gradients", may_compress=False),
+    "async": AgreementFacts("gradients", may_compress=True),
+    "bounded": AgreementFacts("gradients", may_compress=True),
+    "average": AgreementFacts("weights", may_compress=True),
+    "federated": AgreementFacts("weights", may_compress=False),
+    "diloco": AgreementFacts("changes of weights", may_compress=True),
+}
+
+
+def agreement_facts(name: str) -> AgreementFacts | None:
+    """Return the facts of the agreement in a record; None if it is no agreement of this version."""
+    return next((facts for known, facts in AGREEMENTS.items() if known == name), None)
