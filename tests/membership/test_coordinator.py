@@ -76,7 +76,7 @@ def test_silent_process_is_lost_after_the_patience_but_a_slow_one_not() -> None:
     assert coordinator.generation.reason == "c has been silent for 4 s, at step 0"
 
 
-def test_simultaneous_pause_of_all_processes_is_no_loss() -> None:
+def test_coordinator_pause_does_not_count_as_silence() -> None:
     coordinator = founded()
     assert coordinator.decide(0.1) is None
     assert coordinator.decide(100.0) is None  # Ctrl-Z, and fg: nobody has beaten yet
