@@ -70,7 +70,7 @@ def nodes(*names: str) -> Iterator[Cluster]:
         yield ps
 
 
-def test_trials_run_in_parallel_on_nodes_and_leave_no_files_there() -> None:
+def test_trials_run_in_parallel_and_only_the_best_model_stays() -> None:
     with nodes("ada", "bob") as ps:
         found = tuned(ps, "two", "--thin", "--trials", "12", "--epochs", "2", "--option", "pause=0.005")
         assert [one["outcome"] for one in found["trials"]] == ["complete"] * 12
