@@ -99,7 +99,7 @@ def test_links_are_reported_with_latency_and_rate(rate: float, words: str) -> No
     assert finding.sentence == f"ada reaches bob in 0.4 ms{words}"
 
 
-def test_link_is_measured_for_the_requested_time() -> None:
+def test_link_measurement_returns_latency_and_rate() -> None:
     with Listeners(("127.0.0.1",)) as listeners:
         [(address, port)] = listeners.places
         found = measure_link("bob", address, port, time.monotonic() + 20, seconds=0.05)
