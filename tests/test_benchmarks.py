@@ -41,12 +41,12 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, *words: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_of_results_names_its_command(name: str) -> None:
+def test_results_page_names_the_command_of_each_benchmark(name: str) -> None:
     assert f"python benchmarks/{name}.py" in (FOLDER / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_explains_itself_and_can_print_json(
+def test_benchmark_help_names_its_command_and_json_option(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="0"):
@@ -55,9 +55,7 @@ def test_it_explains_itself_and_can_print_json(
     assert "--json" in said
 
 
-def test_json_is_one_document_of_the_rows_that_people_read(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_holds_the_printed_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run(monkeypatch, "oracle_search", "--devices", "64", "--json")
     said = capsys.readouterr()
     found = json.loads(said.out)
@@ -72,13 +70,13 @@ def test_json_is_one_document_of_the_rows_that_people_read(
     assert shown.split()[:2] == ["64", f"{row['seconds']:.1f}"]
 
 
-def test_a_wrong_option_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_option_gives_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, "uneven_nodes", "--speeds", "fast")
     assert capsys.readouterr().err.startswith("--local-nodes must be")
 
 
-def test_what_is_no_plain_value_is_kept_as_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_convert_values_to_json(capsys: pytest.CaptureFixture[str]) -> None:
     results, turns = benchmark("results"), benchmark("turns")
     kept = results.Results(argparse.Namespace(json=False, data=FOLDER))
     kept.add("{time:.2f} s", time=turns.spread([3.0, 1.0, 2.0]), rate=float("inf"))
@@ -88,7 +86,7 @@ def test_what_is_no_plain_value_is_kept_as_words(capsys: pytest.CaptureFixture[s
     assert found["options"]["data"].endswith("benchmarks")
 
 
-def test_ways_take_turns_after_a_round_that_warms_up() -> None:
+def test_variants_alternate_after_a_warm_up_round() -> None:
     turns, clock = benchmark("turns"), count()
     assert turns.in_turn({"a": lambda: next(clock), "b": lambda: next(clock)}, 2) == {"a": [2, 4], "b": [3, 5]}
     assert turns.ratios([2.0, 6.0, 4.0], [1.0, 2.0, 4.0]) == turns.Spread(2.0, 1.0, 3.0)
@@ -96,7 +94,7 @@ def test_ways_take_turns_after_a_round_that_warms_up() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", SMALLEST, ids=lambda line: line.partition(" ")[0])
-def test_it_runs_as_its_page_says(line: str) -> None:
+def test_benchmark_runs_as_its_page_says(line: str) -> None:
     name, *words = line.split()
     command = [sys.executable, str(FOLDER / f"{name}.py"), *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -46,7 +46,7 @@ def a_third_of_a_core(request: pytest.FixtureRequest, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.usefixtures("a_third_of_a_core")
-def test_a_node_is_as_fast_as_its_quota_allows_and_several_share_it() -> None:
+def test_node_speed_follows_its_quota_and_several_share_it() -> None:
     assert (usable_cores(), cpu_quota()) == (1, 0.33)
     assert [quota_speed(processes) for processes in (1, 3)] == pytest.approx([0.33, 0.11])
     assert [node.speed_at(0) for node in local_nodes(["cpu"])] == pytest.approx([0.33])
@@ -56,7 +56,7 @@ def test_a_node_is_as_fast_as_its_quota_allows_and_several_share_it() -> None:
 
 
 @pytest.mark.usefixtures("a_third_of_a_core")
-def test_the_quota_is_named_by_the_doctor_and_by_what_measures() -> None:
+def test_quota_is_named_by_the_doctor_and_the_processor_watch() -> None:
     load = load_facts(0.01)
     assert load.quota == 0.33
     device = next(one for one in check_machine(replace(SOUND, load=load)) if one.what == "device")
@@ -67,7 +67,7 @@ def test_the_quota_is_named_by_the_doctor_and_by_what_measures() -> None:
     assert quota_sentence([ProcessorTime(node="b", ran=1.0, waited=0.0)]) == ""
 
 
-def test_time_for_which_the_quota_stops_a_node_is_no_doing_of_others(a_third_of_a_core: Path) -> None:
+def test_throttled_time_is_not_attributed_to_other_processes(a_third_of_a_core: Path) -> None:
     counts = a_third_of_a_core / "schedstat"
     counts.write_text("1000000000 1000000000 7\n")
     assert throttled_seconds() == 2.5
@@ -115,7 +115,7 @@ print(json.dumps([max(rates), profile.throughputs[0].matmul_flops, profile.cores
 """
 
 
-def test_the_rate_measured_under_a_real_quota_is_one_that_the_node_keeps_up(real_group: Path) -> None:
+def test_rate_measured_under_a_real_quota_is_sustainable(real_group: Path) -> None:
     typed = [sys.executable, "-c", MEASURES, str(real_group)]
     result = subprocess.run(typed, capture_output=True, text=True, check=True, timeout=60)
     kept_up, measured, used = json.loads(result.stdout)

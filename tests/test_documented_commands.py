@@ -40,12 +40,14 @@ RUN_HERE = [
 """Others need a master, a GPU, MNIST or torchvision: commands/test_ps_commands.py, cuda/, experiments/, tasks/."""
 
 
-def test_the_pages_hold_commands() -> None:
+def test_pages_contain_every_main_command() -> None:
     assert {"train", "plan", "benchmark", "up", "join", "nodes", "down"} <= {line.split()[1] for line in COMMANDS}
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_options_of_every_command_are_accepted(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
 
     def ask(config: Any, *_: Any, **__: Any) -> None:
@@ -84,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("line", RUN_HERE)
-def test_every_command_works(line: str, folder: Path) -> None:
+def test_every_documented_command_works(line: str, folder: Path) -> None:
     for left in (folder / "runs", *([folder / "kept"] if "--resume" not in line else [])):
         shutil.rmtree(left, ignore_errors=True)
     result = evener(*shlex.split(line)[1:], cwd=folder, timeout=600)

@@ -19,7 +19,7 @@ from support.sentences import is_said, quoted
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_drawing_of_the_rooms_is_what_the_import_law_and_the_rooms_say() -> None:
+def test_room_drawing_matches_the_import_rules() -> None:
     checked = subprocess.run(
         [sys.executable, ROOT / "scripts" / "rooms.py", "--check"],
         capture_output=True,
@@ -30,7 +30,7 @@ def test_the_drawing_of_the_rooms_is_what_the_import_law_and_the_rooms_say() -> 
     assert checked.returncode == 0, checked.stderr
 
 
-def test_the_readme_is_short_and_begins_with_five_lines_to_change_and_a_picture() -> None:
+def test_readme_is_short_and_starts_with_five_lines_and_a_picture() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.split()) <= 1000
     first_screen = text.splitlines()[:40]
@@ -46,7 +46,7 @@ def test_every_link_of_the_readme_leads_to_a_file() -> None:
     assert [one for one in targets if not one.startswith("http") and not (ROOT / one).exists()] == []
 
 
-def test_what_is_to_be_installed_is_a_checkout_until_there_is_a_release() -> None:
+def test_install_commands_use_a_checkout_before_the_first_release() -> None:
     texts = [*(page for page in PAGES if page.name != "CHANGELOG.md"), *(ROOT / "src").rglob("*.py")]
     named = [f"{path.relative_to(ROOT)}: {found}" for path in texts for found in INSTALLED.findall(path.read_text())]
     assert named == []
@@ -68,7 +68,7 @@ def test_every_link_of_a_page_outside_the_site_leads_to_a_file(page: str) -> Non
 LAB = ROOT / "docs" / "lab"
 
 
-def test_every_picture_of_a_laboratory_page_shows_the_numbers_of_its_table() -> None:
+def test_every_lab_figure_shows_the_numbers_of_its_table() -> None:
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
         figures = import_module("lab_figures").figures
@@ -93,7 +93,7 @@ INSTALLED = re.compile(r"pip install '?evener\b.*")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_file_that_a_page_names_exists(page: Path) -> None:
+def test_every_file_named_on_a_page_exists(page: Path) -> None:
     named = re.findall(r"`([\w/]+/\w+\.py)\b", page.read_text())
     assert [name for name in named if not any(file.endswith(f"/{name}") for file in FILES)] == []
 
@@ -143,11 +143,11 @@ def _missing_paths(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", [*PAGES, *BUILD], ids=lambda file: str(file.relative_to(ROOT)))
-def test_every_path_that_a_page_or_the_build_names_exists(file: Path) -> None:
+def test_every_path_in_a_page_or_build_file_exists(file: Path) -> None:
     assert _missing_paths(file.read_text()) == []
 
 
-def test_every_path_that_a_comment_names_exists() -> None:
+def test_every_path_in_a_comment_exists() -> None:
     missing = {
         str(file.relative_to(ROOT)): _missing_paths(file.read_text()) for file in SOURCES if file != Path(__file__)
     }
@@ -157,12 +157,12 @@ def test_every_path_that_a_comment_names_exists() -> None:
 @pytest.mark.parametrize(
     "text", ["pytest tests/nowhere -m slow", "`tests/test_documents.py::test_nothing`", "(docs/no.md)"]
 )
-def test_a_path_that_does_not_exist_is_noticed(text: str) -> None:
+def test_missing_path_is_detected(text: str) -> None:
     assert len(_missing_paths(text)) == 1
 
 
 @pytest.mark.parametrize(("tag", "is_released"), [(f"v{VERSION}", True), (f"v{VERSION}9", False)])
-def test_a_release_is_refused_unless_its_tag_is_the_version(tag: str, is_released: bool) -> None:
+def test_release_needs_a_tag_equal_to_the_version(tag: str, is_released: bool) -> None:
     steps = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["build"]["steps"]
     (check,) = [step["run"] for step in steps if "GITHUB_REF_NAME" in step.get("run", "")]
     environment = {**os.environ, "GITHUB_REF_NAME": tag}
@@ -171,18 +171,18 @@ def test_a_release_is_refused_unless_its_tag_is_the_version(tag: str, is_release
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_name_that_a_page_looks_for_in_a_file_is_there(page: Path) -> None:
+def test_every_symbol_that_a_page_names_is_in_its_file(page: Path) -> None:
     for name, symbol in re.findall(r"`([\w/]+\.py)(?:: |`: `)(\w+)", page.read_text()):
         texts = [(ROOT / file[1:]).read_text() for file in FILES if file.endswith(f"/{name}")]
         assert any(re.search(rf"\b{symbol}\b", text) for text in texts), f"{symbol} in {name}"
 
 
 @pytest.mark.parametrize("sentence", quoted("docs/troubleshooting.md"))
-def test_every_sentence_that_the_page_of_troubles_quotes_is_one_that_the_code_says(sentence: str) -> None:
+def test_every_sentence_quoted_in_troubleshooting_is_in_the_code(sentence: str) -> None:
     assert len(sentence.replace(".", "")) >= 9, "too short to be looked for"
     assert is_said(sentence)
 
 
-def test_a_sentence_that_nobody_says_is_noticed() -> None:
+def test_sentence_missing_in_the_code_is_detected() -> None:
     assert is_said("rank ... did not start within ... s")
     assert not is_said("rank ... did not begin within ... s")

@@ -14,7 +14,7 @@ def test_every_message_belongs_to_a_test() -> None:
         assert f"def {test.rpartition('::')[2]}(" in (root / path).read_text(), name
 
 
-def test_messages_hold_nothing_of_the_machine_that_wrote_them() -> None:
+def test_messages_contain_no_local_paths() -> None:
     for name, found in messages().items():
         for message in found:
             assert str(Path.home()) + "/" not in message, name

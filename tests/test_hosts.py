@@ -23,7 +23,7 @@ def mbit(sender: Machine, receiver: Machine, wanted: float, seconds: float = 0.7
     return best_of_three(lambda: mbit_between(sender, receiver, wanted, seconds), wanted)
 
 
-def test_links_carry_what_was_asked_for_each_way(build_hosts: Build) -> None:
+def test_links_have_the_requested_rate_each_way(build_hosts: Build) -> None:
     with build_hosts(Host(name="a", mbit=80, up_mbit=20), Host(name="b"), Host(name="c", mbit=50)) as hosts:
         assert mbit(hosts["a"], hosts["b"], 20) == pytest.approx(20, rel=0.1)
         assert mbit(hosts["b"], hosts["a"], 80) == pytest.approx(80, rel=0.1)
@@ -35,13 +35,13 @@ def test_links_carry_what_was_asked_for_each_way(build_hosts: Build) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [1, 5, 100, 300])
-def test_rates_from_a_thin_line_to_fast_ethernet_are_met(build_hosts: Build, rate: float) -> None:
+def test_link_rates_from_1_to_300_mbit_are_accurate(build_hosts: Build, rate: float) -> None:
     with build_hosts(Host(name="a", up_mbit=rate), Host(name="b", mbit=rate)) as hosts:
         assert mbit(hosts["a"], hosts["b"], rate, seconds=3) == pytest.approx(rate, rel=0.1)
 
 
 @pytest.mark.slow
-def test_two_senders_share_the_receiver_s_link(build_hosts: Build) -> None:
+def test_two_senders_share_the_link_of_the_receiver(build_hosts: Build) -> None:
     with build_hosts(Host(name="master", mbit=40), Host(name="a"), Host(name="b")) as hosts:
         receiving = [probe(hosts["master"], "receive") for _ in range(2)]
         ports = [one.wait_for(r"port (\d+)", 10)[1] for one in receiving]
@@ -53,7 +53,7 @@ def test_two_senders_share_the_receiver_s_link(build_hosts: Build) -> None:
         assert 5e6 * 8e-6 / (time.monotonic() - start) == pytest.approx(40, rel=0.15)
 
 
-def test_a_quota_gives_a_host_its_cores(build_hosts: Build) -> None:
+def test_quota_gives_a_host_its_cores(build_hosts: Build) -> None:
     with build_hosts(Host(name="thin", cores=0.2), Host(name="half", cores=0.5)) as hosts:
         thin, half = [probe(hosts[name], "burn", "2") for name in ("thin", "half")]
         assert float(thin.wait_for(r"([\d.]+) in the best", 20)[1]) == pytest.approx(0.2, rel=0.12)
@@ -61,13 +61,13 @@ def test_a_quota_gives_a_host_its_cores(build_hosts: Build) -> None:
 
 
 @pytest.mark.slow
-def test_the_processes_of_a_host_share_its_quota(build_hosts: Build) -> None:
+def test_processes_of_a_host_share_its_quota(build_hosts: Build) -> None:
     with build_hosts(Host(name="thin", cores=0.3)) as hosts:
         both = [probe(hosts["thin"], "burn", "3") for _ in range(2)]
         assert 0.15 < sum(float(one.wait_for(r"([\d.]+) cores", 20)[1]) for one in both) < 0.3 * 1.1
 
 
-def test_a_host_cannot_take_more_memory_than_it_has(build_hosts: Build) -> None:
+def test_host_cannot_exceed_its_memory(build_hosts: Build) -> None:
     with build_hosts(Host(name="small", memory_bytes=64 << 20)) as hosts:
         small = hosts["small"].start([sys.executable, "-c", "x = bytearray(16 << 20); print('fits')"])
         assert small.wait(20) == 0
@@ -76,7 +76,7 @@ def test_a_host_cannot_take_more_memory_than_it_has(build_hosts: Build) -> None:
         assert "fits" not in large.text
 
 
-def test_a_cut_link_is_silent_and_a_joined_one_goes_on(build_hosts: Build) -> None:
+def test_cut_link_is_silent_and_resumes_after_joining(build_hosts: Build) -> None:
     with build_hosts(Host(name="a"), Host(name="b", mbit=20)) as hosts:
         receiving = probe(hosts["b"], "receive")
         port = receiving.wait_for(r"port (\d+)", 10)[1]
@@ -113,7 +113,7 @@ def test_hosts_have_their_own_loopback_and_name(build_hosts: Build) -> None:
     assert socket.gethostname() != "a"
 
 
-def test_a_stopped_process_stands_still_and_goes_on(build_hosts: Build) -> None:
+def test_stopped_process_pauses_and_continues(build_hosts: Build) -> None:
     count = "import time\nfor i in range(10**6):\n    print(i, flush=True)\n    time.sleep(0.01)"
     with build_hosts(Host(name="a")) as hosts:
         process = hosts["a"].start([sys.executable, "-c", count])
@@ -129,7 +129,7 @@ def test_a_stopped_process_stands_still_and_goes_on(build_hosts: Build) -> None:
         assert process.wait(0) == -signal.SIGKILL
 
 
-def test_where_hosts_cannot_be_built_a_test_is_skipped_with_the_reason(
+def test_test_is_skipped_with_the_reason_if_hosts_cannot_be_built(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(fixture, "_why_not", lambda: "building hosts needs root")
@@ -137,7 +137,7 @@ def test_where_hosts_cannot_be_built_a_test_is_skipped_with_the_reason(
         request.getfixturevalue("build_hosts")
 
 
-def test_why_hosts_cannot_be_built_is_said_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reason_against_building_hosts_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert why_not() == "building hosts needs root"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -147,7 +147,7 @@ def test_why_hosts_cannot_be_built_is_said_in_words(monkeypatch: pytest.MonkeyPa
     )
 
 
-def test_a_kernel_that_cannot_is_named_as_the_reason(build_hosts: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kernel_feature_is_named_as_the_reason(build_hosts: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "PROBE", "ip link add name switch type no-such-kind")
     assert "building hosts needs namespaces, veth, bridge and tbf of the kernel: " in str(why_not())
     monkeypatch.undo()
@@ -156,12 +156,12 @@ def test_a_kernel_that_cannot_is_named_as_the_reason(build_hosts: Build, monkeyp
 
 
 @pytest.mark.parametrize("bad", ["", "a.b", "-a", "a b", "../a"])
-def test_names_that_are_not_a_host_s_are_refused(bad: str) -> None:
+def test_invalid_host_names_are_rejected(bad: str) -> None:
     with pytest.raises(AssertionError, match="not a host's name"):
         Host(name=bad)
 
 
-def test_both_versions_of_control_groups_are_found_and_written(tmp_path: Path) -> None:
+def test_both_cgroup_versions_are_found_and_written(tmp_path: Path) -> None:
     membership = tmp_path / "membership"
     membership.write_text("4:cpu,cpuacct:/user\n0::/user\n")
     (tmp_path / "cpu,cpuacct").mkdir()

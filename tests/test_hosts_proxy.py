@@ -67,7 +67,7 @@ def receive(peer: socket.socket, count: int) -> bytes:
     return received
 
 
-def test_bytes_pass_both_ways_and_so_does_their_end() -> None:
+def test_bytes_pass_both_ways_with_end_of_stream() -> None:
     with echo() as target, Proxy(target) as proxy, connect(proxy) as peer:
         large = os.urandom(3 << 20)
         sender = threading.Thread(target=peer.sendall, args=(large,))
@@ -79,7 +79,7 @@ def test_bytes_pass_both_ways_and_so_does_their_end() -> None:
         assert proxy.done == []
 
 
-def test_a_cut_resets_everybody_until_joined() -> None:
+def test_cut_resets_connections_until_joined() -> None:
     with echo() as target, Proxy(target) as proxy:
         with connect(proxy) as peer:
             assert exchange(peer, BYTES) == BYTES
@@ -93,7 +93,7 @@ def test_a_cut_resets_everybody_until_joined() -> None:
             assert exchange(peer, BYTES) == BYTES
 
 
-def test_a_target_that_is_not_there_is_a_reset() -> None:
+def test_missing_target_resets_the_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = server.getsockname()
     with Proxy(nobody) as proxy:
@@ -102,7 +102,7 @@ def test_a_target_that_is_not_there_is_a_reset() -> None:
         assert "lost a connection" in proxy.done[0]
 
 
-def test_a_frozen_connection_is_silent_and_loses_nothing() -> None:
+def test_frozen_connection_is_silent_and_loses_nothing() -> None:
     with echo() as target, Proxy(target) as proxy, connect(proxy) as peer:
         assert exchange(peer, b"before") == b"before"
         proxy.freeze()
@@ -116,7 +116,7 @@ def test_a_frozen_connection_is_silent_and_loses_nothing() -> None:
 
 
 @met_once_in(5)
-def test_delayed_bytes_come_later_each_way_and_do_not_wait_for_each_other() -> None:
+def test_delayed_bytes_arrive_later_each_way_without_queueing() -> None:
     with echo() as target, Proxy(target) as proxy, connect(proxy) as peer:
         proxy.delay(0.15)
         start = time.monotonic()
@@ -130,7 +130,7 @@ def test_delayed_bytes_come_later_each_way_and_do_not_wait_for_each_other() -> N
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_one_bit_of_one_chunk_is_flipped_as_the_seed_says(direction: str) -> None:
+def test_one_seeded_bit_of_a_chunk_is_flipped(direction: str) -> None:
     seen = []
     for seed in (1, 1, 2):
         with echo() as target, Proxy(target, seed=seed) as proxy, connect(proxy) as peer:

@@ -38,7 +38,7 @@ def left_behind() -> list[str]:
 
 
 @pytest.mark.parametrize("trouble", [RuntimeError("a test fails"), KeyboardInterrupt(), None], ids=repr)
-def test_nothing_is_left_whatever_happens_inside(build_hosts: Build, trouble: BaseException | None) -> None:
+def test_hosts_are_removed_however_the_block_ends(build_hosts: Build, trouble: BaseException | None) -> None:
     daemon = (
         f"import subprocess, sys; subprocess.Popen([sys.executable, {PROBE!r}, 'sleep', '60'], start_new_session=True)"
     )
@@ -63,7 +63,7 @@ def test_nothing_is_left_whatever_happens_inside(build_hosts: Build, trouble: Ba
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5])
-def test_ctrl_c_at_any_moment_leaves_nothing(build_hosts: Build, tmp_path: Path, seconds: float) -> None:
+def test_ctrl_c_at_any_moment_removes_the_hosts(build_hosts: Build, tmp_path: Path, seconds: float) -> None:
     endless = f"    hosts['a'].start([sys.executable, {PROBE!r}, 'sleep', '60']).wait(60)"
     with subprocess.Popen(
         [sys.executable, "-c", script(tmp_path, endless)], env=ENVIRONMENT, stdout=subprocess.PIPE
@@ -77,13 +77,13 @@ def test_ctrl_c_at_any_moment_leaves_nothing(build_hosts: Build, tmp_path: Path,
     assert names(mine) == []
 
 
-def test_hosts_that_cannot_be_built_to_the_end_are_removed(build_hosts: Build) -> None:
+def test_partially_built_hosts_are_removed(build_hosts: Build) -> None:
     with pytest.raises(RuntimeError, match="File exists"), build_hosts(Host(name="a"), Host(name="a")):
         pytest.fail("two hosts of one name")
     assert left_behind() == []
 
 
-def test_the_next_run_removes_what_a_killed_one_left(build_hosts: Build, tmp_path: Path) -> None:
+def test_next_run_removes_hosts_of_a_killed_one(build_hosts: Build, tmp_path: Path) -> None:
     start = f"    hosts['a'].start([sys.executable, {PROBE!r}, 'sleep', '60']).wait_for('ready', 10)\n"
     die = "    os.kill(os.getpid(), signal.SIGKILL)\n"
     command = [sys.executable, "-c", script(tmp_path, start + die)]
@@ -100,7 +100,7 @@ def test_the_next_run_removes_what_a_killed_one_left(build_hosts: Build, tmp_pat
         assert hosts["a"].address == "10.73.0.1"
 
 
-def test_a_living_run_is_not_taken_for_a_dead_one() -> None:
+def test_dead_runs_exclude_a_running_process() -> None:
     mine = f"{new_run()}.a"
     pid, start = mine.removeprefix(PREFIX).split("-")[:2]
     of_a_process_with_the_same_id = f"{PREFIX}{pid}-{int(start) + 1}-1.a"

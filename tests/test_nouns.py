@@ -143,13 +143,13 @@ NOUNS: list[Noun] = [GRAPH, PROFILE, PLAN, RECORD]
 
 
 @pytest.mark.parametrize("noun", NOUNS, ids=lambda noun: type(noun).__name__)
-def test_a_noun_is_read_back_as_it_was_written(noun: Noun, tmp_path: Path) -> None:
+def test_document_survives_a_round_trip_through_a_file(noun: Noun, tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "noun.json"
     write_noun(noun, path)
     assert read_noun(path, type(noun)) == noun
 
 
-def test_the_file_is_indented_json_with_its_version(tmp_path: Path) -> None:
+def test_file_is_indented_json_with_its_version(tmp_path: Path) -> None:
     write_noun(PLAN, tmp_path / "plan.json")
     text = (tmp_path / "plan.json").read_text()
     assert json.loads(text)["version"] == 1
@@ -324,7 +324,7 @@ SENTENCES: list[tuple[Noun, Callable[[Any], None], str]] = [
 
 
 @pytest.mark.parametrize(("noun", "change", "sentence"), SENTENCES, ids=[sentence for _, _, sentence in SENTENCES])
-def test_a_broken_file_is_refused_with_field_value_and_rule(
+def test_broken_file_is_rejected_with_field_value_and_rule(
     noun: Noun, change: Callable[[Any], None], sentence: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "broken.json"
@@ -344,41 +344,39 @@ def test_a_broken_file_is_refused_with_field_value_and_rule(
         (b'"plan"', 'the message must hold a JSON object, got "plan"'),
     ],
 )
-def test_what_is_not_a_json_object_is_refused(data: bytes, sentence: str) -> None:
+def test_data_other_than_a_json_object_are_rejected(data: bytes, sentence: str) -> None:
     with pytest.raises(InvalidFile, match=f"^{sentence}$"):
         parse_noun(data, Plan)
 
 
-def test_a_long_value_is_shortened_in_the_sentence() -> None:
+def test_long_value_is_shortened_in_the_message() -> None:
     with refused(InvalidFile):
         parse_noun(broken(PLAN, put("batch_size", value="x" * 1000)), Plan)
 
 
-def test_a_file_of_another_noun_is_refused() -> None:
+def test_file_of_another_kind_is_rejected() -> None:
     with refused(InvalidFile):
         parse_noun(broken(GRAPH, lambda raw: None), Plan)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with refused(MissingFile):
         read_noun(tmp_path / "nowhere.json", Plan)
 
 
-def test_a_noun_checks_itself_in_python_too() -> None:
+def test_document_is_validated_in_python_too() -> None:
     with refused(InvalidValue) as caught:
         Plan(strategy="data", batch_size=0, assignments=PLAN.assignments)
     assert caught.value.field == "batch_size"
 
 
-def test_a_noun_cannot_be_changed() -> None:
+def test_document_is_immutable() -> None:
     with pytest.raises(AttributeError, match="immutable"):
         copy.copy(PLAN).batch_size = 1  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("function", ["os.fsync", "pathlib.Path.replace"])
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_leaves_only_the_old_file(function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.json"
     write_noun(PLAN, path)
     before = path.read_bytes()
@@ -393,7 +391,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert os.listdir(tmp_path) == ["plan.json"]
 
 
-def test_a_write_replaces_the_old_file(tmp_path: Path) -> None:
+def test_write_replaces_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "noun.json"
     write_noun(RECORD, path)
     write_noun(GRAPH, path)
@@ -408,7 +406,7 @@ def test_sums_of_a_graph_are_those_of_its_layers() -> None:
     assert GRAPH.activation_bytes == 3072
 
 
-def test_the_largest_micro_batch_is_rounded_up() -> None:
+def test_largest_micro_batch_is_rounded_up() -> None:
     plan = Plan(
         strategy="data",
         batch_size=10,
@@ -418,7 +416,7 @@ def test_the_largest_micro_batch_is_rounded_up() -> None:
     assert plan.micro_batch_size == 4
 
 
-def test_a_timing_is_found_by_task_and_precision() -> None:
+def test_timing_is_found_by_task_and_precision() -> None:
     ada = PROFILE.devices[0]
     assert ada.timing("digits", "fp32") is ada.timings[0]
     assert ada.timing("digits", "bf16") is None
@@ -439,7 +437,7 @@ def test_a_timing_is_found_by_task_and_precision() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [ModelGraph, ClusterProfile, Plan, TrainRecord])
-def test_whatever_lies_in_a_file_is_read_or_refused_in_one_sentence(content: bytes, kind: type[Noun]) -> None:
+def test_any_file_content_is_read_or_rejected_in_one_sentence(content: bytes, kind: type[Noun]) -> None:
     with pytest.raises(InvalidFile) as caught:
         parse_noun(content, kind, source="a file")
     assert str(caught.value).startswith("a file")
@@ -447,7 +445,7 @@ def test_whatever_lies_in_a_file_is_read_or_refused_in_one_sentence(content: byt
 
 
 @pytest.mark.parametrize("value", [10**18, -(10**18), 10**400])
-def test_a_number_that_nothing_could_draw_is_refused_with_its_field(value: int) -> None:
+def test_number_out_of_range_is_rejected_with_its_field(value: int) -> None:
     raw = msgspec.to_builtins(RECORD)
     raw["epochs"] = "NUMBER"
     content = json.dumps(raw).replace('"NUMBER"', str(value)).encode()

@@ -84,7 +84,7 @@ EVENTS = [
 
 @pytest.mark.parametrize("text", EVIL)
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_every_text_of_an_event_is_printable_once_it_is_decoded(event: Any, text: str) -> None:
+def test_every_text_of_a_decoded_event_is_printable(event: Any, text: str) -> None:
     value = msgspec.to_builtins(event)
     if isinstance(event, TrainRecord):  # names of nodes and devices in a plan are refused, not replaced
         value = {key: one if key == "plan" else poisoned(one, text) for key, one in value.items()}
@@ -95,14 +95,14 @@ def test_every_text_of_an_event_is_printable_once_it_is_decoded(event: Any, text
 
 
 @pytest.mark.parametrize("text", EVIL)
-def test_the_name_of_a_measure_is_printable(text: str) -> None:
+def test_name_of_a_metric_is_printable(text: str) -> None:
     event = Validation(step=1, epoch=0, loss=1.0, accuracy=None, seconds=0.1, metrics={text: 0.25})
     (found,) = decode_events(encode_events([event]))
     assert is_printable(found)
 
 
 @pytest.mark.parametrize("text", EVIL)
-def test_a_line_of_json_that_is_escaped_is_cleaned_as_one_that_is_not(text: str) -> None:
+def test_escaped_json_is_cleaned_like_unescaped_json(text: str) -> None:
     plain = encode_events([Event(step=1, kind="left out", message=text, nodes=(text,))])
     escaped = json.dumps(json.loads(plain)).encode()
     for data in (plain, escaped):
@@ -110,7 +110,7 @@ def test_a_line_of_json_that_is_escaped_is_cleaned_as_one_that_is_not(text: str)
         assert is_printable(event)
 
 
-def test_plain_text_and_numbers_are_what_they_were() -> None:
+def test_plain_text_and_numbers_stay_unchanged() -> None:
     events: list[RunEvent] = [
         Event(step=1, kind="joined", message="node é 漢字 🙂 joined", nodes=("a",)),
         Validation(step=1, epoch=0, loss=1e-300, accuracy=None, seconds=0.1, metrics={"mAP50": 0.25}),
@@ -119,13 +119,13 @@ def test_plain_text_and_numbers_are_what_they_were() -> None:
     assert decode_events(encode_events(events)) == events
 
 
-def test_an_event_of_a_kind_that_there_is_not_is_no_event() -> None:
+def test_unknown_event_kind_is_rejected() -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_events(b'[["\\u001b[2J", {}]]')
 
 
 @pytest.mark.parametrize("text", EVIL)
-def test_what_a_master_says_of_its_nodes_is_printable(text: str) -> None:
+def test_decoded_cluster_status_is_printable(text: str) -> None:
     node = NodeStatus(
         name=text, address=text, device=text, score=None, state="present", reason=text, seconds=None, doing=text,
         samples=0, samples_per_second=0.0, bytes_sent=0, bytes_received=0,
@@ -134,14 +134,14 @@ def test_what_a_master_says_of_its_nodes_is_printable(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", EVIL)
-def test_a_rank_has_a_printable_name(text: str) -> None:
+def test_unprintable_rank_name_is_rejected(text: str) -> None:
     for hello in (Hello(node=text), Hello(node="a", initial_nodes=(text,))):
         with pytest.raises(msgspec.DecodeError):
             decode_from_rank(msgspec.msgpack.encode(hello))
 
 
 @pytest.mark.parametrize("text", EVIL)
-def test_the_reason_for_which_a_peer_closes_is_printable(text: str) -> None:
+def test_reason_of_a_closing_peer_is_printable(text: str) -> None:
     reader: FrameReader[Any] = FrameReader(Event, Limits())
     head = encode_head(0, msgspec.msgpack.encode(text), flags=1)
     reader.space[: len(head)] = head
@@ -151,11 +151,11 @@ def test_the_reason_for_which_a_peer_closes_is_printable(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", EVIL)
-def test_what_is_said_of_a_bad_frame_is_printable(text: str) -> None:
+def test_message_of_a_bad_frame_is_printable(text: str) -> None:
     assert re.search(PRINTABLE, str(BadFrame(f"no field {text}")))
 
 
-def test_a_text_beside_others_does_not_have_what_is_no_event_decoded() -> None:
+def test_hostile_event_data_are_rejected_with_bounded_memory() -> None:
     hostile = b'[["TrainRecord",{"task":"\\u0007","steps":1,"x":[' + b"[]," * 300_000 + b"[]]}]]"
     tracemalloc.start()
     try:
@@ -171,11 +171,11 @@ def test_a_text_beside_others_does_not_have_what_is_no_event_decoded() -> None:
     ("text", "expected"),
     [("a\\nb", "a\\nb"), ("a\\\nb", "a\\ b"), ('"\\"', '"\\"'), ("é\x7f", "é?"), ("\\u0041\x1b", "\\u0041?")],
 )
-def test_only_what_does_not_show_itself_is_replaced(text: str, expected: str) -> None:
+def test_only_invisible_characters_are_replaced(text: str, expected: str) -> None:
     assert decode_events(encode_events([Phase(what=text)])) == [Phase(what=expected)]
 
 
-def test_events_with_a_nul_or_no_text_at_all_are_refused() -> None:
+def test_events_with_nul_or_invalid_utf8_are_rejected() -> None:
     for data in (b'[["Phase",{"what":"a\x00"}]]', b'[["Phase",{"what":"\xff"}]]'):
         with pytest.raises(msgspec.DecodeError):
             decode_events(data)

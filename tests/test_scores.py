@@ -15,18 +15,18 @@ def of(matmul: float | None, conv: float | None) -> float | None:
     return Throughput(precision="fp32", matmul_flops=matmul, conv_flops=conv, reason="r").score
 
 
-def test_a_device_of_one_teraflop_has_a_thousand_points() -> None:
+def test_device_of_one_teraflop_has_a_thousand_points() -> None:
     assert of(1e12, 1e12) == pytest.approx(1000)
     assert of(4e12, 1e12) == pytest.approx(2000)
 
 
 @given(RATES, RATES, st.floats(0.1, 10))
-def test_a_device_that_is_faster_at_both_by_a_factor_scores_more_by_that_factor(a: float, b: float, k: float) -> None:
+def test_score_is_proportional_to_both_rates(a: float, b: float, k: float) -> None:
     before, after = of(a, b), of(k * a, k * b)
     assert before is not None
     assert after == pytest.approx(k * before)
 
 
 @pytest.mark.parametrize(("matmul", "conv"), [(None, 1e12), (1e12, None), (None, None)])
-def test_a_device_that_cannot_do_one_of_the_two_has_no_score(matmul: float | None, conv: float | None) -> None:
+def test_device_lacking_one_rate_has_no_score(matmul: float | None, conv: float | None) -> None:
     assert of(matmul, conv) is None

@@ -23,5 +23,5 @@ from evener.frontends.programs.options import ScriptConfig
         (("--local-node", "1,1"), "passing to train.py: --local-node, did you mean '--local-nodes'?"),
     ],
 )
-def test_options_that_the_program_gets_are_named_without_their_values(arguments: tuple[str, ...], line: str) -> None:
+def test_options_passed_to_the_program_are_named_without_values(arguments: tuple[str, ...], line: str) -> None:
     assert passed_options(Path("train.py"), arguments, ScriptConfig.__struct_fields__) == line

@@ -13,7 +13,7 @@ START = "import sys; sys.argv[0] = 'evener'; from evener.cli.app import main; ma
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-", "2>&-"])
 @pytest.mark.parametrize(("words", "code"), [(("version",), 0), (("plan", "nonsense"), 2)])
-def test_a_command_needs_no_streams(tmp_path: Path, closed: str, words: tuple[str, ...], code: int) -> None:
+def test_command_works_with_closed_streams(tmp_path: Path, closed: str, words: tuple[str, ...], code: int) -> None:
     ended = subprocess.run(
         ["bash", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", START, *words],
         cwd=tmp_path,
@@ -39,7 +39,7 @@ sys.exit(subprocess.run([sys.executable, "-c", opened], close_fds=False).returnc
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-", "2>&-"])
-def test_processes_that_it_starts_have_streams(closed: str) -> None:
+def test_started_processes_have_streams(closed: str) -> None:
     words = ["bash", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", STARTER]
     assert (
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=100, check=False).returncode == 0

@@ -57,16 +57,16 @@ def test_every_field_is_an_option() -> None:
     assert ask(*words.split(" ")) == (wanted, True)
 
 
-def test_a_field_without_a_description_is_none() -> None:
+def test_field_without_a_description_is_no_option() -> None:
     assert ask("x", "--hidden", "2").exit_code == 2
 
 
-def test_pairs_have_a_key() -> None:
+def test_pair_without_a_key_is_rejected() -> None:
     with refused(InvalidValue):
         pairs(["=1"])
 
 
-def test_a_page_without_a_port_takes_the_next_free_one() -> None:
+def test_dashboard_without_a_port_takes_a_free_one() -> None:
     assert with_default_port([]) == []
     assert with_default_port(["train", "--dashboard"]) == ["train", "--dashboard=0"]
     assert with_default_port(["--dashboard", "--quiet"]) == ["--dashboard=0", "--quiet"]

@@ -30,7 +30,7 @@ def test_every_option_is_under_one_heading(kind: Any, panels: Panels) -> None:
 
 
 @pytest.mark.parametrize(("command", "line"), [(name, line) for name, lines in EXAMPLES.items() for line in lines])
-def test_every_example_has_options_that_the_command_takes(command: str, line: str) -> None:
+def test_every_example_uses_options_of_its_command(command: str, line: str) -> None:
     words = shlex.split(line)
     given = words[words.index("evener") + 1 :]
     assert given[0] == command
@@ -46,19 +46,19 @@ def test_help_shows_headings_and_examples_within_80_columns() -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_the_version_is_one_line(tmp_path: Any) -> None:
+def test_version_is_one_line(tmp_path: Any) -> None:
     result: subprocess.CompletedProcess[str] = evener("--version", cwd=tmp_path)
     assert (result.stdout, result.returncode) == (f"evener {__version__}\n", 0)
 
 
-def test_the_command_line_begins_without_what_takes_long_to_load() -> None:
+def test_cli_starts_without_loading_slow_packages() -> None:
     code = "import sys, evener.cli.app; print({'numpy', 'torch', 'matplotlib', 'cryptography'} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize("words", [["train", "my_task.py", "--help"], ["tune", "--trials", "3", "my_task.py", "-h"]])
-def test_help_shows_the_options_of_the_task_that_was_typed(
+def test_help_shows_the_options_of_the_named_task(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_task.py").write_text("def task(width: int = 64, *, name: str): pass")
@@ -69,7 +69,7 @@ def test_help_shows_the_options_of_the_task_that_was_typed(
     assert "name=   <str>  [required]" in shown
 
 
-def test_help_without_a_task_shows_none() -> None:
+def test_help_without_a_task_shows_no_task_options() -> None:
     assert "--option NAME=VALUE" not in CliRunner().invoke(app_of(), ["train", "--help"]).stdout
 
 
@@ -83,7 +83,7 @@ def test_help_without_a_task_shows_none() -> None:
         ("evener tune --prune h", {"hyperband"}),
     ],
 )
-def test_the_shell_completes_commands_options_and_choices(typed: str, offered: set[str]) -> None:
+def test_shell_completes_commands_options_and_choices(typed: str, offered: set[str]) -> None:
     words = {"_EVENER_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
     result = CliRunner().invoke(app_of(), [], prog_name="evener", env=words)
     assert set(result.stdout.split()) == offered

@@ -45,14 +45,14 @@ def test_every_parameter_has_its_kind_default_and_description(tmp_path: Path) ->
     ("text", "found"),
     [("task = Task(model=f)", []), ("from other import task", None), ("task = other.task", None), ("def task(:", None)],
 )
-def test_what_is_no_function_has_none_or_is_not_known(
+def test_task_that_is_no_function_has_no_known_parameters(
     tmp_path: Path, text: str, found: list[TaskParameter] | None
 ) -> None:
     (tmp_path / "mine.py").write_text(text)
     assert task_parameters(str(tmp_path / "mine.py")) == found
 
 
-def test_built_in_tasks_have_theirs_and_other_words_have_none() -> None:
+def test_built_in_tasks_have_parameters_and_other_words_none() -> None:
     assert [one.name for one in task_parameters("digits") or ()] == ["channels", "blocks"]
     assert "width" in {one.name for one in task_parameters("synthetic") or ()}
     assert task_parameters("tiny-imagenet") is not None

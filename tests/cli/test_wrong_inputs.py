@@ -30,7 +30,7 @@ main()
         for number, one in enumerate(ALL)
     ],
 )
-def test_a_wrong_input_is_refused_by_one_sentence(tmp_path: Path, one: WrongInput) -> None:
+def test_invalid_input_is_rejected_in_one_sentence(tmp_path: Path, one: WrongInput) -> None:
     write(one, tmp_path)
     variables = {name: value for name, value in os.environ.items() if not name.startswith("EVENER")}
     ended = subprocess.run(
@@ -51,7 +51,7 @@ def test_a_wrong_input_is_refused_by_one_sentence(tmp_path: Path, one: WrongInpu
     assert not one.is_cheap or LOADED not in said, one.name
 
 
-def test_all_kinds_of_wrong_input_are_drawn() -> None:
+def test_invalid_inputs_of_all_kinds_are_drawn() -> None:
     assert len({one.name for one in ALL}) == COUNT
     assert {one.words[0] for one in ALL} >= {
         "train",

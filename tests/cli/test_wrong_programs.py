@@ -53,7 +53,7 @@ def end_processes(mark: str) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("one", [pytest.param(one, id=f"{number}") for number, one in enumerate(ALL)])
-def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path, one: WrongInput) -> None:
+def test_mistake_gives_one_sentence_and_leaves_no_files(tmp_path: Path, one: WrongInput) -> None:
     if one.prefix[:1] == ("unshare",) and os.geteuid() != 0:
         pytest.skip("needs root, to make namespaces")
     work, temporary, mark = tmp_path / "work", tmp_path / "temporary", uuid4().hex
@@ -92,7 +92,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path, one
     assert len([line for line in sentences if not line.startswith("evener: warning: ")]) == has_readers, error
 
 
-def test_all_kinds_of_mistake_are_drawn() -> None:
+def test_mistakes_of_all_kinds_are_drawn() -> None:
     assert len({(one.name, one.prefix) for one in ALL}) == COUNT
     assert {one.words[0] for one in ALL} >= {
         "train",

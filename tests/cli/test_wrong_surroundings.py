@@ -59,7 +59,7 @@ def damage(one: WrongInput, folder: Path) -> None:
         for number, one in enumerate(ALL)
     ],
 )
-def test_wrong_surroundings_are_one_sentence_or_none(tmp_path: Path, one: WrongInput) -> None:
+def test_unusual_environment_gives_at_most_one_sentence(tmp_path: Path, one: WrongInput) -> None:
     if one.prefix[:1] == ("setpriv",) and os.geteuid() != 0:
         pytest.skip("needs root, to be another user")
     tmp_path.chmod(0o777)
@@ -80,7 +80,7 @@ def test_wrong_surroundings_are_one_sentence_or_none(tmp_path: Path, one: WrongI
 
 
 @pytest.mark.parametrize("limit", ["cd gone && rmdir ../gone", "ulimit -n 16", "ulimit -v 300000"])
-def test_what_a_system_refuses_is_one_sentence(tmp_path: Path, limit: str) -> None:
+def test_system_limit_gives_one_sentence(tmp_path: Path, limit: str) -> None:
     words = ("train", "own.py", "--agreement", "average", "--local-nodes", "1,1", "--epochs", "1")
     shell = ("bash", "-c", f'{limit}; exec "$0" "$@"')
     one = WrongInput(words, {"own.py": WHOLE}, prefix=shell, folders=("gone",))

@@ -46,7 +46,7 @@ def wait_until_let_go(sums: AbortableGloo) -> None:
         time.sleep(0.01)
 
 
-def test_the_sum_is_in_the_tensor_and_in_the_future(pair: list[AbortableGloo]) -> None:
+def test_all_reduce_fills_the_tensor_and_the_future(pair: list[AbortableGloo]) -> None:
     tensors = [torch.full((3,), float(rank + 1)) for rank in range(2)]
     futures = [sums.all_reduce(tensor) for sums, tensor in zip(pair, tensors, strict=True)]
     for future, tensor in zip(futures, tensors, strict=True):
@@ -56,7 +56,7 @@ def test_the_sum_is_in_the_tensor_and_in_the_future(pair: list[AbortableGloo]) -
         wait_until_let_go(sums)
 
 
-def test_an_aborted_wait_ends_at_once_and_later_ones_do_not_begin(pair: list[AbortableGloo]) -> None:
+def test_abort_ends_a_wait_at_once_and_blocks_later_sums(pair: list[AbortableGloo]) -> None:
     left = torch.ones(4)
     future = pair[0].all_reduce(left)
     pair[0].abort(NodeLost("the other is gone"))
@@ -72,7 +72,7 @@ def test_an_aborted_wait_ends_at_once_and_later_ones_do_not_begin(pair: list[Abo
         future.wait()
 
 
-def test_a_sum_that_fails_is_the_end_of_all(pair: list[AbortableGloo]) -> None:
+def test_failed_sum_ends_all_later_ones(pair: list[AbortableGloo]) -> None:
     future = pair[0].all_reduce(torch.ones(4))
     wait_until_let_go(pair[1])  # it leaves, as a process that ends
     with pytest.raises(RuntimeError):
@@ -81,7 +81,7 @@ def test_a_sum_that_fails_is_the_end_of_all(pair: list[AbortableGloo]) -> None:
     wait_until_let_go(pair[0])
 
 
-def test_messages_arrive_in_order_and_one_that_nobody_sends_is_left_at_once(places: list[GlooPlace]) -> None:
+def test_messages_arrive_in_order_and_abort_ends_a_missing_one(places: list[GlooPlace]) -> None:
     with ThreadPoolExecutor(2) as threads:
         pair = [AbortableGloo(gloo, at) for gloo, at in zip(threads.map(GlooPlace.join, places), places, strict=True)]
     groups = [AbortableProcessGroup(rank, 2, one) for rank, one in enumerate(pair)]
@@ -104,7 +104,7 @@ def test_messages_arrive_in_order_and_one_that_nobody_sends_is_left_at_once(plac
     wait_until_let_go(pair[1])  # its connection has ended
 
 
-def test_a_group_of_some_ranks_ends_with_that_of_all(places: list[GlooPlace]) -> None:
+def test_subgroup_ends_with_its_parent_group(places: list[GlooPlace]) -> None:
     def join(place: GlooPlace) -> tuple[AbortableGloo, AbortableGloo]:
         whole = AbortableGloo(place.join(), place)
         return whole, whole.among([1, 0])
@@ -132,7 +132,7 @@ class _Failing:
         return self.under_way
 
 
-def test_whoever_wakes_up_by_a_failure_finds_that_there_will_be_no_further_sum() -> None:
+def test_callback_of_a_failed_sum_sees_the_error() -> None:
     gloo, seen = _Failing(), []
     sums = AbortableGloo(gloo)
     sums.all_reduce(torch.ones(1)).add_done_callback(lambda _: seen.append(sums.error))
@@ -140,7 +140,7 @@ def test_whoever_wakes_up_by_a_failure_finds_that_there_will_be_no_further_sum()
     assert [str(error) for error in seen] == ["connection closed by peer"]
 
 
-def test_what_cannot_even_begin_is_the_end_of_all_too(places: list[GlooPlace]) -> None:
+def test_failure_to_begin_ends_the_group_too(places: list[GlooPlace]) -> None:
     """A message to a rank whose connection is closed already fails where it is begun."""
     with ThreadPoolExecutor(2) as threads:
         pair = list(threads.map(lambda place: AbortableGloo(place.join(), place), places))

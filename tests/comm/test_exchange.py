@@ -39,7 +39,7 @@ def needs(draw: st.DrawFn, size: int, ranks: int) -> tuple[Intervals, ...]:
 @pytest.mark.parametrize("small", [True, False], ids=["mesh", "collective"])
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_spread_brings_what_is_needed_and_collect_sums_what_was_made_of_it(small: bool, data: st.DataObject) -> None:
+def test_exchange_gathers_needed_parts_and_sums_them_back(small: bool, data: st.DataObject) -> None:
     ranks = data.draw(st.integers(1, 4))
     height, width = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 5))
     columns = data.draw(needs(width, ranks))
@@ -67,7 +67,7 @@ def test_spread_brings_what_is_needed_and_collect_sums_what_was_made_of_it(small
         torch.testing.assert_close(summed, (whole * times)[lists[0]])
 
 
-def test_bytes_are_counted_under_the_kind_in_both_directions() -> None:
+def test_bytes_are_counted_per_kind_in_both_directions() -> None:
     own, need = rows(((0, 4),), ((4, 6),)), rows(((0, 5),), ((3, 6),))
 
     def work(group: Group) -> tuple[float, float]:
@@ -81,7 +81,7 @@ def test_bytes_are_counted_under_the_kind_in_both_directions() -> None:
 
 
 @pytest.mark.parametrize(("columns", "collectives"), [(10, 0), (20_000, 2)])
-def test_a_large_tensor_travels_by_a_collective_and_a_small_one_over_the_mesh(columns: int, collectives: int) -> None:
+def test_large_tensors_use_a_collective_and_small_ones_the_mesh(columns: int, collectives: int) -> None:
     own = rows(((0, 1),), ((1, 2),), columns=columns)
 
     def work(group: Group) -> bool:
@@ -93,7 +93,7 @@ def test_a_large_tensor_travels_by_a_collective_and_a_small_one_over_the_mesh(co
     assert collective.call_count == collectives
 
 
-def test_several_tensors_travel_in_one_message() -> None:
+def test_several_tensors_share_one_message() -> None:
     first, second = rows(((0, 1),), ((1, 3),)), rows(((0, 2),), ((2, 3),))
 
     def work(group: Group) -> list[torch.Tensor]:
@@ -120,7 +120,7 @@ def test_every_needed_index_has_one_owner(own: tuple[Region, ...], found: str) -
         together(2, work)
 
 
-def test_a_wrong_shape_or_type_is_refused_before_it_is_sent() -> None:
+def test_wrong_shape_or_type_is_rejected_before_sending() -> None:
     own = rows(((0, 2),), ((2, 4),))
 
     def work(group: Group) -> None:
@@ -133,7 +133,7 @@ def test_a_wrong_shape_or_type_is_refused_before_it_is_sent() -> None:
     together(2, work)
 
 
-def test_blocks_cover_what_two_regions_have_in_common() -> None:
+def test_blocks_cover_the_intersection_of_two_regions() -> None:
     own: Region = (((0, 4), (8, 10)), ((2, 3),))
     need: Region = (((3, 9),), ((0, 5),))
     found = blocks(own, need)
@@ -143,7 +143,7 @@ def test_blocks_cover_what_two_regions_have_in_common() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
-def test_every_type_of_numbers_travels(dtype: torch.dtype) -> None:
+def test_every_dtype_is_exchanged(dtype: torch.dtype) -> None:
     own = rows(((0, 2),), ((2, 4),))
 
     def work(group: Group) -> torch.Tensor:
@@ -154,7 +154,7 @@ def test_every_type_of_numbers_travels(dtype: torch.dtype) -> None:
     assert [x.float().mean().item() for x in together(2, work)] == [1, 0]
 
 
-def test_one_number_travels_whatever_its_stride() -> None:
+def test_single_number_is_exchanged_with_any_stride() -> None:
     own = rows(((0, 1),), (), columns=1)
 
     def work(group: Group) -> tuple[float, list[float]]:

@@ -40,12 +40,12 @@ def together(size: int, work: Callable[[Mesh], Any], patience: float = 10, longe
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_everybody_hears_everybody_in_order_of_ranks(size: int) -> None:
+def test_every_rank_receives_all_messages_in_rank_order(size: int) -> None:
     heard = together(size, lambda mesh: mesh.begin_exchange(bytes([mesh.rank]))())
     assert heard == [[bytes([i]) for i in range(size)]] * size
 
 
-def test_messages_that_are_sent_ahead_are_received_in_order() -> None:
+def test_messages_sent_ahead_arrive_in_order() -> None:
     def work(mesh: Mesh) -> list[list[bytes]]:
         mesh.send(b"first")
         mesh.send(f"second {mesh.rank}".encode())
@@ -54,21 +54,21 @@ def test_messages_that_are_sent_ahead_are_received_in_order() -> None:
     assert together(3, work) == [[[b"first"] * 3, [b"second 0", b"second 1", b"second 2"]]] * 3
 
 
-def test_large_messages_of_different_sizes_do_not_block_each_other() -> None:
+def test_large_messages_of_different_sizes_do_not_block() -> None:
     sizes = [3, 9_000_000, 40_000]
     heard = together(3, lambda mesh: mesh.all_gather(bytes([mesh.rank]) * sizes[mesh.rank]))
     assert [[len(m) for m in row] for row in heard] == [sizes] * 3
     assert heard[0][1] == b"\1" * sizes[1]
 
 
-def test_a_subset_numbers_its_ranks_anew() -> None:
+def test_subset_renumbers_its_ranks() -> None:
     def work(mesh: Mesh) -> list[bytes] | None:
         return mesh.subset([1, 2]).begin_exchange(str(mesh.rank).encode())() if mesh.rank else None
 
     assert together(3, work) == [None, [b"1", b"2"], [b"1", b"2"]]
 
 
-def test_a_rank_that_closes_its_connection_is_named() -> None:
+def test_rank_that_closes_its_connection_is_named() -> None:
     def work(mesh: Mesh) -> str:
         if mesh.rank == 1:
             return ""
@@ -79,7 +79,7 @@ def test_a_rank_that_closes_its_connection_is_named() -> None:
     assert together(2, work)[0]
 
 
-def test_a_rank_that_is_silent_for_too_long_is_named() -> None:
+def test_rank_that_is_silent_too_long_is_named() -> None:
     done = threading.Event()
 
     def work(mesh: Mesh) -> str:
@@ -95,13 +95,13 @@ def test_a_rank_that_is_silent_for_too_long_is_named() -> None:
     assert together(2, work)[0]
 
 
-def test_a_rank_that_does_not_come_is_named_within_the_patience() -> None:
+def test_missing_rank_is_named_within_the_patience() -> None:
     store = memory_store()
     with refused(NodeLost):
         join_mesh(rank=0, nodes=["a", "b"], store=store, address="127.0.0.1", patience=0.3, longest_wait=1)
 
 
-def test_an_address_that_nobody_listens_at_is_named_with_host_and_port() -> None:
+def test_unreachable_address_is_named_with_host_and_port() -> None:
     store = memory_store()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -118,7 +118,7 @@ PROOF = encode_message(HandshakeType.PROOF, b"p" * 32)
     "greeting",
     [b"", b"GET / HTTP/1.0\r\n\r\n", b"y" * 32 + struct.pack("<I", 1), b"\xff" * 64, HELLO + PROOF + b"\1\0\0\0"],
 )
-def test_a_stranger_is_not_listened_to(greeting: bytes) -> None:
+def test_unauthenticated_connection_is_ignored(greeting: bytes) -> None:
     store, found = memory_store(), list[list[bytes]]()
 
     def rank(i: int) -> None:
@@ -186,7 +186,7 @@ def through(port: int, secret: bytes = SECRET) -> SignedStore:
     return other
 
 
-def test_the_secret_never_crosses_a_socket_and_what_crossed_it_is_worth_nothing_again() -> None:
+def test_secret_is_never_sent_and_a_replay_is_rejected() -> None:
     store = memory_store()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(join, 0, store)
@@ -209,7 +209,7 @@ def test_the_secret_never_crosses_a_socket_and_what_crossed_it_is_worth_nothing_
 
 
 @pytest.mark.parametrize("mischief", ["changed", "repeated", "reflected"])
-def test_a_message_that_the_other_end_has_not_signed_there_is_not_taken(mischief: str) -> None:
+def test_message_not_signed_by_its_sender_is_rejected(mischief: str) -> None:
     store = memory_store()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(join, 0, store)
@@ -233,7 +233,7 @@ def test_a_message_that_the_other_end_has_not_signed_there_is_not_taken(mischief
         one.close()
 
 
-def test_silent_strangers_do_not_delay_a_rank() -> None:
+def test_silent_connections_do_not_delay_a_rank() -> None:
     store = memory_store()
     with ThreadPoolExecutor(1) as pool, ExitStack() as strangers:
         first = pool.submit(join, 0, store)
@@ -247,7 +247,7 @@ def test_silent_strangers_do_not_delay_a_rank() -> None:
     assert time.monotonic() - began < 4
 
 
-def test_a_rank_with_another_secret_is_refused_and_the_right_one_let_in() -> None:
+def test_rank_with_another_secret_is_rejected() -> None:
     store = memory_store()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(join, 0, store)
@@ -259,7 +259,7 @@ def test_a_rank_with_another_secret_is_refused_and_the_right_one_let_in() -> Non
             mesh.close()
 
 
-def test_messages_for_different_things_are_told_apart_on_both_sides() -> None:
+def test_mismatched_calls_are_named_on_both_ranks() -> None:
     def work(mesh: Mesh) -> dict[str, str]:
         with pytest.raises(OutOfStep) as raised:
             mesh.all_gather(b"12345678", ("the next batch", "the end of the program")[mesh.rank])

@@ -36,7 +36,7 @@ def lines(rank: int, sock: socket.socket) -> RankLines:
     return RankLines(Mesh(rank=rank, nodes=["a", "b"], peers={1 - rank: channel}), 6.0)
 
 
-def test_a_rank_that_has_ended_is_no_line_that_is_cut(ends: tuple[Ended, socket.socket]) -> None:
+def test_ended_rank_is_not_a_cut_link(ends: tuple[Ended, socket.socket]) -> None:
     here, there = ends
     watched = lines(1, here)
     assert watched.cut() is None
@@ -48,9 +48,7 @@ def test_a_rank_that_has_ended_is_no_line_that_is_cut(ends: tuple[Ended, socket.
 
 
 @pytest.mark.parametrize(("rank", "kind"), [(0, NodeLost), (1, LineCut)])
-def test_the_later_rank_of_a_line_that_is_cut_gives_way(
-    ends: tuple[Ended, socket.socket], rank: int, kind: type[NodeLost]
-) -> None:
+def test_later_rank_of_a_cut_link_leaves(ends: tuple[Ended, socket.socket], rank: int, kind: type[NodeLost]) -> None:
     here, there = ends
     watched = lines(rank, here)
     here.error = errno.ETIMEDOUT
@@ -62,7 +60,7 @@ def test_the_later_rank_of_a_line_that_is_cut_gives_way(
     watched.close()
 
 
-def test_a_watch_that_was_stopped_by_another_thread_sees_nothing(ends: tuple[Ended, socket.socket]) -> None:
+def test_stopped_link_monitor_reports_nothing(ends: tuple[Ended, socket.socket]) -> None:
     watched = lines(1, ends[0])
     watched.close()
     assert watched.cut() is None

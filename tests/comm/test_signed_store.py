@@ -19,7 +19,7 @@ from support.stores import memory_store
 stores: Any = dist  # which are not typed
 
 
-def test_values_are_those_that_were_left_and_prefixes_keep_them_apart() -> None:
+def test_values_read_back_and_prefixes_separate_them() -> None:
     store = memory_store()
     store.set("a", "text")
     store.under("run").under("small").set("a", b"\0bytes")
@@ -35,7 +35,7 @@ def test_values_are_those_that_were_left_and_prefixes_keep_them_apart() -> None:
         store.wait(["a"], timedelta(seconds=0.05))
 
 
-def test_a_value_that_was_forged_or_moved_to_another_key_is_refused_by_name() -> None:
+def test_forged_or_moved_value_is_rejected_by_name() -> None:
     store = memory_store()
     store.set("beat/1", "5:7")
     store.inner.set("left/1", b"1" * 33)
@@ -49,7 +49,7 @@ def test_a_value_that_was_forged_or_moved_to_another_key_is_refused_by_name() ->
             store.check([key])
 
 
-def test_gloo_meets_in_it_and_its_addresses_are_signed() -> None:
+def test_gloo_connects_through_signed_addresses() -> None:
     store = memory_store()
 
     def sum_of(rank: int) -> list[float]:
@@ -65,7 +65,7 @@ def test_gloo_meets_in_it_and_its_addresses_are_signed() -> None:
     assert store.num_keys() > 0
 
 
-def test_a_value_is_waited_for_only_while_somebody_wants_it() -> None:
+def test_wait_for_a_value_ends_when_no_longer_needed() -> None:
     store, over = memory_store(), threading.Event()
     waiting = store.under("run").until(over.is_set)
     with ThreadPoolExecutor(2) as threads:

@@ -24,13 +24,13 @@ def step(clock: Clock, timer: StepTimer, seconds: float, samples: int = 1) -> fl
 
 
 @pytest.mark.parametrize("speed", [0.5, 0.25])
-def test_a_slowed_rank_takes_as_many_times_as_long(speed: float, clock: Clock) -> None:
+def test_slowed_rank_takes_proportionally_longer(speed: float, clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"), speed)
     took = sum(step(clock, timer, 0.02) for _ in range(8))
     assert took == pytest.approx(8 * 0.02 / speed, rel=0.15)
 
 
-def test_at_full_speed_there_is_no_idling(clock: Clock) -> None:
+def test_full_speed_rank_does_not_idle(clock: Clock) -> None:
     start = time.thread_time()
     timer = StepTimer(torch.device("cpu"))
     timer.resume("fb")
@@ -42,7 +42,7 @@ def test_at_full_speed_there_is_no_idling(clock: Clock) -> None:
     assert time.thread_time() - start < 0.1
 
 
-def test_time_that_another_process_took_is_taken_out_of_the_idling(clock: Clock) -> None:
+def test_time_of_other_processes_shortens_the_idling(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"), 0.25)
     start = time.perf_counter()
     timer.resume("fb")
@@ -65,21 +65,21 @@ def test_waiting_for_others_is_not_computing(clock: Clock) -> None:
     assert 0.01 <= timing.wu < 0.04
 
 
-def test_every_step_of_a_slowed_rank_takes_reference_by_speed_however_long_it_computed(clock: Clock) -> None:
+def test_step_of_a_slowed_rank_takes_reference_over_speed(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"), 0.25)
     timer.pace.reference = lambda samples: 0.002 * samples
     for seconds in (0.025, 0.01, 0.03, 0.02):
         assert step(clock, timer, seconds, samples=10) == pytest.approx(0.02 / 0.25, rel=0.1)
 
 
-def test_a_step_that_took_too_long_is_made_up_for_by_the_next(clock: Clock) -> None:
+def test_overlong_step_shortens_the_next_one(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"), 0.5)
     timer.pace.reference = lambda samples: 0.002 * samples
     assert step(clock, timer, 0.06, samples=10) >= 0.06
     assert step(clock, timer, 0.005, samples=10) < 0.035  # it may take 0.04 s, less what the first took too long
 
 
-def test_loading_takes_a_slowed_rank_longer_too_besides_its_reference(clock: Clock) -> None:
+def test_loading_is_slowed_in_addition_to_the_reference(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"), 0.5)
     timer.pace.reference = lambda samples: 0.002 * samples
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_loading_takes_a_slowed_rank_longer_too_besides_its_reference(clock: Clo
         assert step(clock, timer, 0.02, samples=10) == pytest.approx(0.04)
 
 
-def test_the_others_are_not_kept_waiting_for_the_update(clock: Clock) -> None:
+def test_slowed_update_does_not_delay_the_others(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"), 0.5)
     timer.pace.reference = lambda samples: 0.02 * samples
     for _ in range(3):  # the first learns what an update takes, the second makes up for it
@@ -107,7 +107,7 @@ def test_the_others_are_not_kept_waiting_for_the_update(clock: Clock) -> None:
     assert time.perf_counter() - start == pytest.approx(0.04, abs=0.005)
 
 
-def test_what_is_discarded_belongs_to_no_step(clock: Clock) -> None:
+def test_discarded_time_belongs_to_no_step(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"))
     timer.resume("fb")
     clock.compute(0.02)

@@ -49,21 +49,23 @@ from support.commands import TINY, evener, evener_here
     ],
     ids=lambda value: " ".join(value[1:]).replace(TINY, "tiny") if isinstance(value, tuple) else "",
 )
-def test_one_sentence_and_exit_code_two(tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:
+def test_invalid_input_gives_one_sentence_and_exit_code_2(
+    tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
     result = evener_here(*words, cwd=tmp_path)
     assert result.returncode == 2, result.stderr
     assert sentence in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
 
 
-def test_a_process_ends_so_too(tmp_path: Path) -> None:
+def test_process_with_invalid_input_ends_with_exit_code_2(tmp_path: Path) -> None:
     result = evener("train", TINY, "--precision", "int4", cwd=tmp_path)
     assert result.returncode == 2, result.stderr
     assert result.stderr.startswith("evener: --precision must be")
     assert "Traceback" not in result.stderr
 
 
-def test_a_fresh_run_does_not_overwrite_checkpoints(tmp_path: Path) -> None:
+def test_new_run_does_not_overwrite_checkpoints(tmp_path: Path) -> None:
     first = evener_here("train", TINY, "--output", "a", "--epochs", "1", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     again = evener_here("train", TINY, "--output", "a", "--epochs", "1", cwd=tmp_path)
@@ -71,7 +73,7 @@ def test_a_fresh_run_does_not_overwrite_checkpoints(tmp_path: Path) -> None:
     assert "holds checkpoints of an earlier run; add --resume" in again.stderr
 
 
-def test_a_run_resumes_only_with_the_settings_that_decide_the_order(tmp_path: Path) -> None:
+def test_resume_needs_the_same_order_of_samples(tmp_path: Path) -> None:
     assert evener_here("train", TINY, "--output", "a", "--epochs", "1", cwd=tmp_path).returncode == 0
     other = evener_here("train", TINY, "--output", "a", "--resume", "--batch-size", "8", cwd=tmp_path)
     assert other.returncode == 2
@@ -79,7 +81,7 @@ def test_a_run_resumes_only_with_the_settings_that_decide_the_order(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_batch_that_no_memory_holds_names_the_cure(tmp_path: Path) -> None:
+def test_batch_that_does_not_fit_in_memory_gives_a_remedy(tmp_path: Path) -> None:
     result = evener("train", TINY, "--local-nodes", "1,1", "--memory", "9KB", "--batch-size", "50", cwd=tmp_path)
     assert result.returncode == 5
     assert "fit" in result.stderr
@@ -87,7 +89,7 @@ def test_a_batch_that_no_memory_holds_names_the_cure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["auto", pytest.param("data", marks=pytest.mark.slow)])
-def test_a_loss_that_is_no_number_is_told(tmp_path: Path, strategy: str) -> None:
+def test_loss_that_is_not_a_scalar_is_reported(tmp_path: Path, strategy: str) -> None:
     task = (
         Path(TINY)
         .read_text()
@@ -101,7 +103,7 @@ def test_a_loss_that_is_no_number_is_told(tmp_path: Path, strategy: str) -> None
     assert "Traceback" not in result.stderr
 
 
-def test_a_stream_is_told_where_it_is_trained(tmp_path: Path) -> None:
+def test_iterable_dataset_suggests_a_batch_task(tmp_path: Path) -> None:
     stream = "from torch.utils.data import IterableDataset\nclass Stream(IterableDataset):\n    __iter__ = None\n"
     (tmp_path / "own.py").write_text(stream + Path(TINY).read_text().replace("lambda: data(samples, 1)", "Stream"))
     result = evener_here("train", "own.py", cwd=tmp_path)

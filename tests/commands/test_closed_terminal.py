@@ -102,7 +102,7 @@ def started(
         pytest.param(command(*TRAIN, *TWO, "--agreement", "average"), id="agreement"),
     ],
 )
-def test_a_run_whose_terminal_closes_keeps_what_it_has(words: Sequence[str], tmp_path: Path) -> None:
+def test_run_saves_its_results_if_its_terminal_closes(words: Sequence[str], tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     with started(words, tmp_path, theirs, partial(fcntl.ioctl, theirs, termios.TIOCSCTTY, 0)) as run:
         os.close(theirs)
@@ -116,7 +116,7 @@ def test_a_run_whose_terminal_closes_keeps_what_it_has(words: Sequence[str], tmp
         assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
-def test_a_program_that_prints_outlives_its_terminal_for_a_step(tmp_path: Path) -> None:
+def test_printing_program_finishes_its_step_if_its_terminal_closes(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     ours, theirs = os.openpty()
     words = command("run", "--run-folder", "run", *TWO, "program.py")
@@ -146,7 +146,7 @@ def test_a_program_that_prints_outlives_its_terminal_for_a_step(tmp_path: Path) 
         pytest.param(signal.SIGHUP, TWO, id="hang-up, local nodes"),
     ],
 )
-def test_a_signal_that_is_ignored_at_the_start_never_ends_a_run(
+def test_signal_ignored_at_the_start_never_ends_a_run(
     number: signal.Signals, nodes: tuple[str, ...], tmp_path: Path
 ) -> None:
     words, ignored = command(*TRAIN, *nodes), partial(signal.signal, number, signal.SIG_IGN)
@@ -158,7 +158,7 @@ def test_a_signal_that_is_ignored_at_the_start_never_ends_a_run(
         assert run.finish() == 130, run.errors()
 
 
-def test_a_master_whose_terminal_closes_says_so_and_can_be_started_again(tmp_path: Path) -> None:
+def test_master_stops_cleanly_if_its_terminal_closes(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     words = command("up", "--home", "home", "--insecure", "--listen", "127.0.0.1:0")
     with started(words, tmp_path, theirs, partial(fcntl.ioctl, theirs, termios.TIOCSCTTY, 0)) as master:

@@ -55,7 +55,7 @@ def test_ctrl_c_ends_a_command_within_two_seconds(words: tuple[str, ...], moment
 
 
 @pytest.mark.parametrize("moment", [0.05, 0.3])
-def test_ctrl_c_while_a_command_is_loaded_shows_no_traceback(moment: float, tmp_path: Path) -> None:
+def test_ctrl_c_during_loading_shows_no_traceback(moment: float, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     starts = [sys.executable, "-c", f"import evener.__main__ as m; {_ARMED}m.main()", "nodes"]

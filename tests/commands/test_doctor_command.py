@@ -15,7 +15,7 @@ from support.commands import evener
 from support.machine_facts import SOUND
 
 
-def test_the_command_ends_with_0_or_2_and_loads_no_pytorch(tmp_path: Path) -> None:
+def test_doctor_exits_with_0_or_2(tmp_path: Path) -> None:
     result = evener("doctor", "--json", cwd=tmp_path)
     findings = json.loads(result.stdout)["findings"]
     is_wrong = any(one["severity"] == "error" for one in findings)
@@ -23,7 +23,7 @@ def test_the_command_ends_with_0_or_2_and_loads_no_pytorch(tmp_path: Path) -> No
     assert {"versions", "memory", "disk", "clock"} <= {one["what"] for one in findings}
 
 
-def test_a_missing_module_is_an_error_that_names_file_and_line(tmp_path: Path) -> None:
+def test_missing_module_is_an_error_with_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text("import no_such_module\n")
     result = evener("doctor", "--task", "my_task.py", "--json", cwd=tmp_path)
     assert result.returncode == 2, result.stderr
@@ -32,12 +32,12 @@ def test_a_missing_module_is_an_error_that_names_file_and_line(tmp_path: Path) -
     assert "my_task.py line 1: ModuleNotFoundError: No module named 'no_such_module'" in problem["sentence"]
 
 
-def test_data_that_are_not_there_are_a_problem_of_the_task(tmp_path: Path) -> None:
+def test_missing_data_are_a_problem_of_the_task(tmp_path: Path) -> None:
     assert "mnist" in look_at_task("mnist", tmp_path).problem.lower()
     assert look_at_task("digits").problem == ""
 
 
-def test_the_table_fits_80_columns_and_counts_the_faults(
+def test_doctor_table_fits_80_columns_and_counts_the_faults(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

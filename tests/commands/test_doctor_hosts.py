@@ -214,7 +214,7 @@ def wait_for_nodes(hub: Machine, folder: Path, variables: dict[str, str]) -> Non
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_a_planted_fault_is_named_with_machine_and_cure_in_ten_seconds(
+def test_doctor_names_a_planted_fault_and_its_remedy_in_time(
     build_hosts: fixture.Build, tmp_path: Path, plant: Callable[[Place], None]
 ) -> None:
     if plant in (closed_port, one_way_firewall) and shutil.which("iptables") is None:
@@ -233,7 +233,7 @@ def test_a_planted_fault_is_named_with_machine_and_cure_in_ten_seconds(
     sys.stdout.write(f"{plant.__name__}: {seconds:.1f} s\n")
 
 
-def test_twenty_times_nothing_false_is_found_of_sound_machines(build_hosts: fixture.Build, tmp_path: Path) -> None:
+def test_doctor_finds_no_fault_in_sound_machines_in_20_tries(build_hosts: fixture.Build, tmp_path: Path) -> None:
     with cluster(build_hosts, tmp_path, lambda _: None) as commands:
         for _ in range(20):
             code, seconds, findings = commands.doctor()
@@ -244,9 +244,7 @@ def test_twenty_times_nothing_false_is_found_of_sound_machines(build_hosts: fixt
             assert all("bit/s came" in one["sentence"] for one in links)
 
 
-def test_a_run_over_several_machines_is_told_what_is_wrong_and_goes_on(
-    build_hosts: fixture.Build, tmp_path: Path
-) -> None:
+def test_run_reports_faulty_machines_and_continues(build_hosts: fixture.Build, tmp_path: Path) -> None:
     data = str(tmp_path / "data-ada")
     words = ("train", "my_task.py", "--agreement", "sync", "--epochs", "1", "--batch-size", "8", "--data", data)
     with cluster(build_hosts, tmp_path, clock_an_hour_off) as commands:

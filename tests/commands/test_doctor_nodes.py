@@ -71,7 +71,7 @@ def client(*nodes: ExaminedNode, **words: str) -> MasterClient:
     return cast(MasterClient, Client(*nodes, **words))
 
 
-def test_sound_nodes_with_and_without_pytorch_have_no_faults() -> None:
+def test_sound_nodes_have_no_faults() -> None:
     assert told(node("ada"), node("bob", replace(SOUND, torch=""))) == []
 
 
@@ -86,35 +86,35 @@ def test_sound_nodes_with_and_without_pytorch_have_no_faults() -> None:
         (replace(node("bob"), ahead=-3600.0), "bob: its clock is 3600 s behind that of master"),
     ],
 )
-def test_a_fault_of_a_node_is_named(planted: ExaminedNode, words: str) -> None:
+def test_fault_of_a_node_is_named(planted: ExaminedNode, words: str) -> None:
     [fault] = told(node("ada"), planted)
     assert words in fault
 
 
-def test_the_master_is_no_rank_so_what_gloo_would_take_there_does_not_matter() -> None:
+def test_gloo_interface_of_the_master_is_not_checked() -> None:
     loopback = replace(SOUND, network=replace(SOUND.network, gloo_interfaces="lo"))
     examination = Examination(nodes=(node("master", loopback, doing=""), node("ada", loopback)))
     assert [(one.machine, one.what) for one in faults(findings_of(examination))] == [("ada", "interface")]
 
 
-def test_a_node_that_trains_keeps_its_machine_busy_itself() -> None:
+def test_load_of_a_training_node_is_no_fault() -> None:
     assert told(node("bob", BUSY, "trains")) == []
 
 
-def test_nodes_that_are_away_or_were_never_there_are_named() -> None:
+def test_missing_or_excluded_nodes_are_named() -> None:
     [fault] = faults(look_at_nodes(client(node("ada"), state="excluded")))[:1]
     assert fault.words.startswith("ada: it is excluded: silent for 9 s; look at that machine")
     assert faults(look_at_nodes(client()))[0].cure == "type `evener join` on every machine"
 
 
-def test_before_a_run_of_several_machines_they_are_looked_at_and_the_run_goes_on_while_one_is_sound() -> None:
+def test_run_starts_if_at_least_one_node_is_sound() -> None:
     assert [one.machine for one in look_before_run(client(node("ada"), node("bob", FULL)))] == ["bob"]
     assert look_before_run(client(node("bob", FULL), address="127.0.0.1")) == []
     with refused(InvalidInput):
         look_before_run(client(node("bob", FULL)))
 
 
-def test_a_run_whose_nodes_have_other_data_is_refused_before_it_begins() -> None:
+def test_run_is_rejected_if_its_nodes_have_different_data() -> None:
     ours, others = (DataFacts(samples=3, fingerprint=f"NumPy:{digest}") for digest in ("aa", "bb"))
     alike = [with_data(name, ours) for name in ("ada", "bob")]
     assert look_before_run(client(*alike)) == []
@@ -128,7 +128,7 @@ def with_data(name: str, data: DataFacts) -> ExaminedNode:
     return replace(sound, report=replace(sound.report, data=data))
 
 
-def test_a_task_travels_with_the_files_that_it_needs(tmp_path: Path) -> None:
+def test_task_is_sent_with_the_files_that_it_imports(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(ONLY_ARRAYS)
     question, code = question_of(str(tmp_path / "mine.py"), tmp_path, {"size": "4"})
     assert (question.task, question.data_dir, question.options) == ("mine.py", str(tmp_path), {"size": "4"})
@@ -142,7 +142,7 @@ def test_a_task_travels_with_the_files_that_it_needs(tmp_path: Path) -> None:
         question_of(str(tmp_path / "mine.py"), None, {})
 
 
-def test_data_are_told_apart_by_samples_and_by_what_they_are(tmp_path: Path) -> None:
+def test_data_facts_differ_by_samples_and_contents(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(ONLY_ARRAYS)
     found = [look_at_task(str(path), options={"size": size}, thin=True).data for size in ("3", "3", "4")]

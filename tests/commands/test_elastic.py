@@ -78,7 +78,7 @@ def alone(tmp_path: Path) -> Path:
 
 
 @pytest.mark.alone
-def test_the_first_rank_is_killed_and_the_model_is_that_of_one_process(tmp_path: Path, alone: Path) -> None:
+def test_run_with_a_killed_first_rank_equals_one_process(tmp_path: Path, alone: Path) -> None:
     record = run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.03, "--patience", "20")
     assert off(alone, tmp_path / "struck") < 1e-10
     lost = [event for event in record.events if event.kind == "node lost"]
@@ -89,7 +89,7 @@ def test_the_first_rank_is_killed_and_the_model_is_that_of_one_process(tmp_path:
     assert len(record.validations) == 6
 
 
-def test_a_run_that_cannot_go_on_without_a_node_says_so(tmp_path: Path) -> None:
+def test_run_without_elasticity_gives_its_reason(tmp_path: Path) -> None:
     result = evener_here("train", TINY, "--epochs", "1", "--elastic", "--output", "run", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     said = " ".join(result.stdout.split())
@@ -98,7 +98,7 @@ def test_a_run_that_cannot_go_on_without_a_node_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow  # a frozen rank is given up after the patience
-def test_the_first_rank_is_frozen_and_wakes_up_when_others_have_gone_on(tmp_path: Path, alone: Path) -> None:
+def test_run_with_a_frozen_first_rank_equals_one_process(tmp_path: Path, alone: Path) -> None:
     record = run_with(tmp_path, signal.SIGSTOP, "1,0.5,0.5", 0.05, "--patience", "5", wakes_after=8.0)
     assert off(alone, tmp_path / "struck") < 1e-10
     kinds = [event.kind for event in record.events if event.kind in ("node lost", "joined")]
@@ -111,7 +111,7 @@ def test_the_first_rank_is_frozen_and_wakes_up_when_others_have_gone_on(tmp_path
 @pytest.mark.alone
 @pytest.mark.slow  # it is frozen for longer than the patience
 @pytest.mark.timeout(300)
-def test_the_last_rank_that_holds_the_state_is_waited_for_when_it_is_frozen(tmp_path: Path, alone: Path) -> None:
+def test_frozen_last_holder_of_the_state_is_awaited(tmp_path: Path, alone: Path) -> None:
     words = (*WORDS, "--local-nodes", "1,0.5", "--shares", "1,0.5", "--patience", "5", "--output", "struck")
     process = subprocess.Popen(
         command(*words, "--option", "pause=0.05"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -136,9 +136,7 @@ def test_the_last_rank_that_holds_the_state_is_waited_for_when_it_is_frozen(tmp_
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_when_the_process_that_was_typed_is_killed_its_ranks_end_and_the_run_can_be_resumed(
-    tmp_path: Path, alone: Path
-) -> None:
+def test_killing_the_command_ends_its_ranks_and_the_run_resumes(tmp_path: Path, alone: Path) -> None:
     words = (*WORDS, "--local-nodes", "1,0.5", "--shares", "1,0.5", "--patience", "20", "--output", "struck")
     process = subprocess.Popen(
         command(*words, "--option", "pause=0.05"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -156,7 +154,7 @@ def test_when_the_process_that_was_typed_is_killed_its_ranks_end_and_the_run_can
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_a_run_of_which_nobody_is_left_says_how_to_go_on(tmp_path: Path) -> None:
+def test_run_without_remaining_nodes_gives_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="no remaining node holds the state of the training"):
         run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.05, "--patience", "20", victims=2)
 
@@ -167,7 +165,9 @@ def test_a_run_of_which_nobody_is_left_says_how_to_go_on(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "words", [("data+filter", "--replicas", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
 )
-def test_a_divided_model_goes_on_if_that_is_asked_for(tmp_path: Path, alone: Path, words: tuple[str, ...]) -> None:
+def test_elastic_sharded_run_with_a_killed_rank_equals_one_process(
+    tmp_path: Path, alone: Path, words: tuple[str, ...]
+) -> None:
     more = ("--patience", "20", "--elastic", "--strategy", *words)
     record = run_with(tmp_path, signal.SIGKILL, "1,0.5,0.5", 0.05, *more, start_seconds=150)  # it is rehearsed, too
     assert off(alone, tmp_path / "struck") < 1e-10
@@ -180,7 +180,7 @@ def test_a_divided_model_goes_on_if_that_is_asked_for(tmp_path: Path, alone: Pat
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_a_slowed_node_is_as_slow_when_another_process_stands_for_it(tmp_path: Path) -> None:
+def test_replacement_of_a_slowed_node_is_as_slow(tmp_path: Path) -> None:
     more = ("--epochs", "20", "--shares", "1,1")
     record = run_with(tmp_path, signal.SIGKILL, "0.25,1", 0.02, *more, "--strategy", "data")  # a pause is no work
     came = next(event.step for event in record.events if event.kind == "caught up")
@@ -193,6 +193,6 @@ def test_a_slowed_node_is_as_slow_when_another_process_stands_for_it(tmp_path: P
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_a_strategy_that_divides_the_model_ends_with_a_lost_node_as_before(tmp_path: Path) -> None:
+def test_sharded_run_ends_with_a_lost_node_by_default(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"evener: node node-\d \(rank \d\) was killed by signal 9"):
         run_with(tmp_path, signal.SIGKILL, "1,1", 0.05, "--patience", "20", "--strategy", "filter")

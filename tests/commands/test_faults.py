@@ -105,7 +105,7 @@ NEEDED = (*TWO, "--no-elastic")
 
 @pytest.mark.alone
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
-def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
+def test_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
     with running(tmp_path, *NEEDED) as run:
         victim = run.ranks()[1]
         start = time.monotonic()
@@ -119,7 +119,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
-def test_a_rank_that_stands_still_is_named_within_the_patience(tmp_path: Path) -> None:
+def test_frozen_rank_is_named_within_the_patience(tmp_path: Path) -> None:
     with running(tmp_path, *NEEDED) as run:
         victim = run.ranks()[0]
         start = time.monotonic()
@@ -133,7 +133,7 @@ def test_a_rank_that_stands_still_is_named_within_the_patience(tmp_path: Path) -
 @pytest.mark.alone
 @pytest.mark.slow  # launch/test_processes.py has the quick one
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
-def test_a_rank_that_somebody_ends_by_sigterm_is_lost_and_the_run_was_not_asked_to_stop(tmp_path: Path) -> None:
+def test_rank_ended_by_sigterm_is_lost(tmp_path: Path) -> None:
     with running(tmp_path, *NEEDED) as run:
         os.kill(run.ranks()[1], signal.SIGTERM)
         code, errors = run.finish(PATIENCE + 10)
@@ -142,7 +142,7 @@ def test_a_rank_that_somebody_ends_by_sigterm_is_lost_and_the_run_was_not_asked_
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
-def test_no_process_is_left_when_the_first_one_is_killed_while_a_rank_is_frozen(tmp_path: Path) -> None:
+def test_killing_the_command_ends_a_frozen_rank(tmp_path: Path) -> None:
     with running(tmp_path, *TWO, patience=LONG_PATIENCE) as run:
         os.kill(run.ranks()[1], signal.SIGSTOP)
         os.kill(run.process.pid, signal.SIGKILL)
@@ -152,9 +152,7 @@ def test_no_process_is_left_when_the_first_one_is_killed_while_a_rank_is_frozen(
 
 @pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
-def test_where_one_node_of_several_works_another_one_goes_on_when_it_is_lost(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_spare_node_continues_when_the_only_working_one_is_lost(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path, "--local-nodes", "1,0.1") as run:
         while not list((run.folder / "checkpoints").glob("step-*")):
             time.sleep(0.1)
@@ -174,7 +172,7 @@ def test_where_one_node_of_several_works_another_one_goes_on_when_it_is_lost(
 
 
 @pytest.mark.slow  # the quick one above freezes a rank, too
-def test_the_ranks_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
+def test_killing_the_command_ends_its_ranks(tmp_path: Path) -> None:
     with running(tmp_path, *TWO, patience=LONG_PATIENCE) as run:
         os.kill(run.process.pid, signal.SIGKILL)
         code, _ = run.finish(10)
@@ -185,7 +183,7 @@ def test_the_ranks_end_when_the_one_that_started_them_is_killed(tmp_path: Path) 
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=["ctrl-c", "sigterm"]
 )
-def test_a_run_that_is_asked_to_stop_writes_a_checkpoint_and_ends(
+def test_stopped_run_writes_a_checkpoint_and_ends(
     tmp_path: Path, nodes: tuple[str, ...], number: signal.Signals
 ) -> None:
     with running(tmp_path, *nodes, patience=LONG_PATIENCE) as run:
@@ -205,7 +203,7 @@ def test_a_run_that_is_asked_to_stop_writes_a_checkpoint_and_ends(
 
 @pytest.mark.alone
 @pytest.mark.slow  # torchrun waits half a minute for the rank that stands still
-def test_a_rank_of_torchrun_that_stands_still_is_named_by_the_others(tmp_path: Path) -> None:
+def test_frozen_torchrun_rank_is_named_by_the_others(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with running(tmp_path, "--shares", "2,1", launcher=launcher) as run:
         ranks = [p for p in processes_of(run.marker) if b"\0-m\0evener" in Path(f"/proc/{p}/cmdline").read_bytes()]
@@ -219,7 +217,7 @@ def test_a_rank_of_torchrun_that_stands_still_is_named_by_the_others(tmp_path: P
     assert record.steps
 
 
-def test_an_error_in_the_users_code_names_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_user_code_names_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = tmp_path / "broken.py"
     task.write_text(
         "from torch import nn\n"

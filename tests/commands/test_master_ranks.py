@@ -98,7 +98,7 @@ def off(one: Path, other: Path) -> float:
     return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
 
 
-def test_a_process_is_killed_and_a_node_and_a_new_one_comes_and_no_step_is_lost(ps: Cluster) -> None:
+def test_lost_process_and_replaced_node_lose_no_step(ps: Cluster) -> None:
     training = begin(ps, 40)
     os.kill(process_on(ps, "one"), signal.SIGKILL)
     ps.join("three")
@@ -117,9 +117,7 @@ def test_a_process_is_killed_and_a_node_and_a_new_one_comes_and_no_step_is_lost(
 @pytest.mark.parametrize(
     "words", [("data+sharded", "--replicas", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
 )
-def test_a_divided_model_outlives_a_process_and_a_node_and_has_a_new_one_in_its_place(
-    ps: Cluster, words: tuple[str, ...]
-) -> None:
+def test_sharded_run_survives_a_lost_process_and_a_replaced_node(ps: Cluster, words: tuple[str, ...]) -> None:
     ps.join("three")
     ps.wait_for_nodes()
     training = begin(ps, 80, "--strategy", *words)
@@ -147,9 +145,7 @@ def test_a_divided_model_outlives_a_process_and_a_node_and_has_a_new_one_in_its_
 @pytest.mark.parametrize(
     "words", [("data", "--shares", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
 )
-def test_all_nodes_and_the_master_are_gone_and_the_run_goes_on_from_the_last_checkpoint(
-    ps: Cluster, words: tuple[str, ...]
-) -> None:
+def test_run_resumes_after_losing_all_nodes_and_the_master(ps: Cluster, words: tuple[str, ...]) -> None:
     training = begin(ps, 60, "--strategy", *words)
     shown = ps.folder / "train.out"
     wait_until(lambda: num_blobs(ps) == 2, "that a checkpoint comes beside the code")
@@ -168,9 +164,7 @@ def test_all_nodes_and_the_master_are_gone_and_the_run_goes_on_from_the_last_che
 @pytest.mark.parametrize(
     "words", [("spatial", "--columns", "2"), ("pipeline+filter", "--micro-batches", "1")], ids=lambda words: words[0]
 )
-def test_a_division_that_no_rank_may_leave_goes_on_from_the_last_checkpoint_when_a_node_is_lost(
-    ps: Cluster, words: tuple[str, ...]
-) -> None:
+def test_non_elastic_strategy_resumes_from_the_checkpoint(ps: Cluster, words: tuple[str, ...]) -> None:
     for name in ("three", "four") if words[0] == "pipeline+filter" else ():
         ps.join(name)
     ps.wait_for_nodes()
@@ -185,7 +179,7 @@ def test_a_division_that_no_rank_may_leave_goes_on_from_the_last_checkpoint_when
     assert [event.kind for event in record.events][:1] == ["resumed"]
 
 
-def test_a_run_that_is_stopped_while_nobody_is_there_brings_back_the_weights_of_its_checkpoint(ps: Cluster) -> None:
+def test_run_stopped_without_nodes_returns_its_checkpoint(ps: Cluster) -> None:
     training = begin(ps, 60)
     wait_until(lambda: num_blobs(ps) == 2, "that a checkpoint comes beside the code")
     for name in ("one", "two"):
@@ -197,9 +191,7 @@ def test_a_run_that_is_stopped_while_nobody_is_there_brings_back_the_weights_of_
     assert "0.weight" in load_file(ps.folder / "struck" / "model.safetensors")
 
 
-def test_a_node_that_would_make_steps_longer_is_not_taken_and_that_is_told(
-    ps: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_that_would_slow_down_training_is_rejected(ps: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     (ps.folder / "idle.py").write_text(IDLE)
     training = ps.start_training("idle.py", "--strategy", "data", "--no-check", "--output", "struck")
     wait_until(lambda: ps.version() > 20 or training.poll() is not None, "that steps are made")
@@ -213,7 +205,7 @@ def test_a_node_that_would_make_steps_longer_is_not_taken_and_that_is_told(
     assert training.wait(60) == 130
 
 
-def test_a_rank_that_is_frozen_is_given_up_within_the_patience_and_changes_nothing_when_it_wakes(ps: Cluster) -> None:
+def test_frozen_rank_is_dropped_and_changes_nothing_after_waking(ps: Cluster) -> None:
     training = begin(ps, 20)
     frozen = process_on(ps, "two")
     os.kill(frozen, signal.SIGSTOP)
@@ -225,7 +217,7 @@ def test_a_rank_that_is_frozen_is_given_up_within_the_patience_and_changes_nothi
     assert lost.message.startswith("two has been silent for 6 s, at step ")
 
 
-def test_a_run_is_stopped_with_the_weights_that_it_has_reached(ps: Cluster) -> None:
+def test_stopped_run_returns_its_current_weights(ps: Cluster) -> None:
     training = begin(ps, 40)
     stopped = ps.evener("stop", "--home", str(ps.home))
     assert stopped.returncode == 0, stopped.stderr
@@ -238,7 +230,7 @@ def test_a_run_is_stopped_with_the_weights_that_it_has_reached(ps: Cluster) -> N
     assert wait_until(lambda: ps.ask().run is None, "that the master is free")
 
 
-def test_a_node_may_refuse_code_that_travels_and_a_thin_one_has_no_ranks(ps: Cluster) -> None:
+def test_node_may_reject_user_code_and_thin_nodes_have_no_ranks(ps: Cluster) -> None:
     ps.join("thin", "--thin")
     ps.join("careful", "--built-in-only")
     ps.wait_for_nodes()
@@ -250,7 +242,7 @@ def test_a_node_may_refuse_code_that_travels_and_a_thin_one_has_no_ranks(ps: Clu
     assert "(--built-in-only)" in said
 
 
-def test_a_tasks_own_error_is_told_in_a_sentence_where_the_run_was_typed(ps: Cluster) -> None:
+def test_error_of_the_task_is_reported_to_the_command(ps: Cluster) -> None:
     (ps.folder / "broken.py").write_text("def task():\n    raise ValueError('no such data')\n")
     training = ps.start_training("broken.py", "--output", "struck")
     assert training.wait(60) not in (0, 1)
@@ -262,7 +254,7 @@ def await_beyond(ps: Cluster, step: int) -> None:
     wait_until(lambda: ps.version() > step, "that the run goes on")
 
 
-def test_a_master_that_is_killed_five_times_goes_on_with_the_run_that_its_ranks_went_on_with(ps: Cluster) -> None:
+def test_run_survives_five_kills_of_the_master(ps: Cluster) -> None:
     training = begin(ps, 60)
     for _ in range(5):
         step = ps.version()
@@ -275,7 +267,7 @@ def test_a_master_that_is_killed_five_times_goes_on_with_the_run_that_its_ranks_
     assert "continuing run" in ps.said("up")
 
 
-def test_a_node_that_dies_before_the_first_step_and_comes_back_takes_part(ps: Cluster) -> None:
+def test_node_killed_before_the_first_step_rejoins(ps: Cluster) -> None:
     words = (*WORDS, "--epochs", "10", "--strategy", "data", "--shares", "2,1", "--option", "pause=0.03")
     training = ps.start_training(*words, "--output", "struck")
     wait_until(lambda: "measuring" in (ps.folder / "train.out").read_text(), "that the nodes are measured")
@@ -287,7 +279,7 @@ def test_a_node_that_dies_before_the_first_step_and_comes_back_takes_part(ps: Cl
     assert all(node.share > 0 for node in record.nodes)
 
 
-def test_a_node_that_is_killed_while_it_rehearses_is_taken_in_when_the_other_has_gone_on_alone(ps: Cluster) -> None:
+def test_node_killed_during_profiling_rejoins_from_a_checkpoint(ps: Cluster) -> None:
     words = (*WORDS, "--epochs", "60", "--strategy", "data", "--shares", "equal", "--option", "pause=0.03")
     training = ps.start_training(*words, "--output", "struck")
     wait_until(lambda: "profiling" in (ps.folder / "train.out").read_text(), "that the nodes rehearse")
@@ -300,7 +292,7 @@ def test_a_node_that_is_killed_while_it_rehearses_is_taken_in_when_the_other_has
     assert all(node.share > 0 for node in record.nodes)
 
 
-def test_a_node_that_comes_to_a_run_on_one_node_takes_part_from_a_checkpoint_on(ps: Cluster) -> None:
+def test_node_joins_a_one_node_run_from_a_checkpoint(ps: Cluster) -> None:
     ps.nodes.pop("two").kill()
     wait_until(lambda: ps.state("two") not in ("present", "away"), "that one node is left")
     training = begin(ps, 60, "--shares", "equal")

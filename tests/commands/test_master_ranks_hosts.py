@@ -115,9 +115,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 90) -> None:
         time.sleep(0.3)
 
 
-def test_a_link_is_cut_and_the_others_go_on_and_the_node_comes_back_when_it_is_joined(
-    build_hosts: Build, tmp_path: Path
-) -> None:
+def test_node_rejoins_after_its_link_was_cut(build_hosts: Build, tmp_path: Path) -> None:
     words = [TINY, "--precision", "fp64", "--option", "samples=200", "--option", "schedule=true", "--epochs", "50"]
     with site(build_hosts, tmp_path, "one", "two") as place:
         for name in ("one", "two"):
@@ -140,9 +138,7 @@ def test_a_link_is_cut_and_the_others_go_on_and_the_node_comes_back_when_it_is_j
 ENDLESS = (TINY, "--option", "samples=200", "--option", "pause=0.03", "--epochs", "5000", "--strategy", "data")
 
 
-def test_a_node_whose_line_to_another_is_cut_is_left_out_and_joins_again_when_it_works(
-    build_hosts: Build, tmp_path: Path
-) -> None:
+def test_node_with_one_cut_link_is_left_out_until_it_works(build_hosts: Build, tmp_path: Path) -> None:
     names = ("one", "two", "three")
     with site(build_hosts, tmp_path, *names) as place:
         for name in names:
@@ -159,9 +155,7 @@ def test_a_node_whose_line_to_another_is_cut_is_left_out_and_joins_again_when_it
     assert abs(sum(step.samples for step in steps) - BATCH * steps[-1].step) <= BATCH  # the last step may be cut short
 
 
-def test_a_node_that_comes_and_does_not_reach_another_one_is_left_out_and_no_step_waits_for_it(
-    build_hosts: Build, tmp_path: Path
-) -> None:
+def test_joining_node_that_cannot_reach_another_delays_no_step(build_hosts: Build, tmp_path: Path) -> None:
     names = ("one", "two", "three")
     with site(build_hosts, tmp_path, *names) as place:
         for name in names[:2]:
@@ -182,7 +176,7 @@ def test_a_node_that_comes_and_does_not_reach_another_one_is_left_out_and_no_ste
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.25])
-def test_a_node_joins_a_run_of_100_mb_over_a_gigabit(
+def test_node_joins_a_100_mb_run_over_one_gigabit(
     build_hosts: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str], pause: float
 ) -> None:
     (tmp_path / "large.py").write_text(LARGE)

@@ -15,7 +15,7 @@ from evener.records.schema import read_noun
 from support.commands import evener, evener_here
 
 
-def test_a_plan_for_imagined_machines_is_ranked_saved_and_printed(tmp_path: Path) -> None:
+def test_plan_for_hypothetical_machines_is_ranked_and_saved(tmp_path: Path) -> None:
     ran = evener("plan", "resnet50", "--machines", "2xh200", "--save", "plan.json", "--json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.splitlines()[0] == "planning"  # said at once, as the table takes seconds
@@ -26,7 +26,7 @@ def test_a_plan_for_imagined_machines_is_ranked_saved_and_printed(tmp_path: Path
     assert [a.samples for a in saved.assignments] == [plan["batch_size"]]
 
 
-def test_fast_links_make_data_parallelism_pay(tmp_path: Path) -> None:
+def test_fast_links_favour_data_parallelism(tmp_path: Path) -> None:
     ran = evener("plan", "resnet50", "--machines", "h200-node", "--batch-size", "512", "--json", cwd=tmp_path)
     plan = json.loads(ran.stdout.splitlines()[-1])
     assert plan["strategy"] == "data"
@@ -47,14 +47,14 @@ def test_fast_links_make_data_parallelism_pay(tmp_path: Path) -> None:
         (("resnet5", "--machines", "h200"), "there is no task 'resnet5'"),
     ],
 )
-def test_wrong_words_get_a_sentence(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+def test_invalid_plan_input_gives_a_sentence(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
     ran = evener_here("plan", *words, cwd=tmp_path)
     assert ran.returncode == 2
     assert sentence in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
-def test_the_catalogue_has_every_name_that_a_plan_takes(tmp_path: Path) -> None:
+def test_catalogue_lists_every_name_that_plan_accepts(tmp_path: Path) -> None:
     ran = evener_here("catalogue", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     names = [line.split()[0] for line in ran.stdout.splitlines() if line.strip()]
@@ -63,12 +63,12 @@ def test_the_catalogue_has_every_name_that_a_plan_takes(tmp_path: Path) -> None:
     assert "layers=24 width=1024 heads=16 feed=4096 tokens=512 words=32000" in ran.stdout
 
 
-def test_the_options_of_the_catalogue_are_what_is_drawn_without_them() -> None:
+def test_default_options_draw_the_default_model() -> None:
     for name in ZOO:
         assert draw(name, default_options(name)) == draw(name)
 
 
-def test_the_published_settings_are_all_predicted(tmp_path: Path) -> None:
+def test_all_published_settings_are_predicted(tmp_path: Path) -> None:
     ran = evener("experiment", "oracle-abci", "--csv", "abci.csv", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     with (tmp_path / "abci.csv").open() as file:

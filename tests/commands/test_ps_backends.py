@@ -42,7 +42,7 @@ def both(asked: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelBacken
     return torch, thin
 
 
-def test_a_task_and_its_twin_are_the_same_to_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_and_thin_task_are_equal_to_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     torch, thin = both(RunConfig(task="digits", option=SMALL, epochs=2), monkeypatch)
     sizes = ("name", "num_samples", "num_validation", "has_accuracy", "clip_norm", "normalises", "layout")
     assert {name: getattr(torch, name) for name in sizes} == {name: getattr(thin, name) for name in sizes}
@@ -68,7 +68,7 @@ def test_final_weights_are_written_by_name(kind: str, tmp_path: Path) -> None:
     assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
 
 
-def test_a_file_with_a_thin_task_alone_is_thin_even_where_pytorch_is(tmp_path: Path) -> None:
+def test_file_with_only_a_thin_task_is_thin(tmp_path: Path) -> None:
     (tmp_path / "alone.py").write_text(THIN_ONLY)
     (tmp_path / "both.py").write_text("task = None\nthin_task = None\n")
     assert is_thin(str(tmp_path / "alone.py"))
@@ -80,7 +80,7 @@ def test_a_file_with_a_thin_task_alone_is_thin_even_where_pytorch_is(tmp_path: P
     assert (backend.name, backend.num_samples, backend.num_validation) == ("alone", 8, 0)
 
 
-def test_where_pytorch_is_missing_every_task_with_a_twin_is_thin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_with_a_thin_version_is_thin_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert is_thin("digits")
     assert not is_thin("tiny-imagenet")

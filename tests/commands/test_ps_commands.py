@@ -42,7 +42,7 @@ def task(data_dir: Path) -> Task:
 """
 
 
-def test_code_and_data_travel_to_the_nodes_and_everything_ends(tmp_path: Path) -> None:
+def test_code_and_data_reach_the_nodes_and_down_ends_all(tmp_path: Path) -> None:
     with cluster() as ps:
         for name in ("one", "two"):
             ps.join(name)
@@ -98,7 +98,7 @@ def write_data(folder: Path) -> Path:
     return folder
 
 
-def test_killed_and_stopped_nodes_and_a_killed_master_do_not_end_a_run() -> None:
+def test_run_survives_killed_nodes_and_a_killed_master() -> None:
     words = (str(TASKS / "smooth.py"), "--option", "samples=4000", "--agreement", "sync", "--output", "out")
     with cluster("--patience", "3") as ps:
         for name in ("killed", "stopped", "steady"):
@@ -130,7 +130,7 @@ def test_killed_and_stopped_nodes_and_a_killed_master_do_not_end_a_run() -> None
     assert {"killed", "stopped", "steady"} <= {node.name for node in record.nodes}
 
 
-def test_a_killed_command_does_not_harm_the_run() -> None:
+def test_run_survives_its_killed_command() -> None:
     words = (str(TASKS / "smooth.py"), "--agreement", "sync", "--option", "samples=2000", "--epochs", "12")
     with cluster("--patience", "120") as ps:
         ps.join("one")
@@ -153,7 +153,7 @@ def test_a_killed_command_does_not_harm_the_run() -> None:
         ps.down()
 
 
-def test_without_pytorch_thin_tasks_are_submitted_and_computed_and_others_refused_with_a_reason() -> None:
+def test_thin_tasks_run_without_pytorch_and_others_are_rejected() -> None:
     with cluster() as ps:
         ps.join("thin", has_torch=False)
         assert (ps.wait_for_nodes()["thin"].score or 0) > 1
@@ -170,7 +170,7 @@ def test_without_pytorch_thin_tasks_are_submitted_and_computed_and_others_refuse
         assert ps.nodes["thin"].wait(20) == 0
 
 
-def test_who_cannot_join_is_told_why_within_ten_seconds(
+def test_rejected_join_gives_its_reason_within_ten_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from evener.cli.app import main
@@ -200,7 +200,7 @@ def test_who_cannot_join_is_told_why_within_ten_seconds(
         ps.down()
 
 
-def test_a_token_of_another_master_is_refused() -> None:
+def test_token_of_another_master_is_rejected() -> None:
     with cluster() as ps, cluster() as other:
         result = ps.evener("join", ps.address, "--token", other.token, "--cache", str(ps.folder))
         assert result.returncode == 4
@@ -210,7 +210,7 @@ def test_a_token_of_another_master_is_refused() -> None:
         other.down()
 
 
-def test_without_encryption_both_sides_have_to_say_so(tmp_path: Path) -> None:
+def test_insecure_needs_consent_on_both_sides(tmp_path: Path) -> None:
     with cluster("--insecure") as ps:
         assert "warning: --insecure: nothing is encrypted" in ps.said("up")
         result = ps.evener("join", ps.address, "--token", ps.token, "--cache", str(tmp_path))
@@ -221,7 +221,7 @@ def test_without_encryption_both_sides_have_to_say_so(tmp_path: Path) -> None:
         ps.down()
 
 
-def test_two_nodes_without_names_join_from_one_machine_side_by_side() -> None:
+def test_two_unnamed_nodes_join_from_one_machine() -> None:
     with cluster() as ps:
         for number in range(2):
             ps.join_unnamed(f"node-{number}")
@@ -235,7 +235,7 @@ def test_two_nodes_without_names_join_from_one_machine_side_by_side() -> None:
     assert base.startswith(socket.gethostname())
 
 
-def test_a_home_has_one_master(tmp_path: Path) -> None:
+def test_state_dir_has_one_master(tmp_path: Path) -> None:
     with cluster() as ps:
         second = ps.evener("up", "--home", str(ps.home))
         assert second.returncode == 2
@@ -247,7 +247,7 @@ def test_a_home_has_one_master(tmp_path: Path) -> None:
     assert "no master was ever started in" in nobody.stderr
 
 
-def test_a_master_that_is_told_to_stop_leaves_its_nodes_waiting_for_it() -> None:
+def test_nodes_wait_for_a_master_stopped_by_sigterm() -> None:
     with cluster() as ps:
         ps.join("one")
         ps.wait_for_nodes()
@@ -304,7 +304,7 @@ def test_a_master_that_is_told_to_stop_leaves_its_nodes_waiting_for_it() -> None
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_options_that_make_no_sense_together_are_one_sentence(
+def test_contradictory_options_give_one_sentence(
     tmp_path: Path,
     words: tuple[str, ...],
     sentence: str,
@@ -321,7 +321,7 @@ def test_options_that_make_no_sense_together_are_one_sentence(
     assert sentence in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_nodes_of_a_system_description_alone_join_and_a_run_waits_for_them(tmp_path: Path) -> None:
+def test_only_nodes_of_the_system_file_join_and_the_run_awaits_them(tmp_path: Path) -> None:
     with cluster() as first:
         first.join("ada")
         first.join("bob", "--speed", "0.5")

@@ -64,7 +64,7 @@ def check_samples(record: TrainRecord, epochs: int) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_two_hundred_nodes_killed_or_stopped_cost_no_sample_and_nobody_more_than_the_patience(
+def test_run_survives_200_killed_or_stopped_nodes(
     ps: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task, epochs = write_pausing_task(tmp_path), 190
@@ -91,7 +91,7 @@ def test_two_hundred_nodes_killed_or_stopped_cost_no_sample_and_nobody_more_than
 
 
 @pytest.mark.timeout(400)
-def test_a_master_killed_five_times_completes_the_run(
+def test_run_completes_despite_five_kills_of_the_master(
     ps: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task, epochs = write_pausing_task(tmp_path), 40

@@ -10,7 +10,7 @@ from evener.ps.client import MasterClient
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_it_speaks_tls_when_asked_to_and_serves_alike(encrypted: bool) -> None:
+def test_local_cluster_works_with_and_without_tls(encrypted: bool) -> None:
     with (
         local_cluster([LocalNode(name="a", threads=1)], 10.0, thin=True, encrypted=encrypted) as cluster,
         MasterClient(cluster.address, cluster.token, 10.0) as client,

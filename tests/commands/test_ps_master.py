@@ -26,7 +26,7 @@ def access(ps: Plane, token: Token, run: str | None = None) -> StopAccess:
     return StopAccess(master=str(ps.address), token=token.text, run=run)
 
 
-def test_a_run_is_stopped_from_anywhere_by_whoever_submitted_it_and_by_no_other_submitter(
+def test_run_is_stopped_by_its_submitter_and_no_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with plane() as ps:
@@ -60,7 +60,7 @@ def test_a_run_is_stopped_from_anywhere_by_whoever_submitted_it_and_by_no_other_
             stop(access(ps, ps.identity.token))
 
 
-def test_the_admin_stops_any_run() -> None:
+def test_admin_stops_any_run() -> None:
     with plane() as ps:
         ps.join("a", Mood(seconds=0.01))
         with MasterClient(ps.address, ps.identity.token_of("submitter"), 5.0) as somebody:
@@ -70,14 +70,14 @@ def test_the_admin_stops_any_run() -> None:
         assert ps.ask().run is None
 
 
-def test_a_run_waits_for_a_node_until_one_is_here() -> None:
+def test_any_node_is_true_once_a_node_has_joined() -> None:
     with plane() as ps, ps.control() as admin:
         assert not any_node(admin)
         ps.join("a", Mood(seconds=0.01))
         wait_until(lambda: any_node(admin))
 
 
-def test_the_address_that_a_master_on_all_interfaces_names_can_be_typed_elsewhere() -> None:
+def test_address_of_a_master_on_all_interfaces_is_specific() -> None:
     with plane() as ps:
         bound = ps.master.listen(Address("", 0))
         named = Address.parse(ps.ask().address)

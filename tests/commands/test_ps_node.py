@@ -40,7 +40,7 @@ def profile(cores: int = 1) -> DeviceProfile:
     return DeviceProfile(node="n", device="cpu", model="", cores=cores, memory_bytes=1, usable_memory_bytes=1)
 
 
-def test_a_token_is_taken_from_the_option_the_file_or_the_environment(tmp_path: Path) -> None:
+def test_token_is_read_from_option_file_or_environment(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("from-file\n")
     environment = {"EVENER_TOKEN": "from-environment"}
@@ -50,7 +50,7 @@ def test_a_token_is_taken_from_the_option_the_file_or_the_environment(tmp_path: 
     assert given_token(None, None, {}) is None
 
 
-def test_a_token_that_cannot_be_had_is_a_sentence(tmp_path: Path) -> None:
+def test_unreadable_token_raises_a_sentence(tmp_path: Path) -> None:
     with refused(InvalidInput):
         JoinConfig(address="127.0.0.1:1", token="typed", token_file=tmp_path)
     with refused(MissingFile):
@@ -69,7 +69,7 @@ CONNECTS: dict[str, tuple[type[Any], Callable[[Any], object], dict[str, Any]]] =
 
 @pytest.mark.parametrize("name", CONNECTS)
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o600])
-def test_every_command_warns_of_a_token_file_that_others_can_read(
+def test_every_command_warns_of_a_readable_token_file(
     name: str, mode: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kind, run, words = CONNECTS[name]
@@ -81,7 +81,7 @@ def test_every_command_warns_of_a_token_file_that_others_can_read(
     assert (f"chmod 600 {file}" in capsys.readouterr().err) == (mode != 0o600)
 
 
-def test_joining_warns_of_a_token_file_that_others_can_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_join_warns_of_a_readable_token_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN.text)
     file.chmod(0o644)
@@ -91,9 +91,7 @@ def test_joining_warns_of_a_token_file_that_others_can_read(tmp_path: Path, caps
     assert f"chmod 600 {file}" in capsys.readouterr().err
 
 
-def test_files_with_the_secrets_of_nodes_and_masters_are_looked_at_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_warn_of_readable_key_and_beacon_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own_key(tmp_path)
     home = StateDir(tmp_path)
     home.announce(Beacon(address="unix:/none", listen="unix:/none", token=TOKEN.text, pid=0, patience=1.0))
@@ -107,12 +105,12 @@ def test_files_with_the_secrets_of_nodes_and_masters_are_looked_at_too(
     assert all(f"chmod 600 {file}" in said for file in (tmp_path / "key", home.beacon_file))
 
 
-def test_joining_without_any_token_names_the_three_ways(tmp_path: Path) -> None:
+def test_join_without_a_token_names_the_three_sources(tmp_path: Path) -> None:
     with refused(InvalidInput):
         join(JoinConfig(address="127.0.0.1:1", device="cpu", cache=tmp_path, thin=True), environment={})
 
 
-def test_user_and_token_have_to_agree_about_encryption() -> None:
+def test_insecure_option_and_token_must_agree() -> None:
     open_token, closed = Token(secret=bytes(16), fingerprint=None), Token(secret=bytes(16), fingerprint=bytes(32))
     check_security(open_token, insecure=True)
     check_security(closed, insecure=False)
@@ -122,7 +120,7 @@ def test_user_and_token_have_to_agree_about_encryption() -> None:
         check_security(closed, insecure=True)
 
 
-def test_a_profile_is_measured_once_a_day(tmp_path: Path) -> None:
+def test_profile_is_measured_once_a_day(tmp_path: Path) -> None:
     measured: list[DeviceProfile] = []
 
     def measure(*_: Any) -> DeviceProfile:
@@ -144,9 +142,7 @@ def test_a_profile_is_measured_once_a_day(tmp_path: Path) -> None:
     assert len(measured) == 4
 
 
-def test_profiles_of_different_devices_speeds_and_versions_lie_in_different_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_device_speed_and_version_has_its_profile_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def remember(name: str = "n", device: str = "cpu", speed: float = 1.0, *, thin: bool = True) -> int:
         known_profile(name, device, speed, thin=thin, cache=tmp_path, measure=lambda *_: profile())
         return len(list((tmp_path / "profiles").iterdir()))
@@ -157,13 +153,13 @@ def test_profiles_of_different_devices_speeds_and_versions_lie_in_different_file
     assert remember() == 6
 
 
-def test_a_name_that_the_user_chose_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_user_defined_name_is_used_unchanged(tmp_path: Path) -> None:
     with own_name("ada", "host", tmp_path) as one, own_name("ada", "host", tmp_path) as other:
         assert (one, other) == ("ada", "ada")
     assert not list(tmp_path.iterdir())
 
 
-def test_nodes_of_one_machine_have_names_of_their_own_and_keep_them(tmp_path: Path) -> None:
+def test_nodes_of_one_machine_get_distinct_stable_names(tmp_path: Path) -> None:
     with own_name(None, "host", tmp_path) as one, own_name(None, "host", tmp_path) as other:
         assert (one, other) == ("host", "host-2")
         with own_name(None, "host-cuda0", tmp_path) as third:
@@ -172,7 +168,7 @@ def test_nodes_of_one_machine_have_names_of_their_own_and_keep_them(tmp_path: Pa
         assert again == "host"
 
 
-def test_a_name_of_another_user_s_node_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_locked_by_another_user_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Path.open
 
     def guarded(self: Path, *words: Any) -> Any:
@@ -185,19 +181,19 @@ def test_a_name_of_another_user_s_node_is_taken(tmp_path: Path, monkeypatch: pyt
         assert one == "host-2"
 
 
-def test_an_error_inside_frees_the_name_and_passes(tmp_path: Path) -> None:
+def test_error_inside_frees_the_name_and_propagates(tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match="of the node's own"), own_name(None, "host", tmp_path):
         raise PermissionError("of the node's own")
     with own_name(None, "host", tmp_path) as one:
         assert one == "host"
 
 
-def test_the_address_that_is_printed_can_be_reached_from_elsewhere() -> None:
+def test_printed_address_is_reachable_from_elsewhere() -> None:
     assert not reachable_address(Address("", 7117)).is_everywhere
     assert reachable_address(Address("10.0.0.5", 7)) == Address("10.0.0.5", 7)
 
 
-def test_the_line_to_type_on_a_node_does_not_hold_the_token(tmp_path: Path) -> None:
+def test_printed_join_command_does_not_contain_the_token(tmp_path: Path) -> None:
     home = StateDir(tmp_path)
     identity = home.identity(insecure=True)
     text = invitation(Address("10.0.0.5", 7), home)
@@ -208,13 +204,13 @@ def test_the_line_to_type_on_a_node_does_not_hold_the_token(tmp_path: Path) -> N
     assert {path.name: path.stat().st_mode & 0o777 for path in home.tokens.iterdir()} == dict.fromkeys(ROLES, 0o600)
 
 
-def test_a_device_that_is_not_there_is_named() -> None:
+def test_missing_device_is_named() -> None:
     assert choose_device("cpu") == "cpu"
     with refused(InvalidInput):
         choose_device("cuda:99")
 
 
-def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_raises_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert run_folder(tmp_path / "a" / "b").is_dir()
     with refused(InvalidInput):
@@ -245,6 +241,6 @@ assert psutil.Process().memory_info().rss < 55e6, psutil.Process().memory_info()
 """
 
 
-def test_a_thin_node_computes_in_55_mb_without_pytorch_and_what_only_a_master_needs() -> None:
+def test_thin_node_needs_55_mb_and_no_pytorch() -> None:
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", _THIN_NODE], check=True, timeout=60, env={**os.environ, **one_thread})

@@ -100,7 +100,7 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-def test_a_disk_that_fills_up_is_a_warning_and_snapshots_go_on_when_there_is_room(tmp_path: Path) -> None:
+def test_full_disk_gives_a_warning_and_snapshots_resume(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 8 << 20) as disk, cluster(home=disk / "home") as ps:
         with training(ps, tmp_path, "--option", "pause=0.05") as record:
             wait_until(lambda: len(snapshots(ps)) == 2, "that snapshots are written")
@@ -133,9 +133,7 @@ HARMS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_damaged_snapshot_is_set_aside_by_name_and_the_run_goes_on_from_the_one_before(
-    harm: str, tmp_path: Path
-) -> None:
+def test_run_resumes_from_the_snapshot_before_a_damaged_one(harm: str, tmp_path: Path) -> None:
     with cluster() as ps:
         with training(ps, tmp_path, "--option", "pause=0.05", epochs=20) as record:
             wait_until(lambda: len(complete_snapshots(ps)) == 2, "that snapshots are written")
@@ -151,7 +149,7 @@ def test_a_damaged_snapshot_is_set_aside_by_name_and_the_run_goes_on_from_the_on
         ps.down()
 
 
-def test_a_master_killed_twenty_times_while_it_writes_leaves_no_drafts(tmp_path: Path) -> None:
+def test_master_killed_20_times_leaves_no_temporary_files(tmp_path: Path) -> None:
     left = 0
     with cluster() as ps:
         wide = ("--option", "width=200000")  # 9 MB
@@ -195,7 +193,7 @@ def told_wall_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("seconds", [-TWO_DAYS, TWO_DAYS])
-def test_a_masters_clock_that_is_set_amid_a_run_changes_no_duration(
+def test_clock_change_of_the_master_changes_no_duration(
     seconds: int, told_wall_clock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with cluster() as ps:

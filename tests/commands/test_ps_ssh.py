@@ -68,7 +68,7 @@ def is_up(ps: Cluster, count: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["down", "ctrl-c", "killed"])
-def test_nodes_start_by_ssh_train_and_end_with_the_master(ending: str, tmp_path: Path, ssh_config: Path) -> None:
+def test_nodes_started_by_ssh_train_and_end_with_the_master(ending: str, tmp_path: Path, ssh_config: Path) -> None:
     marker = f"EVENER_SSH_TEST={tmp_path.name}-{os.getpid()}"
     with cluster(*words_of(tmp_path, ssh_config, marker)) as ps:
         wait_until(lambda: is_up(ps, 2), "that both nodes join")
@@ -85,7 +85,7 @@ def test_nodes_start_by_ssh_train_and_end_with_the_master(ending: str, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_machine_that_cannot_be_reached_or_lacks_evener_is_told(ssh_config: Path) -> None:
+def test_unreachable_machine_or_missing_evener_is_reported(ssh_config: Path) -> None:
     with cluster("--ssh", "near,gone.invalid", "--ssh-config", str(ssh_config), "--ssh-join", "nothere join") as ps:
         wait_until(lambda: "near: there is no evener there: name its path" in ps.said("up.json"), "that one is told")
         wait_until(lambda: "gone.invalid: ssh cannot reach it" in ps.said("up.json"), "that the other is told")
@@ -93,21 +93,21 @@ def test_a_machine_that_cannot_be_reached_or_lacks_evener_is_told(ssh_config: Pa
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "-oProxyCommand=x", "a,a", "a b"])
-def test_what_is_no_list_of_machines_is_refused(text: str) -> None:
+def test_invalid_host_list_is_rejected(text: str) -> None:
     with refused(InvalidInput):
         parse_hosts(text)
 
 
-def test_machines_are_named_as_ssh_names_them() -> None:
+def test_hosts_retain_their_ssh_names() -> None:
     assert parse_hosts("gpu1, me@gpu2.example.org") == ["gpu1", "me@gpu2.example.org"]
 
 
-def test_a_master_of_all_interfaces_is_found_at_the_one_that_leads_there() -> None:
+def test_address_for_a_host_is_that_of_the_interface_to_it() -> None:
     assert str(address_for(Address("0.0.0.0", 7117), "me@127.0.0.1")) == "127.0.0.1:7117"
     assert str(address_for(Address("10.0.0.1", 7117), "127.0.0.1")) == "10.0.0.1:7117"
 
 
-def test_without_ssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ssh_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     nodes = nodes_by_ssh(["a"], lambda _: Address("127.0.0.1", 1), "token", print, join="evener join")
     with refused(InvalidInput), nodes:
@@ -117,11 +117,11 @@ def test_without_ssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "words", [{"ssh_join": "x join"}, {"ssh_config": Path("x")}, {"ssh": "a", "listen": "unix:/x"}]
 )
-def test_options_of_ssh_belong_together(words: dict[str, Any]) -> None:
+def test_inconsistent_ssh_options_are_rejected(words: dict[str, Any]) -> None:
     with refused(InvalidInput):
         UpConfig(**words)
 
 
-def test_a_token_comes_one_way() -> None:
+def test_two_token_sources_are_rejected() -> None:
     with refused(InvalidInput):
         JoinConfig(address="a:1", token="t", token_stdin=True)

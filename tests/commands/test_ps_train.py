@@ -53,9 +53,7 @@ def test_synchronous_updates_equal_one_process(tmp_path: Path, optimizer: str) -
         pytest.param(SMOOTH, {"optimizer": "rmsprop"}, marks=pytest.mark.slow),
     ],
 )
-def test_what_a_master_cannot_train_exactly_is_trained_by_the_same_nodes_as_ranks(
-    task: str, option: dict[str, str], tmp_path: Path
-) -> None:
+def test_task_unsuited_for_a_master_trains_exactly_as_ranks(task: str, option: dict[str, str], tmp_path: Path) -> None:
     words: dict[str, Any] = {"task": task, "precision": "fp64", "option": option, "epochs": 1}
     perform(RunConfig(seed=3, output=tmp_path / "alone", **words))
     record, together = train(tmp_path / "sync", "1.0,0.5", agreement="sync", **words)
@@ -80,7 +78,7 @@ SLOW = [
     [*QUICK, *(pytest.param(way, marks=pytest.mark.slow) for way in SLOW)],
     ids=lambda way: f"{way['agreement']} {way.get('compress', '')}".strip(),
 )
-def test_every_agreement_learns_the_digits_on_three_uneven_nodes(tmp_path: Path, way: dict[str, Any]) -> None:
+def test_every_protocol_learns_digits_on_three_uneven_nodes(tmp_path: Path, way: dict[str, Any]) -> None:
     words: dict[str, Any] = {"task": "digits", "option": DIGITS, "epochs": 6, "batch_size": 32}
     record, weights = train(tmp_path, "1.0,0.5,0.25", **way, **words)
     assert (record.validation_accuracy or 0) > 0.75
@@ -92,7 +90,7 @@ def test_every_agreement_learns_the_digits_on_three_uneven_nodes(tmp_path: Path,
 
 
 @pytest.mark.alone
-def test_averaging_an_epoch_exchanges_once_an_epoch_and_gives_faster_nodes_more(tmp_path: Path) -> None:
+def test_epoch_averaging_exchanges_once_and_favours_fast_nodes(tmp_path: Path) -> None:
     words: dict[str, Any] = {"task": "digits", "option": {"channels": "16", "blocks": "1"}, "epochs": 8}
     record, _ = train(tmp_path, "1.0,0.25", agreement="average", batch_size=32, **words)
     assert record.steps[-1].step == 8
@@ -102,7 +100,7 @@ def test_averaging_an_epoch_exchanges_once_an_epoch_and_gives_faster_nodes_more(
 
 
 @pytest.mark.slow
-def test_batch_norm_statistics_are_averaged_and_counters_are_whole_numbers(tmp_path: Path) -> None:
+def test_batch_norm_statistics_are_averaged_and_counters_integral(tmp_path: Path) -> None:
     record, weights = train(tmp_path, "1,1", agreement="average", local_steps="2", task=TINY, epochs=6)
     assert (record.validation_accuracy or 0) > 0.6
     counters = {name: tensor for name, tensor in weights.items() if name.endswith("num_batches_tracked")}
@@ -115,6 +113,6 @@ def test_batch_norm_statistics_are_averaged_and_counters_are_whole_numbers(tmp_p
 
 
 @pytest.mark.slow
-def test_bf16_computing_learns_too(tmp_path: Path) -> None:
+def test_bf16_training_learns(tmp_path: Path) -> None:
     record, _ = train(tmp_path, "1,1", agreement="sync", precision="bf16", epochs=8)
     assert (record.validation_accuracy or 0) > 0.6

@@ -43,7 +43,7 @@ needs_boxes = pytest.mark.skipif(not has_boxes(), reason="bubblewrap is not here
 
 
 @needs_boxes
-def test_what_is_seen_and_what_can_be_changed_inside(tmp_path: Path) -> None:
+def test_sandbox_restricts_reading_writing_and_processes(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     cache, data = tmp_path / "cache", tmp_path / "data"
     for folder in (cache, data):
@@ -67,13 +67,13 @@ def test_what_is_seen_and_what_can_be_changed_inside(tmp_path: Path) -> None:
 
 
 @needs_boxes
-def test_its_exit_code_comes_through(tmp_path: Path) -> None:
+def test_sandbox_passes_on_the_exit_code(tmp_path: Path) -> None:
     script = "import os, sys; sys.exit(7 if os.environ['A_TOKEN'] == 't' else 1)"
     box = ["bwrap", *_sandbox_options(tmp_path, None)]
     assert _perform(box, [sys.executable, "-c", script], {"A_TOKEN": "t", "HOME": "/tmp"}) == 7
 
 
-def test_variables_with_secrets_stay_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_listed_variables_enter_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, str]] = []
     monkeypatch.setattr(shutil, "which", lambda _: "/bin/true")
 
@@ -87,7 +87,7 @@ def test_variables_with_secrets_stay_outside(tmp_path: Path, monkeypatch: pytest
     assert sorted(given[0]) == ["A_TOKEN", "HOME", "LC_ALL", "OMP_NUM_THREADS", "PATH"]
 
 
-def test_without_bubblewrap_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bubblewrap_is_reported_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with refused(InvalidInput):
         join_confined(JoinConfig(address="a:1"), "t", "T", tmp_path, {})
@@ -98,7 +98,7 @@ def test_without_bubblewrap_it_is_said_what_to_install(tmp_path: Path, monkeypat
         join_confined(JoinConfig(address="a:1"), "t", "T", tmp_path, {})
 
 
-def test_the_command_inside_is_the_one_outside_without_token_and_box(tmp_path: Path) -> None:
+def test_sandboxed_command_omits_token_and_sandbox_option(tmp_path: Path) -> None:
     config = JoinConfig(
         address="a:1", token="secret", name="n", data=tmp_path, sandbox=True, thin=True, submitters="alice,bob"
     )

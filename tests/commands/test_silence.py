@@ -72,13 +72,11 @@ def longest_silence(words: tuple[str, ...], folder: Path, until: str) -> float:
     ],
     ids=["plan", "plan --scale", "benchmark", "train", "run", "trace"],
 )
-def test_a_command_shows_that_it_is_alive_while_packages_load(
-    words: tuple[str, ...], until: str, tmp_path: Path
-) -> None:
+def test_command_shows_progress_while_packages_load(words: tuple[str, ...], until: str, tmp_path: Path) -> None:
     assert longest_silence(words, tmp_path, until) < MAX_SILENCE
 
 
-def test_the_second_machine_of_a_torchrun_run_prints_what_it_does(tmp_path: Path) -> None:
+def test_second_torchrun_machine_prints_its_progress(tmp_path: Path) -> None:
     words = ("-m", "evener", "train", TINY, "--epochs", "1", "--output", "run")
     (code, _), (other_code, told) = on_two_machines(words, tmp_path)
     assert (code, other_code) == (0, 0)

@@ -34,27 +34,27 @@ def spare_nodes(*samples: int, has_trained: bool = False) -> SpareNodes:
 
 
 @pytest.mark.parametrize("samples", [(), (4, 4)])
-def test_before_the_first_step_the_others_begin_again(tmp_path: Path, samples: tuple[int, ...]) -> None:
+def test_loss_before_the_first_step_restarts_with_the_same_settings(tmp_path: Path, samples: tuple[int, ...]) -> None:
     before = config(tmp_path)
     assert spare_nodes(*samples).take(before, [0, 2], LOST) == before
 
 
-def test_named_shares_are_those_of_the_others(tmp_path: Path) -> None:
+def test_named_shares_of_the_remaining_nodes_are_used(tmp_path: Path) -> None:
     instead = spare_nodes().take(config(tmp_path, shares="3,2,1", memory="1GB,2GB,3GB"), [0, 2], LOST)
     assert instead is not None
     assert (instead.shares, instead.memory, instead.local_nodes) == ("3,1", "1GB,3GB", "1,0.25@40=0.1")
 
 
-def test_nodes_that_were_to_have_nothing_do_not_begin_again(tmp_path: Path) -> None:
+def test_nodes_without_a_share_do_not_restart(tmp_path: Path) -> None:
     assert spare_nodes().take(config(tmp_path, shares="3,0,0"), [1, 2], LOST) is None
 
 
 @pytest.mark.parametrize("strategy", ["filter", "pipeline"])
-def test_a_divided_model_does_not_begin_again_on_fewer_nodes(tmp_path: Path, strategy: str) -> None:
+def test_sharded_model_does_not_restart_on_fewer_nodes(tmp_path: Path, strategy: str) -> None:
     assert spare_nodes(4, 4).take(config(tmp_path, strategy=strategy), [0, 2], LOST) is None
 
 
-def test_after_the_first_step_only_spare_nodes_go_on(tmp_path: Path) -> None:
+def test_only_spare_nodes_continue_after_the_first_step(tmp_path: Path) -> None:
     assert spare_nodes(4, 4, has_trained=True).take(config(tmp_path), [0, 2], LOST) is None
     instead = spare_nodes(8, has_trained=True).take(config(tmp_path), [0, 2], LOST)
     assert instead is not None

@@ -55,7 +55,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
         ("data+sharded", "1,1,1", {"shares": "2,1,4", "option": {"dropout": "0.5"}}),
     ],
 )
-def test_divided_layers_equal_one_process(
+def test_sharded_layers_equal_one_process(
     tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str, speeds: str, words: dict[str, Any]
 ) -> None:
     learnt = {name: words[name] for name in ("accumulate", "option") if name in words}
@@ -85,7 +85,7 @@ def unnormalised(folder: Path, speeds: str = "1", **words: Any) -> dict[str, tor
         ("data+pipeline", "1,1,1", {"shares": "1,1,1", "replicas": "2,1", "micro_batches": 3}),
     ],
 )
-def test_stages_equal_one_process(tmp_path: Path, strategy: str, speeds: str, words: dict[str, Any]) -> None:
+def test_pipeline_stages_equal_one_process(tmp_path: Path, strategy: str, speeds: str, words: dict[str, Any]) -> None:
     alone = unnormalised(tmp_path / "alone")
     assert distance(alone, unnormalised(tmp_path / "run", speeds, strategy=strategy, **words)) < TOLERANCE
     record, other = (read_noun(tmp_path / name / "record.json", TrainRecord) for name in ("run", "alone"))
@@ -131,21 +131,21 @@ def test_stages_of_several_nodes_equal_one_process(
 
 
 @pytest.mark.parametrize("strategy", ["sharded", "spatial", pytest.param("pipeline", marks=pytest.mark.slow)])
-def test_reduced_precision_learns_too(tmp_path: Path, strategy: str) -> None:
+def test_reduced_precision_learns_under_model_parallelism(tmp_path: Path, strategy: str) -> None:
     train(tmp_path / "run", "1,1", strategy=strategy, precision="bf16", epochs=8)
     assert (read_noun(tmp_path / "run" / "record.json", TrainRecord).validation_accuracy or 0) > 0.6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["filter", "sharded", "spatial", "data+sharded"])
-def test_compiled_between_exchanges_the_weights_are_the_same(
+def test_compiled_parallel_model_equals_one_process(
     tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str
 ) -> None:
     train(tmp_path / "run", "1,1,1", strategy=strategy, shares="2,1,1", compile=True)
     assert distance(alone, load_file(tmp_path / "run" / "model.safetensors")) < TOLERANCE
 
 
-def test_under_torchrun_the_same_command_gives_the_same_weights(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+def test_torchrun_gives_the_weights_of_one_process(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "evener"]
     words = ["train", TINY, "--precision", "fp64", "--seed", "3", "--strategy", "sharded", "--output", "ranks"]
     subprocess.run([*launcher, *words], cwd=tmp_path, check=True, capture_output=True, timeout=100)
@@ -153,7 +153,7 @@ def test_under_torchrun_the_same_command_gives_the_same_weights(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_any_strategy_goes_on_under_any_other(tmp_path: Path) -> None:
+def test_checkpoint_of_any_strategy_resumes_under_any_other(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     ways: list[tuple[str, str, dict[str, Any]]] = [
         ("1,1", "pipeline", {"epochs": 1}),
@@ -171,7 +171,7 @@ def test_a_checkpoint_of_any_strategy_goes_on_under_any_other(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_saved_plan_is_performed(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+def test_saved_plan_is_reused(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
     train(tmp_path / "first", "1,1,1", strategy="data+sharded", shares="2,1,4", replicas="2,1")
     file = tmp_path / "first" / "plan.json"
     again = train(tmp_path / "again", "1,1,1", plan=file)
@@ -187,9 +187,7 @@ LINEAR = {"kind": "mlp", "batch_norm": "false", "image": "3x16x16", "width": "25
 
 
 @pytest.mark.parametrize(("memory", "strategies"), [(10**9, {"serial", "data"}), (45 * 10**5, {"pipeline"})])
-def test_what_no_node_holds_is_cut_into_stages_without_being_asked(
-    tmp_path: Path, memory: int, strategies: set[str]
-) -> None:
+def test_model_too_large_for_one_node_is_split_into_stages(tmp_path: Path, memory: int, strategies: set[str]) -> None:
     record = perform(
         RunConfig(
             task="synthetic",
@@ -205,7 +203,7 @@ def test_what_no_node_holds_is_cut_into_stages_without_being_asked(
     assert all(a.memory_bytes < memory for a in record.plan.assignments)
 
 
-def test_a_plan_fits_nodes_in_another_order() -> None:
+def test_plan_fits_nodes_in_another_order() -> None:
     def plan(strategy: Any, *parts: tuple[str, int, int]) -> Plan:
         rows = [
             Assignment(rank=i, node=node, device="cpu", samples=4, replica=replica, stage=stage, share=0.5)
@@ -246,12 +244,12 @@ def test_a_plan_fits_nodes_in_another_order() -> None:
     ],
     ids=str,
 )
-def test_words_that_do_not_go_together_are_refused(words: dict[str, Any], sentence: str) -> None:
+def test_contradictory_strategy_options_are_rejected(words: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         RunConfig(task=TINY, **words)
 
 
-def test_replicas_are_neighbours_and_hold_every_node() -> None:
+def test_replicas_are_contiguous_and_cover_every_node() -> None:
     assert replica_rows("sharded", None, 3) == ((0, 1, 2),)
     assert replica_rows("data+sharded", None, 5) == ((0, 1, 2), (3, 4))
     assert replica_rows("data+pipeline", "1,3,1", 5) == ((0,), (1, 2, 3), (4,))
@@ -260,7 +258,7 @@ def test_replicas_are_neighbours_and_hold_every_node() -> None:
             replica_rows("data+filter", sizes, 5)
 
 
-def test_a_model_that_cannot_be_divided_is_one_sentence(tmp_path: Path) -> None:
+def test_sharding_on_one_node_is_rejected_in_one_sentence(tmp_path: Path) -> None:
     result = evener_here("train", TINY, "--strategy", "data+filter", cwd=tmp_path)
     assert result.returncode == 2
     assert "--local-nodes must be at least 2 for data+filter, got 1" in " ".join(result.stderr.split())
@@ -277,7 +275,7 @@ task = Task(model=lambda: nn.Linear(4, 3), loss=nn.functional.cross_entropy, bat
 """
 
 
-def test_nodes_of_a_model_of_which_nothing_can_be_divided_are_said_to_compute_all(tmp_path: Path) -> None:
+def test_unshardable_model_is_computed_fully_by_every_node(tmp_path: Path) -> None:
     (tmp_path / "flat.py").write_text(FLAT)
     task, folder = str(tmp_path / "flat.py"), tmp_path / "run"
     perform(RunConfig(task=task, strategy="spatial", shares="3,1", local_nodes="1,1", output=folder), quiet=True)

@@ -18,12 +18,12 @@ def write(folder: Path, **files: str) -> Path:
     return folder / "task.py"
 
 
-def test_modules_beside_the_task_are_found_through_other_modules(tmp_path: Path) -> None:
+def test_modules_beside_the_task_are_found_recursively(tmp_path: Path) -> None:
     task = write(tmp_path, task="import first\nimport os", first="from second import thing", second="", third="")
     assert files_needed(task) == ["first.py", "second.py", "task.py"]
 
 
-def test_packages_come_with_what_is_imported_of_them_and_what_that_imports_relatively(tmp_path: Path) -> None:
+def test_packages_are_found_with_their_relative_imports(tmp_path: Path) -> None:
     task = write(
         tmp_path,
         task="def late():\n    from pack.inner import one\nfrom loose import leaf",
@@ -41,14 +41,14 @@ def test_packages_come_with_what_is_imported_of_them_and_what_that_imports_relat
     assert files_needed(task) == ["loose/leaf.py", "outside.py", *wanted, "task.py"]
 
 
-def test_nothing_is_run(tmp_path: Path) -> None:
+def test_import_scan_executes_nothing(tmp_path: Path) -> None:
     assert files_needed(write(tmp_path, task="raise SystemExit(1)\nimport helper", helper="1 / 0")) == [
         "helper.py",
         "task.py",
     ]
 
 
-def test_a_missing_task_and_a_file_that_is_not_python_are_named(tmp_path: Path) -> None:
+def test_missing_task_and_syntax_errors_are_named(tmp_path: Path) -> None:
     with refused(MissingFile):
         files_needed(tmp_path / "task.py")
     with refused(TrainingFailed):

@@ -29,7 +29,7 @@ def digits(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_both_kinds_of_workers_train_one_model_as_one_process_does(digits: Path) -> None:
+def test_thin_and_pytorch_workers_train_like_one_process(digits: Path) -> None:
     data = ("--data", str(digits))
     train = ("nfnn", *data, "--agreement", "sync", "--batch-size", str(BATCH), "--epochs", str(EPOCHS))
     with cluster() as ps:

@@ -40,7 +40,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max(float((a[k].double() - b[k].double()).abs().max()) for k in a)
 
 
-def test_alone_it_learns_and_prints_the_promised_keys(tmp_path: Path) -> None:
+def test_one_process_learns_and_prints_the_documented_keys(tmp_path: Path) -> None:
     summary: dict[str, Any] = last_json(evener("train", TINY, "--epochs", "6", "--json", cwd=tmp_path))
     assert summary["validation_accuracy"] > 0.6
     assert summary["final_loss"] < 1.0
@@ -63,17 +63,17 @@ def test_alone_it_learns_and_prints_the_promised_keys(tmp_path: Path) -> None:
         pytest.param("1,1", "equal", marks=pytest.mark.slow),
     ],
 )
-def test_the_weights_do_not_depend_on_the_nodes(tmp_path: Path, speeds: str, shares: str) -> None:
+def test_weights_do_not_depend_on_the_nodes(tmp_path: Path, speeds: str, shares: str) -> None:
     assert distance(train(tmp_path, "alone"), train(tmp_path, "nodes", speeds, shares=shares)) < 1e-10
 
 
-def test_accumulated_micro_batches_equal_those_of_one_process(tmp_path: Path) -> None:
+def test_accumulated_micro_batches_equal_one_process(tmp_path: Path) -> None:
     alone = train(tmp_path, "alone", accumulate=3)
     assert distance(alone, train(tmp_path, "nodes", "1,1", shares="2,1", accumulate=3)) < 1e-10
     assert distance(alone, train(tmp_path, "whole")) > 1e-6
 
 
-def test_a_resumed_run_on_other_nodes_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_resumed_run_on_other_nodes_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     options = {"schedule": "true"}
     straight = train(tmp_path, "straight", "1,1", option=options)
     with refused(NonFiniteLoss) as failure:
@@ -86,7 +86,7 @@ def test_a_resumed_run_on_other_nodes_equals_an_uninterrupted_one(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_resumed(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_set_aside_and_the_previous_one_used(tmp_path: Path) -> None:
     straight = train(tmp_path, "straight", "1,1", epochs=3)
     train(tmp_path, "two", "1,1", epochs=2)
     kept = tmp_path / "two" / "checkpoints"
@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_resumed(tmp_pat
 
 
 @pytest.mark.slow
-def test_checkpoints_come_by_the_clock_too(tmp_path: Path) -> None:
+def test_checkpoints_are_written_at_a_time_interval(tmp_path: Path) -> None:
     train(tmp_path, "run", "1,1", epochs=1, option={"pause": "0.2", "samples": "100"}, checkpoint_every="1s")
     events = read_noun(tmp_path / "run" / "record.json", TrainRecord).events
     steps = [one.step for one in events if one.kind == "checkpoint"]
@@ -109,7 +109,7 @@ def test_checkpoints_come_by_the_clock_too(tmp_path: Path) -> None:
     assert 1 < len(steps) < 5
 
 
-def test_the_record_says_what_happened(tmp_path: Path) -> None:
+def test_record_describes_the_run(tmp_path: Path) -> None:
     train(tmp_path, "run", "1.0,0.5", shares="2,1")
     record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
     plan = read_noun(tmp_path / "run" / "plan.json", Plan)
@@ -130,7 +130,7 @@ def test_the_record_says_what_happened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("speeds", "accumulate"), [("1,1", 1), pytest.param("1,1,1", 1, marks=pytest.mark.slow), ("1,1", 2)]
 )
-def test_predicted_bytes_are_the_bytes_that_were_sent(tmp_path: Path, speeds: str, accumulate: int) -> None:
+def test_sent_bytes_equal_the_prediction(tmp_path: Path, speeds: str, accumulate: int) -> None:
     train(tmp_path, "run", speeds, shares="equal", accumulate=accumulate)
     record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
     assert record.plan.prediction is not None
@@ -143,7 +143,7 @@ def test_predicted_bytes_are_the_bytes_that_were_sent(tmp_path: Path, speeds: st
         }
 
 
-def test_stationary_data_is_learnt_from_by_all_nodes(tmp_path: Path) -> None:
+def test_stationary_data_of_all_nodes_are_used(tmp_path: Path) -> None:
     train(tmp_path, "s", "1,1", stationary=True, shares="3,1", epochs=6)
     record = read_noun(tmp_path / "s" / "record.json", TrainRecord)
     assert (record.validation_accuracy or 0) > 0.6
@@ -151,13 +151,13 @@ def test_stationary_data_is_learnt_from_by_all_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_reduced_precision_learns_too(tmp_path: Path, precision: str) -> None:
+def test_reduced_precision_learns(tmp_path: Path, precision: str) -> None:
     train(tmp_path, "r", "1,1", precision=precision, epochs=8)
     assert (read_noun(tmp_path / "r" / "record.json", TrainRecord).validation_accuracy or 0) > 0.6
 
 
 @pytest.mark.slow
-def test_under_torchrun_the_same_command_gives_the_same_weights(tmp_path: Path) -> None:
+def test_torchrun_gives_the_weights_of_one_process(tmp_path: Path) -> None:
     alone = train(tmp_path, "alone")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = [
@@ -182,12 +182,12 @@ def test_under_torchrun_the_same_command_gives_the_same_weights(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_compiled_model_gives_the_same_weights(tmp_path: Path) -> None:
+def test_compiled_model_gives_the_same_weights(tmp_path: Path) -> None:
     compiled = train(tmp_path, "compiled", "1,1", shares="2,1", compile=True)
     assert distance(train(tmp_path, "eager"), compiled) < 1e-10
 
 
-def test_a_run_that_nobody_watches_goes_on_to_its_last_epoch(tmp_path: Path) -> None:
+def test_unwatched_run_continues_to_its_last_epoch(tmp_path: Path) -> None:
     result = evener_here("train", TINY, "--epochs", "3", "--output", "run", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     record = read_noun(tmp_path / "run" / "record.json", TrainRecord)

@@ -27,7 +27,7 @@ PROGRAM = str(Path(TINY).parents[1] / "programs" / "scripts" / "regression.py")
     ],
     ids=lambda words: words[0],
 )
-def test_an_output_below_a_file_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_output_below_a_file_is_rejected(words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = evener_here(*words, "file/out", cwd=tmp_path)
     assert result.returncode == 2
@@ -35,13 +35,13 @@ def test_an_output_below_a_file_is_refused(words: tuple[str, ...], tmp_path: Pat
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_file_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+def test_folder_as_output_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     result = evener_here("trace", TINY, "--output", "folder", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (2, "evener: cannot write folder: it is a folder; name a file in it\n")
 
 
-def test_a_report_of_a_folder_is_one_of_its_record(tmp_path: Path) -> None:
+def test_report_of_a_folder_reads_its_record(tmp_path: Path) -> None:
     result = evener_here("report", ".", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("evener: cannot read record.json")
@@ -63,7 +63,7 @@ def test_a_report_of_a_folder_is_one_of_its_record(tmp_path: Path) -> None:
     ],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_a_full_disk_is_one_sentence(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_full_disk_gives_one_sentence(words: tuple[str, ...], tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         disk.fill()
         result = evener_here(*words, "disk/out.py", cwd=tmp_path)
@@ -73,7 +73,7 @@ def test_a_full_disk_is_one_sentence(words: tuple[str, ...], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("nodes", [(), ("--local-nodes", "1,1")], ids=["this process", "local nodes"])
-def test_a_disk_that_becomes_full_costs_a_run_no_step(nodes: tuple[str, ...], tmp_path: Path) -> None:
+def test_disk_that_fills_up_costs_a_run_no_step(nodes: tuple[str, ...], tmp_path: Path) -> None:
     endless = str(Path(TINY).with_name("endless.py"))
     with small_disk(tmp_path / "disk") as disk:
         disk.fill(room=70_000)
@@ -87,7 +87,7 @@ def test_a_disk_that_becomes_full_costs_a_run_no_step(nodes: tuple[str, ...], tm
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_master_that_was_killed_starts_again_on_a_full_disk(tmp_path: Path) -> None:
+def test_killed_master_restarts_on_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         cluster = Cluster(tmp_path, home=disk.folder / "home")
         try:

@@ -85,7 +85,7 @@ words = dict(model=net, loss=nn.functional.cross_entropy, train_data=data, batch
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_error_of_the_users_is_one_sentence(tmp_path: Path, change: str, code: int, sentences: list[str]) -> None:
+def test_error_in_user_code_gives_one_sentence(tmp_path: Path, change: str, code: int, sentences: list[str]) -> None:
     (tmp_path / "own.py").write_text(f"{TASK}{change}\ntask = Task(**words)\n")
     result = evener_here("train", "own.py", "--epochs", "1", cwd=tmp_path)
     assert result.returncode == code, result.stderr
@@ -95,7 +95,7 @@ def test_an_error_of_the_users_is_one_sentence(tmp_path: Path, change: str, code
     assert result.stderr.count("\n") == 1
 
 
-def test_an_error_in_a_loaders_process_is_one_sentence(tmp_path: Path) -> None:
+def test_error_in_a_data_loader_process_gives_one_sentence(tmp_path: Path) -> None:
     change = "item = lambda i: 1 / (i - 30)\nwords['train_data'] = Samples"
     (tmp_path / "own.py").write_text(f"{TASK}{change}\ntask = Task(**words)\n")
     result = evener("train", "own.py", "--workers", "1", cwd=tmp_path)
@@ -105,7 +105,7 @@ def test_an_error_in_a_loaders_process_is_one_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_what_a_loaders_process_passes_on_is_told_as_if_it_had_been_raised_here() -> None:
+def test_error_from_a_data_loader_process_reads_like_a_local_one() -> None:
     def passed_on() -> None:
         try:
             with noting("data, at sample 0"):
@@ -127,7 +127,7 @@ class Odd(Exception):
         raise ZeroDivisionError
 
 
-def test_an_error_without_a_message_is_named_by_its_class() -> None:
+def test_error_without_a_message_is_named_by_its_class() -> None:
     assert words_of(Odd()) == first_line(Odd()) == "Odd"
     assert text_of(Odd()) == ""
     cpu = torch.device("cpu")

@@ -20,7 +20,7 @@ def evener(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_mistake_is_told_before_pytorch_is_looked_for(tmp_path: Path) -> None:
+def test_invalid_option_is_reported_before_pytorch_is_loaded(tmp_path: Path) -> None:
     loaded = "import sys, evener.cli.app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], cwd=tmp_path, timeout=60, check=False).returncode == 0
     result = evener("train", "digits", "--epochs", "0", cwd=tmp_path)
@@ -28,7 +28,7 @@ def test_a_mistake_is_told_before_pytorch_is_looked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("train", "digits"), ("benchmark",), ("demo",), ("trace", "digits")], ids=" ".join)
-def test_what_needs_pytorch_says_what_to_type(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_commands_that_need_pytorch_give_an_install_command(tmp_path: Path, words: tuple[str, ...]) -> None:
     result = evener(*words, cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == f"evener: this needs PyTorch, which is not installed: {pip_install('torch')}\n"
@@ -48,7 +48,7 @@ def test_what_needs_pytorch_says_what_to_type(tmp_path: Path, words: tuple[str, 
     ],
     ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",
 )
-def test_what_is_misspelt_is_told_before_pytorch_is_loaded(
+def test_misspelt_name_is_reported_before_pytorch_is_loaded(
     tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     result = evener(*words, cwd=tmp_path)
@@ -70,9 +70,7 @@ def test_what_is_misspelt_is_told_before_pytorch_is_loaded(
     ],
     ids=" ".join,
 )
-def test_a_folder_without_a_checkpoint_is_refused_before_pytorch_is_loaded(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_folder_without_checkpoint_is_rejected_before_pytorch_loads(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "empty").mkdir()
     result = evener(*words, cwd=tmp_path)
     assert result.returncode == 2
@@ -81,17 +79,17 @@ def test_a_folder_without_a_checkpoint_is_refused_before_pytorch_is_loaded(
     assert result.stderr.count("\n") == 1
 
 
-def test_versions_and_help_need_no_pytorch(tmp_path: Path) -> None:
+def test_version_and_help_need_no_pytorch(tmp_path: Path) -> None:
     assert '"evener": "' in evener("version", cwd=tmp_path).stdout
     assert "benchmark" in evener("--help", cwd=tmp_path).stdout
 
 
-def test_a_report_needs_no_pytorch(tmp_path: Path) -> None:
+def test_report_needs_no_pytorch(tmp_path: Path) -> None:
     result = evener("report", "none.json", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == "evener: cannot read none.json: No such file or directory\n"
 
 
-def test_a_private_parameter_server_needs_none() -> None:
+def test_private_master_needs_no_pytorch() -> None:
     code = "import sys; sys.modules['torch'] = None; from evener.commands import private_master, train_by_agreement"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

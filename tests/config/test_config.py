@@ -48,20 +48,20 @@ SHIPPED = {"agreement": "sync", "ship_data": True}
     ],
     ids=str,
 )
-def test_what_does_not_go_together_is_a_sentence(words: dict[str, Any], sentence: str) -> None:
+def test_contradictory_options_raise_a_sentence(words: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         RunConfig(task="digits", **words)
     assert sentence in str(refused.value)
 
 
 @pytest.mark.parametrize("words", [{"rematerialise": "always"}, {"schedule": "gpipe"}, {"memory": "4GB"}], ids=str)
-def test_what_belongs_to_a_strategy_is_judged_by_that_of_a_given_plan(words: dict[str, Any]) -> None:
+def test_strategy_options_are_checked_against_the_plan(words: dict[str, Any]) -> None:
     config = RunConfig(task="digits", plan=Path("plan"), **words)
     assert strategy_conflict(config, "pipeline") is None
     assert (strategy_conflict(config, "data") is None) == ("memory" in words)
 
 
-def test_another_strategy_is_tried_without_an_exception() -> None:
+def test_strategy_conflict_is_returned_without_an_exception() -> None:
     config = RunConfig(task="digits", compile=True)
     assert strategy_conflict(config, "sharded") is None
     assert strategy_conflict(config, "pipeline") == (
@@ -69,7 +69,7 @@ def test_another_strategy_is_tried_without_an_exception() -> None:
     )
 
 
-def test_candidates_go_with_what_was_asked_for() -> None:
+def test_candidate_strategies_match_the_options() -> None:
     assert candidate_strategies(RunConfig(task="digits"), 1) == ["data"]
     assert candidate_strategies(RunConfig(task="digits", shares="equal"), 3) == ["data"]
     assert candidate_strategies(RunConfig(task="digits", strategy="spatial"), 3) == ["spatial"]
@@ -79,7 +79,7 @@ def test_candidates_go_with_what_was_asked_for() -> None:
     assert not [name for name in several if "pipeline" in name]
 
 
-def test_a_config_travels_as_json() -> None:
+def test_config_survives_json() -> None:
     config = RunConfig(task="digits", data=Path("data"), option={"lr": "1"}, output=Path("out"))
     data = msgspec.json.encode(config, enc_hook=str)
     assert msgspec.json.decode(data, type=RunConfig, dec_hook=lambda _, text: Path(text)) == config
@@ -99,7 +99,5 @@ def test_a_config_travels_as_json() -> None:
         ({"strategy": "filter", "elastic": True}, True),
     ],
 )
-def test_a_run_goes_on_without_a_lost_node_where_samples_alone_are_divided(
-    words: dict[str, Any], is_elastic: bool
-) -> None:
+def test_run_is_elastic_if_it_only_divides_samples(words: dict[str, Any], is_elastic: bool) -> None:
     assert RunConfig(task="digits", **words).is_elastic is is_elastic

@@ -11,7 +11,7 @@ from evener.sync.protocol import Sgd
 from support.refusals import refused
 
 
-def test_a_bound_on_the_gradient_s_norm_is_the_server_s_where_it_makes_the_steps() -> None:
+def test_server_clips_gradients_only_if_it_makes_the_steps() -> None:
     outer = Sgd(learning_rate=0.1)
     for agreement, bound in (("sync", 0.5), ("async", 0.5), ("bounded", 0.5), ("average", None), ("diloco", None)):
         words: Any = {"agreement": agreement}
@@ -19,7 +19,7 @@ def test_a_bound_on_the_gradient_s_norm_is_the_server_s_where_it_makes_the_steps
         assert agreement_of(asked, lambda: outer, clip_norm=0.5, batch=4).clip_norm == bound
 
 
-def test_an_optimiser_that_the_server_does_not_know_may_make_local_steps() -> None:
+def test_optimizer_unknown_to_the_server_may_make_local_steps() -> None:
     def unknown() -> Sgd:
         raise InvalidInput("the server does not know it")
 

@@ -40,31 +40,31 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asks:
     return ask
 
 
-def test_what_is_typed_goes_before_the_file_and_that_before_the_default(asked: Asks) -> None:
+def test_command_line_overrides_the_file_and_the_file_the_defaults(asked: Asks) -> None:
     text = "epochs = 3\nbatch-size = 50\ncheck = false\n"
     config = asked(text, "--epochs", "8", "--check")
     assert (config.epochs, config.batch_size, config.check, config.seed) == (8, 50, True, 0)
     assert config.usual == "batch_size=50 (from evener.toml)"
 
 
-def test_an_option_is_typed_even_if_it_is_the_default(asked: Asks) -> None:
+def test_typed_default_value_overrides_the_file(asked: Asks) -> None:
     assert asked("seed = 7", "--seed", "0").seed == 0
     assert not asked("compile = true", "--no-compile").compile
     assert asked("compile = true").compile
 
 
-def test_options_of_the_task_are_taken_one_by_one(asked: Asks) -> None:
+def test_task_options_are_merged_one_by_one(asked: Asks) -> None:
     config = asked("[option]\nwidth = 16\nimage = [3, 64, 64]\nnorm = true", "--option", "width=32")
     assert config.option == {"width": "32", "image": "3x64x64", "norm": "True"}
     assert config.usual == "option.image=3x64x64, option.norm=True (from evener.toml)"
 
 
-def test_numbers_and_lists_of_them_are_written_as_such(asked: Asks) -> None:
+def test_numbers_and_lists_are_accepted(asked: Asks) -> None:
     config = asked("local_nodes = [1.0, 0.5]\nshares = [2, 1]\npatience = 5\ncheckpoint_every = 100\n")
     assert (config.local_nodes, config.shares, config.patience, config.checkpoint_every) == ("1.0,0.5", "2,1", 5, "100")
 
 
-def test_paths_are_meant_from_the_folder_of_the_file(asked: Asks, tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_folder_of_the_file(asked: Asks, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "my_task.py").touch()
     (tmp_path / "mine" / FILE).write_text('data = "images"\noutput = "/runs/x"')
@@ -72,9 +72,7 @@ def test_paths_are_meant_from_the_folder_of_the_file(asked: Asks, tmp_path: Path
     assert (config.data, config.output, config.epochs) == (Path("mine/images"), Path("/runs/x"), None)
 
 
-def test_a_search_takes_what_it_knows_of_training_and_a_table_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_uses_training_options_and_its_own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configs: list[TuneConfig] = []
     monkeypatch.setattr("evener.search.command.tune", lambda config, **_: configs.append(config))
     monkeypatch.chdir(tmp_path)
@@ -94,12 +92,12 @@ def test_a_search_takes_what_it_knows_of_training_and_a_table_of_its_own(
     assert "evener.toml line 2: evener tune has no option 'trails', did you mean 'trials'?" in str(failed.exception)
 
 
-def test_a_training_takes_no_notice_of_the_table_of_a_search(asked: Asks) -> None:
+def test_training_ignores_the_table_of_a_search(asked: Asks) -> None:
     config = asked("epochs = 3\n[tune]\ntrials = 9\n")
     assert (config.epochs, config.usual) == (3, "epochs=3 (from evener.toml)")
 
 
-def test_a_run_from_python_takes_what_lies_beside_a_named_task(tmp_path: Path) -> None:
+def test_run_from_python_uses_the_file_beside_a_named_task(tmp_path: Path) -> None:
     (tmp_path / "usual_task.py").write_text(f"from pathlib import Path\nexec(Path({str(TINY)!r}).read_text())\n")
     (tmp_path / FILE).write_text("epochs = 1\nseed = 5\n")
     _, record = calling.train(tmp_path / "usual_task.py", output=tmp_path / "run", devices="cpu", seed=7, quiet=True)
@@ -110,7 +108,7 @@ def test_a_run_from_python_takes_what_lies_beside_a_named_task(tmp_path: Path) -
         calling.train(tmp_path / "usual_task.py", output=tmp_path / "run", devices="cpu", quiet=True)
 
 
-def test_tasks_of_evener_have_none(asked: Asks) -> None:
+def test_built_in_tasks_ignore_the_file(asked: Asks) -> None:
     config = asked("epochs = 3", task="digits")
     assert (config.epochs, config.usual) == (None, "")
 
@@ -128,7 +126,7 @@ def test_tasks_of_evener_have_none(asked: Asks) -> None:
         ("epochs 3", "evener.toml: Expected '=' after a key in a key/value pair (at line 1, column 8)"),
     ],
 )
-def test_a_mistake_in_the_file_is_told_with_its_line(asked: Asks, text: str, sentence: str) -> None:
+def test_error_in_the_file_is_reported_with_its_line(asked: Asks, text: str, sentence: str) -> None:
     with pytest.raises(InvalidFile) as refused:
         asked(text)
     assert sentence in str(refused.value)
@@ -142,19 +140,19 @@ def test_a_mistake_in_the_file_is_told_with_its_line(asked: Asks, text: str, sen
         ("staleness = 2", "--staleness belongs to --agreement bounded; --staleness is from evener.toml line 1"),
     ],
 )
-def test_what_is_not_allowed_is_told_with_where_it_came_from(asked: Asks, text: str, sentence: str) -> None:
+def test_invalid_value_is_reported_with_its_origin(asked: Asks, text: str, sentence: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         asked(text)
     assert sentence in str(refused.value)
 
 
-def test_a_mistake_that_was_typed_is_not_blamed_on_the_file(asked: Asks) -> None:
+def test_typed_error_is_not_attributed_to_the_file(asked: Asks) -> None:
     with pytest.raises(InvalidInput) as refused:
         asked("epochs = 3", "--batch-size", "0")
     assert str(refused.value) == "--batch-size must be positive, got 0"
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"\xff")
     with refused(InvalidFile), usual_options(_typed(tmp_path), ()):
         pass
@@ -164,7 +162,7 @@ def _typed(folder: Path) -> dict[str, Any]:
     return msgspec.structs.asdict(RunConfig(task=str(folder / "my_task.py")))
 
 
-def test_first_line_and_record_say_what_came_from_the_file(tmp_path: Path) -> None:
+def test_first_line_and_record_list_the_options_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(Path(TINY).read_text())
     (tmp_path / FILE).write_text('epochs = 1\ndevices = "cpu"\noutput = "out"\n')
     result = evener_here("train", "tiny.py", "--json", cwd=tmp_path)

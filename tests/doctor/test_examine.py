@@ -23,12 +23,12 @@ OF_THE_MOMENT = {"load", "heat", "memory", "interface"}
 
 
 @pytest.mark.slow
-def test_twenty_times_nothing_false_is_found(tmp_path: Path) -> None:
+def test_examining_a_sound_machine_20_times_finds_no_fault(tmp_path: Path) -> None:
     found = [faults(check_machine(examine({"runs": tmp_path}, machine="here"))) for _ in range(20)]
     assert [[fault.words for fault in one if fault.what not in OF_THE_MOMENT] for one in found] == [[]] * 20
 
 
-def test_what_is_read_is_of_this_machine_and_can_travel(tmp_path: Path) -> None:
+def test_facts_describe_this_machine_and_survive_json(tmp_path: Path) -> None:
     import msgspec
 
     facts = examine({"runs": tmp_path / "not" / "there"}, machine="here")
@@ -38,7 +38,7 @@ def test_what_is_read_is_of_this_machine_and_can_travel(tmp_path: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(facts), type=MachineFacts) == facts
 
 
-def test_a_busy_core_is_named_by_its_process() -> None:
+def test_busy_core_is_named_by_its_process() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             facts = [load_facts(0.3) for _ in range(3)]
@@ -60,14 +60,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True, timeout=20)
 
 
-def test_a_full_disk_is_seen(small_disk: Path) -> None:
+def test_full_disk_is_detected(small_disk: Path) -> None:
     (small_disk / "fill").write_bytes(bytes(10**6))
     facts = folder_facts("runs", small_disk / "runs")
     assert facts.path == str(small_disk)
     assert facts.free_bytes < 10**5
 
 
-def test_heat_is_what_the_kernel_counts_meanwhile(tmp_path: Path) -> None:
+def test_throttle_counts_before_the_measurement_are_ignored(tmp_path: Path) -> None:
     for core in ("cpu0", "cpu1"):
         count = tmp_path / core / "thermal_throttle" / "core_throttle_count"
         count.parent.mkdir(parents=True)
@@ -75,7 +75,7 @@ def test_heat_is_what_the_kernel_counts_meanwhile(tmp_path: Path) -> None:
     assert load_facts(0.01, tmp_path).hot_cores == 0
 
 
-def test_names_and_variables_are_read() -> None:
+def test_host_name_and_variables_are_read() -> None:
     facts = network_facts({"GLOO_SOCKET_IFNAME": "eth3"}, "localhost", "127.0.0.1")
     assert "127.0.0.1" in facts.host_addresses
     assert (facts.route_address, facts.gloo_interfaces) == ("127.0.0.1", "eth3")
@@ -90,7 +90,7 @@ echo "NVIDIA T4, 570.86.15, [N/A], [N/A], Not Active, Not Active"
 """
 
 
-def test_the_driver_s_gpus_are_read_as_its_tool_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_smi_output_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     tool = tmp_path / "nvidia-smi"
     tool.write_text(SMI)
@@ -103,17 +103,17 @@ def test_the_driver_s_gpus_are_read_as_its_tool_writes_them(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(("chosen", "count"), [(None, 4), ("", 0), ("1,2", 2), ("0,-1,2", 1), ("0,1,2,3,4", 4)])
-def test_the_variable_leaves_as_many_gpus_as_cuda_does(chosen: str | None, count: int) -> None:
+def test_visible_devices_variable_counts_gpus_like_cuda(chosen: str | None, count: int) -> None:
     assert visible_gpus(4, chosen) == count
 
 
-def test_without_a_driver_pytorch_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_torch_gpus_are_unknown_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(examine_module, "_OTHER_DRIVER", tmp_path / "none")
     assert examine_module.torch_gpus(0) is None
 
 
 @pytest.mark.parametrize(("percents", "busy"), [([100.0, 0.0], 0.0), ([100.0, 60.0], 0.6), ([0.0, 0.0], 0.0)])
-def test_what_others_do_on_cores_that_a_container_does_not_have_is_not_told(
+def test_load_on_cores_outside_the_container_is_ignored(
     percents: list[float], busy: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examine_module, "usable_cores", lambda: 1)

@@ -58,7 +58,7 @@ FAULTS: list[tuple[dict[str, Any], str, str, str]] = [
 
 
 @pytest.mark.parametrize(("planted", "what", "severity", "words"), FAULTS)
-def test_a_planted_fault_is_the_only_one_and_is_named_with_machine_and_cure(
+def test_planted_fault_is_the_only_one_with_machine_and_remedy(
     planted: dict[str, Any], what: str, severity: str, words: str
 ) -> None:
     [fault] = faults(check_machine(replace(SOUND, **planted)))
@@ -83,12 +83,12 @@ def test_a_planted_fault_is_the_only_one_and_is_named_with_machine_and_cure(
         network(host_addresses=("fe80::1", "10.0.0.5")),
     ],
 )
-def test_a_sound_machine_has_no_faults(words: dict[str, Any]) -> None:
+def test_sound_machine_has_no_faults(words: dict[str, Any]) -> None:
     findings = check_machine(replace(SOUND, **words))
     assert faults(findings) == []
     assert not has_error(findings)
 
 
-def test_a_fault_has_a_cure() -> None:
+def test_fault_must_have_a_remedy() -> None:
     with refused(InvalidValue):
         Finding(machine="ada", what="disk", severity="error", sentence="is full")

@@ -57,9 +57,7 @@ SMALL = replace(SOUND.network, interfaces=(interface("lo", "127.0.0.1"), interfa
         ),
     ],
 )  # fmt: skip
-def test_a_planted_fault_between_machines_is_named(
-    planted: dict[str, Any], what: str, severity: str, words: str
-) -> None:
+def test_fault_between_machines_is_named(planted: dict[str, Any], what: str, severity: str, words: str) -> None:
     first = replace(ADA, data=DataFacts(samples=50, fingerprint="NumPy:0"))
     [fault] = faults(check_peers([first, replace(BOB, **planted)]))
     assert (fault.what, fault.severity) == (what, severity)
@@ -67,25 +65,25 @@ def test_a_planted_fault_between_machines_is_named(
     assert fault.cure
 
 
-def test_machines_that_fit_have_no_faults() -> None:
+def test_matching_machines_have_no_faults() -> None:
     assert faults(check_peers([ADA, BOB, replace(BOB, machine="eve")])) == []
     by_nccl = replace(BOB, uses_gloo=False, network=replace(SOUND.network, host_addresses=()))
     assert faults(check_peers([ADA, by_nccl])) == []
 
 
 @pytest.mark.parametrize("host_addresses", [("127.0.1.1",), (), ("10.9.9.9",)])
-def test_a_name_that_stands_for_no_interface_leads_to_that_of_the_others(host_addresses: tuple[str, ...]) -> None:
+def test_host_name_without_an_interface_uses_that_of_the_route(host_addresses: tuple[str, ...]) -> None:
     network = replace(OTHER, host_addresses=host_addresses)
     assert gloo_interface(network) == OTHER.named("eth0")
     assert faults(check_peers([ADA, replace(BOB, network=network)])) == []
 
 
-def test_ranks_that_were_started_apart_on_one_machine_meet_over_its_loopback() -> None:
+def test_ranks_on_one_machine_may_use_loopback() -> None:
     own = replace(SOUND.network, gloo_interfaces="lo")
     assert faults(check_peers([replace(ADA, network=own), replace(ADA, machine="ada-2", network=own)])) == []
 
 
-def test_data_that_different_libraries_read_are_not_compared_and_nodes_may_lack_pytorch() -> None:
+def test_data_read_by_different_libraries_are_not_compared() -> None:
     by = {name: DataFacts(samples=50, fingerprint=f"{name}:0") for name in ("NumPy", "PyTorch")}
     thin = replace(BOB, torch="", is_rank=False, data=by["NumPy"])
     assert faults(check_peers([replace(ADA, is_rank=False, data=by["PyTorch"]), thin])) == []
@@ -94,14 +92,14 @@ def test_data_that_different_libraries_read_are_not_compared_and_nodes_may_lack_
 @pytest.mark.parametrize(
     ("rate", "words"), [(117.5e6, ", and 940 Mbit/s came"), (1.19e9, ", and 9.52 Gbit/s came"), (0.0, "")]
 )
-def test_links_are_told_with_latency_and_rate(rate: float, words: str) -> None:
+def test_links_are_reported_with_latency_and_rate(rate: float, words: str) -> None:
     link = Link(machine="bob", seconds=0.0004, bytes_per_second=rate)
     [finding] = [one for one in check_peers([replace(ADA, links=(link,)), BOB]) if one.what == "link"]
     assert (finding.machine, finding.severity) == ("ada, bob", "ok")
     assert finding.sentence == f"ada reaches bob in 0.4 ms{words}"
 
 
-def test_a_link_is_measured_for_as_long_as_is_wanted() -> None:
+def test_link_measurement_returns_latency_and_rate() -> None:
     with Listeners(("127.0.0.1",)) as listeners:
         [(address, port)] = listeners.places
         found = measure_link("bob", address, port, time.monotonic() + 20, seconds=0.05)
@@ -110,7 +108,7 @@ def test_a_link_is_measured_for_as_long_as_is_wanted() -> None:
     assert measure_link("bob", address, port, time.monotonic() + 20, 0.05) == "Connection refused"
 
 
-def test_a_connection_tells_the_other_clock_and_that_large_packets_pass() -> None:
+def test_probe_returns_the_clock_difference() -> None:
     with Listeners(("127.0.0.1", "192.0.2.77")) as listeners:
         [(address, port)] = listeners.places  # the other address is not of this machine
         found = probe(address, port, time.monotonic() + 20)
@@ -119,7 +117,7 @@ def test_a_connection_tells_the_other_clock_and_that_large_packets_pass() -> Non
     assert probe(address, port, time.monotonic() + 20) == "Connection refused"
 
 
-def test_silence_and_lost_large_packets_are_told_apart() -> None:
+def test_silence_differs_from_lost_large_packets() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert probe("127.0.0.1", port, time.monotonic() + 0.2) == "no answer"

@@ -76,7 +76,7 @@ def record_of(folder: Path, epochs: int) -> TrainRecord:
     return record
 
 
-def test_a_masters_other_address_is_found_by_nodes_and_commands_amid_a_run(build_hosts: Build, tmp_path: Path) -> None:
+def test_nodes_and_commands_find_a_new_address_of_the_master(build_hosts: Build, tmp_path: Path) -> None:
     with cluster(build_hosts, tmp_path, "a", "b") as hosts:
         training = train(hosts, tmp_path, "out", "--epochs", "25", "--option", "pause=0.05")
         wait_for(lambda: updates(hosts, tmp_path) > 5)
@@ -89,7 +89,7 @@ def test_a_masters_other_address_is_found_by_nodes_and_commands_amid_a_run(build
     assert {node.name for node in record_of(tmp_path / "out", 25).nodes} == {"a", "b"}
 
 
-def test_one_line_that_becomes_thin_does_not_stop_the_others(build_hosts: Build, tmp_path: Path) -> None:
+def test_slow_link_does_not_block_the_other_nodes(build_hosts: Build, tmp_path: Path) -> None:
     epochs, wide = 12, "width=100000"  # 4.4 MB: 35 s each way at 1 Mbit/s
     with cluster(build_hosts, tmp_path, "a", "b", "thin") as hosts:
         training = train(hosts, tmp_path, "out", "--epochs", str(epochs), "--option", wide, "--option", "pause=0.02")
@@ -105,7 +105,7 @@ def test_one_line_that_becomes_thin_does_not_stop_the_others(build_hosts: Build,
     assert not [event for event in record.events if event.kind == "excluded" and "thin" not in event.nodes]
 
 
-def test_a_node_with_a_thin_line_is_told_to_send_less_and_stays(build_hosts: Build, tmp_path: Path) -> None:
+def test_node_with_a_slow_link_compresses_and_stays(build_hosts: Build, tmp_path: Path) -> None:
     epochs, wide = (
         12,
         "width=10000",

@@ -64,7 +64,7 @@ def up(hosts: Hosts, home: Path) -> tuple[str, str]:
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="master and workers need two cores")
-def test_three_thin_workers_make_nearly_three_times_the_updates_of_one(
+def test_three_thin_workers_make_almost_three_times_the_updates(
     build_hosts: Build, digits: Path, tmp_path: Path
 ) -> None:
     one = updates_per_second(build_hosts, digits, tmp_path, 1)

@@ -63,7 +63,7 @@ while True:
         pytest.param(("../program.py",), id="program"),
     ],
 )
-def test_the_first_machine_names_the_file_that_the_second_lacks(words: Sequence[str], tmp_path: Path) -> None:
+def test_first_machine_names_the_file_missing_on_the_second(words: Sequence[str], tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "program.py").write_text(PROGRAM)
     (code, errors), (_, other) = on_two_machines(words, tmp_path)
@@ -75,7 +75,7 @@ def test_the_first_machine_names_the_file_that_the_second_lacks(words: Sequence[
     assert "FileNotFoundError" in other
 
 
-def test_the_first_machine_names_the_data_that_the_second_was_refused_for(tmp_path: Path) -> None:
+def test_first_machine_names_the_data_missing_on_the_second(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(MISSING)
     words = ("-m", "evener", "train", "../task.py", "--output", "run")
     (code, errors), (other_code, other) = on_two_machines(words, tmp_path)
@@ -92,7 +92,7 @@ def heartbeats(patience: float, lost: list[NodeLost]) -> list[RankHeartbeat]:
     ]
 
 
-def test_the_first_failure_that_is_reported_is_the_cause() -> None:
+def test_first_reported_failure_is_the_cause() -> None:
     first, second = heartbeats(60.0, [])
     assert first.cause() == ""
     second.report_failure("node b failed: x.pt")
@@ -100,7 +100,7 @@ def test_the_first_failure_that_is_reported_is_the_cause() -> None:
     assert first.cause() == "node b failed: x.pt"
 
 
-def test_a_failure_that_all_may_raise_leaves_them_time_and_ends_those_who_do_not() -> None:
+def test_shared_failure_leaves_ranks_time_to_raise_it() -> None:
     lost: list[NodeLost] = []
     first, second = heartbeats(60.0, lost)
     second.report_failure("node b failed: x.pt", is_shared=True)

@@ -55,7 +55,7 @@ def require_taken(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("document", "pod"), ALL_PODS)
-def test_pods_start_commands_that_there_are(document: Any, pod: Any) -> None:
+def test_pod_commands_are_accepted_by_evener_and_torchrun(document: Any, pod: Any) -> None:
     for container in pod["containers"]:
         words = [*container.get("command", ["evener"]), *container.get("args", ())]
         require_taken(words[words.index("evener") + 1 :])
@@ -67,7 +67,7 @@ def test_pods_start_commands_that_there_are(document: Any, pod: Any) -> None:
 
 
 @pytest.mark.parametrize(("document", "pod"), ALL_PODS)
-def test_what_a_pod_mounts_is_one_of_its_volumes(document: Any, pod: Any) -> None:
+def test_pod_mounts_are_its_volumes(document: Any, pod: Any) -> None:
     claims = document["spec"].get("volumeClaimTemplates", ())
     volumes = {one["name"] for one in pod.get("volumes", ())} | {one["metadata"]["name"] for one in claims}
     mounts = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
@@ -75,7 +75,7 @@ def test_what_a_pod_mounts_is_one_of_its_volumes(document: Any, pod: Any) -> Non
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
-def test_what_is_referred_to_is_in_the_file_or_made_by_the_command_in_its_head(manifest: Path) -> None:
+def test_manifest_references_are_defined_or_created_by_its_header(manifest: Path) -> None:
     text = manifest.read_text()
     named = set(re.findall(r"(?:secretName|secretKeyRef: \{name|configMap: \{name|claimName): ([\w-]+)", text))
     made = set(re.findall(r"# .*kubectl create (?:configmap|secret generic) ([\w-]+)", text))
@@ -98,7 +98,7 @@ def test_nodes_find_the_master_by_its_service() -> None:
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
-def test_kubernetes_takes_them_by_its_own_schemas(manifest: Path) -> None:
+def test_manifests_match_the_kubernetes_schemas(manifest: Path) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[kubernetes]'")
     for document in documents(manifest):
         if document["kind"] == "PyTorchJob":  # Kubeflow's: what is Kubernetes' own in it are the pods
@@ -107,7 +107,7 @@ def test_kubernetes_takes_them_by_its_own_schemas(manifest: Path) -> None:
         kubernetes_validate.validate(document, "1.33", strict=True)
 
 
-def test_the_image_is_made_of_what_is_there() -> None:
+def test_dockerfile_copies_existing_files() -> None:
     text = (FOLDER / "Dockerfile").read_text()
     for line in re.findall(r"^COPY (?!--from)(.+)", text, re.MULTILINE):
         assert all((ROOT / source).exists() for source in line.split()[:-1])
@@ -121,7 +121,7 @@ def test_the_image_is_made_of_what_is_there() -> None:
         require_taken(line.split())
 
 
-def test_the_job_of_slurm_is_a_script_with_commands_that_there_are() -> None:
+def test_slurm_script_uses_existing_commands() -> None:
     job = FOLDER / "slurm.sbatch"
     subprocess.run(["bash", "-n", str(job)], check=True, timeout=10)
     lines = re.findall(r"^srun evener (.+)", job.read_text(), re.MULTILINE)
@@ -132,7 +132,7 @@ def test_the_job_of_slurm_is_a_script_with_commands_that_there_are() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_the_workers_of_ray_train_are_ranks(tmp_path: Path) -> None:
+def test_ray_train_workers_are_ranks(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="pip install -e '.[ray]'")
     words = ["--workers", "2", "digits", "--epochs", "1", "--option", "channels=8", "--option", "blocks=1"]
     result = subprocess.run(

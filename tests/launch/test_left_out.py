@@ -60,7 +60,7 @@ class Ranks:
         return thread, errors
 
 
-def test_a_rank_that_is_left_out_says_why_and_stays_until_all_others_have_done_their_work() -> None:
+def test_left_out_rank_gives_its_reason_and_stays_until_all_end() -> None:
     ranks = Ranks()
     thread, errors = ranks.stays()
     ranks.beats[1].stop()
@@ -100,7 +100,9 @@ def _stopped(ranks: Ranks) -> None:
         (_stopped, Interrupted, "stopped after step 3"),
     ],
 )
-def test_it_ends_by_the_error_of_the_run(end: Callable[[Ranks], None], kind: type[EvenerError], sentence: str) -> None:
+def test_left_out_rank_raises_the_error_of_the_run(
+    end: Callable[[Ranks], None], kind: type[EvenerError], sentence: str
+) -> None:
     ranks = Ranks()
     end(ranks)
     thread, errors = ranks.stays()
@@ -108,7 +110,7 @@ def test_it_ends_by_the_error_of_the_run(end: Callable[[Ranks], None], kind: typ
     assert [(type(error), str(error)) for error in errors] == [(kind, sentence)]
 
 
-def test_a_rank_that_is_left_out_and_asked_to_stop_stops_the_others() -> None:
+def test_left_out_rank_passes_on_a_stop_request() -> None:
     ranks = Ranks()
     ranks.beats[1].start()
     ranks.env.request_stop()
@@ -121,7 +123,7 @@ def test_a_rank_that_is_left_out_and_asked_to_stop_stops_the_others() -> None:
         thread.join(10)
 
 
-def test_ranks_that_evener_started_itself_do_not_stay() -> None:
+def test_left_out_rank_started_by_evener_ends_at_once() -> None:
     ranks = Ranks()
     ranks.env.tell = None
     began = time.monotonic()
@@ -159,7 +161,7 @@ task = Task(
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, NodeLost.exit_code)])
-def test_a_first_rank_that_is_too_slow_ends_as_the_run_does(fails: bool, code: int, tmp_path: Path) -> None:
+def test_slow_first_rank_ends_like_the_run(fails: bool, code: int, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK.replace("FAILS", str(fails)))
     words = ("-m", "evener", "train", "../task.py", "--output", "run", "--no-check")
     (first, errors), (second, _) = on_two_machines(words, tmp_path)

@@ -67,7 +67,7 @@ def coordinator() -> Iterator[Coordinator]:
     one.close()
 
 
-def test_what_one_leaves_the_other_finds_and_waits_for(coordinator: Coordinator) -> None:
+def test_value_set_by_one_rank_is_found_by_the_other(coordinator: Coordinator) -> None:
     first, second = (SignedStore(LineStore(coordinator.line(number)), SECRET) for number in (1, 2))
     found: list[bytes] = []
     waiting = threading.Thread(target=lambda: found.append(second.get("place")))
@@ -79,21 +79,19 @@ def test_what_one_leaves_the_other_finds_and_waits_for(coordinator: Coordinator)
     assert found == [b"here"]
 
 
-def test_a_value_that_nobody_signed_is_refused(coordinator: Coordinator) -> None:
+def test_unsigned_value_is_rejected(coordinator: Coordinator) -> None:
     coordinator.values.by_key["place"] = b"x" * 40
     with refused(NodeLost):
         SignedStore(LineStore(coordinator.line(1)), SECRET).get("place")
 
 
-def test_what_does_not_come_in_time_is_an_error_as_of_any_store(coordinator: Coordinator) -> None:
+def test_missing_value_raises_a_store_error_after_the_timeout(coordinator: Coordinator) -> None:
     with pytest.raises(dist.DistStoreError, match=r"did not answer for 0\.05 s"):
         LineStore(coordinator.line(1)).wait(["never"], timedelta(seconds=0.05))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rendezvous_over_a_line_that_was_left_ends_and_one_to_which_all_come_does_not(
-    coordinator: Coordinator, rank: int
-) -> None:
+def test_abandoned_rendezvous_ends_and_a_complete_one_succeeds(coordinator: Coordinator, rank: int) -> None:
     changed = threading.Condition()
     present = tuple(Participant(process=number, node=f"n{number}", since=1) for number in range(2))
 
@@ -116,7 +114,7 @@ def test_a_rendezvous_over_a_line_that_was_left_ends_and_one_to_which_all_come_d
         assert one.connections.has_ended()
 
 
-def test_words_that_are_no_values_are_for_who_listens_and_the_end_ends_all(coordinator: Coordinator) -> None:
+def test_other_messages_go_to_the_reader_and_the_end_raises_eof(coordinator: Coordinator) -> None:
     line = coordinator.line(1)
     coordinator.tell(1, encode_message(Heard(count=3)))
     assert line.receive() == encode_message(Heard(count=3))

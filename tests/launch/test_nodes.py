@@ -15,7 +15,7 @@ from evener.records.errors import InvalidValue
 from support.refusals import refused
 
 
-def test_three_speeds_are_three_nodes_of_one_thread_on_one_core_each() -> None:
+def test_three_speeds_give_three_single_threaded_nodes() -> None:
     nodes = parse_local_nodes("1.0,0.5,0.25")
     assert [node.name for node in nodes] == ["node-0", "node-1", "node-2"]
     assert all(len(node.cores) == 1 and node.threads == 1 for node in nodes)
@@ -23,18 +23,18 @@ def test_three_speeds_are_three_nodes_of_one_thread_on_one_core_each() -> None:
     assert ratios == pytest.approx([1.0, 0.5, 0.25])
 
 
-def test_a_speed_changes_at_its_step() -> None:
+def test_speed_changes_at_its_step() -> None:
     [node] = parse_local_nodes("1.0@40=0.33@60=0.5")
     assert [node.speed_at(step) for step in (0, 39, 40, 59, 60, 1000)] == [1.0, 1.0, 0.33, 0.33, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("text", ["", " ", "1.0,", "fast", "0", "-1", "1.5", "1.0@x=1", "1@5=0", "1@9=0.5@3=1", "nan"])
-def test_wrong_speeds_are_refused_in_one_sentence(text: str) -> None:
+def test_invalid_speeds_are_rejected_in_one_sentence(text: str) -> None:
     with refused(InvalidValue):
         parse_local_nodes(text)
 
 
-def test_memory_has_to_be_given_for_every_node() -> None:
+def test_memory_is_needed_for_every_node() -> None:
     assert [n.memory_bytes for n in parse_local_nodes("1,1", [5, 6])] == [5, 6]
     with refused(InvalidValue):
         parse_local_nodes("1,1,1", [5, 6])
@@ -52,7 +52,7 @@ def test_memory_has_to_be_given_for_every_node() -> None:
         ([0.5], 8, [0], 1.0),
     ],
 )
-def test_no_core_holds_more_than_one_whole_node(
+def test_no_core_runs_more_than_one_full_node(
     speeds: list[float], cores: int, places: list[int], shrink: float
 ) -> None:
     found, factor = place(speeds, cores)
@@ -60,7 +60,7 @@ def test_no_core_holds_more_than_one_whole_node(
     assert factor == pytest.approx(shrink)
 
 
-def test_devices_are_nodes_at_full_speed() -> None:
+def test_devices_become_nodes_of_full_speed() -> None:
     assert local_nodes(["cuda:0", "cpu"]) == [
         LocalNode(name="node-0", device="cuda:0"),
         LocalNode(name="node-1", device="cpu"),
@@ -87,7 +87,7 @@ def test_devices_are_nodes_at_full_speed() -> None:
         ("--local-nodes", "fast", "'fast' is not a number"),
     ],
 )
-def test_a_wrong_value_is_refused_with_what_is_wrong_about_it(option: str, value: str, problem: str) -> None:
+def test_invalid_value_is_rejected_with_the_problem(option: str, value: str, problem: str) -> None:
     read = {"--shares": lambda text: relative_shares(text, 2), "--memory": parse_memory}.get(option, parse_local_nodes)
     with pytest.raises(InvalidValue) as refused:
         read(value)
@@ -100,9 +100,9 @@ def test_memory_may_be_in_terabytes() -> None:
 
 
 @pytest.mark.parametrize(("shares", "left"), [("measured", "measured"), ("equal", "equal"), ("7,2,1", "7,1")])
-def test_shares_are_those_of_the_nodes_that_are_left(shares: str, left: str) -> None:
+def test_shares_of_the_remaining_nodes_are_selected(shares: str, left: str) -> None:
     assert shares_of(shares, [0, 2]) == left
 
 
-def test_nodes_without_a_share_have_none() -> None:
+def test_nodes_without_a_share_yield_none() -> None:
     assert shares_of("7,0,0", [1, 2]) is None

@@ -65,15 +65,15 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return words
 
 
-def test_the_first_rank_of_every_machine_looks() -> None:
+def test_first_rank_of_each_machine_runs_the_preflight() -> None:
     assert first_ranks(["ada", "ada", "bob", "ada", "bob"]) == [0, 2]
 
 
-def test_machines_that_fit_pass_with_several_ranks_each(planted: dict[str, Any]) -> None:
+def test_sound_machines_with_several_ranks_pass(planted: dict[str, Any]) -> None:
     assert look(["ada", "ada", "bob"]) == [[], [], []]
 
 
-def test_every_rank_says_the_same_of_another_version(planted: dict[str, Any]) -> None:
+def test_every_rank_reports_another_version(planted: dict[str, Any]) -> None:
     planted["evener"] = "2"
     first, second = look(["ada", "bob"])
     assert str(first) == str(second)
@@ -82,7 +82,7 @@ def test_every_rank_says_the_same_of_another_version(planted: dict[str, Any]) ->
     assert look(["ada", "bob"], is_wanted=False) == [[], []]
 
 
-def test_a_warning_does_not_end_the_run(planted: dict[str, Any]) -> None:
+def test_warning_does_not_end_the_run(planted: dict[str, Any]) -> None:
     planted["torch"] = "2.11.0"
     first, second = look(["ada", "bob"])
     assert first == second
@@ -90,7 +90,7 @@ def test_a_warning_does_not_end_the_run(planted: dict[str, Any]) -> None:
     assert [finding.what for finding in first] == ["versions"]
 
 
-def test_a_machine_that_cannot_be_connected_to_is_named_with_address_port_and_cure(
+def test_unreachable_machine_is_named_with_address_port_and_remedy(
     planted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def blocked(address: str, port: int, until: float) -> float | str:
@@ -105,7 +105,7 @@ def test_a_machine_that_cannot_be_connected_to_is_named_with_address_port_and_cu
     assert "bob cannot connect" not in str(first)
 
 
-def test_a_clock_an_hour_off_is_a_warning(planted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_an_hour_off_gives_a_warning(planted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "probe", lambda address, *_: 3600.0 if address == ADDRESSES["ada"] else -3600.0)
     first, _ = look(["ada", "bob"])
     assert isinstance(first, list)
@@ -114,6 +114,6 @@ def test_a_clock_an_hour_off_is_a_warning(planted: dict[str, Any], monkeypatch: 
     ]
 
 
-def test_on_one_machine_there_is_nothing_to_look_at(planted: dict[str, Any]) -> None:
+def test_single_machine_needs_no_preflight(planted: dict[str, Any]) -> None:
     planted["evener"] = "2"
     assert look(["bob", "bob"]) == [[], []]

@@ -48,7 +48,7 @@ def test_sound_machines_train(build_hosts: fixture.Build, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [(), ("--no-preflight",)])
-def test_a_name_that_stands_for_the_loopback_does_no_harm(
+def test_host_name_that_resolves_to_loopback_is_harmless(
     build_hosts: fixture.Build, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     enter = ("unshare", "--mount", "sh", "-c", NAME_IS_LOOPBACK, "sh")
@@ -61,15 +61,13 @@ def test_a_name_that_stands_for_the_loopback_does_no_harm(
         assert "bob/0" in first.text
 
 
-def test_a_name_that_nobody_knows_does_no_harm(build_hosts: fixture.Build, tmp_path: Path) -> None:
+def test_unknown_host_name_is_harmless(build_hosts: fixture.Build, tmp_path: Path) -> None:
     with build_hosts(Host(name="ada"), Host(name="bob")) as hosts:
         for rank in start(hosts, tmp_path, GLOO_SOCKET_IFNAME=""):
             assert rank.wait(120) == 0, rank.text
 
 
-def test_the_loopback_as_gloo_s_interface_is_named_where_the_user_asks_for_it(
-    build_hosts: fixture.Build, tmp_path: Path
-) -> None:
+def test_loopback_as_gloo_interface_is_an_error(build_hosts: fixture.Build, tmp_path: Path) -> None:
     with build_hosts(Host(name="ada"), Host(name="bob")) as hosts:
         for rank in start(hosts, tmp_path, GLOO_SOCKET_IFNAME="lo"):
             assert rank.wait(120) == 2
@@ -77,7 +75,7 @@ def test_the_loopback_as_gloo_s_interface_is_named_where_the_user_asks_for_it(
             assert "set GLOO_SOCKET_IFNAME=eth0 on it" in rank.text
 
 
-def test_another_mtu_is_a_warning(build_hosts: fixture.Build, tmp_path: Path) -> None:
+def test_different_mtu_gives_a_warning(build_hosts: fixture.Build, tmp_path: Path) -> None:
     with build_hosts(Host(name="ada"), Host(name="bob")) as hosts:
         network.run("ip", "-n", namespace(hosts["bob"]), "link", "set", "dev", "eth0", "mtu", "1000")
         first, second = start(hosts, tmp_path)

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     reload(preload)
 
 
-def test_an_error_is_kept_and_a_missing_module_is_ignored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preload_records_an_error_and_ignores_missing_modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "evener_test_broken.py").write_text("raise ValueError('a variable is wrong')")
     monkeypatch.setenv(preload.NAMES, "evener_test_missing,json")
     reload(preload)
@@ -53,7 +53,7 @@ def test_an_error_is_kept_and_a_missing_module_is_ignored(folder: Path, monkeypa
     ids=["here", "by a fork server"],
 )
 @pytest.mark.timeout(120)
-def test_a_variable_with_which_pytorch_cannot_be_loaded_is_one_sentence(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_variable_that_breaks_pytorch_gives_one_sentence(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "thin.py").write_text(THIN)
     ended = evener(*words, cwd=tmp_path, TORCH_DISTRIBUTED_DEBUG="nonsense")
     assert ended.returncode == EvenerError.exit_code, ended.stderr
@@ -64,7 +64,7 @@ def test_a_variable_with_which_pytorch_cannot_be_loaded_is_one_sentence(tmp_path
     assert "TORCH_DISTRIBUTED_DEBUG" in sentences[0]
 
 
-def test_a_loop_of_links_is_one_sentence_of_the_dashboard(tmp_path: Path) -> None:
+def test_symlink_loop_in_dashboard_gives_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     ended = evener("dashboard", "loop", cwd=tmp_path)
     assert ended.returncode in (1, 2), ended.stderr

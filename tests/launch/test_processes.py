@@ -104,7 +104,7 @@ def outcome(target: Callable[..., None], *arguments: object) -> tuple[LocalProce
         return one, found, one.ending
 
 
-def test_what_a_process_sends_comes_in_order_and_its_end_is_known() -> None:
+def test_messages_of_a_process_arrive_in_order_with_its_end() -> None:
     one, found, ending = outcome(send_twice, "hello")
     assert found == [b"hello", b"end"]
     assert one.has_finished
@@ -112,7 +112,7 @@ def test_what_a_process_sends_comes_in_order_and_its_end_is_known() -> None:
     assert ending == "ended with exit code 0"
 
 
-def test_an_error_for_the_user_comes_with_its_sentence_and_exit_code_and_no_traceback() -> None:
+def test_user_error_arrives_with_sentence_and_exit_code() -> None:
     one, _, ending = outcome(fail, InvalidInput("no such task"))
     assert one.failure is not None
     assert (one.failure.sentence, one.failure.traceback) == ("no such task", "")
@@ -121,7 +121,7 @@ def test_an_error_for_the_user_comes_with_its_sentence_and_exit_code_and_no_trac
     assert ending == "ended with exit code 2"
 
 
-def test_a_bug_comes_with_its_traceback_which_is_printed_once_it_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bug_arrives_with_a_traceback_printed_when_raised(capsys: pytest.CaptureFixture[str]) -> None:
     one, _, _ = outcome(fail, KeyError("x"))
     assert one.failure is not None
     error = one.failure.as_error()
@@ -132,20 +132,20 @@ def test_a_bug_comes_with_its_traceback_which_is_printed_once_it_is_raised(capsy
     assert "in fail" in printed
 
 
-def test_a_lost_connection_is_no_failure_of_the_process_s_own() -> None:
+def test_lost_connection_is_not_the_own_failure_of_a_process() -> None:
     one, _, _ = outcome(fail, NodeLost("rank 1 is gone"))
     assert one.failure is not None
     assert not one.failure.is_own
 
 
-def test_another_thread_may_end_a_process_that_hangs() -> None:
+def test_another_thread_can_end_a_hanging_process() -> None:
     one, _, ending = outcome(end_from_a_thread)
     assert one.failure is not None
     assert one.failure.sentence == "rank 1 is silent"
     assert ending == "ended with exit code 4"
 
 
-def test_a_process_that_dies_without_a_word_has_failed_by_its_signal() -> None:
+def test_killed_process_has_failed_with_its_signal() -> None:
     with LocalProcesses([]) as processes:
         one = processes.start("node-0", kill_itself)
         until(processes, lambda: one.has_ended and one.is_drained)
@@ -155,14 +155,14 @@ def test_a_process_that_dies_without_a_word_has_failed_by_its_signal() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are chosen on Linux alone")
-def test_a_process_has_the_cores_and_threads_that_it_was_given() -> None:
+def test_process_has_its_assigned_cores_and_threads() -> None:
     core = min(os.sched_getaffinity(0))
     with LocalProcesses([]) as processes:
         one = processes.start("node-0", send_place, cores=[core], threads=1)
         assert until(processes, lambda: one.has_ended and one.is_drained) == [repr(([core], 1)).encode()]
 
 
-def test_all_have_ended_when_the_block_is_left_by_an_error() -> None:
+def test_all_processes_end_when_the_block_raises() -> None:
     pids = list[int | None]()
 
     def start_and_fail() -> None:
@@ -177,7 +177,7 @@ def test_all_have_ended_when_the_block_is_left_by_an_error() -> None:
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_a_process_ends_when_the_one_that_started_it_is_killed(is_frozen: bool) -> None:
+def test_process_ends_when_its_starter_is_killed(is_frozen: bool) -> None:
     if is_frozen and sys.platform != "linux":
         pytest.skip("the kernel ends what is frozen on Linux alone")
     starter = subprocess.Popen(
@@ -211,7 +211,7 @@ def stop_when_asked(parent: Parent) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the socket is reached by its descriptor on Linux")
-def test_a_process_that_is_killed_leaves_no_file_behind(tmp_path: Path) -> None:
+def test_killed_starter_leaves_no_files(tmp_path: Path) -> None:
     file = tmp_path / "starter.py"
     file.write_text(STARTER)
     with tempfile.TemporaryDirectory(prefix="t-") as temporary:  # short: a socket's path has at most 107 bytes
@@ -226,7 +226,7 @@ def test_a_process_that_is_killed_leaves_no_file_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signals_first", [False, True], ids=["asked", "all get the signal"])
-def test_a_process_that_is_asked_to_stop_ends_well(signals_first: bool) -> None:
+def test_process_asked_to_stop_ends_successfully(signals_first: bool) -> None:
     with LocalProcesses([]) as processes:
         one = processes.start("node-0", stop_when_asked)
         assert wait(processes) == [b"ready"]
@@ -239,7 +239,7 @@ def test_a_process_that_is_asked_to_stop_ends_well(signals_first: bool) -> None:
         assert one.has_finished
 
 
-def test_a_process_that_somebody_else_ends_by_sigterm_is_lost() -> None:
+def test_process_ended_by_an_external_sigterm_has_failed() -> None:
     with LocalProcesses([]) as processes:
         one = processes.start("node-0", stop_when_asked)
         assert wait(processes) == [b"ready"]
@@ -257,7 +257,7 @@ def say_much(parent: Parent) -> None:
         parent.send(b"%d" % number)
 
 
-def test_all_that_was_said_is_read_at_once_however_late() -> None:
+def test_all_messages_of_an_ended_process_are_read_at_once() -> None:
     with LocalProcesses([]) as processes:
         one = processes.start("one", say_much)
         one.process.join()
@@ -305,7 +305,7 @@ if __name__ == "__main__":
         "send_word, Word('done')",
     ],
 )
-def test_a_function_of_the_program_that_was_started_can_be_run(words: str, tmp_path: Path) -> None:
+def test_function_of_the_main_program_can_run_in_a_process(words: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.replace("WORDS", words))
     command = [sys.executable, "program.py"]
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
@@ -313,7 +313,7 @@ def test_a_function_of_the_program_that_was_started_can_be_run(words: str, tmp_p
     assert done.stdout == "b'done'\n", done.stderr
 
 
-def test_workers_of_a_process_start_as_the_platform_starts_them() -> None:
+def test_workers_of_a_process_use_the_default_start_method() -> None:
     usual = subprocess.run(
         [sys.executable, "-c", "import multiprocessing; print(multiprocessing.get_start_method())"],
         capture_output=True,

@@ -18,13 +18,13 @@ from evener.launch.rank_environment import RankEnvironment
         (("cuda:0", "cuda:1", "cuda:0"), "gloo"),  # NCCL refuses two ranks on one GPU
     ],
 )
-def test_nccl_is_for_ranks_with_a_gpu_each(devices: tuple[str, ...], backend: str) -> None:
+def test_nccl_is_used_if_every_rank_has_its_gpu(devices: tuple[str, ...], backend: str) -> None:
     nodes = [LocalNode(name=f"node-{rank}", device=device) for rank, device in enumerate(devices)]
     env = RankEnvironment(rank=0, nodes=nodes, device=torch.device("cpu"), patience=1.0, notify=print)
     assert env.backend == backend
 
 
-def test_gpus_of_one_name_on_two_machines_are_two() -> None:
+def test_equal_gpu_names_on_two_machines_are_two_gpus() -> None:
     nodes = [LocalNode(name=host, host=host, device="cuda:0") for host in ("ada", "bob")]
     env = RankEnvironment(rank=0, nodes=nodes, device=torch.device("cpu"), patience=1.0, notify=print)
     assert env.backend == "nccl"

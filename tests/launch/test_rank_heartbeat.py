@@ -13,7 +13,7 @@ from support.refusals import refused
 from support.stores import memory_store
 
 
-def test_a_heartbeat_in_the_store_reads_back_and_is_zero_before_the_first() -> None:
+def test_heartbeat_reads_back_and_starts_at_zero() -> None:
     store = memory_store()
     assert read_beat(store, 1) == (0, 0)
     store.set("beat/1", "[12,345]")
@@ -21,7 +21,7 @@ def test_a_heartbeat_in_the_store_reads_back_and_is_zero_before_the_first() -> N
 
 
 @pytest.mark.parametrize("value", [b"", b"1:2", b"[1,2,3]", b"[-1,2]", b'["x",2]', b"\xff", b"null", b"[1e999,1]"])
-def test_a_malformed_heartbeat_is_a_named_error_also_in_the_thread(value: bytes) -> None:
+def test_malformed_heartbeat_raises_node_lost(value: bytes) -> None:
     store, lost = memory_store(), list[NodeLost]()
     store.set("beat/1", value)
     with refused(NodeLost):
@@ -45,7 +45,7 @@ def test_a_malformed_heartbeat_is_a_named_error_also_in_the_thread(value: bytes)
         ((1.0, 2.0), 10.0, 1),
     ],
 )
-def test_silence_is_a_count_that_has_not_grown_for_the_patience(
+def test_rank_whose_count_stops_for_the_patience_is_silent(
     last: tuple[float, ...], now: float, silent: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = memory_store()
@@ -60,14 +60,14 @@ def test_silence_is_a_count_that_has_not_grown_for_the_patience(
     assert lost is None or lost.nodes == (heartbeat._nodes[silent or 0],)
 
 
-def test_a_rank_that_has_not_begun_to_beat_has_the_time_that_a_start_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_without_a_first_heartbeat_has_the_start_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     heartbeat = RankHeartbeat(memory_store(), rank=0, nodes=["a", "b"], patience=5.0, on_lost=print)
     assert heartbeat._find_lost(LEAST_START_SECONDS - 1) is None
     assert heartbeat._find_lost(LEAST_START_SECONDS + 1) is not None
 
 
-def test_a_rank_that_stops_beating_is_named_with_node_rank_and_step() -> None:
+def test_rank_without_heartbeats_is_named_with_node_rank_and_step() -> None:
     store, lost = memory_store(), list[NodeLost]()
     heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b"], patience=0.4, on_lost=lost.append)
     heartbeat.start()
@@ -82,7 +82,7 @@ def test_a_rank_that_stops_beating_is_named_with_node_rank_and_step() -> None:
     assert read_beat(store, 0)[1] == 0
 
 
-def test_a_failure_that_a_rank_reports_reaches_the_others_at_once() -> None:
+def test_reported_failure_reaches_the_others_at_once() -> None:
     store, lost = memory_store(), list[NodeLost]()
     heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b"], patience=60, on_lost=lost.append)
     RankHeartbeat(store, rank=1, nodes=["a", "b"], patience=60, on_lost=print).report_failure(
@@ -93,7 +93,7 @@ def test_a_failure_that_a_rank_reports_reaches_the_others_at_once() -> None:
     assert [str(one) for one in lost] == ["node b ran out of memory"]
 
 
-def test_a_stopped_heartbeat_says_nothing() -> None:
+def test_stopped_heartbeat_reports_nothing() -> None:
     lost = list[NodeLost]()
     heartbeat = RankHeartbeat(memory_store(), rank=0, nodes=["a", "b"], patience=0.2, on_lost=lost.append)
     heartbeat.start()
@@ -104,7 +104,7 @@ def test_a_stopped_heartbeat_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("word", ["left", "heard"])
-def test_who_keeps_the_store_outlasts_those_who_need_it(word: str) -> None:
+def test_store_host_stops_after_the_ranks_that_need_it(word: str) -> None:
     store, ended = memory_store(), threading.Event()
     keeper = RankHeartbeat(store, rank=0, nodes=["a", "b", "c"], patience=60.0, on_lost=print, keeps_store=True)
     store.set("left/2", "1")
@@ -121,12 +121,12 @@ def test_who_keeps_the_store_outlasts_those_who_need_it(word: str) -> None:
     ending.join()
 
 
-def test_who_keeps_the_store_does_not_wait_for_the_silent() -> None:
+def test_store_host_does_not_wait_for_silent_ranks() -> None:
     keeper = RankHeartbeat(memory_store(), rank=0, nodes=["a", "b"], patience=0.2, on_lost=print, keeps_store=True)
     keeper.stop()
 
 
-def test_who_hears_of_a_failure_says_so() -> None:
+def test_rank_acknowledges_a_failure() -> None:
     store, lost = memory_store(), list[NodeLost]()
     heartbeat = RankHeartbeat(store, rank=1, nodes=["a", "b"], patience=2.0, on_lost=lost.append)
     store.set("failure", "node a (rank 0) failed: why")
@@ -156,7 +156,7 @@ class CutStore(SignedStore):
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["amid the run", "at its end"])
-def test_a_rank_that_is_cut_off_from_the_store_ends_itself(ends: bool) -> None:
+def test_rank_cut_off_from_the_store_ends_itself(ends: bool) -> None:
     store, lost, ended = CutStore(), list[NodeLost](), threading.Event()
 
     def end(error: NodeLost) -> None:
@@ -180,7 +180,7 @@ def test_a_rank_that_is_cut_off_from_the_store_ends_itself(ends: bool) -> None:
     assert len(lost) == 1
 
 
-def test_who_keeps_the_store_lets_the_others_read_there_why_they_end() -> None:
+def test_store_host_lets_others_read_the_failure_before_it_ends() -> None:
     store, ended = memory_store(), threading.Event()
     nodes = ["a", "b"]
     keeper = RankHeartbeat(store, rank=0, nodes=nodes, patience=60.0, on_lost=lambda _: ended.set(), keeps_store=True)

@@ -16,7 +16,7 @@ from support.refusals import refused
 
 @pytest.mark.parametrize("rank", [pytest.param("0", marks=pytest.mark.slow), "1"])
 @pytest.mark.parametrize("address", ["no-such-machine.invalid", "a..b", "x" * 300])
-def test_an_address_that_cannot_be_resolved_is_one_sentence_at_once(address: str, rank: str, tmp_path: Path) -> None:
+def test_unresolvable_address_gives_one_sentence_at_once(address: str, rank: str, tmp_path: Path) -> None:
     variables: dict[str, Any] = {
         "RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": address,
         "MASTER_PORT": "29511", "EVENER_SECRET": "a secret of the tests",
@@ -30,7 +30,7 @@ def test_an_address_that_cannot_be_resolved_is_one_sentence_at_once(address: str
 
 
 @pytest.mark.parametrize("text", ["", "x", "\uff19", "1_0", " 9", "1e3", "+9", "9" * 40])
-def test_a_variable_that_is_no_plain_number_is_refused(text: str) -> None:
+def test_variable_that_is_no_plain_number_is_rejected(text: str) -> None:
     with refused(InvalidInput):
         number_of({"MASTER_PORT": text}, "MASTER_PORT", 1, 65535)
     assert number_of({"MASTER_PORT": "29500"}, "MASTER_PORT", 1, 65535) == 29500

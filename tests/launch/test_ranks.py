@@ -60,17 +60,17 @@ def events_of(
     return [event.kind for event in told if isinstance(event, Event)]
 
 
-def test_a_process_that_is_killed_before_the_first_step_is_replaced_by_beginning_again(tmp_path: Path) -> None:
+def test_process_killed_before_the_first_step_restarts_the_run(tmp_path: Path) -> None:
     kinds = events_of(tmp_path, lives=1, step=0)
     assert kinds[-2:] == ["begins again", "told"]
 
 
-def test_a_process_that_is_frozen_before_the_first_step_is_replaced_by_beginning_again(tmp_path: Path) -> None:
+def test_process_frozen_before_the_first_step_restarts_the_run(tmp_path: Path) -> None:
     kinds = events_of(tmp_path, lives=1, step=0, number=signal.SIGSTOP, patience=3)
     assert kinds[-2:] == ["begins again", "told"]
 
 
-def test_a_run_that_has_begun_does_not_begin_again(tmp_path: Path) -> None:
+def test_run_does_not_restart_after_its_first_step(tmp_path: Path) -> None:
     with pytest.raises(NodeLost) as lost:
         events_of(tmp_path, lives=1, step=3)
     assert lost.value.nodes == ("b",)
@@ -78,14 +78,14 @@ def test_a_run_that_has_begun_does_not_begin_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_is_killed_each_time_ends_the_run(tmp_path: Path) -> None:
+def test_process_killed_at_every_start_ends_the_run(tmp_path: Path) -> None:
     with refused(NodeLost):
         events_of(tmp_path, lives=9, step=0)
     assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_before_the_first_step_each_time_is_left_behind(tmp_path: Path) -> None:
+def test_node_killed_at_every_start_is_left_out(tmp_path: Path) -> None:
     told: list[RunEvent] = []
     asked: list[tuple[Sequence[int], tuple[str, ...]]] = []
 
@@ -107,7 +107,7 @@ def miss_the_second(env: RankEnvironment, _: None) -> None:
         raise NodeLost("node b has been silent", ["b"])
 
 
-def test_a_node_that_was_silent_before_the_first_step_and_woke_up_is_left_behind() -> None:
+def test_node_silent_before_the_first_step_is_left_out() -> None:
     asked: list[Sequence[int]] = []
     run_local(
         miss_the_second,
@@ -162,7 +162,7 @@ def run_of_those_left(ending: str, *, goes_on: bool = True, patience: float = 20
     return [event for event in told if isinstance(event, Event)]
 
 
-def test_those_who_are_left_go_on_as_they_are_told_one_loss_after_the_other() -> None:
+def test_remaining_nodes_continue_after_each_loss() -> None:
     first, second, told = run_of_those_left("killed")
     assert [first.kind, second.kind] == ["node lost", "node lost"]
     assert first.message.startswith("node d (rank 3) was killed by signal 9 (SIGKILL) at step 1")
@@ -171,18 +171,18 @@ def test_those_who_are_left_go_on_as_they_are_told_one_loss_after_the_other() ->
 
 
 @pytest.mark.slow
-def test_a_node_that_falls_silent_is_named_and_the_others_go_on() -> None:
+def test_silent_node_is_named_and_the_others_continue() -> None:
     first, second, told = run_of_those_left("silent", patience=2)
     assert "node d (rank 3) has been silent for 2 s, at step 1" in first.message
     assert [first.nodes, second.nodes, told.nodes] == [("d",), ("c",), ("d", "c")]
 
 
-def test_where_nothing_can_be_gone_on_with_the_loss_ends_the_run() -> None:
+def test_loss_ends_the_run_if_it_cannot_continue() -> None:
     with refused(NodeLost):
         run_of_those_left("killed", goes_on=False)
 
 
-def test_an_error_in_the_program_is_no_loss() -> None:
+def test_error_in_the_program_is_no_loss() -> None:
     with refused(InvalidInput):
         run_of_those_left("failed")
 
@@ -194,7 +194,7 @@ def end_one_after_the_other(env: RankEnvironment, seconds: float) -> None:
         env.notify(Event(step=0, kind="told", message="by the first rank"))
 
 
-def test_a_rank_that_ended_well_and_whose_last_words_are_unread_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_that_ended_well_with_unread_messages_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     receive, looks = LocalProcesses.receive, list[float]()
 
     def slow_to_look(self: LocalProcesses, timeout: float) -> list[tuple[LocalProcess, bytes]]:
@@ -241,13 +241,13 @@ def _stopped_run(folder: Path, seconds: float, late: int = -1) -> list[RunEvent]
     return told
 
 
-def test_a_step_that_takes_longer_than_the_patience_is_finished_after_a_request_to_stop(tmp_path: Path) -> None:
+def test_stopped_run_finishes_a_step_longer_than_the_patience(tmp_path: Path) -> None:
     told = _stopped_run(tmp_path, 6.0)
     assert len(list(tmp_path.glob("saved-*"))) == len(NODES)
     assert [event.what for event in told if isinstance(event, Phase)] == ["stopping"]
 
 
-def test_a_rank_that_does_not_end_after_the_others_is_ended_within_the_patience(tmp_path: Path) -> None:
+def test_rank_that_does_not_stop_is_ended_within_the_patience(tmp_path: Path) -> None:
     begin = time.monotonic()
     _stopped_run(tmp_path, 0.5, late=1)
     assert time.monotonic() - begin < 20

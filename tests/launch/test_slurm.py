@@ -40,18 +40,18 @@ STEP = {
         ("a-b.example.org", "a-b.example.org"),
     ],
 )
-def test_the_first_of_a_list_of_machines(hosts: str, first: str) -> None:
+def test_first_host_of_a_list_is_found(hosts: str, first: str) -> None:
     assert first_host(hosts) == first
 
 
 @pytest.mark.parametrize(
     ("text", "tasks"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2(x2)", [1, 2, 2]), ("", []), ("odd", [])]
 )
-def test_tasks_of_every_machine(text: str, tasks: list[int]) -> None:
+def test_tasks_per_node_are_parsed(text: str, tasks: list[int]) -> None:
     assert tasks_per_node(text) == tasks
 
 
-def test_a_task_of_a_step_is_a_rank() -> None:
+def test_task_of_a_step_is_a_rank() -> None:
     assert slurm_variables(STEP) == {
         "RANK": "3",
         "WORLD_SIZE": "5",
@@ -63,7 +63,7 @@ def test_a_task_of_a_step_is_a_rank() -> None:
     }
 
 
-def test_steps_of_a_job_and_jobs_of_a_user_meet_at_ports_of_their_own() -> None:
+def test_each_step_and_job_has_its_own_port() -> None:
     ports = {
         slurm_variables({**STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})["MASTER_PORT"]
         for job in range(100, 120)
@@ -73,21 +73,21 @@ def test_steps_of_a_job_and_jobs_of_a_user_meet_at_ports_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("lacking", [{"SLURM_STEP_NUM_TASKS": ""}, {"SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_PROCID": ""}])
-def test_the_script_of_a_job_and_a_step_of_one_task_are_no_ranks(lacking: dict[str, str]) -> None:
+def test_batch_script_and_single_task_are_no_ranks(lacking: dict[str, str]) -> None:
     assert slurm_variables({**STEP, **lacking}) == {}
 
 
 @pytest.mark.parametrize("wrong", [{"SLURM_STEP_NUM_TASKS": "x"}, {"SLURM_PROCID": "first"}, {"SLURM_LOCALID": "-1"}])
-def test_a_step_whose_numbers_are_none_is_refused_instead_of_training_alone(wrong: dict[str, str]) -> None:
+def test_invalid_step_numbers_are_rejected(wrong: dict[str, str]) -> None:
     with pytest.raises(InvalidValue):
         slurm_variables({**STEP, **wrong})
 
 
-def test_no_list_of_tasks_takes_the_memory() -> None:
+def test_huge_task_list_takes_no_memory() -> None:
     assert tasks_per_node("1(x99999999999)") == []
 
 
-def test_what_torchrun_or_the_user_says_goes_before() -> None:
+def test_torchrun_and_user_variables_take_precedence() -> None:
     torchrun = {**STEP, "RANK": "0", "WORLD_SIZE": "2"}
     adopt_slurm(torchrun)
     assert torchrun == {**STEP, "RANK": "0", "WORLD_SIZE": "2"}
@@ -98,7 +98,7 @@ def test_what_torchrun_or_the_user_says_goes_before() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_two_tasks_of_a_step_train_what_one_process_trains(tmp_path: Path) -> None:
+def test_two_slurm_tasks_equal_one_process(tmp_path: Path) -> None:
     words = ["train", TINY, "--precision", "fp64", "--seed", "3"]
     assert evener(*words, "--output", "alone", "--devices", "cpu", cwd=tmp_path).returncode == 0
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}

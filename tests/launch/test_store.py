@@ -16,7 +16,7 @@ ONE_MACHINE = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500
 TWO_MACHINES = ONE_MACHINE | {"LOCAL_WORLD_SIZE": "1"}
 
 
-def test_a_store_is_kept_at_one_address_and_found_there() -> None:
+def test_store_listens_at_one_address_only() -> None:
     secret = new_secret()
     kept, port = keep_store("127.0.0.1", 0, secret)
     assert kept.inner.host == "127.0.0.1"
@@ -26,7 +26,7 @@ def test_a_store_is_kept_at_one_address_and_found_there() -> None:
     assert f"{port:04X}" not in {line.split()[1][-4:] for line in listening.splitlines()[1:]}
 
 
-def test_where_the_name_of_the_first_rank_stands_for_another_machine_it_is_kept_at_its_own_address(
+def test_store_of_an_unreachable_name_listens_at_the_own_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("evener.launch.store.own_address", lambda: "127.0.0.1")
@@ -35,7 +35,7 @@ def test_where_the_name_of_the_first_rank_stands_for_another_machine_it_is_kept_
     assert kept.inner.host == "127.0.0.1"
 
 
-def test_the_environment_s_secret_is_taken_everywhere() -> None:
+def test_secret_from_the_environment_is_used() -> None:
     given = {"EVENER_SECRET": "0123456789abcdef"}
     secret, file = launcher_secret(TWO_MACHINES | given)
     assert (len(secret), file) == (16, None)
@@ -45,7 +45,7 @@ def test_the_environment_s_secret_is_taken_everywhere() -> None:
         launcher_secret(TWO_MACHINES | {"EVENER_SECRET": "12345"})
 
 
-def test_ranks_on_several_machines_need_it() -> None:
+def test_ranks_on_several_machines_need_a_secret() -> None:
     with pytest.raises(InvalidInput, match=r"set \$EVENER_SECRET to the same value on all of them, such as .*openssl"):
         launcher_secret(TWO_MACHINES)
     with pytest.raises(InvalidInput, match="several machines"):
@@ -53,7 +53,7 @@ def test_ranks_on_several_machines_need_it() -> None:
     assert launcher_secret({"WORLD_SIZE": "1"})[1] is None
 
 
-def test_on_one_machine_it_lies_in_a_file_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_on_one_machine_is_in_a_private_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     secret, file = launcher_secret(ONE_MACHINE)
     assert file is not None

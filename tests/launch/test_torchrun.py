@@ -16,7 +16,7 @@ from evener.launch.torchrun import Introduction, named_nodes, say_what_is_waited
         (["pc 3 0", "b 0 0", "pc 1 0"], ["pc/0", "b/0", "pc-2/0"], ["pc", "b", "pc-2"]),
     ],
 )
-def test_machines_of_one_name_are_told_apart(rows: list[str], names: list[str], hosts: list[str]) -> None:
+def test_machines_of_one_name_are_distinguished(rows: list[str], names: list[str], hosts: list[str]) -> None:
     nodes = named_nodes(
         [Introduction(host, machine, local, "cpu", 1.0) for host, machine, local in map(str.split, rows)]
     )
@@ -27,7 +27,7 @@ def test_machines_of_one_name_are_told_apart(rows: list[str], names: list[str], 
 @pytest.mark.parametrize(
     ("local_rank", "local_size", "is_written"), [("0", "2", True), ("1", "2", False), ("0", "4", False)]
 )
-def test_a_machine_says_once_which_address_it_waits_at(
+def test_first_local_rank_prints_the_awaited_address(
     local_rank: str, local_size: str, is_written: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     variables = {

@@ -39,9 +39,7 @@ def start_ranks(hosts: Hosts, folder: Path, *words: str) -> list[Process]:
 
 
 @pytest.mark.parametrize("victim", ["one", "two"])
-def test_the_ranks_on_both_sides_of_a_cut_end_within_the_patience(
-    build_hosts: Build, tmp_path: Path, victim: str
-) -> None:
+def test_ranks_on_both_sides_of_a_cut_end_within_the_patience(build_hosts: Build, tmp_path: Path, victim: str) -> None:
     with build_hosts(Host(name="one"), Host(name="two")) as hosts:
         ranks = start_ranks(hosts, tmp_path, "--shares", "1,1")
         hosts[victim].cut()
@@ -50,9 +48,7 @@ def test_the_ranks_on_both_sides_of_a_cut_end_within_the_patience(
         assert codes == [4, 4]
 
 
-def test_all_ranks_end_within_the_patience_when_two_of_them_do_not_reach_each_other(
-    build_hosts: Build, tmp_path: Path
-) -> None:
+def test_all_ranks_end_if_two_cannot_reach_each_other(build_hosts: Build, tmp_path: Path) -> None:
     with build_hosts(Host(name="one"), Host(name="two"), Host(name="three")) as hosts:
         ranks = start_ranks(hosts, tmp_path, "--shares", "1,1,1")
         hosts["two"].cut_from(hosts["three"])

@@ -30,10 +30,10 @@ def progress(*steps: int, unsettled: tuple[int, ...] = ()) -> list[RankProgress]
         (progress(9), Agreement(step=9, source=0, transfers=(), new=(), is_settled=True)),
     ],
 )
-def test_the_highest_step_counts(found: list[RankProgress], agreement: Agreement) -> None:
+def test_highest_step_is_chosen(found: list[RankProgress], agreement: Agreement) -> None:
     assert agree(found) == agreement
 
 
-def test_without_a_state_there_is_nothing_to_go_on_from() -> None:
+def test_missing_state_raises_node_lost() -> None:
     with refused(NodeLost):
         agree(progress(-1, -1))

@@ -46,14 +46,14 @@ def beat(count: int, holds: int = 0) -> Beat:
     return Beat(count=count, step=7, holds=holds)
 
 
-def test_the_run_begins_when_all_initial_nodes_have_come_in_the_order_of_the_plan() -> None:
+def test_run_begins_when_all_initial_nodes_have_joined() -> None:
     coordinator = founded()
     assert coordinator.generation is not None
     assert coordinator.generation.nodes == ["a", "b", "c"]
     assert coordinator.decide(0.1) is None
 
 
-def test_a_process_that_ended_is_given_up_at_once_and_says_why() -> None:
+def test_ended_process_is_dropped_at_once_with_its_reason() -> None:
     coordinator = founded()
     coordinator.lose(0, "was killed by signal 9 (SIGKILL)")
     second = coordinator.decide(0.1)
@@ -64,7 +64,7 @@ def test_a_process_that_ended_is_given_up_at_once_and_says_why() -> None:
     assert coordinator.decide(0.1) is None
 
 
-def test_silence_beyond_the_patience_is_a_death_and_slowness_is_none() -> None:
+def test_silent_process_is_lost_after_the_patience_but_a_slow_one_not() -> None:
     coordinator = founded()
     for tenth in range(1, 60):
         now = tenth / 10
@@ -76,7 +76,7 @@ def test_silence_beyond_the_patience_is_a_death_and_slowness_is_none() -> None:
     assert coordinator.generation.reason == "c has been silent for 4 s, at step 0"
 
 
-def test_whatX() -> None:
+def test_coordinator_pause_does_not_count_as_silence() -> None:
     coordinator = founded()
     assert coordinator.decide(0.1) is None
     assert coordinator.decide(100.0) is None  # Ctrl-Z, and fg: nobody has beaten yet
@@ -99,7 +99,7 @@ def awaited(coordinator: Coordinator) -> list[int]:
     return sorted(coordinator.awaited)
 
 
-def test_the_last_one_that_holds_the_state_is_waited_for_longer_and_may_come_back() -> None:
+def test_last_holder_of_the_state_is_awaited_longer() -> None:
     coordinator = founded()
     for process in (1, 2):
         coordinator.lose(process, "ended")
@@ -114,7 +114,7 @@ def test_the_last_one_that_holds_the_state_is_waited_for_longer_and_may_come_bac
     assert coordinator.has_given_up(0)
 
 
-def test_processes_that_are_silent_together_are_waited_for_together() -> None:
+def test_processes_silent_together_are_awaited_until_one_returns() -> None:
     coordinator = founded()
     assert looks(coordinator, 0.0, 2 * PATIENCE) == []
     assert awaited(coordinator) == [0, 1, 2]
@@ -128,7 +128,7 @@ def test_processes_that_are_silent_together_are_waited_for_together() -> None:
     assert processes(coordinator.generation) == [1, 2]
 
 
-def test_one_without_the_state_is_given_up_while_the_last_holder_is_waited_for() -> None:
+def test_process_without_state_is_dropped_while_the_holder_is_awaited() -> None:
     coordinator = founded()
     for process in (1, 2):
         coordinator.lose(process, "ended")
@@ -138,7 +138,7 @@ def test_one_without_the_state_is_given_up_while_the_last_holder_is_waited_for()
     assert awaited(coordinator) == [0]
 
 
-def test_who_was_given_up_never_comes_back() -> None:
+def test_dropped_process_never_returns() -> None:
     coordinator = founded()
     coordinator.lose(1, "ended")
     coordinator.decide(0.1)
@@ -148,7 +148,7 @@ def test_who_was_given_up_never_comes_back() -> None:
     assert coordinator.has_given_up(1)
 
 
-def test_newcomers_wait_for_each_other_and_then_for_a_step_to_end() -> None:
+def test_joining_processes_wait_for_each_other_and_the_end_of_a_step() -> None:
     coordinator = computing()
     join(coordinator, 7, "d", 1.0)
     assert coordinator.decide(1.0 + JOIN_SECONDS / 2) is None
@@ -161,7 +161,7 @@ def test_newcomers_wait_for_each_other_and_then_for_a_step_to_end() -> None:
     assert [one.since for one in second.participants] == [1, 1, 1, 2, 2]
 
 
-def test_who_comes_before_a_newcomer_has_met_the_others_waits_until_it_has() -> None:
+def test_second_joining_process_waits_until_the_first_has_entered() -> None:
     coordinator = computing()
     join(coordinator, 7, "d", 1.0)
     assert processes(coordinator.decide(2.0)) == [0, 1, 2, 7]
@@ -171,7 +171,7 @@ def test_who_comes_before_a_newcomer_has_met_the_others_waits_until_it_has() -> 
     assert processes(coordinator.decide(9.1)) == [0, 1, 2, 7, 8]
 
 
-def test_a_loss_takes_waiting_newcomers_along() -> None:
+def test_loss_admits_waiting_processes_at_once() -> None:
     coordinator = founded()
     join(coordinator, 7, "d", 1.0)
     coordinator.lose(2, "ended")
@@ -181,14 +181,14 @@ def test_a_loss_takes_waiting_newcomers_along() -> None:
     assert second.is_urgent
 
 
-def test_a_newcomer_that_dies_before_it_is_in_changes_nothing() -> None:
+def test_joining_process_lost_before_entering_changes_nothing() -> None:
     coordinator = founded()
     join(coordinator, 7, "d", 1.0)
     coordinator.lose(7, "ended")
     assert coordinator.decide(2.0) is None
 
 
-def test_the_state_is_gone_when_all_are_who_were_given_it() -> None:
+def test_state_may_survive_with_a_process_that_is_receiving_it() -> None:
     coordinator = computing()
     join(coordinator, 7, "d", 0.0)
     coordinator.decide(1.0)
@@ -201,7 +201,7 @@ def test_the_state_is_gone_when_all_are_who_were_given_it() -> None:
     assert coordinator.has_state
 
 
-def test_who_never_met_anybody_with_the_state_cannot_hold_it() -> None:
+def test_process_that_met_no_holder_cannot_have_the_state() -> None:
     coordinator = founded()
     for process in range(3):
         coordinator.lose(process, "ended")
@@ -213,7 +213,7 @@ def test_who_never_met_anybody_with_the_state_cannot_hold_it() -> None:
     assert not coordinator.may_have_state
 
 
-def test_a_generation_is_settled_once_its_first_process_has_its_state() -> None:
+def test_generation_is_settled_once_its_first_process_has_the_state() -> None:
     coordinator = founded()
     assert not coordinator.is_settled
     coordinator.hear(1, beat(1, holds=1))
@@ -231,7 +231,7 @@ def test_a_generation_is_settled_once_its_first_process_has_its_state() -> None:
     assert not coordinator.is_settled
 
 
-def test_a_process_that_joins_enters_once_it_reaches_all_others() -> None:
+def test_joining_process_enters_once_it_reaches_all_others() -> None:
     coordinator = computing()
     coordinator.arrive(7, Hello(node="d"), 1.0)
     coordinator.arrive(8, Hello(node="e"), 1.0)
@@ -245,7 +245,7 @@ def test_a_process_that_joins_enters_once_it_reaches_all_others() -> None:
     assert processes(coordinator.decide(9.1)) == [0, 1, 2, 8]
 
 
-def test_a_loss_leaves_a_process_waiting_that_does_not_reach_the_others() -> None:
+def test_loss_does_not_admit_a_process_that_cannot_reach_the_others() -> None:
     coordinator = computing()
     coordinator.arrive(7, Hello(node="d"), 1.0)
     coordinator.reach(7, (0, 2))

@@ -65,7 +65,7 @@ def generation(number: int, *processes: int, is_urgent: bool = True) -> Generati
     return Generation(number=number, participants=present, reason=f"generation {number}", is_urgent=is_urgent)
 
 
-def test_survivors_leave_what_waits_for_the_lost_and_go_on_without_it() -> None:
+def test_survivors_abort_collectives_with_a_lost_rank_and_continue() -> None:
     store = memory_store()
     ranks = [Rank(process, store) for process in range(3)]
     begun = threading.Barrier(3)
@@ -103,7 +103,7 @@ def test_survivors_leave_what_waits_for_the_lost_and_go_on_without_it() -> None:
         rank.hang_up()
 
 
-def test_the_coordinator_alone_sees_who_is_silent_as_soon_as_there_is_a_generation() -> None:
+def test_coordinator_alone_detects_silence_once_a_generation_exists() -> None:
     store = memory_store()
     rank, frozen = (Rank(process, store) for process in range(2))
     with ThreadPoolExecutor(1) as threads:
@@ -119,7 +119,7 @@ def test_the_coordinator_alone_sees_who_is_silent_as_soon_as_there_is_a_generati
         one.hang_up()
 
 
-def test_a_rank_that_woke_up_changes_nothing_before_it_is_answered() -> None:
+def test_resumed_rank_updates_nothing_before_the_coordinator_answers() -> None:
     rank = Rank(0, dist.HashStore())  # type: ignore[attr-defined]
     passed = threading.Event()
 
@@ -139,7 +139,7 @@ def test_a_rank_that_woke_up_changes_nothing_before_it_is_answered() -> None:
     rank.hang_up()
 
 
-def test_what_is_told_is_what_happened_since_it_was_told_last() -> None:
+def test_rank_reports_changes_since_the_last_report() -> None:
     rank = Rank(0, dist.HashStore())  # type: ignore[attr-defined]
     rank.tell(generation(1, 0))
     rank.changing.enter()
@@ -156,7 +156,7 @@ def test_what_is_told_is_what_happened_since_it_was_told_last() -> None:
     rank.hang_up()
 
 
-def test_an_error_that_is_nobodys_loss_is_raised() -> None:
+def test_error_without_a_lost_rank_is_raised() -> None:
     rank = Rank(0, dist.HashStore())  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="a bug of the user's"):
         rank.changing.require_broken(RuntimeError("a bug of the user's"))
@@ -172,7 +172,7 @@ def await_the_end_of_rendezvous(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["waits to be called", "waits for an address"])
-def test_a_rendezvous_to_which_the_other_never_comes_ends_soon_after_it_is_left(rank: int) -> None:
+def test_rendezvous_without_its_peer_ends_soon_after_leave(rank: int) -> None:
     changed = threading.Condition()
     rendezvous = Rendezvous(generation(1, 0, 1), rank, memory_store, "127.0.0.1", changed)
     time.sleep(0.1)
@@ -184,7 +184,7 @@ def test_a_rendezvous_to_which_the_other_never_comes_ends_soon_after_it_is_left(
     await_the_end_of_rendezvous(10)
 
 
-def test_a_rendezvous_that_waits_for_sums_ends_soon_after_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendezvous_waiting_for_the_gloo_mesh_ends_soon_after_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank came to both meshes, and was lost then."""
     store, changed = memory_store(), threading.Condition()
     join, gone = GlooPlace.join, threading.Event()
@@ -215,7 +215,7 @@ class LeftTooLate(Rendezvous):
         return found
 
 
-def test_connections_that_come_when_nobody_waits_any_more_are_closed() -> None:
+def test_connections_to_an_ended_rendezvous_are_closed() -> None:
     store, changed = memory_store(), threading.Condition()
     late, here = (
         kind(generation(1, 0, 1), rank, lambda: store, "127.0.0.1", changed)

@@ -73,7 +73,7 @@ class World:
         return self.started[-1]
 
 
-def test_the_others_are_told_at_once_and_the_lost_node_is_given_another_process() -> None:
+def test_loss_is_announced_at_once_and_the_process_replaced() -> None:
     world = World()
     first, second = world.ranks
     first.has_ended = True
@@ -86,7 +86,7 @@ def test_the_others_are_told_at_once_and_the_lost_node_is_given_another_process(
     assert world.elastic.is_needed(second)
 
 
-def test_who_has_ended_is_not_replaced_before_all_that_it_said_is_read_and_the_others_know() -> None:
+def test_ended_process_is_replaced_after_its_output_is_read() -> None:
     world = World()
     first, second = world.ranks
     first.has_ended = first.is_unread = True
@@ -98,7 +98,7 @@ def test_who_has_ended_is_not_replaced_before_all_that_it_said_is_read_and_the_o
     assert [one.number for one in world.started] == [2]
 
 
-def test_a_process_that_ends_again_and_again_is_started_after_pauses() -> None:
+def test_repeatedly_ending_process_is_not_restarted_at_once() -> None:
     world = World()
     world.ranks[0].has_ended = True
     world.elastic.step()
@@ -107,7 +107,7 @@ def test_a_process_that_ends_again_and_again_is_started_after_pauses() -> None:
     assert len(world.started) == 1
 
 
-def test_nobody_is_replaced_when_the_run_was_asked_to_stop() -> None:
+def test_stopping_run_replaces_no_process() -> None:
     world = World()
     world.elastic.is_stopping = True
     world.ranks[0].has_ended = True
@@ -115,7 +115,7 @@ def test_nobody_is_replaced_when_the_run_was_asked_to_stop() -> None:
     assert world.started == []
 
 
-def test_when_all_have_ended_the_run_has() -> None:
+def test_run_without_processes_raises_node_lost() -> None:
     world = World()
     for rank in world.ranks:
         rank.has_ended = True
@@ -123,7 +123,7 @@ def test_when_all_have_ended_the_run_has() -> None:
         world.elastic.step()
 
 
-def test_when_all_have_ended_between_two_looks_the_run_has() -> None:
+def test_end_of_all_processes_between_two_polls_raises_node_lost() -> None:
     """Who looks for those that are needed sees that all have ended before it has asked what that means."""
     world = World()
     for rank in world.ranks:
@@ -134,7 +134,7 @@ def test_when_all_have_ended_between_two_looks_the_run_has() -> None:
         _relay(processes, world.ranks, lambda _: None, 60.0, world.elastic, lambda: True, lone)
 
 
-def test_when_one_has_done_all_steps_nobody_is_lost_any_more() -> None:
+def test_no_loss_is_declared_after_a_rank_has_finished() -> None:
     world = World()
     first, second = world.ranks
     first.has_finished = first.has_ended = True
@@ -145,7 +145,7 @@ def test_when_one_has_done_all_steps_nobody_is_lost_any_more() -> None:
     assert not world.elastic.is_needed(second)
 
 
-def test_beats_are_answered_until_a_process_is_given_up() -> None:
+def test_heartbeats_are_answered_until_the_process_is_dropped() -> None:
     world = World()
     first, second = world.ranks
     second.said.append(encode_message(Beat(count=5, step=3, holds=1)))
@@ -160,7 +160,7 @@ def test_beats_are_answered_until_a_process_is_given_up() -> None:
     assert first.generations() == [[0, 1], [0]]
 
 
-def test_one_who_was_given_the_state_has_the_patience_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receiver_of_the_state_has_time_to_confirm_it(monkeypatch: pytest.MonkeyPatch) -> None:
     world, clock = World(), time.monotonic
     world.ranks[0].has_ended = True
     world.elastic.step()
@@ -184,7 +184,7 @@ def test_one_who_was_given_the_state_has_the_patience_to_say_so(monkeypatch: pyt
     assert third.generations()[-1] == [2]
 
 
-def test_a_process_that_reconnects_is_asked_again_which_others_it_reaches() -> None:
+def test_reconnected_process_is_probed_again() -> None:
     world = World()
     world.ranks[0].has_ended = True
     world.elastic.step()

@@ -192,7 +192,9 @@ def require(line: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds("EVENER_SCHEDULES", "3"))
-def test_local_nodes_under_a_schedule_of_faults(seed: int, tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+def test_local_run_ends_correctly_under_a_fault_schedule(
+    seed: int, tmp_path: Path, alone: dict[str, torch.Tensor]
+) -> None:
     faults = schedule(seed, ["kill", "kill", "freeze", "freeze", "terminate"], span=8.0)
     words = ["train", str(write_task(tmp_path)), "--local-nodes", ",".join("1" * NODES), "--precision", "fp64"]
     words += ["--seed", "3", "--patience", str(PATIENCE), "--output", "run", "--shares", "3,2,1"]
@@ -290,7 +292,7 @@ class MasterAndNodes:
 
 
 @pytest.mark.parametrize("seed", seeds("EVENER_SCHEDULES_ON_A_MASTER", "2"))
-def test_ranks_of_a_master_under_a_schedule_of_faults(
+def test_master_run_ends_correctly_under_a_fault_schedule(
     seed: int, tmp_path: Path, alone: dict[str, torch.Tensor], build_hosts: Build
 ) -> None:
     kinds = ["node killed", "node killed", "node frozen", "cut", "one-way cut", "master killed"]

@@ -51,7 +51,7 @@ def start() -> Iterator[Callable[[int], Process]]:
         process.probe.close()
 
 
-def test_processes_that_compute_are_reached(start: Callable[[int], Process]) -> None:
+def test_computing_processes_are_reachable(start: Callable[[int], Process]) -> None:
     start(0)
     start(1)
     joining = start(7)
@@ -60,7 +60,7 @@ def test_processes_that_compute_are_reached(start: Callable[[int], Process]) -> 
     assert joining.cut.empty()
 
 
-def test_a_process_that_does_not_reach_another_gives_way_and_names_both(start: Callable[[int], Process]) -> None:
+def test_process_that_cannot_reach_another_leaves_and_names_both(start: Callable[[int], Process]) -> None:
     start(0)
     gone, joining = start(1), start(7)
     gone.probe.close()
@@ -72,7 +72,7 @@ def test_a_process_that_does_not_reach_another_gives_way_and_names_both(start: C
     assert joining.reached.empty()
 
 
-def test_a_line_that_works_again_within_the_patience_is_reached(
+def test_link_restored_within_the_patience_is_reachable(
     start: Callable[[int], Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect, tries = socket.create_connection, list[float]()
@@ -91,7 +91,7 @@ def test_a_line_that_works_again_within_the_patience_is_reached(
     assert len(tries) == 2
 
 
-def test_a_probe_of_a_lost_process_ends_without_a_verdict(start: Callable[[int], Process]) -> None:
+def test_probe_of_a_lost_process_ends_without_a_result(start: Callable[[int], Process]) -> None:
     gone, joining = start(0), start(7)
     start(1)
     gone.probe.close()
@@ -102,7 +102,7 @@ def test_a_probe_of_a_lost_process_ends_without_a_verdict(start: Callable[[int],
         joining.cut.get(timeout=2 * SECONDS)
 
 
-def test_a_line_that_was_reached_is_probed_again_with_the_next_ones(start: Callable[[int], Process]) -> None:
+def test_reachable_link_is_probed_again_with_the_next_ones(start: Callable[[int], Process]) -> None:
     first, joining = start(0), start(7)
     start(1)
     joining.probe.begin(Probe(nodes={0: "n0"}))
@@ -116,7 +116,7 @@ def test_a_line_that_was_reached_is_probed_again_with_the_next_ones(start: Calla
 @pytest.mark.parametrize(
     "published", ["", "127.0.0.1", "127.0.0.1 x", "127.0.0.1 0", "a 70000", "a 1 2", b"\xff 1x", "\n 1"]
 )
-def test_a_node_that_published_no_address_is_named(published: str | bytes) -> None:
+def test_node_with_an_invalid_published_address_is_named(published: str | bytes) -> None:
     store = memory_store()
     store.set("line/0", published)
     joining = Process(7, store)
@@ -129,7 +129,7 @@ def test_a_node_that_published_no_address_is_named(published: str | bytes) -> No
     assert error.nodes == ("n0",)
 
 
-def test_strangers_that_connect_without_end_keep_nobody_out(start: Callable[[int], Process]) -> None:
+def test_flood_of_connections_blocks_no_probe(start: Callable[[int], Process]) -> None:
     flooded, joining, is_over, made = start(0), start(7), threading.Event(), list[socket.socket]()
 
     def flood() -> None:

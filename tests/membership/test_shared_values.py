@@ -10,7 +10,7 @@ from evener.records.errors import InvalidInput
 from support.refusals import refused
 
 
-def test_who_waits_is_answered_when_the_last_value_comes() -> None:
+def test_waiting_request_is_answered_with_the_last_value() -> None:
     values = SharedValues()
     assert list(values.answers(1, AskValues(number=7, keys=("a", "b"), waits=True))) == []
     assert list(values.answers(2, SetValue(number=1, key="a", value=b"x"))) == [(2, Values(number=1, values=()))]
@@ -20,21 +20,21 @@ def test_who_waits_is_answered_when_the_last_value_comes() -> None:
     ]
 
 
-def test_who_does_not_wait_is_answered_now() -> None:
+def test_request_without_waiting_is_answered_at_once() -> None:
     values = SharedValues()
     assert list(values.answers(1, AskValues(number=1, keys=("a",), waits=False))) == [
         (1, Values(number=1, values=None))
     ]
 
 
-def test_who_is_gone_is_not_answered() -> None:
+def test_departed_process_gets_no_answer() -> None:
     values = SharedValues()
     assert list(values.answers(1, AskValues(number=1, keys=("a",), waits=True))) == []
     values.forget(1)
     assert len(list(values.answers(2, SetValue(number=1, key="a", value=b"")))) == 1
 
 
-def test_a_value_that_is_set_again_counts_once_and_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewritten_value_counts_once_and_too_many_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_values, "MAX_BYTES", 300)
     values = SharedValues()
     for _ in range(20):

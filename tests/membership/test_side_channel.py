@@ -32,7 +32,7 @@ def give(mesh: Mesh, inbox: Inbox) -> None:
         mesh.send_to(1, message)
 
 
-def test_what_one_main_thread_says_the_other_one_hears() -> None:
+def test_message_of_one_main_thread_reaches_the_other() -> None:
     joins, heard = pair(), list[bytes]()
 
     def take(mesh: Mesh, _: Inbox) -> None:
@@ -53,7 +53,7 @@ def test_what_one_main_thread_says_the_other_one_hears() -> None:
     assert giver.error is None
 
 
-def test_what_goes_wrong_in_the_thread_is_raised_by_whoever_waits_for_it() -> None:
+def test_error_in_the_thread_is_raised_by_the_waiting_caller() -> None:
     joins = pair()
 
     def fail(_mesh: Mesh, _inbox: Inbox) -> None:
@@ -65,7 +65,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_by_whoever_waits_for_it() -> No
     giver.abort(NodeLost("the generation is over"))
 
 
-def test_whoever_waits_is_woken_when_it_is_aborted_even_before_the_two_have_met() -> None:
+def test_abort_wakes_a_waiting_caller_even_before_the_connection() -> None:
     joins = pair()
     alone = SideChannel(joins[1], give)
     threading.Timer(0.1, partial(alone.abort, NodeLost("a is gone"))).start()

@@ -183,7 +183,7 @@ def raw(connection: Connection[m.Header], header: bytes) -> None:
     connection._transport.send([memoryview(encode_head(connection._sequence, header))])
 
 
-def test_whatever_a_peer_sends_closes_that_peer_is_logged_and_an_honest_run_beside_it_is_exact() -> None:
+def test_every_attack_is_logged_and_an_honest_run_stays_exact() -> None:
     with plane("honest", patience=1) as ps:
         ps.nodes[0].mood.seconds = 0.002
         results: list[Any] = []
@@ -210,7 +210,7 @@ def test_whatever_a_peer_sends_closes_that_peer_is_logged_and_an_honest_run_besi
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_a_submission_that_makes_no_sense_is_rejected_in_one_sentence(name: str) -> None:
+def test_invalid_submission_is_rejected_in_one_sentence(name: str) -> None:
     attack, sentence = REJECTED[name]
     with plane() as ps, stranger_that_watches(ps) as connection:
         attack(connection)
@@ -225,7 +225,7 @@ def stranger_that_watches(ps: Plane) -> Connection[Any]:
     return MasterClient(ps.address, ps.identity.token, ps.patience)._connection
 
 
-def test_an_error_of_the_master_itself_costs_the_peer_and_is_logged_with_its_trace(monkeypatch: Any) -> None:
+def test_internal_error_of_the_master_is_logged_with_its_traceback(monkeypatch: Any) -> None:
     from evener.ps.master.scheduler import Scheduler
 
     def broken(*_: Any) -> None:
@@ -244,7 +244,7 @@ def test_an_error_of_the_master_itself_costs_the_peer_and_is_logged_with_its_tra
         ps.run(job(SYNC), weights())
 
 
-def test_an_error_where_bytes_arrive_costs_the_peer_alone(monkeypatch: Any) -> None:
+def test_error_while_receiving_costs_only_that_peer(monkeypatch: Any) -> None:
     from evener.ps.master.training_run import TrainingRun
 
     with plane("a", patience=1) as ps:
@@ -272,9 +272,7 @@ def test_an_error_where_bytes_arrive_costs_the_peer_alone(monkeypatch: Any) -> N
 
 
 @pytest.mark.parametrize("where", ["tick", "end"])
-def test_a_run_that_the_master_cannot_go_on_with_is_set_aside_and_the_next_one_begins(
-    where: str, monkeypatch: Any
-) -> None:
+def test_run_that_cannot_continue_is_set_aside_before_the_next(where: str, monkeypatch: Any) -> None:
     from evener.ps.master import lease_run
     from evener.ps.master.training_run import TrainingRun
 
@@ -295,7 +293,7 @@ def test_a_run_that_the_master_cannot_go_on_with_is_set_aside_and_the_next_one_b
     assert distance(found, serial(4)) < 1e-12
 
 
-def test_a_contribution_that_began_to_come_before_its_work_was_given_is_not_taken_for_what_lies_there() -> None:
+def test_contribution_sent_before_its_lease_is_rejected() -> None:
     """Else what is merged is whatever lay in that memory: perhaps another node's gradient of earlier."""
     with plane("a", patience=1) as ps:
         ps.nodes[0].mood.gate.clear()
@@ -321,7 +319,7 @@ def test_a_contribution_that_began_to_come_before_its_work_was_given_is_not_take
                 assert "before its lease was assigned" in verdict.reason
 
 
-def test_a_slice_of_validation_is_answered_by_who_holds_it_and_within_its_size() -> None:
+def test_validation_slice_is_answered_only_by_its_owner_within_size() -> None:
     with plane("a", "b", patience=1) as ps:
         for node in ps.nodes:
             node.mood.seconds = 0.002
@@ -345,7 +343,7 @@ def test_a_slice_of_validation_is_answered_by_who_holds_it_and_within_its_size()
     assert honest == [v.accuracy for v in alone.validations]
 
 
-def test_more_right_answers_than_samples_are_refused() -> None:
+def test_more_correct_answers_than_samples_are_rejected() -> None:
     with plane(patience=1) as ps, stranger(ps) as evil, ps.control() as control:
         joined(evil)
         control.submit(job(SYNC, epochs=1), weights(), [])
@@ -364,7 +362,7 @@ def test_more_right_answers_than_samples_are_refused() -> None:
         assert "22 right answers for 21 samples" in refusals(ps)[-1]["detail"]
 
 
-def test_a_run_of_a_name_that_there_was_gets_another_and_overwrites_nothing() -> None:
+def test_run_with_an_existing_name_gets_another_name() -> None:
     with plane("a") as ps:
         for _ in range(2):
             ps.run(job(SYNC), weights())

@@ -50,7 +50,7 @@ TestHostileMachine.settings = settings(
 )
 
 
-def test_who_joins_twice_over_one_connection_leaves_no_node_that_others_wait_for() -> None:
+def test_joining_twice_over_one_connection_leaves_no_awaited_node() -> None:
     stage = Stage(Random(0))
     stage.join_over_one_connection("evil-0", "evil-1")
     assert stage.master.nodes.by_name["evil-0"].peer is None
@@ -62,7 +62,7 @@ def test_who_joins_twice_over_one_connection_leaves_no_node_that_others_wait_for
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("way", "messages"), [("sync", 1_000_000), ("async", 50_000), ("int8", 50_000)])
-def test_a_million_hostile_messages_change_neither_the_run_nor_the_masters_memory(way: str, messages: int) -> None:
+def test_million_hostile_messages_change_neither_run_nor_memory(way: str, messages: int) -> None:
     stage = Stage(Random(7), WAYS[way], epochs=200)
     random, process, before = Random(8), psutil.Process(), 0
     while stage.sent.total() < messages:

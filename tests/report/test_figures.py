@@ -66,14 +66,14 @@ def widths(axes: Axes) -> list[float]:
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("drawing", DRAWINGS)
-def test_every_figure_of_every_run_is_a_picture_and_leaves_no_figure_open(drawing: str, run: str) -> None:
+def test_every_figure_is_a_png_and_leaves_none_open(drawing: str, run: str) -> None:
     data = png(DRAWINGS[drawing](RUNS[run]()))
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     assert len(data) > 4_000
     assert pyplot.get_fignums() == []
 
 
-def test_learning_draws_loss_and_accuracy_against_steps_and_seconds_of_each_run() -> None:
+def test_learning_figure_draws_loss_and_accuracy_by_steps_and_seconds() -> None:
     run = fake_run(num_steps=40)
     figure = learning_figure({"one": run, "two": fake_run(num_steps=40, seed=1)})
     by_step, by_second, accuracy_by_step, accuracy_by_second = figure.axes
@@ -87,12 +87,12 @@ def test_learning_draws_loss_and_accuracy_against_steps_and_seconds_of_each_run(
     assert texts(figure) == ["one", "two"]
 
 
-def test_learning_without_accuracy_draws_the_loss_alone() -> None:
+def test_learning_figure_without_accuracy_draws_only_the_loss() -> None:
     figure = learning_figure({"one": msgspec.structs.replace(fake_run(num_steps=4), validations=())})
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["training loss", ""]
 
 
-def test_many_steps_are_smoothed_and_drawn_faintly_behind() -> None:
+def test_many_steps_are_smoothed_over_faint_raw_lines() -> None:
     axes = learning_figure({"one": fake_run(num_steps=200)}).axes[0]
     raw, smooth = (y_of(line) for line in axes.lines)
     assert axes.lines[0].get_alpha() == 0.18
@@ -104,7 +104,7 @@ def roughness(values: list[float]) -> float:
     return sum(abs(after - before) for before, after in pairwise(values))
 
 
-def test_throughput_marks_few_events_by_name_and_many_by_kind() -> None:
+def test_throughput_figure_names_few_events_and_groups_many() -> None:
     run = fake_run(num_steps=300)
     assert texts(throughput_figure(run)) == [
         "measured", "predicted by the first plan", "rebalanced", "rebalanced", "checkpoint",
@@ -116,7 +116,7 @@ def test_throughput_marks_few_events_by_name_and_many_by_kind() -> None:
     ]  # fmt: skip
 
 
-def test_throughput_is_samples_by_seconds_with_the_prediction_beside() -> None:
+def test_throughput_is_samples_per_second_beside_the_prediction() -> None:
     run = fake_run(num_steps=5, events=False)
     measured, _, predicted = throughput_figure(run).axes[0].lines
     assert y_of(measured) == [step.samples / step.seconds for step in run.steps]
@@ -124,7 +124,7 @@ def test_throughput_is_samples_by_seconds_with_the_prediction_beside() -> None:
     assert y_of(predicted) == [run.plan.batch_size / run.plan.prediction.step_seconds] * 2
 
 
-def test_phases_fill_every_bar_and_name_the_node_that_waits_least() -> None:
+def test_phases_fill_every_bar_and_mark_the_slowest_node() -> None:
     run = fake_run((34, 33, 33), num_steps=20)
     (axes,) = phases_figure(run).axes
     parts = widths(axes)
@@ -140,7 +140,7 @@ def test_phases_fill_every_bar_and_name_the_node_that_waits_least() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["ada", "bob", "pi-in-the-attic"]
 
 
-def test_the_plan_draws_samples_and_the_time_with_these_and_with_equal_shares() -> None:
+def test_plan_figure_draws_samples_and_times_with_equal_shares() -> None:
     plan = fake_plan()
     shares, times = plan_figure(plan).axes
     assert widths(shares) == [67, 28, 5]
@@ -151,14 +151,14 @@ def test_the_plan_draws_samples_and_the_time_with_these_and_with_equal_shares() 
     assert widths(times) == pytest.approx(planned + equal)
 
 
-def test_a_plan_without_speeds_draws_samples_alone() -> None:
+def test_plan_figure_without_speeds_draws_only_samples() -> None:
     nodes = [Assignment(rank=rank, node=f"n{rank}", device="cpu", samples=2) for rank in range(2)]
     figure = plan_figure(Plan(strategy="data", batch_size=4, assignments=tuple(nodes)))
     assert len(figure.axes) == 1
     assert figure.legends == []
 
 
-def test_the_comparison_has_a_bar_per_run_and_a_line_at_the_ideal_of_the_fastest() -> None:
+def test_comparison_figure_has_a_bar_per_run_and_a_line_at_the_ideal() -> None:
     run = fake_run(num_steps=2)
     ways = {"alone": (500.0, None), "equal": (800.0, 0.5), "evener": (1250.0, 0.8)}
     records = {
@@ -176,13 +176,13 @@ def test_the_comparison_has_a_bar_per_run_and_a_line_at_the_ideal_of_the_fastest
     assert x_of(axes.lines[0]) == pytest.approx([1562.5, 1562.5])
 
 
-def test_without_an_ideal_the_comparison_has_no_line() -> None:
+def test_comparison_figure_without_an_ideal_has_no_line() -> None:
     (axes,) = comparison_figure({"alone": fake_run(num_steps=2)}).axes
     assert len(axes.lines) == 0
 
 
 @pytest.mark.parametrize("evener", [1000.0, 1660.0, 1740.0, 1750.0, 2400.0])
-def test_no_label_of_the_comparison_lies_on_another_or_on_the_ideal(evener: float) -> None:
+def test_comparison_labels_do_not_overlap(evener: float) -> None:
     run = fake_run(num_steps=2)
     ways = {"best node alone": 1000.0, "equal shares": 760.0, "evener": evener}
     records = {
@@ -201,7 +201,7 @@ def test_no_label_of_the_comparison_lies_on_another_or_on_the_ideal(evener: floa
     assert ideal.x1 < figure.bbox.x1
 
 
-def test_figures_without_data_say_so() -> None:
+def test_figures_without_data_show_a_message() -> None:
     nothing = fake_run(num_steps=0)
     assert texts(learning_figure({"one": nothing})) == ["no steps were recorded"]
     assert texts(throughput_figure(nothing)) == ["no steps were recorded"]
@@ -209,13 +209,13 @@ def test_figures_without_data_say_so() -> None:
     assert texts(comparison_figure({})) == ["no runs were recorded"]
 
 
-def test_dollar_signs_and_underscores_in_names_are_only_text() -> None:
+def test_dollar_signs_and_underscores_in_names_are_plain_text() -> None:
     nodes = (("$\\frac_$", "cpu", 1e-3), ("b", "cpu", 1e-3))
     assert png(plan_figure(fake_plan((5, 5), nodes))).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("drawing", DRAWINGS)
-def test_without_matplotlib_a_figure_says_what_to_type(drawing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_gives_an_install_command(drawing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra) as error:
         DRAWINGS[drawing](fake_run(num_steps=2))

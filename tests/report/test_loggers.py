@@ -35,7 +35,7 @@ def wandb() -> Iterator[Any]:
     module.teardown()  # its process
 
 
-def test_wandb_keeps_steps_and_plan(tmp_path: Path, wandb: Any) -> None:
+def test_wandb_receives_steps_and_plan(tmp_path: Path, wandb: Any) -> None:
     log = ScalarLog(Wandb(mode="offline", dir=str(tmp_path), project="evener", config={"own": 1}))
     for event in events():
         log(event)
@@ -47,7 +47,7 @@ def test_wandb_keeps_steps_and_plan(tmp_path: Path, wandb: Any) -> None:
     assert list(tmp_path.rglob("*.wandb"))
 
 
-def test_mlflow_keeps_steps_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_receives_steps_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow: Any = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a data base needs more than mlflow-skinny
     uri = tmp_path.joinpath("mlruns").as_uri()

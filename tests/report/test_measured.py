@@ -30,12 +30,12 @@ def node(compute: float, wait: float, sent: int = 0, io: float = 0.0, update: fl
         ([], 1, []),
     ],
 )
-def test_an_entry_spans_the_steps_since_the_one_before(numbers: list[int], every: int, expected: list[int]) -> None:
+def test_entry_spans_the_steps_since_the_previous_one(numbers: list[int], every: int, expected: list[int]) -> None:
     steps = tuple(entry(number, 1.0) for number in numbers)
     assert spans(msgspec.structs.replace(fake_run(num_steps=0), steps=steps, every=every)) == expected
 
 
-def test_the_typical_step_is_the_median_per_step_of_the_slowest_rank() -> None:
+def test_typical_step_is_the_median_of_the_slowest_rank() -> None:
     steps = (
         entry(2, 90.0, node(80.0, 10.0), node(1.0, 89.0)),  # the first is slow: kernels are chosen
         entry(4, 2.0, node(0.2, 1.6, sent=100), node(1.2, 0.4, sent=300, io=0.2, update=0.2)),
@@ -46,7 +46,7 @@ def test_the_typical_step_is_the_median_per_step_of_the_slowest_rank() -> None:
     assert typical == pytest.approx((1.1, 0.8, 0.2, 150))
 
 
-def test_steps_without_an_exchange_are_compared_together_with_those_that_have_one() -> None:
+def test_typical_step_averages_steps_with_and_without_an_exchange() -> None:
     """Three of four batches send statistics alone, as in a YOLO that accumulates gradients."""
     steps = tuple(
         entry(number, 2.0 if number % 4 == 0 else 1.0, node(0.5, 0.1, sent=1000 if number % 4 == 0 else 8))
@@ -63,7 +63,7 @@ def test_steps_without_an_exchange_are_compared_together_with_those_that_have_on
     assert (short.step_seconds, short.sent_bytes) == pytest.approx((1.0, 8.0))
 
 
-def test_without_steps_there_is_no_typical_step() -> None:
+def test_run_without_steps_has_no_typical_step() -> None:
     assert typical_step(fake_run(num_steps=0)) is None
 
 
@@ -79,14 +79,14 @@ def test_phases_sum_over_the_steps_of_each_node() -> None:
         assert phases.seconds == pytest.approx(run.nodes[rank].seconds_computing + run.nodes[rank].seconds_waiting)
 
 
-def test_steps_with_fewer_nodes_are_not_attributed_to_the_wrong_node() -> None:
+def test_steps_with_fewer_nodes_are_ignored_in_node_phases() -> None:
     run = fake_run(num_steps=2)
     alone = entry(3, 50.0, node(50.0, 0.0))
     longer = msgspec.structs.replace(run, steps=(*run.steps, alone))
     assert node_phases(longer) == node_phases(run)
 
 
-def test_without_steps_phases_are_computing_and_waiting() -> None:
+def test_phases_without_steps_are_computing_and_waiting() -> None:
     run = fake_run(num_steps=5)
     phases = node_phases(msgspec.structs.replace(run, steps=()))
     assert [(one.computing, one.waiting) for one in phases] == [
@@ -94,7 +94,7 @@ def test_without_steps_phases_are_computing_and_waiting() -> None:
     ]
 
 
-def test_the_waiting_fraction_is_of_all_nodes_time() -> None:
+def test_waiting_fraction_is_of_the_time_of_all_nodes() -> None:
     run = fake_run(num_steps=1)
     nodes = tuple(
         msgspec.structs.replace(one, seconds_computing=computing, seconds_waiting=waiting)

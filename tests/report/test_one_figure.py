@@ -36,7 +36,7 @@ def entry(number: int, seconds: float, **busy: tuple[int, float]) -> Entry:
     return Entry(step=number, samples=sum(n for n, _ in busy.values()), seconds=seconds, steps=1, nodes=nodes)
 
 
-def test_the_ideal_is_the_combined_speed_of_nodes_that_never_wait() -> None:
+def test_ideal_is_the_combined_speed_of_nodes_that_never_wait() -> None:
     plan = fake_plan()
     assert fraction_of_ideal([entry(1, 2.0, a=(30, 1.0), b=(10, 1.0))], plan) == pytest.approx(20 / 40)
     uneven = [entry(1, 2.0, a=(30, 2.0), b=(10, 1.0))]
@@ -45,12 +45,12 @@ def test_the_ideal_is_the_combined_speed_of_nodes_that_never_wait() -> None:
     assert fraction_of_ideal([], plan) is None
 
 
-def test_a_node_counts_in_the_ideal_for_as_long_as_it_took_part() -> None:
+def test_node_counts_in_the_ideal_while_it_takes_part() -> None:
     steps = [entry(1, 1.0, a=(10, 1.0), b=(10, 1.0)), entry(2, 2.0, a=(20, 2.0))]
     assert fraction_of_ideal(steps, fake_plan()) == pytest.approx(1.0)
 
 
-def test_nodes_that_divide_a_model_reach_the_busy_part_of_their_time() -> None:
+def test_sharded_nodes_reach_the_busy_fraction_of_their_time() -> None:
     nodes = tuple(
         Assignment(rank=rank, node=name, device="cpu", samples=8, replica=0, share=0.5)
         for rank, name in enumerate("ab")
@@ -60,7 +60,7 @@ def test_nodes_that_divide_a_model_reach_the_busy_part_of_their_time() -> None:
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 50), st.floats(0.01, 9)), min_size=2, max_size=4), min_size=1))
-def test_no_run_reaches_more_than_the_ideal(steps: list[list[tuple[int, float]]]) -> None:
+def test_no_run_exceeds_the_ideal(steps: list[list[tuple[int, float]]]) -> None:
     entries = [
         entry(number, max(took for _, took in works), **{f"n{i}": work for i, work in enumerate(works)})
         for number, works in enumerate(steps, 1)
@@ -80,7 +80,7 @@ def told(record: TrainRecord) -> tuple[TrainRecord, LiveRun]:
     return made, live
 
 
-def test_every_view_shows_the_same_part_of_the_ideal_and_the_same_waiting(tmp_path: Path) -> None:
+def test_every_view_shows_the_same_ideal_and_waiting(tmp_path: Path) -> None:
     record, live = told(fake_run(num_steps=300))
     assert record.of_ideal is not None
     of_ideal = percent(record.of_ideal)
@@ -117,7 +117,7 @@ def test_every_view_shows_the_same_part_of_the_ideal_and_the_same_waiting(tmp_pa
     assert of_ideal in demo_verdict(runs)
 
 
-def test_a_history_writes_the_figure_into_its_record() -> None:
+def test_history_writes_the_fraction_of_the_ideal() -> None:
     history = History()
     for name in ("a", "b"):
         history.add_node(name)

@@ -59,7 +59,7 @@ def page_of(records: dict[str, TrainRecord], folder: Path, title: str = "Digits"
     return Page((folder / "page.html").read_text())
 
 
-def test_a_page_compares_its_runs_and_shows_each(tmp_path: Path) -> None:
+def test_page_compares_its_runs_and_shows_each(tmp_path: Path) -> None:
     runs = {"alone": fake_run((20,), NODES[:1], num_steps=5, events=False), "evener": fake_run(num_steps=5, seed=1)}
     page = page_of(runs, tmp_path)
     assert page.texts["h1"] == ["Digits"]
@@ -75,14 +75,14 @@ def test_a_page_compares_its_runs_and_shows_each(tmp_path: Path) -> None:
     assert f"{100 * (runs['evener'].validation_accuracy or 0):.2f} %" in page.texts["dd"]
 
 
-def test_a_page_of_one_run_has_nothing_to_compare(tmp_path: Path) -> None:
+def test_page_of_one_run_has_no_comparison(tmp_path: Path) -> None:
     page = page_of({"evener": fake_run(num_steps=2)}, tmp_path)
     assert "Comparison" not in page.texts["caption"]
     assert "nav" not in page.tags
     assert page.tags.count("img") == 1 + 3
 
 
-def test_a_page_loads_nothing_from_outside(tmp_path: Path) -> None:
+def test_page_loads_nothing_from_outside(tmp_path: Path) -> None:
     runs = {"alone": fake_run(num_steps=2), "evener": fake_run(num_steps=2)}
     page = page_of(runs, tmp_path)
     images = [source for source in page.sources if not source.startswith("#")]
@@ -100,7 +100,7 @@ def test_a_page_loads_nothing_from_outside(tmp_path: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
-def test_a_page_starts_with_the_summary_and_folds_the_details_of_several_runs(tmp_path: Path) -> None:
+def test_page_starts_with_the_summary_and_folds_details(tmp_path: Path) -> None:
     runs = {"alone": fake_run((20,), NODES[:1], num_steps=5), "evener": fake_run(num_steps=5)}
     write_page(tmp_path / "page.html", runs, "Demo", summary="It is 1.7 times as fast <so>.")
     text = (tmp_path / "page.html").read_text()
@@ -110,7 +110,7 @@ def test_a_page_starts_with_the_summary_and_folds_the_details_of_several_runs(tm
     assert (tmp_path / "page.html").read_text().count("<details open>") == 1
 
 
-def test_names_by_users_are_text_and_never_html(tmp_path: Path) -> None:
+def test_user_defined_names_are_escaped_in_html(tmp_path: Path) -> None:
     evil = "<script>alert('x')</script> & \"co\""
     run = fake_run((4,), ((evil, "cpu", 1e-3),), num_steps=2)
     event = Event(step=1, kind=evil, message=evil)
@@ -121,7 +121,7 @@ def test_names_by_users_are_text_and_never_html(tmp_path: Path) -> None:
     assert page.texts["td"].count(evil) >= 5
 
 
-def test_a_run_without_steps_or_events_still_has_a_page(tmp_path: Path) -> None:
+def test_run_without_steps_or_events_has_a_page(tmp_path: Path) -> None:
     page = page_of({"nothing": msgspec.structs.replace(fake_run(num_steps=0), events=())}, tmp_path)
     assert "Nothing happened." in page.texts["p"]
     assert page.texts["dd"].count("-") == 3
@@ -130,7 +130,7 @@ def test_a_run_without_steps_or_events_still_has_a_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "ending", [Interrupted("stopped as asked"), NodeLost("node b is gone"), None], ids=["stopped", "failed", "killed"]
 )
-def test_a_run_without_a_record_is_refused_with_how_far_it_came(ending: EvenerError | None, tmp_path: Path) -> None:
+def test_run_without_a_record_is_rejected_with_its_progress(ending: EvenerError | None, tmp_path: Path) -> None:
     view = RunView(tmp_path)
     view.console.quiet = True
     view(Phase(what="joining", detail="the master"))
@@ -141,14 +141,14 @@ def test_a_run_without_a_record_is_refused_with_how_far_it_came(ending: EvenerEr
     view.end(None)
 
 
-def test_a_page_without_records_is_refused_and_not_written(tmp_path: Path) -> None:
+def test_page_without_records_is_rejected_and_not_written(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue) as error:
         write_page(tmp_path / "page.html", {}, "Digits")
     assert (error.value.field, error.value.value) == ("records", {})
     assert os.listdir(tmp_path) == []
 
 
-def test_the_report_room_imports_neither_torch_nor_matplotlib() -> None:
+def test_report_imports_neither_torch_nor_matplotlib() -> None:
     rooms = "evener.report.html, evener.report.tables"
     code = f"import sys, {rooms}; print({{'torch', 'matplotlib', 'tensorboard'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -54,7 +54,7 @@ def device(
     )
 
 
-def test_a_device_has_a_row_per_precision_with_the_reason_for_gaps() -> None:
+def test_device_has_a_row_per_precision_with_reasons_for_gaps() -> None:
     profile = ClusterProfile(
         devices=(
             device(
@@ -112,7 +112,7 @@ def test_timings_are_per_sample_with_a_column_per_batch_size() -> None:
     ]
 
 
-def test_a_plan_shows_each_share_its_reason_and_what_was_rejected() -> None:
+def test_plan_shows_shares_reasons_and_rejected_alternatives() -> None:
     plan = fake_plan()
     table = plan_table(plan)
     assert plain(table.title) == "Plan: data, 100 samples a step"
@@ -127,7 +127,7 @@ def test_a_plan_shows_each_share_its_reason_and_what_was_rejected() -> None:
     assert plain(table.caption) == ("Predicted: 69.3 ms a step, 1.34 times as fast as the best device alone (93.0 ms)")
 
 
-def test_a_plan_without_a_prediction_has_no_caption() -> None:
+def test_plan_without_a_prediction_has_no_caption() -> None:
     assignment = Assignment(rank=0, node="ada", device="cpu", samples=4)
     table = plan_table(Plan(strategy="serial", batch_size=16, accumulate=4, assignments=(assignment,)))
     assert plain(table.title) == "Plan: serial, 16 samples a step, in 4 micro-batches"
@@ -135,7 +135,7 @@ def test_a_plan_without_a_prediction_has_no_caption() -> None:
     assert rows(table) == [("ada", "cpu", "4", "100 %", "")]
 
 
-def test_a_record_says_what_every_node_did_and_how_long_it_waited() -> None:
+def test_record_shows_the_work_and_waiting_of_every_node() -> None:
     run = fake_run(num_steps=10)
     first = msgspec.structs.replace(run.nodes[0], seconds_computing=30.0, seconds_waiting=10.0, bytes_sent=12_300_000)
     table = record_table(msgspec.structs.replace(run, nodes=(first, *run.nodes[1:]), seconds=75.0))
@@ -144,7 +144,7 @@ def test_a_record_says_what_every_node_did_and_how_long_it_waited() -> None:
     assert len(rows(table)) == 3
 
 
-def test_a_comparison_has_a_row_per_run_with_the_speed_up_over_the_first() -> None:
+def test_comparison_has_a_row_per_run_with_its_speed_up() -> None:
     run = fake_run(num_steps=3)
     halves = tuple(msgspec.structs.replace(one, seconds_computing=1.0, seconds_waiting=1.0) for one in run.nodes)
     slow = msgspec.structs.replace(
@@ -158,7 +158,7 @@ def test_a_comparison_has_a_row_per_run_with_the_speed_up_over_the_first() -> No
     assert rows(comparison_table({})) == []
 
 
-def test_the_prediction_stands_beside_the_measured_median() -> None:
+def test_prediction_is_beside_the_measured_median() -> None:
     run = fake_run(num_steps=50)
     table = predicted_table(run)
     assert [row[0] for row in rows(table)] == [
@@ -176,7 +176,7 @@ def test_the_prediction_stands_beside_the_measured_median() -> None:
     assert predicted_table(never).caption is None
 
 
-def test_the_error_of_a_prediction_is_relative_to_what_was_measured() -> None:
+def test_prediction_error_is_relative_to_the_measurement() -> None:
     run = fake_run((10,), NODES[:1], num_steps=1)
     step = msgspec.structs.replace(run.steps[0], seconds=0.024)
     assert run.plan.prediction is not None
@@ -187,7 +187,7 @@ def test_the_error_of_a_prediction_is_relative_to_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize("without", ["prediction", "steps"])
-def test_a_table_with_nothing_to_compare_says_so(without: str) -> None:
+def test_table_without_comparable_values_shows_a_message(without: str) -> None:
     run = fake_run(num_steps=2)
     if without == "steps":
         run = msgspec.structs.replace(run, steps=())
@@ -197,14 +197,14 @@ def test_a_table_with_nothing_to_compare_says_so(without: str) -> None:
     assert plain(predicted_table(run).caption).startswith("Nothing to compare:")
 
 
-def test_names_are_printed_whole_and_never_read_as_markup() -> None:
+def test_names_are_printed_whole_without_markup() -> None:
     name = "[red]node[/red]-with-a-very-long-name-that-is-wider-than-its-column.example.org"
     text = printed(record_table(fake_run((10,), ((name, "cpu", 1e-3),), num_steps=1)), width=90)
     folded = [line.strip().split("  ")[0] for line in text.splitlines()[4:]]
     assert name in "".join(folded)
 
 
-def test_the_summary_has_exactly_the_promised_keys_and_is_json() -> None:
+def test_summary_has_the_documented_keys_as_json() -> None:
     run = fake_run(num_steps=4)
     read = json.loads(json.dumps(summary(run)))
     assert list(read) == [
@@ -232,14 +232,14 @@ def test_the_summary_has_exactly_the_promised_keys_and_is_json() -> None:
     ]
 
 
-def test_a_plan_for_one_node_is_not_compared_with_itself() -> None:
+def test_plan_for_one_node_is_not_compared_with_itself() -> None:
     assert "times as fast as the best device alone" in plain(plan_table(fake_plan()).caption)
     caption = plain(plan_table(fake_plan((100,), NODES[:1])).caption)
     assert caption.startswith("Predicted: ")
     assert "alone" not in caption
 
 
-def test_a_plan_that_is_slower_than_one_node_says_what_to_do() -> None:
+def test_plan_slower_than_one_node_gives_advice() -> None:
     plan = fake_plan()
     assert plan.prediction is not None
     slower = msgspec.structs.replace(plan.prediction, alone_seconds=plan.prediction.step_seconds / 2)

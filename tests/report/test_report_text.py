@@ -74,7 +74,7 @@ def test_small_percentages_have_a_digit_after_the_point(fraction: float, text: s
     assert percent(fraction) == text
 
 
-def test_a_long_name_is_shortened_in_its_middle() -> None:
+def test_long_name_is_shortened_in_its_middle() -> None:
     assert ellipsis("node-17.example.org", 10) == "node…e.org"
     assert len(ellipsis("x" * 50, 9)) == 9
     assert ellipsis("node-17", 7) == "node-17"
@@ -94,7 +94,7 @@ def shown(width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 300])
-def test_a_table_that_is_too_wide_continues_in_blocks_with_complete_names_and_units(width: int) -> None:
+def test_wide_table_continues_in_blocks_with_complete_names(width: int) -> None:
     lines = shown(width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
@@ -111,7 +111,7 @@ LONG = "attic-workstation-with-a-name-that-is-long.cluster.example.org-17"
 
 @pytest.mark.parametrize("length", [12, 40, 64])
 @pytest.mark.parametrize("numbers", [1, 7])
-def test_at_80_columns_long_names_wrap_and_no_unit_is_cut(length: int, numbers: int) -> None:
+def test_long_names_wrap_at_80_columns_without_cutting_units(length: int, numbers: int) -> None:
     name = (LONG * 2)[:length]
     caption = (
         "380,170 parameters (1.52 MB); per sample 47.3 MFLOP forward, 139 KB kept for backward, which is all of it"
@@ -132,7 +132,7 @@ def test_at_80_columns_long_names_wrap_and_no_unit_is_cut(length: int, numbers: 
     assert text.splitlines()[-2].startswith("380,170 parameters (1.52 MB); per sample 47.3 MFLOP")
 
 
-def test_optional_columns_are_left_out_before_a_table_continues_in_blocks() -> None:
+def test_optional_columns_are_dropped_before_splitting_a_table() -> None:
     columns = ("node", "model?", ">cores?", ">GB/s?", ">matmul", ">score")
     rows = [("node-0", "AMD EPYC 9354 32-Core Processor", "64", "81.4", "192", "287")]
     for width, left_out in ((100, []), (70, ["GB/s"]), (60, ["cores", "GB/s"]), (30, ["model", "cores", "GB/s"])):
@@ -148,7 +148,7 @@ def test_optional_columns_are_left_out_before_a_table_continues_in_blocks() -> N
         assert [name for name in ("model", "cores", "GB/s") if name in told] == left_out
 
 
-def test_a_row_keeps_its_cells_when_columns_before_them_are_left_out() -> None:
+def test_row_keeps_its_cells_when_columns_are_dropped() -> None:
     console = Console(file=io.StringIO(), width=24)
     console.print(grid("T", ("a", "much longer?", ">b"), [("1", "x" * 20, "2")]))
     assert isinstance(console.file, io.StringIO)

@@ -71,7 +71,7 @@ def plan(names: Sequence[str]) -> Plan:
     return Plan(strategy="data", batch_size=len(names), assignments=assignments)
 
 
-def test_a_step_with_other_nodes_is_refused_until_a_plan_names_them(tmp_path: Path) -> None:
+def test_step_with_other_nodes_is_rejected_until_a_plan_names_them(tmp_path: Path) -> None:
     step = fake_run(num_steps=1).steps[0]
     with pytest.raises(InvalidValue) as error:
         scalars_of_step(step, NAMES[:2])
@@ -84,7 +84,7 @@ def test_a_step_with_other_nodes_is_refused_until_a_plan_names_them(tmp_path: Pa
     assert "waiting/cleo" in read(tmp_path)
 
 
-def test_without_tensorboard_a_logger_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tensorboard_gives_an_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert has_tensorboard()
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingExtra) as error:

@@ -29,7 +29,7 @@ STEP = Timeline(
 )
 
 
-def test_every_action_is_a_box_where_it_happened_with_the_number_of_its_micro_batch() -> None:
+def test_every_action_is_a_box_with_its_micro_batch_number() -> None:
     (axes,) = timeline_figure(STEP).axes
     patches: list[Any] = list(axes.patches)
     boxes = {(round(b.get_x(), 6), round(b.get_y() + b.get_height() / 2), round(b.get_width(), 6)) for b in patches}
@@ -40,14 +40,14 @@ def test_every_action_is_a_box_where_it_happened_with_the_number_of_its_micro_ba
     assert ((1.5, 0.0), "1") in [((round(x, 6), y), text) for (x, y), text in written]
 
 
-def test_the_title_shows_the_idle_fraction_beside_that_of_equal_stages() -> None:
+def test_title_shows_the_idle_fraction_beside_that_of_equal_stages() -> None:
     assert STEP.bubble == pytest.approx(1 - 5.5 / 8)
     figure = timeline_figure(STEP)
     assert figure.get_suptitle() == "4.00 s of 2 stages and 2 micro-batches: idle for 31 %, equal stages for 33 %"
     assert [text.get_text() for text in figure.axes[0].texts][-1] == "50 %"
 
 
-def test_each_kind_is_named_once_and_the_picture_is_a_png() -> None:
+def test_each_kind_is_named_once_in_the_legend() -> None:
     figure = timeline_figure(STEP)
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {
         "forward", "backward", "recompute", "waiting for others",
@@ -55,7 +55,7 @@ def test_each_kind_is_named_once_and_the_picture_is_a_png() -> None:
     assert png(figure).startswith(b"\x89PNG")
 
 
-def test_a_step_without_actions_is_refused() -> None:
+def test_step_without_actions_is_rejected() -> None:
     with pytest.raises(InvalidValue) as error:
         timeline_figure(Timeline(num_stages=2, events=()))
     assert (error.value.field, error.value.value) == ("events", 0)

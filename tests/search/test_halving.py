@@ -13,11 +13,11 @@ from evener.search.halving import bracket_of, rungs, rungs_of, survives
 @pytest.mark.parametrize(
     ("epochs", "expected"), [(1, (1,)), (2, (1, 2)), (8, (1, 3, 8)), (27, (1, 3, 9, 27)), (30, (1, 2, 4, 10, 30))]
 )
-def test_rungs_are_thirds(epochs: int, expected: tuple[int, ...]) -> None:
+def test_rungs_divide_epochs_by_three(epochs: int, expected: tuple[int, ...]) -> None:
     assert rungs(epochs) == expected
 
 
-def test_zero_epochs_are_refused() -> None:
+def test_zero_epochs_are_rejected() -> None:
     with pytest.raises(InvalidValue) as caught:
         rungs(0)
     assert caught.value.field == "--epochs"

@@ -11,7 +11,7 @@ def search_nodes(**free_in: float) -> list[SearchNode]:
     return [SearchNode(name, SPEEDS[name], seconds) for name, seconds in free_in.items()]
 
 
-def test_a_slow_node_takes_trials_while_many_remain_and_none_at_the_end() -> None:
+def test_slow_node_takes_trials_only_while_many_remain() -> None:
     assert takes_next("c", search_nodes(a=5, b=5, c=0), 40, work=10)
     assert not takes_next("c", search_nodes(a=5, b=5, c=0), 2, work=10)
     assert takes_next("a", search_nodes(a=0, b=5, c=0), 1, work=10)

@@ -7,7 +7,7 @@ from pathlib import Path
 from evener.search.master_backend import RunNames
 
 
-def test_only_the_next_process_of_a_study_knows_its_names(tmp_path: Path) -> None:
+def test_resumed_study_recognizes_its_run_names(tmp_path: Path) -> None:
     names, (own, other) = RunNames(tmp_path / "own"), (tmp_path / "own", tmp_path / "other")
     names.record(3, names.proposed(3))
     names.record(4, f"{names.proposed(4)}-2")

@@ -59,7 +59,7 @@ def test_one_node_continues_alone_where_waiting_exceeds_computing(tmp_path: Path
     assert joined.now <= apart.now
 
 
-def test_without_joining_no_other_assignment_ends_sooner(tmp_path: Path) -> None:
+def test_assignment_without_joining_is_optimal(tmp_path: Path) -> None:
     backend = SimulatedBackend(score)
     search(tmp_path / "study", SPEEDS, backend, trials=12, epochs=4, prune="none", joins=False, learns=False)
     seconds = 4 * backend.epoch_seconds
@@ -74,7 +74,7 @@ def test_fast_nodes_run_the_upper_rungs(tmp_path: Path) -> None:
     assert all({"node-0", "node-1"} & set(trial.nodes) for trial in slow)
 
 
-def test_a_trial_restarts_from_its_checkpoint_and_fails_at_the_third_lost_node(tmp_path: Path) -> None:
+def test_trial_restarts_from_its_checkpoint_at_most_twice(tmp_path: Path) -> None:
     deaths = {(0, 3): 1, (1, 2): 5}
 
     def kill(number: int, epoch: int) -> EvenerError | None:
@@ -98,7 +98,7 @@ def test_a_trial_restarts_from_its_checkpoint_and_fails_at_the_third_lost_node(t
     assert any("epoch 2: node node-0 was killed" in sentence for sentence in sentences)
 
 
-def test_a_killed_search_resumes_and_counts_nothing_twice(tmp_path: Path) -> None:
+def test_killed_search_resumes_without_repeating_trials(tmp_path: Path) -> None:
     uninterrupted = search(tmp_path / "uninterrupted", SPEEDS, SimulatedBackend(score))
     ended: list[int] = []
     for life in range(6):

@@ -40,13 +40,13 @@ def test_ranges_and_choices_of_the_command_line_are_parsed(text: str, expected: 
         "lr=1..2:lg",
     ],
 )
-def test_other_texts_are_refused(text: str) -> None:
+def test_invalid_texts_are_rejected(text: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         parse_varied(text)
     assert (caught.value.field, caught.value.value) == ("--vary", text)
 
 
-def test_an_option_varied_twice_is_refused() -> None:
+def test_option_varied_twice_is_rejected() -> None:
     with pytest.raises(InvalidInput):
         suggest_varied([parse_varied("lr=1..2"), parse_varied("lr=3,4")])
 

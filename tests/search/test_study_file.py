@@ -13,7 +13,7 @@ from evener.search.options import TuneConfig
 from evener.search.trials import SearchTrial
 
 
-def test_it_is_written_on_change_once_a_second_and_at_the_end(tmp_path: Path) -> None:
+def test_study_file_is_written_on_change_once_a_second_and_at_the_end(tmp_path: Path) -> None:
     now = [10.0]
     first = SearchTrial(0, {"lr": "0.1"}, nodes=["ada"])
     search: Any = SimpleNamespace(trials={0: first}, best=None, running=frozenset({0}))

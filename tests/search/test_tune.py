@@ -35,7 +35,7 @@ def trials_of(folder: Path) -> list[Any]:
     return [(one["number"], one["outcome"], one["values"], one["score"]) for one in record_of(folder)["trials"]]
 
 
-def test_a_search_shows_a_table_importances_and_the_best_trial_to_paste(tmp_path: Path) -> None:
+def test_search_shows_a_table_importances_and_the_best_command(tmp_path: Path) -> None:
     words = ("tune", POINTS, "--thin", "--trials", "12", *VARY, "--local-nodes", "1,0.5", "--output", "found")
     result = evener(*words, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -64,7 +64,7 @@ def test_a_search_without_varied_options_suggests_vary(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("runs/*"))  # no folder of a search that never began
 
 
-def test_an_error_of_the_users_code_names_file_and_line_and_fails_that_trial(tmp_path: Path) -> None:
+def test_error_in_user_code_names_file_and_line_and_fails_its_trial(tmp_path: Path) -> None:
     words = ("tune", POINTS, "--thin", "--trials", "6", "--vary", "width=12,13", "--prune", "none", "--epochs", "1")
     result = evener(*words, "--output", "found", "--json", cwd=tmp_path)
     assert last_json(result)["trials"] == 6

@@ -70,7 +70,7 @@ def nodes(*names: str) -> Iterator[Cluster]:
         yield ps
 
 
-def test_trials_run_in_parallel_on_joined_nodes_and_leave_nothing_there() -> None:
+def test_trials_run_in_parallel_and_only_the_best_model_stays() -> None:
     with nodes("ada", "bob") as ps:
         found = tuned(ps, "two", "--thin", "--trials", "12", "--epochs", "2", "--option", "pause=0.005")
         assert [one["outcome"] for one in found["trials"]] == ["complete"] * 12
@@ -91,7 +91,7 @@ def test_one_node_of_a_master_has_the_same_results_as_two() -> None:
         assert alone["best"] == found["best"]
 
 
-def test_local_nodes_and_a_master_together_are_refused(tmp_path: Path) -> None:
+def test_local_nodes_with_a_master_are_rejected(tmp_path: Path) -> None:
     words = ("tune", POINTS, *VARY, "--agreement", "sync", "--local-nodes", "1,1")
     result = evener(*words, cwd=tmp_path)
     assert result.returncode == 2
@@ -104,7 +104,7 @@ LONG = ("--thin", "--trials", "8", "--epochs", "4", "--ahead", "2", "--option", 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dies", ["a node", "the master", "the search"])
-def test_a_killed_process_loses_no_trial_and_repeats_none(dies: str) -> None:
+def test_killed_process_loses_and_repeats_no_trial(dies: str) -> None:
     with nodes("ada", "bob") as ps:
         whole = tuned(ps, "whole", *LONG)
         with searching(ps, "cut", *LONG) as process:
@@ -131,7 +131,7 @@ def test_a_killed_process_loses_no_trial_and_repeats_none(dies: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_pytorch_trials_have_equal_scores_on_one_node_and_on_two_of_which_one_dies() -> None:
+def test_pytorch_trials_have_equal_scores_if_one_of_two_nodes_dies() -> None:
     words = ("--trials", "6", "--epochs", "4", "--ahead", "2", "--option", "pause=0.05")
     with cluster("--patience", "4") as ps:
         ps.join("ada", "--speed", "0.5")  # so that the other one has work, whatever measuring them finds
@@ -151,7 +151,7 @@ def test_pytorch_trials_have_equal_scores_on_one_node_and_on_two_of_which_one_di
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_search_of_nfnn_on_nodes_without_pytorch_of_one_core_and_a_gigabyte(tmp_path: Path) -> None:
+def test_nfnn_search_runs_on_small_nodes_without_pytorch(tmp_path: Path) -> None:
     for name, count in (("train", 2000), ("t10k", 500)):
         write_digits(tmp_path, name, count)
     with cluster() as ps:

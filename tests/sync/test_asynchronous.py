@@ -20,7 +20,7 @@ def bounded(staleness: int) -> SyncProtocol:
     return SyncProtocol(batch=1, outer=SGD, staleness=staleness)
 
 
-def test_a_contribution_counts_at_once_and_its_worker_alone_is_answered() -> None:
+def test_contribution_counts_at_once_and_only_its_worker_is_answered() -> None:
     desk = Desk(ASYNC)
     desk.admit("a", "b")
     answers = desk.push("a", 3.0)
@@ -41,7 +41,7 @@ def test_staleness_is_the_number_of_versions_in_between() -> None:
     assert (tally.staleness, tally.most_stale, tally.applied) == (2, 2, 2)
 
 
-def test_what_is_not_finite_changes_nothing_and_its_worker_goes_on() -> None:
+def test_non_finite_update_is_rejected_and_its_worker_continues() -> None:
     desk = Desk(ASYNC)
     desk.admit("a")
     answers = desk.push("a", math.nan)
@@ -51,7 +51,7 @@ def test_what_is_not_finite_changes_nothing_and_its_worker_goes_on() -> None:
     assert desk.value == -1.0
 
 
-def test_a_repeated_contribution_is_answered_and_does_not_count() -> None:
+def test_repeated_contribution_is_answered_but_not_counted() -> None:
     desk = Desk(ASYNC)
     desk.admit("a")
     lease = desk.leases["a"][0]
@@ -61,7 +61,7 @@ def test_a_repeated_contribution_is_answered_and_does_not_count() -> None:
     assert (again.verdict, again.resets_leases, desk.leases["a"], desk.value) == ("duplicate", True, held, -1.0)
 
 
-def test_who_connects_again_gets_whole_weights_for_its_last_ones_may_never_have_come() -> None:
+def test_reconnected_worker_gets_full_weights() -> None:
     desk = Desk(SyncProtocol(batch=10, outer=SGD, staleness=None, pull="int8"))
     desk.admit("a", "b")
     assert desk.push("a", 1.0)["a"][0].contents == "difference"
@@ -70,7 +70,7 @@ def test_who_connects_again_gets_whole_weights_for_its_last_ones_may_never_have_
     assert [(told.contents, told.base) for told in desk.answers()["a"]] == [("weights", None)]
 
 
-def test_the_work_of_the_dead_goes_to_whoever_is_next() -> None:
+def test_work_of_a_lost_worker_goes_to_the_next_one() -> None:
     desk = Desk(ASYNC)
     desk.admit("a", "b")
     desk.dismiss("a")
@@ -78,7 +78,7 @@ def test_the_work_of_the_dead_goes_to_whoever_is_next() -> None:
     assert desk.leases["b"][0].samples == SampleRange(epoch=0, ranges=((0, 10),))
 
 
-def test_of_those_who_wait_the_slowest_goes_first() -> None:
+def test_slowest_waiting_worker_gets_work_first() -> None:
     desk = Desk(ASYNC, num_samples=40)
     desk.admit("a", "b", "c")
     for name in "aab":
@@ -88,7 +88,7 @@ def test_of_those_who_wait_the_slowest_goes_first() -> None:
     assert set(desk.answers()) == {"b"}
 
 
-def test_who_waits_for_the_dead_goes_on_when_they_are_gone() -> None:
+def test_worker_waiting_for_a_lost_one_continues() -> None:
     desk = Desk(bounded(1))
     desk.admit("a", "b")
     desk.push("a", 1.0)
@@ -98,7 +98,7 @@ def test_who_waits_for_the_dead_goes_on_when_they_are_gone() -> None:
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
-def test_nobody_begins_more_than_s_turns_ahead_of_the_slowest(staleness: int) -> None:
+def test_fast_worker_is_at_most_s_steps_ahead_of_the_slowest(staleness: int) -> None:
     desk = Desk(bounded(staleness))
     desk.admit("slow", "fast")
     turns = 0
@@ -113,7 +113,7 @@ def test_nobody_begins_more_than_s_turns_ahead_of_the_slowest(staleness: int) ->
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3), st.lists(st.integers(0, 2), max_size=80))
-def test_staleness_stays_within_what_the_bound_promises(s: int, order: list[int]) -> None:
+def test_staleness_never_exceeds_its_bound(s: int, order: list[int]) -> None:
     desk, names = Desk(bounded(s)), "abc"
     desk.admit(*names)
     for k in order:
@@ -125,7 +125,7 @@ def test_staleness_stays_within_what_the_bound_promises(s: int, order: list[int]
     )
 
 
-def test_who_comes_late_holds_nobody_up_more_than_the_slowest_does() -> None:
+def test_late_worker_does_not_block_the_others() -> None:
     desk = Desk(bounded(1))
     desk.admit("a", "b")
     for _ in range(5):
@@ -135,7 +135,7 @@ def test_who_comes_late_holds_nobody_up_more_than_the_slowest_does() -> None:
     assert desk.push("a", 1.0)["a"][0].lease is not None
 
 
-def test_no_more_work_is_given_out_than_updates_are_wanted() -> None:
+def test_leases_never_exceed_the_requested_updates() -> None:
     desk = Desk(ASYNC, num_updates=2)
     desk.admit("a", "b", "c")
     assert [len(desk.leases[name]) for name in "ab"] == [1, 1]
@@ -148,7 +148,7 @@ def test_no_more_work_is_given_out_than_updates_are_wanted() -> None:
     assert {name: told[0].is_last for name, told in answers.items()} == {"a": True, "c": True}
 
 
-def test_the_end_is_told_once_to_everybody() -> None:
+def test_end_is_announced_once_to_every_worker() -> None:
     desk = Desk(ASYNC, num_samples=20)
     desk.admit("a", "b")
     desk.push("a", 1.0)

@@ -41,7 +41,7 @@ def advance(common: CommonWeights, seed: int) -> None:
     common.update(sources(1, OF, seed=seed)[0])
 
 
-def test_without_compression_everybody_reads_the_weights_themselves() -> None:
+def test_uncompressed_broadcast_shares_the_weights_without_a_copy() -> None:
     common, pulls = stage("none")
     for _ in range(3):
         contents = pulls.contents("a")
@@ -51,7 +51,7 @@ def test_without_compression_everybody_reads_the_weights_themselves() -> None:
 
 @pytest.mark.parametrize("compression", ["bf16", "int8"])
 @pytest.mark.parametrize("staleness", [0, None])
-def test_workers_have_the_bits_that_the_server_thinks_they_have(
+def test_workers_and_server_hold_identical_copies_of_the_weights(
     compression: Compression, staleness: int | None
 ) -> None:
     common, pulls = stage(compression, staleness)
@@ -69,7 +69,7 @@ def test_workers_have_the_bits_that_the_server_thinks_they_have(
     assert kinds.count("weights") == 2
 
 
-def test_in_a_round_a_difference_is_made_once_for_all() -> None:
+def test_difference_is_encoded_once_per_round() -> None:
     common, pulls = stage()
     for name in "abc":
         pulls.contents(name)
@@ -81,7 +81,7 @@ def test_in_a_round_a_difference_is_made_once_for_all() -> None:
 
 
 @pytest.mark.parametrize("staleness", [0, None])
-def test_who_missed_something_or_asks_twice_gets_the_whole(staleness: int | None) -> None:
+def test_worker_that_missed_a_version_gets_full_weights(staleness: int | None) -> None:
     common, pulls = stage(staleness=staleness)
     pulls.contents("a")
     pulls.contents("b")
@@ -101,7 +101,7 @@ def test_who_missed_something_or_asks_twice_gets_the_whole(staleness: int | None
     assert max(np.abs(x - y).max() for x, y in zip(reader.flat.floats, common.weights.floats, strict=True)) < 0.1
 
 
-def test_what_is_being_sent_does_not_change() -> None:
+def test_bytes_being_sent_do_not_change() -> None:
     common, pulls = stage()
     first = pulls.contents("a")
     as_sent = bytes(first.image)

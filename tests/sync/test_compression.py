@@ -45,7 +45,7 @@ def arrays(low: float, high: float) -> st.SearchStrategy[Floats]:
 @pytest.mark.parametrize("name", CODECS)
 @settings(deadline=None)
 @given(arrays(-(2.0**100), 2.0**100))
-def test_reading_gives_what_writing_said_and_writing_it_again_the_same_bytes(name: Any, numbers: Floats) -> None:
+def test_compression_is_idempotent(name: Any, numbers: Floats) -> None:
     code = CODECS[name]
     image, meaning, is_fine = write(code, numbers)
     assert is_fine
@@ -57,7 +57,7 @@ def test_reading_gives_what_writing_said_and_writing_it_again_the_same_bytes(nam
 
 @settings(deadline=None)
 @given(arrays(-(2.0**100), 2.0**100))
-def test_bf16_is_what_pytorch_makes_of_it(numbers: Floats) -> None:
+def test_bf16_equals_pytorch(numbers: Floats) -> None:
     _, meaning, _ = write(CODECS["bf16"], numbers)
     expected = torch.from_numpy(numbers).to(torch.float32).to(torch.bfloat16).to(torch.float32).numpy()
     np.testing.assert_array_equal(meaning, expected)
@@ -65,7 +65,7 @@ def test_bf16_is_what_pytorch_makes_of_it(numbers: Floats) -> None:
 
 @settings(deadline=None)
 @given(arrays(-(2.0**100), 2.0**100))
-def test_int8_is_never_off_by_more_than_half_a_quantum(numbers: Floats) -> None:
+def test_int8_error_is_at_most_half_a_quantum(numbers: Floats) -> None:
     _, meaning, _ = write(CODECS["int8"], numbers)
     for a in range(0, len(numbers), ROW):
         row = numbers[a : a + ROW].astype(np.float64)
@@ -74,13 +74,13 @@ def test_int8_is_never_off_by_more_than_half_a_quantum(numbers: Floats) -> None:
         assert (np.abs(row - meaning[a : a + ROW]) <= max(quantum * 0.5001, smallest)).all()
 
 
-def test_the_largest_of_a_row_and_its_multiples_arrive_exactly() -> None:
+def test_int8_represents_multiples_of_the_row_maximum_exactly() -> None:
     numbers = np.array([127, -127, 64, 1, 0, -3], np.float32) * np.float32(0.03125)
     _, meaning, _ = write(CODECS["int8"], numbers)
     np.testing.assert_array_equal(meaning, numbers)
 
 
-def test_rows_do_not_disturb_each_other() -> None:
+def test_rows_are_quantized_independently() -> None:
     numbers = np.concatenate([np.full(ROW, 1e6), np.full(ROW, 1e-6), np.full(3, 5.0)])
     _, meaning, _ = write(CODECS["int8"], numbers)
     np.testing.assert_allclose(meaning, numbers, rtol=1e-4)
@@ -89,7 +89,7 @@ def test_rows_do_not_disturb_each_other() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000, 0x7F7FFFFF])
-def test_what_cannot_be_written_arrives_as_not_finite(name: Any, bits: int, dtype: Any) -> None:
+def test_non_finite_values_remain_non_finite(name: Any, bits: int, dtype: Any) -> None:
     numbers = np.ones(2 * ROW, dtype)
     with np.errstate(all="ignore"):
         numbers[3] = np.array([bits], np.uint32).view(np.float32)[0]
@@ -100,14 +100,14 @@ def test_what_cannot_be_written_arrives_as_not_finite(name: Any, bits: int, dtyp
     np.testing.assert_allclose(found[ROW:], 1, rtol=1e-4)
 
 
-def test_a_float64_beyond_float32_arrives_as_not_finite() -> None:
+def test_float64_beyond_float32_becomes_non_finite() -> None:
     for code in CODECS.values():
         image, _, is_fine = write(code, np.array([1.0, 1e300]))
         assert not is_fine
         assert not np.isfinite(read(code, image, 2, np.float64)[1])
 
 
-def test_what_is_too_small_for_a_scale_is_nothing() -> None:
+def test_values_below_the_smallest_scale_become_zero() -> None:
     image, meaning, is_fine = write(CODECS["int8"], np.array([1e-42, -1e-40, 0], np.float32))
     assert is_fine
     assert not meaning.any()
@@ -115,5 +115,5 @@ def test_what_is_too_small_for_a_scale_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(("count", "bf16", "int8"), [(1, 2, 5), (256, 512, 260), (257, 514, 265), (1000, 2000, 1016)])
-def test_sizes_are_known_beforehand(count: int, bf16: int, int8: int) -> None:
+def test_compressed_sizes_are_known_in_advance(count: int, bf16: int, int8: int) -> None:
     assert (CODECS["bf16"].num_bytes(count), CODECS["int8"].num_bytes(count)) == (bf16, int8)

@@ -61,7 +61,7 @@ def test_averaging_after_one_step_equals_one_process() -> None:
     assert difference(stepped.server.weights.views(), expected) < 1e-10
 
 
-def test_one_worker_alone_with_many_local_steps_is_one_process() -> None:
+def test_one_worker_with_many_local_steps_equals_one_process() -> None:
     problem = Problem()
     stepped = run(averaging(batch=8, local_steps=5), problem, names="a", rate=0.3)
     expected = train(problem, 8, EPOCHS, partial(torch.optim.SGD, lr=0.3))
@@ -70,7 +70,7 @@ def test_one_worker_alone_with_many_local_steps_is_one_process() -> None:
 
 
 @pytest.mark.parametrize("local_steps", [1, 5])
-def test_one_worker_alone_that_overlaps_is_one_process_too(local_steps: int) -> None:
+def test_one_overlapped_worker_equals_one_process(local_steps: int) -> None:
     problem = Problem()
     outer = Sgd(learning_rate=1.0)
     agreement = SyncProtocol(batch=8, outer=outer, contribution="delta", local_steps=local_steps, is_overlapped=True)
@@ -79,7 +79,7 @@ def test_one_worker_alone_that_overlaps_is_one_process_too(local_steps: int) -> 
     assert difference(stepped.server.weights.views(), expected) < 1e-10
 
 
-def test_an_asynchronous_worker_alone_is_one_process() -> None:
+def test_one_asynchronous_worker_equals_one_process() -> None:
     problem = Problem()
     agreement = SyncProtocol(batch=8, outer=Sgd(learning_rate=0.3, momentum=0.9), staleness=None)
     stepped = run(agreement, problem, names="a")
@@ -88,7 +88,7 @@ def test_an_asynchronous_worker_alone_is_one_process() -> None:
     assert stepped.server.weights.counters == expected["num_batches_tracked"]
 
 
-def test_the_average_of_an_epoch_is_the_mean_of_what_each_learned_alone_weighted_by_samples() -> None:
+def test_epoch_average_is_the_mean_of_workers_weighted_by_samples() -> None:
     problem = Problem()
     stepped = run(averaging(batch=4), problem, num_epochs=1, rate=0.3)
     states, weights, tracked = [], [], 0
@@ -108,14 +108,14 @@ def test_the_average_of_an_epoch_is_the_mean_of_what_each_learned_alone_weighted
     assert stepped.server.weights.counters == tracked == sum(-(-n // 4) for n in weights)
 
 
-def test_float32_workers_agree_to_its_precision() -> None:
+def test_float32_workers_equal_one_process_within_precision() -> None:
     problem = Problem(dtype="float32")
     stepped = run(synchronous(batch=BATCH, outer=Sgd(learning_rate=0.3)), problem)
     expected = train(problem, BATCH, EPOCHS, partial(torch.optim.SGD, lr=0.3))
     assert difference(stepped.server.weights.views(), expected) < 1e-5
 
 
-def test_the_comparison_notices_a_mean_that_is_not_weighted_by_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_detects_an_unweighted_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     def unweighted(out: Flat, sources: Sequence[Flat], weights: Sequence[float], cores: ThreadPool) -> Merging:
         return Merging(out, sources, [1.0] * len(weights), cores)
 

@@ -39,7 +39,7 @@ def check(result: dict[str, Any], of: States) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_keys_on_six_threads_merge_arrays_and_tensors_alike(count: int) -> None:
+def test_merge_on_six_threads_treats_arrays_and_tensors_alike(count: int) -> None:
     given = states(count)
     before = [{key: value.copy() for key, value in state.items()} for state in given]
     check(merging.merge_on_threads(given), before)
@@ -49,7 +49,7 @@ def test_keys_on_six_threads_merge_arrays_and_tensors_alike(count: int) -> None:
             np.testing.assert_array_equal(state[key], kept[key])
 
 
-def test_keys_are_dealt_by_their_index_modulo_six() -> None:
+def test_keys_are_assigned_to_threads_by_index_modulo_six() -> None:
     workers: dict[str, int] = {}
 
     class Spy:
@@ -71,7 +71,7 @@ def test_keys_are_dealt_by_their_index_modulo_six() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_in_place_the_first_state_becomes_the_mean(count: int) -> None:
+def test_in_place_merge_turns_the_first_state_into_the_mean(count: int) -> None:
     given = states(count)
     tensors = as_tensors(given)
     addresses = {key: tensor.data_ptr() for key, tensor in tensors[0].items()}
@@ -83,7 +83,7 @@ def test_in_place_the_first_state_becomes_the_mean(count: int) -> None:
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [3.0, 1.0, 7.0]])
-def test_on_the_device_it_is_the_same_mean_part_by_part(weights: list[float]) -> None:
+def test_device_merge_equals_the_cpu_merge(weights: list[float]) -> None:
     flats = sources(len(weights), layout(400_000))
     expected = merged(flats, weights).floats[1]
     tensors = [torch.from_numpy(flat.floats[1]) for flat in flats]

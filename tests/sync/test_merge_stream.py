@@ -14,7 +14,7 @@ from support.merge_cases import layout, merged, sources
 
 
 @pytest.mark.parametrize("weights", [[5.0], [1.0, 1.0, 1.0], [32.0, 7.0, 1.0], [3.0, 3.0, 0.5, 3.0]])
-def test_it_is_the_weighted_mean_and_counters_are_summed(weights: list[float]) -> None:
+def test_merge_is_the_weighted_mean_and_sums_counters(weights: list[float]) -> None:
     flats = sources(len(weights), layout(1000))
     out = merged(flats, weights)
     for k, array in enumerate(out.floats):
@@ -30,7 +30,7 @@ def test_it_is_the_weighted_mean_and_counters_are_summed(weights: list[float]) -
     st.integers(1, 3),
     st.integers(1, 5 * BLOCK_BYTES // 4),
 )
-def test_no_bit_depends_on_what_arrives_when_or_on_threads(
+def test_merged_bits_do_not_depend_on_arrival_order_or_threads(
     weights: list[float], arrivals: list[float], threads: int, size: int
 ) -> None:
     of = layout(size, doubles=size // 3)
@@ -50,7 +50,7 @@ def test_no_bit_depends_on_what_arrives_when_or_on_threads(
     assert out.memory.tobytes() == expected.memory.tobytes()
 
 
-def test_what_has_arrived_is_merged_in_blocks_and_never_again() -> None:
+def test_arrived_data_are_merged_once_in_blocks() -> None:
     block = BLOCK_BYTES // 4
     of = layout(3 * block)
     flats = sources(2, of)
@@ -70,20 +70,20 @@ def test_what_has_arrived_is_merged_in_blocks_and_never_again() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["d", "w", "mean"])
-def test_who_is_not_finite_is_named(value: float, name: str) -> None:
+def test_sources_with_non_finite_values_are_named(value: float, name: str) -> None:
     flats = sources(4, layout(50))
     flats[1].views()[name][-1] = flats[3].views()[name][0] = value
     assert Merging(Flat(flats[0].layout), flats, [1, 2, 3, 4], ThreadPool(1)).finish() == (1, 3)
     assert [is_finite(flat, ThreadPool(1)) for flat in flats] == [True, False, True, False]
 
 
-def test_opposite_infinities_do_not_hide_each_other() -> None:
+def test_opposite_infinities_are_both_detected() -> None:
     flats = sources(2, layout(50))
     flats[0].views()["w"][7], flats[1].views()["w"][7] = np.inf, -np.inf
     assert Merging(Flat(flats[0].layout), flats, [1, 1], ThreadPool(1)).finish() == (0, 1)
 
 
-def test_a_sum_beyond_the_dtype_leaves_all_out() -> None:
+def test_overflowing_sum_drops_all_sources() -> None:
     flats = sources(2, layout(50))
     for flat in flats:
         flat.views()["w"][3] = np.finfo(np.float32).max

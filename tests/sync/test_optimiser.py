@@ -56,7 +56,7 @@ def start(of: StateLayout) -> Flat:
 
 @pytest.mark.parametrize("is_in_place", [True, False])
 @pytest.mark.parametrize(("outer", "theirs"), CASES)
-def test_a_parameter_without_a_gradient_stays_as_it_is_as_in_pytorch(
+def test_parameter_without_gradient_stays_unchanged_as_in_pytorch(
     outer: Outer, theirs: Callable[..., torch.optim.Optimizer], is_in_place: bool
 ) -> None:
     weights = start(layout(50))
@@ -88,7 +88,7 @@ GROUPED: list[tuple[tuple[Any, Any], Callable[..., torch.optim.Optimizer], dict[
 
 
 @pytest.mark.parametrize(("rules", "theirs", "settings"), GROUPED)
-def test_groups_of_parameters_equal_pytorch(
+def test_parameter_groups_equal_pytorch(
     rules: tuple[Any, Any], theirs: Callable[..., torch.optim.Optimizer], settings: dict[str, Any]
 ) -> None:
     weights = start(layout(50))
@@ -112,7 +112,7 @@ def test_groups_of_parameters_equal_pytorch(
 
 
 @pytest.mark.parametrize("bound", [0.5, 1e9])
-def test_a_bound_on_the_norm_of_all_parameters_is_pytorchs(bound: float) -> None:
+def test_gradient_clipping_equals_pytorch(bound: float) -> None:
     weights = start(layout(50))
     expected = {name: torch.from_numpy(weights.views()[name].copy()) for name in ("w", "single")}
     outer = Sgd(learning_rate=0.1, momentum=0.9)
@@ -132,7 +132,7 @@ def test_a_bound_on_the_norm_of_all_parameters_is_pytorchs(bound: float) -> None
 
 @pytest.mark.parametrize("is_in_place", [True, False])
 @pytest.mark.parametrize(("outer", "theirs"), CASES)
-def test_a_hundred_steps_equal_pytorch(
+def test_hundred_steps_equal_pytorch(
     outer: Outer, theirs: Callable[..., torch.optim.Optimizer], is_in_place: bool
 ) -> None:
     weights = start(layout(1000))
@@ -201,7 +201,7 @@ def test_every_version_has_its_rate_and_the_last_one_stays() -> None:
     assert seen == [-1.0, -1.5, -1.75, -2.0, -2.25]
 
 
-def test_statistics_follow_the_mean_and_counters_the_sum_whatever_the_rate() -> None:
+def test_statistics_follow_the_mean_and_counters_the_sum() -> None:
     weights = start(layout(5))
     before = weights.copy()
     change = Flat(weights.layout)
@@ -214,7 +214,7 @@ def test_statistics_follow_the_mean_and_counters_the_sum_whatever_the_rate() -> 
     np.testing.assert_array_equal(weights.memory, before.memory)
 
 
-def test_what_is_remembered_has_names() -> None:
+def test_optimizer_state_arrays_have_names() -> None:
     named = Optimiser(Adam(learning_rate=0.1), layout(5), ThreadPool(1)).arrays
     assert {name: array.size for name, array in named.items()} == {
         "mean.float64": 5, "square.float64": 5, "mean.float32": 3, "square.float32": 3, "skipped.float64": 4,

@@ -38,7 +38,7 @@ def rounds(detector: OutlierDetector, count: int, made: Any) -> list[list[int]]:
     return [detector.examine(made(draw, number)) for number in range(count)]
 
 
-def test_who_flips_its_gradients_is_found_from_the_first_round_on_and_nobody_else() -> None:
+def test_node_with_flipped_gradients_is_detected_from_the_first_round() -> None:
     def made(draw: np.random.Generator, _: int) -> list[Contribution]:
         scales = {"a": 1.0, "b": 1.0, "evil": -10.0, "c": 1.0}
         return [(name, flat(scale * gradient(draw, 16)), 16) for name, scale in scales.items()]
@@ -50,14 +50,14 @@ def test_who_flips_its_gradients_is_found_from_the_first_round_on_and_nobody_els
 
 
 @pytest.mark.parametrize("sizes", [(1, 100, 100), (1, 10, 1000, 30), (2, 2, 2, 2)])
-def test_small_shares_of_noisy_data_are_not_taken_for_malice(sizes: tuple[int, ...]) -> None:
+def test_small_noisy_shares_are_not_outliers(sizes: tuple[int, ...]) -> None:
     def made(draw: np.random.Generator, _: int) -> list[Contribution]:
         return [(str(i), flat(gradient(draw, n, noise=300.0)), n) for i, n in enumerate(sizes)]
 
     assert not any(rounds(OutlierDetector(), 300, made))
 
 
-def test_local_steps_are_as_long_as_they_are_many() -> None:
+def test_many_local_steps_are_not_an_outlier() -> None:
     def made(draw: np.random.Generator, _: int) -> list[Contribution]:
         sizes = {"a": 1, "b": 2, "fast": 40}
         return [(name, flat(n * gradient(draw, 1, noise=300.0)), n) for name, n in sizes.items()]
@@ -65,7 +65,7 @@ def test_local_steps_are_as_long_as_they_are_many() -> None:
     assert not any(rounds(OutlierDetector(), 100, made))
 
 
-def test_training_that_jumps_for_all_is_nobodys_malice() -> None:
+def test_jump_of_all_nodes_marks_none_as_faulty() -> None:
     def made(draw: np.random.Generator, number: int) -> list[Contribution]:
         scale = (1.0, -100.0)[number >= 20]
         return [(name, flat(scale * gradient(draw, 16)), 16) for name in "abcd"]
@@ -76,14 +76,14 @@ def test_training_that_jumps_for_all_is_nobodys_malice() -> None:
     assert not any(detector.is_faulty(name) for name in "abcd")
 
 
-def test_a_long_step_the_same_way_is_clipped_or_taken_but_not_refused() -> None:
+def test_long_step_in_the_common_direction_is_not_rejected() -> None:
     def made(draw: np.random.Generator, _: int) -> list[Contribution]:
         return [(name, flat(scale * gradient(draw, 16)), 16) for name, scale in (("a", 1), ("b", 1), ("c", 20))]
 
     assert not any(rounds(OutlierDetector(), 20, made))
 
 
-def test_of_two_nobody_can_say_who_is_wrong() -> None:
+def test_two_nodes_never_yield_an_outlier() -> None:
     def made(draw: np.random.Generator, _: int) -> list[Contribution]:
         return [(name, flat(scale * gradient(draw, 16)), 16) for name, scale in (("a", 1), ("evil", -10))]
 
@@ -91,7 +91,7 @@ def test_of_two_nobody_can_say_who_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, 1e300])
-def test_what_has_no_length_says_nothing(value: float) -> None:
+def test_contributions_without_a_usable_norm_yield_no_outlier(value: float) -> None:
     detector = OutlierDetector()
     for _ in range(5):
         assert detector.examine([(name, flat(np.full(SIZE, value)), 16) for name in "abc"]) == []
@@ -105,7 +105,7 @@ AGREEMENTS = {
 
 
 @pytest.mark.parametrize("agreement", AGREEMENTS.values(), ids=AGREEMENTS)
-def test_a_server_leaves_out_what_is_opposed_and_says_whom_to_send_away(agreement: SyncProtocol) -> None:
+def test_server_rejects_opposed_contributions_and_expels_their_node(agreement: SyncProtocol) -> None:
     server = ParameterServer(agreement, Workload(num_samples=16_000, num_updates=40), Flat(LAYOUT), quorum=4)
     for name in "abcd":
         server.admit(name)
@@ -141,7 +141,7 @@ def half_right(draw: np.random.Generator, times: float) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("times", [1e3, 1e6, 1e30])
 @pytest.mark.parametrize("others", [2, 3, 6])
-def test_what_is_far_too_long_is_left_out_though_half_of_it_is_right(times: float, others: int) -> None:
+def test_overlong_contribution_is_rejected_even_if_half_is_correct(times: float, others: int) -> None:
     def made(draw: np.random.Generator, _: int) -> list[Contribution]:
         honest = [(f"{i}", flat(gradient(draw, 16)), 16) for i in range(others)]
         return [*honest, ("evil", flat(half_right(draw, times)), 16)]
@@ -151,7 +151,7 @@ def test_what_is_far_too_long_is_left_out_though_half_of_it_is_right(times: floa
     assert found[:7] == [[others] if times > 1e4 else []] * 7
 
 
-def test_what_is_far_too_long_in_a_small_part_alone_is_left_out() -> None:
+def test_contribution_overlong_in_one_small_array_is_rejected() -> None:
     def made(draw: np.random.Generator, _: int) -> list[Contribution]:
         def one(times: float) -> Flat:
             values = {"w": gradient(draw, 16).astype(np.float32), "b": np.full(7, times, np.float32)}
@@ -162,7 +162,7 @@ def test_what_is_far_too_long_in_a_small_part_alone_is_left_out() -> None:
     assert rounds(OutlierDetector(), 45, made) == [[2]] * 45
 
 
-def test_two_of_five_do_not_shield_each_other() -> None:
+def test_two_outliers_of_five_do_not_hide_each_other() -> None:
     def made(draw: np.random.Generator, _: int) -> list[Contribution]:
         honest = [(f"{i}", flat(gradient(draw, 16)), 16) for i in range(3)]
         return [*honest, *((name, flat(half_right(draw, 1e6)), 16) for name in ("evil", "vile"))]
@@ -170,7 +170,7 @@ def test_two_of_five_do_not_shield_each_other() -> None:
     assert rounds(OutlierDetector(), 10, made) == [[3, 4]] * 10
 
 
-def test_contributions_that_come_one_at_a_time_are_left_out_once_three_workers_are_known() -> None:
+def test_outliers_that_arrive_singly_are_rejected_with_three_workers() -> None:
     draw, detector = np.random.default_rng(1), OutlierDetector()
     found = []
     for _ in range(45):
@@ -181,7 +181,7 @@ def test_contributions_that_come_one_at_a_time_are_left_out_once_three_workers_a
     assert not any(one for name, one in found if name != "evil")
 
 
-def test_one_batch_in_eight_with_the_only_mistake_of_a_trained_model_is_no_malice() -> None:
+def test_rare_large_gradients_of_a_trained_model_are_not_outliers() -> None:
     def made(draw: np.random.Generator, number: int) -> list[Contribution]:
         hit = number % 40, number % 8 == 3
         return [

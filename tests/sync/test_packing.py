@@ -22,7 +22,7 @@ def packing(name: Any, of: Flat) -> tuple[Compressor, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_sum_of_what_was_sent_follows_the_sum_of_what_was_meant(name: Any) -> None:
+def test_error_feedback_preserves_the_sum_of_updates(name: Any) -> None:
     of = layout(2000, doubles=700)
     pack, image = packing(name, Flat(of))
     residual, arrived = Flat(of), Flat(of)
@@ -43,7 +43,7 @@ def test_the_sum_of_what_was_sent_follows_the_sum_of_what_was_meant(name: Any) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_statistics_and_counters_travel_as_they_are(name: Any) -> None:
+def test_statistics_and_counters_are_sent_uncompressed(name: Any) -> None:
     change = sources(1, layout(300))[0]
     pack, image = packing(name, change)
     arrived = Flat(change.layout)
@@ -55,7 +55,7 @@ def test_statistics_and_counters_travel_as_they_are(name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_finite_arrives_so_and_leaves_no_trace_in_what_is_owed(name: Any) -> None:
+def test_non_finite_values_arrive_and_do_not_enter_the_residual(name: Any) -> None:
     of = layout(600)
     pack, image = packing(name, Flat(of))
     residual, arrived = Flat(of), Flat(of)
@@ -71,7 +71,7 @@ def test_what_is_not_finite_arrives_so_and_leaves_no_trace_in_what_is_owed(name:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_differences_lead_to_the_weights_and_both_sides_have_the_same_bits(name: Any) -> None:
+def test_differences_converge_to_the_weights_with_identical_bits(name: Any) -> None:
     of = layout(3 * BLOCK_BYTES // 4, doubles=300)
     weights = sources(1, of)[0]
     theirs, worker = Flat(of), Flat(of)
@@ -101,7 +101,7 @@ def test_threads_change_no_bit(name: Any) -> None:
     assert images[0] == images[1]
 
 
-def test_the_size_is_known_from_the_layout() -> None:
+def test_compressed_size_follows_from_the_layout() -> None:
     of = layout(1000, doubles=3)  # 2 counters, 3 float64 and 1000 float32 parameters, 2 float32 statistics
     plain = 2 * 8 + 2 * 4
     assert Compressor(of, "bf16", ThreadPool(1)).num_bytes == plain + 8 + 2000

@@ -66,7 +66,7 @@ def defined(problem: Problem, drawn: list[list[str]]) -> NDArray[Any]:
 
 
 @pytest.mark.parametrize(("fraction", "most"), [(1.0, 3), (0.67, 2), (0.1, 1)])
-def test_the_weights_are_those_of_the_definition(fraction: float, most: int) -> None:
+def test_federated_weights_match_their_definition(fraction: float, most: int) -> None:
     problem = Problem()
     stepped, engines = run(problem, fraction, rounds=6)
     drawn = [[name for name in SIZES if number in engines[name].rounds] for number in range(6)]
@@ -77,7 +77,7 @@ def test_the_weights_are_those_of_the_definition(fraction: float, most: int) -> 
     assert {name: one.totals.num_samples for name, one in stepped.server.workers.items()} == used
 
 
-def test_who_is_gone_is_missing_and_his_data_go_to_nobody() -> None:
+def test_data_of_a_lost_worker_stay_unused() -> None:
     problem, agreement = Problem(), federated(batch=BATCH)
     parts = class_balanced_shares(problem.labels, list(SIZES.values()), problem.seed)
     stepped = SteppedServer(ParameterServer(agreement, workload(problem, 4), problem.start.copy(), quorum=1), agreement)
@@ -91,7 +91,7 @@ def test_who_is_gone_is_missing_and_his_data_go_to_nobody() -> None:
     assert sum(one.totals.num_samples for one in stepped.server.workers.values()) < 4 * (SIZES["a"] + SIZES["c"]) + 1
 
 
-def test_a_server_that_goes_on_from_a_snapshot_begins_the_open_round_again() -> None:
+def test_resumed_server_repeats_the_open_round() -> None:
     problem, agreement = Problem(), federated(batch=BATCH)
     server = ParameterServer(agreement, workload(problem, 5), problem.start.copy(), quorum=3)
     for name in SIZES:
@@ -103,6 +103,6 @@ def test_a_server_that_goes_on_from_a_snapshot_begins_the_open_round_again() -> 
 
 
 @pytest.mark.parametrize("parts", [(("a", 50), ("b", 45)), (("a", 96), ("b", 0)), (("a", 48), ("a", 48))])
-def test_parts_are_of_different_workers_and_make_up_the_data(parts: tuple[tuple[str, int], ...]) -> None:
+def test_parts_must_have_distinct_workers_and_cover_the_data(parts: tuple[tuple[str, int], ...]) -> None:
     with refused(InvalidValue):
         Workload(num_samples=96, num_epochs=1, parts=parts)

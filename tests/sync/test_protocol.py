@@ -14,7 +14,7 @@ from evener.sync.protocol import PROTOCOLS, Adam, Sgd, SyncProtocol, Workload, a
 SGD = Sgd(learning_rate=0.1)
 
 
-def test_the_family_by_name() -> None:
+def test_protocol_names_give_the_published_settings() -> None:
     made = {
         "sync": PROTOCOLS["sync"](batch=8, outer=SGD),
         "async": PROTOCOLS["async"](batch=8, outer=SGD),
@@ -51,7 +51,7 @@ def test_the_family_by_name() -> None:
         ({"local_steps": "epoch", "contribution": "delta", "staleness": 2}, "staleness must be 0 if a worker's local"),
     ],
 )
-def test_knobs_that_contradict_each_other_are_refused(knobs: dict[str, Any], message: str) -> None:
+def test_contradictory_settings_are_rejected(knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
         msgspec.structs.replace(SyncProtocol(batch=8, outer=SGD), **knobs)
 
@@ -72,12 +72,12 @@ def test_knobs_that_contradict_each_other_are_refused(knobs: dict[str, Any], mes
         (Workload, {"num_samples": 5, "num_updates": -1}, "num_updates must be positive, or None"),
     ],
 )
-def test_values_that_make_no_sense_are_refused(kind: type, knobs: dict[str, Any], message: str) -> None:
+def test_invalid_values_are_rejected(kind: type, knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
         kind(**knobs)
 
 
-def test_an_agreement_travels_as_json() -> None:
+def test_protocol_survives_json() -> None:
     agreement = SyncProtocol(
         batch=8, outer=Adam(learning_rate=(0.1, 0.01)), local_steps="epoch", contribution="delta", push="int8"
     )
@@ -86,6 +86,6 @@ def test_an_agreement_travels_as_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(bounded), type=SyncProtocol).staleness is None
 
 
-def test_the_rate_of_every_version() -> None:
+def test_rate_of_each_version_is_the_scheduled_one() -> None:
     assert [rate_at(0.5, v) for v in (0, 9)] == [0.5, 0.5]
     assert [rate_at((0.5, 0.2), v) for v in (0, 1, 2, 99)] == [0.5, 0.2, 0.2, 0.2]

@@ -17,7 +17,7 @@ def address(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
-def test_plain_contributions_arrive_where_they_are_merged() -> None:
+def test_plain_contributions_arrive_in_the_merged_memory() -> None:
     buffers = ReceiveBuffers(OF, "none", ThreadPool(1))
     inbox = buffers.open("a")
     inbox[:] = sources(1, OF)[0].memory.data
@@ -36,7 +36,7 @@ def test_compressed_contributions_are_unpacked() -> None:
     assert buffers.num_bytes == packing.num_bytes < OF.num_bytes
 
 
-def test_memory_goes_round() -> None:
+def test_receive_buffers_are_reused() -> None:
     buffers, seen = ReceiveBuffers(OF, "none", ThreadPool(1)), set()
     for _ in range(10):
         for name in "ab":
@@ -46,14 +46,14 @@ def test_memory_goes_round() -> None:
     assert len(seen) == 2
 
 
-def test_who_is_gone_leaves_its_memory_to_the_next() -> None:
+def test_buffer_of_a_lost_worker_is_reused() -> None:
     buffers = ReceiveBuffers(OF, "none", ThreadPool(1))
     first = address(buffers.open("a"))
     buffers.forget("a")
     assert address(buffers.open("b")) == first
 
 
-def test_an_inbox_that_somebody_still_holds_is_given_to_nobody_else() -> None:
+def test_buffer_still_held_is_not_reused() -> None:
     buffers = ReceiveBuffers(OF, "none", ThreadPool(1))
     held = buffers.open("a")
     assert address(buffers.open("a")) != address(held)

@@ -55,14 +55,14 @@ def merged(rule: Robust, *values: float) -> dict[str, Any]:
         ("krum", (1.0, 3.0), 1.0),
     ],
 )
-def test_literal_agreements(rule: Robust, values: tuple[float, ...], wanted: float) -> None:
+def test_robust_rules_give_the_expected_values(rule: Robust, values: tuple[float, ...], wanted: float) -> None:
     found = merged(rule, *values)
     assert found["w"] == pytest.approx([wanted] * 3)
     assert found["d"] == pytest.approx([wanted] * 2)
 
 
 @pytest.mark.parametrize("count", range(1, 20))
-def test_exchanges_sort_all_that_is_not_cut_off(count: int) -> None:
+def test_exchanges_sort_all_values_between_the_cuts(count: int) -> None:
     draw = np.random.default_rng(count)
     for cut in (0, 1, (count - 1) // 2):
         for values in draw.permuted(np.tile(np.arange(count), (200, 1)), axis=1).tolist():
@@ -71,7 +71,7 @@ def test_exchanges_sort_all_that_is_not_cut_off(count: int) -> None:
             assert values[cut : count - cut] == list(range(cut, count - cut))
 
 
-def test_increments_of_counters_are_those_of_the_middling_node() -> None:
+def test_counters_take_the_increment_of_the_median_node() -> None:
     out = Flat(LAYOUT)
     merge_robustly("median", out, [flat(1.0, 2), flat(1.0, 2), flat(1.0, 2**62)], CORES)
     assert out.counters.tolist() == [6]
@@ -83,7 +83,7 @@ values = st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=9)
 @pytest.mark.parametrize(("rule", "part"), [("median", 0.49), ("trimmed", 0.19), ("krum", 0.0)])
 @settings(max_examples=30, deadline=None)
 @given(honest=values, bad=st.sampled_from([-(2.0**99), -1.0, 0.0, 1000.0, 2.0**99]))
-def test_a_minority_moves_what_is_agreed_upon_no_farther_than_the_honest_are(
+def test_minority_cannot_move_the_result_beyond_the_honest_values(
     rule: Robust, part: float, honest: list[float], bad: float
 ) -> None:
     count = max(0 if rule == "trimmed" else 1, int(part * len(honest)))
@@ -93,13 +93,13 @@ def test_a_minority_moves_what_is_agreed_upon_no_farther_than_the_honest_are(
     assert min(honest) - 1e-3 <= found[0] <= max(honest) + 1e-3
 
 
-def test_krum_takes_one_of_the_crowd() -> None:
+def test_krum_selects_a_contribution_from_the_majority() -> None:
     draw = np.random.default_rng(1)
     crowd = [flat(float(value)) for value in draw.normal(0, 0.1, 5)]
     assert nearest([*crowd, flat(9.0), flat(-9.0)], CORES) < 5
 
 
-def test_what_is_much_longer_than_is_usual_is_shortened_and_nothing_before_it_is_known_what_is() -> None:
+def test_clipper_shortens_long_updates_once_the_norm_is_known() -> None:
     clipper = NormClipper()
     early = flat(1e6)
     assert clipper.clip(early) == 1.0
@@ -113,7 +113,7 @@ def test_what_is_much_longer_than_is_usual_is_shortened_and_nothing_before_it_is
 
 
 @pytest.mark.parametrize("value", [1e30, float("inf"), float("nan")])
-def test_what_overflows_is_nothing_and_what_is_not_finite_stays_so(value: float) -> None:
+def test_overflowing_update_is_clipped_and_non_finite_ones_stay_so(value: float) -> None:
     clipper = NormClipper()
     for _ in range(10):
         clipper.clip(flat(1.0))
@@ -133,7 +133,7 @@ def push(server: ParameterServer, name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("rule", ["trimmed", "median", "krum"])
-def test_a_server_that_agrees_robustly_goes_where_the_honest_go(rule: Robust) -> None:
+def test_robust_server_follows_the_majority(rule: Robust) -> None:
     agreement = replace(synchronous(batch=8, outer=SGD), robust=rule)
     server = ParameterServer(agreement, Workload(num_samples=800, num_epochs=1), Flat(LAYOUT), cores=CORES, quorum=4)
     for name in "abcd":
@@ -144,7 +144,7 @@ def test_a_server_that_agrees_robustly_goes_where_the_honest_go(rule: Robust) ->
     assert -1.2 < float(server.weights.views()["d"][0]) < -0.8
 
 
-def test_by_default_one_contribution_cannot_throw_the_weights_far_unless_one_process_would() -> None:
+def test_default_protocols_clip_single_contributions() -> None:
     for made in (asynchronous(batch=8, outer=SGD), bounded(batch=8, outer=SGD), averaging(batch=8), diloco(batch=8)):
         assert made.robust == "clip"
     assert synchronous(batch=8, outer=SGD).robust == "mean"
@@ -159,6 +159,6 @@ def test_by_default_one_contribution_cannot_throw_the_weights_far_unless_one_pro
     assert server.workers["a"].totals.clipped == 1
 
 
-def test_rules_that_need_several_contributions_are_refused_where_each_comes_alone() -> None:
+def test_rule_for_several_contributions_needs_a_synchronous_protocol() -> None:
     with refused(InvalidValue):
         replace(asynchronous(batch=8, outer=SGD), robust="krum")

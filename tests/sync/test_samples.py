@@ -15,7 +15,7 @@ from support.refusals import refused
 
 
 @given(st.integers(1, 40), st.integers(1, 3), st.lists(st.tuples(st.integers(1, 15), st.booleans()), max_size=60))
-def test_each_sample_is_used_once_whatever_comes_back(
+def test_every_sample_is_used_once_despite_returns(
     num_samples: int, num_epochs: int, takes: list[tuple[int, bool]]
 ) -> None:
     supply, used, held = SampleCursor(num_samples, num_epochs), Counter[tuple[int, int]](), list[SampleRange]()
@@ -39,7 +39,7 @@ def test_each_sample_is_used_once_whatever_comes_back(
     assert used == {(epoch, p): 1 for epoch in range(num_epochs) for p in range(num_samples)}
 
 
-def test_what_comes_back_goes_out_first_and_epochs_do_not_mix() -> None:
+def test_returned_samples_go_out_first_within_their_epoch() -> None:
     supply = SampleCursor(10, 2)
     first, second = supply.take(4), supply.take(4)
     assert first is not None
@@ -53,7 +53,7 @@ def test_what_comes_back_goes_out_first_and_epochs_do_not_mix() -> None:
     assert (supply.num_remaining, supply.take(1)) == (0, None)
 
 
-def test_a_late_return_of_an_old_epoch_goes_out_before_the_new_epoch() -> None:
+def test_late_return_of_an_old_epoch_precedes_the_new_epoch() -> None:
     supply = SampleCursor(4, 2)
     old = supply.take(4)
     assert old is not None
@@ -64,7 +64,7 @@ def test_a_late_return_of_an_old_epoch_goes_out_before_the_new_epoch() -> None:
     assert supply.take(9) == SampleRange(epoch=1, ranges=((1, 3),))
 
 
-def test_it_goes_on_from_where_it_stood() -> None:
+def test_resumed_cursor_gives_the_same_samples() -> None:
     supply = SampleCursor(10, None)
     portion = supply.take(3)
     assert portion is not None
@@ -75,6 +75,6 @@ def test_it_goes_on_from_where_it_stood() -> None:
 
 
 @pytest.mark.parametrize(("num_samples", "num_epochs"), [(0, 1), (5, 0)])
-def test_nothing_to_give_out_is_refused(num_samples: int, num_epochs: int) -> None:
+def test_cursor_without_samples_or_epochs_is_rejected(num_samples: int, num_epochs: int) -> None:
     with refused(InvalidValue):
         SampleCursor(num_samples, num_epochs)

@@ -44,7 +44,7 @@ def test_every_sample_of_every_epoch_is_used_exactly_once(name: str, actions: li
 @pytest.mark.parametrize("name", AGREEMENTS)
 @given(actions=ACTIONS)
 @settings(max_examples=25, deadline=None)
-def test_the_tallies_add_up(name: str, actions: list[tuple[str, str]]) -> None:
+def test_totals_add_up(name: str, actions: list[tuple[str, str]]) -> None:
     hall = play(AGREEMENTS[name], actions)
     tallies = [worker.totals for worker in hall.server.workers.values()]
     assert sum(t.num_samples + t.samples_refused for t in tallies) == SAMPLES * EPOCHS

@@ -15,7 +15,7 @@ BATCH, UNIT = 400, 0.01
 """Samples of a round; seconds that one of them takes an honest node of usual speed."""
 
 
-def test_seconds_are_counted_from_the_lease_or_from_the_contribution_before() -> None:
+def test_seconds_count_from_the_lease_or_the_previous_contribution() -> None:
     worker = WorkerRecord("a")
     worker.lease_sent(1, 100.0)
     worker.lease_sent(2, 100.0)  # it works on one while the other one waits
@@ -28,7 +28,7 @@ def test_seconds_are_counted_from_the_lease_or_from_the_contribution_before() ->
     assert worker.seen(3, 111.0) is None
 
 
-def test_leases_that_are_never_answered_are_forgotten() -> None:
+def test_unanswered_leases_are_dropped() -> None:
     worker = WorkerRecord("a")
     for number in range(1000):
         worker.lease_sent(number, 0.0)
@@ -67,22 +67,20 @@ def honest(times_faster: float, fixed: float = 0.0) -> Imagined:
 
 @pytest.mark.parametrize("fixed", [0.0, 0.1, 1.0, 100.0])
 @pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_honest_nodes_have_the_shares_of_their_speeds_whatever_a_lease_costs_besides(
-    fixed: float, noise: float
-) -> None:
+def test_shares_follow_speeds_for_any_lease_overhead(fixed: float, noise: float) -> None:
     shares = shares_of([honest(1, fixed), honest(1, fixed), honest(2, fixed), honest(4, fixed)], noise=noise)
     assert shares == pytest.approx([50, 50, 100, 200], rel=0.05 + 0.4 * noise)
 
 
 @pytest.mark.parametrize("fixed", [1.0, 100.0])
-def test_a_node_behind_a_long_line_keeps_a_middling_share_at_least(fixed: float) -> None:
+def test_fast_node_with_high_latency_keeps_an_average_share(fixed: float) -> None:
     far = shares_of([honest(1), honest(1), honest(1), honest(4, fixed)])
     assert far[3] >= 99
     slow = shares_of([honest(1), honest(1), honest(1), honest(0.25, fixed)])
     assert slow == pytest.approx([123, 123, 123, 31], abs=5)
 
 
-def test_who_says_to_take_no_time_gets_twice_what_is_usual_at_most() -> None:
+def test_node_that_claims_no_time_gets_at_most_twice_the_usual_share() -> None:
     shares = shares_of([honest(1), honest(1), honest(1), Imagined(UNIT, 2e-5)])
     assert shares[3] <= 165  # two of five parts
     for rounds in range(20, 60):
@@ -91,7 +89,7 @@ def test_who_says_to_take_no_time_gets_twice_what_is_usual_at_most() -> None:
     assert two[1] <= 270  # two of three
 
 
-def test_whatever_it_says_a_node_begins_with_a_middling_share_and_rises_by_a_factor_a_round() -> None:
+def test_share_of_a_new_node_starts_average_and_rises_gradually() -> None:
     liar = Imagined(2e-6, 2e-5)  # it answers at once, with rubbish
     first = [shares_of([honest(1), honest(1), honest(1), liar], rounds)[3] for rounds in range(1, 12)]
     assert first[:9] == [BATCH // 4] * 9  # for as long as a division is kept
@@ -101,23 +99,23 @@ def test_whatever_it_says_a_node_begins_with_a_middling_share_and_rises_by_a_fac
 
 
 @pytest.mark.parametrize("times", [2, 4, 10, 50])
-def test_a_node_that_is_fast_has_its_share_within_a_few_rounds(times: int) -> None:
+def test_fast_node_gets_its_share_within_ten_rounds(times: int) -> None:
     expected = shares_of([honest(1), honest(1), honest(1), honest(times)], 100)
     assert shares_of([honest(1), honest(1), honest(1), honest(times)], 10) == pytest.approx(expected, abs=2)
     assert expected[3] == pytest.approx(BATCH * times / (3 + times), abs=2)
 
 
-def test_who_is_slow_and_says_to_be_fast_gets_a_middling_share_at_most() -> None:
+def test_slow_node_that_claims_to_be_fast_gets_an_average_share() -> None:
     assert shares_of([honest(1), honest(1), honest(1), Imagined(8 * UNIT, 2e-5)])[3] <= 101
 
 
-def test_who_says_to_be_slow_harms_itself_alone() -> None:
+def test_node_that_claims_to_be_slow_harms_only_itself() -> None:
     shares = shares_of([honest(1), honest(1), honest(1), Imagined(UNIT, 100 * UNIT)])
     assert shares[3] <= 2
     assert min(shares[:3]) >= 132
 
 
-def test_a_node_that_stood_still_once_keeps_its_share() -> None:
+def test_node_that_stalled_once_keeps_its_share() -> None:
     estimates = [SpeedEstimate(UNIT), SpeedEstimate(UNIT), SpeedEstimate(UNIT / 10)]
     for one in estimates:
         for _ in range(10):

@@ -74,7 +74,7 @@ def at_once(names: str, lost: str = "") -> Array:
     return sender.weights().copy()
 
 
-def test_what_has_arrived_of_all_is_merged_at_once() -> None:
+def test_arrived_parts_of_all_contributions_are_merged_at_once() -> None:
     sender = Sender("abc")
     sender.send_all("abc")
     for inbox in sender.inboxes.values():
@@ -84,7 +84,7 @@ def test_what_has_arrived_of_all_is_merged_at_once() -> None:
     np.testing.assert_array_equal(sender.weights(), at_once("abc"))
 
 
-def test_parts_in_any_order_change_no_bit() -> None:
+def test_arrival_order_of_parts_changes_no_bit() -> None:
     sender = Sender("abc")
     sender.send_all("cab", 0, HALF)
     sender.send("b", HALF, LAYOUT.num_bytes)
@@ -96,7 +96,7 @@ def test_parts_in_any_order_change_no_bit() -> None:
 
 
 @pytest.mark.parametrize("lost", ["a", "b", "ab"])
-def test_who_is_lost_on_the_way_is_left_out_bit_for_bit(lost: str) -> None:
+def test_worker_lost_during_its_transfer_leaves_no_trace(lost: str) -> None:
     sender = Sender("abcd")
     sender.send_all("abcd", 0, HALF)
     for name in lost:
@@ -109,7 +109,7 @@ def test_who_is_lost_on_the_way_is_left_out_bit_for_bit(lost: str) -> None:
     np.testing.assert_array_equal(sender.weights(), at_once("abcd", lost))
 
 
-def test_a_contribution_that_begins_anew_and_differs_is_merged_anew() -> None:
+def test_restarted_transfer_with_other_values_is_merged_again() -> None:
     sender = Sender("ab")
     expected = at_once("ab")
     truth = sender.values["a"].copy()
@@ -123,7 +123,7 @@ def test_a_contribution_that_begins_anew_and_differs_is_merged_anew() -> None:
     np.testing.assert_array_equal(sender.weights(), expected)
 
 
-def test_an_old_connection_cannot_write_into_the_new_one() -> None:
+def test_old_connection_cannot_write_into_the_new_buffer() -> None:
     sender = Sender("ab")
     sender.begin("a")
     old = sender.inboxes["a"]
@@ -135,7 +135,7 @@ def test_an_old_connection_cannot_write_into_the_new_one() -> None:
     np.testing.assert_array_equal(sender.weights(), at_once("ab"))
 
 
-def test_who_is_not_finite_is_left_out_also_when_merged_on_the_way() -> None:
+def test_non_finite_contribution_is_dropped_after_partial_merging() -> None:
     sender = Sender("abc")
     sender.values["b"][1] = np.nan
     sender.send_all("abc")

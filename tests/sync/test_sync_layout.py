@@ -36,7 +36,7 @@ def entry(name: str, dtype: str, kind: str, *shape: int) -> ArraySpec:
     return ArraySpec(name=name, shape=shape, dtype=dtype, kind=kind)  # type: ignore[arg-type]
 
 
-def test_sections_lie_in_order_of_width_and_parameters_before_statistics() -> None:
+def test_sections_are_ordered_by_width_and_kind() -> None:
     layout = StateLayout(
         entries=(
             entry("w", "float32", "parameter", 2, 3),
@@ -70,7 +70,7 @@ def test_named_arrays_cover_the_memory_once(layout: StateLayout) -> None:
 
 
 @given(layouts())
-def test_parameters_and_statistics_are_the_two_ends_of_the_long_arrays(layout: StateLayout) -> None:
+def test_parameters_precede_statistics_in_each_array(layout: StateLayout) -> None:
     flat = Flat(layout)
     for array in flat.parameters:
         array[:] = 1
@@ -81,7 +81,7 @@ def test_parameters_and_statistics_are_the_two_ends_of_the_long_arrays(layout: S
         assert array.all()
 
 
-def test_arrays_go_in_and_come_out() -> None:
+def test_layout_survives_a_round_trip_through_arrays() -> None:
     arrays = {"w": np.arange(6.0).reshape(2, 3), "m": np.ones(2, np.float32), "n": np.array(7)}
     layout = layout_of(arrays, statistics=["m"])
     flat = flat_of(layout, arrays)
@@ -103,17 +103,17 @@ def test_arrays_go_in_and_come_out() -> None:
         ((("w", "float32", "parameter", -1),), "shape of w must be sizes of zero or more"),
     ],
 )
-def test_impossible_layouts_are_refused(entries: tuple[tuple[str, str, str], ...], message: str) -> None:
+def test_impossible_layouts_are_rejected(entries: tuple[tuple[str, str, str], ...], message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
         StateLayout(entries=tuple(entry(*words) for words in entries))
 
 
-def test_half_precision_is_refused_with_what_to_do() -> None:
+def test_half_precision_is_rejected_with_a_remedy() -> None:
     with refused(InvalidValue):
         layout_of({"w": np.zeros(2, np.float16)})
 
 
-def test_memory_of_another_size_is_refused() -> None:
+def test_memory_of_another_size_is_rejected() -> None:
     layout = layout_of({"w": np.zeros(2)})
     with refused(InvalidValue):
         Flat(layout, np.zeros(15, np.uint8))

@@ -29,7 +29,7 @@ def costs(*seconds: float) -> list[float]:
         (1, (5.0, 1.0), (1, 1)),
     ],
 )
-def test_a_node_half_as_fast_does_half_the_steps(
+def test_node_of_half_the_speed_does_half_the_steps(
     most: int, seconds: tuple[float, ...], expected: tuple[int, ...]
 ) -> None:
     assert local_steps(most, costs(*seconds)) == expected
@@ -51,21 +51,21 @@ def agreement(**knobs: object) -> SyncProtocol:
         (agreement(contribution="delta", local_steps="epoch"), costs(1, 2), 30, (30, 30)),
     ],
 )
-def test_what_each_may_use_in_a_round(
+def test_wanted_samples_follow_protocol_speed_and_remainder(
     of: SyncProtocol, team: list[float], left: int, expected: tuple[int, ...]
 ) -> None:
     assert wanted_samples(of, team, left) == expected
 
 
 @given(st.integers(0, 200), st.lists(st.tuples(st.integers(0, 60), st.floats(0.1, 10)), min_size=1, max_size=5))
-def test_nobody_gets_more_than_it_wanted_and_nothing_is_left_over(total: int, team: list[tuple[int, float]]) -> None:
+def test_division_respects_wanted_samples_and_leaves_no_rest(total: int, team: list[tuple[int, float]]) -> None:
     wanted = [n for n, _ in team]
     shares = divide(total, wanted, costs(*(s for _, s in team)))
     assert sum(shares) == min(total, sum(wanted))
     assert all(0 <= n <= w for n, w in zip(shares, wanted, strict=True))
 
 
-def test_a_division_moves_when_a_node_slows_down_and_not_for_noise() -> None:
+def test_division_follows_a_slow_down_but_not_noise() -> None:
     division, names, wanted = CachedDivision(), ["a", "b"], [128, 128]
     assert division.divide(128, wanted, costs(1, 1), names) == (64, 64)
     for k in range(40):
@@ -74,7 +74,7 @@ def test_a_division_moves_when_a_node_slows_down_and_not_for_noise() -> None:
     assert moved[-1] == (96, 32)
 
 
-def test_a_division_is_made_anew_at_once_for_others_or_another_total() -> None:
+def test_division_changes_at_once_with_nodes_or_total() -> None:
     division = CachedDivision()
     assert division.divide(12, [12, 12], costs(1, 2), ["a", "b"]) == (8, 4)
     assert division.divide(12, [12, 12], costs(2, 1), ["a", "c"]) == (4, 8)
@@ -83,7 +83,7 @@ def test_a_division_is_made_anew_at_once_for_others_or_another_total() -> None:
 
 
 @given(st.lists(st.floats(0.05, 20), min_size=2, max_size=5), st.integers(20, 300))
-def test_a_kept_division_is_never_much_slower_than_the_best(seconds: list[float], total: int) -> None:
+def test_cached_division_is_never_much_slower_than_the_best(seconds: list[float], total: int) -> None:
     division, names = CachedDivision(), [str(i) for i in range(len(seconds))]
     wanted = [total] * len(seconds)
     for _ in range(12):
@@ -96,7 +96,7 @@ def test_a_kept_division_is_never_much_slower_than_the_best(seconds: list[float]
     assert finish <= 1.05 * soonest + max(seconds)
 
 
-def test_who_gets_nothing_is_tried_with_one_sample_after_fifty_rounds_and_used_again_once_it_is_fast() -> None:
+def test_idle_node_is_tried_again_and_used_once_it_is_fast() -> None:
     division, names = CachedDivision(), ["a", "b"]
     speeds = {"a": SpeedEstimate(), "b": SpeedEstimate()}
     speeds["a"].benchmark(1.0)
@@ -127,7 +127,7 @@ def test_who_gets_nothing_is_tried_with_one_sample_after_fifty_rounds_and_used_a
         ((1, 0, 0), (1, 1, 1), (1, 2, 2), (0, 50, 50), (0, 1, 0)),
     ],
 )
-def test_trials(
+def test_idle_node_gets_a_trial_sample_at_low_cost(
     shares: tuple[int, ...],
     wanted: tuple[int, ...],
     seconds: tuple[float, ...],

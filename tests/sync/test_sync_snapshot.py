@@ -47,7 +47,7 @@ def begun(problem: Problem, steps: int) -> SteppedServer:
 
 
 @pytest.mark.parametrize("steps", [0, 7, 16])
-def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, steps: int) -> None:
+def test_resumed_server_continues_bit_for_bit(tmp_path: Path, steps: int) -> None:
     problem = Problem()
     stepped = begun(problem, steps)
     save_snapshot(stepped.server.snapshot(), tmp_path / "run" / "master.safetensors")
@@ -61,7 +61,7 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, steps: int) -> None
 
 
 @pytest.mark.parametrize("name", AGREEMENTS)
-def test_what_was_under_way_is_given_out_again_and_what_comes_of_it_is_late(name: str) -> None:
+def test_leases_of_a_killed_server_are_reissued_and_answers_are_late(name: str) -> None:
     hall = Hall(AGREEMENTS[name])
     for action in [
         ("join", "a"),
@@ -89,7 +89,7 @@ def test_what_was_under_way_is_given_out_again_and_what_comes_of_it_is_late(name
     assert used_before + successor.used() == {(epoch, p): 1 for epoch in range(EPOCHS) for p in range(SAMPLES)}
 
 
-def test_the_speeds_are_remembered() -> None:
+def test_snapshot_holds_the_measured_speeds() -> None:
     hall = Hall(AGREEMENTS["sync"])
     for action in [("join", "a"), ("join", "c"), ("push", "a"), ("push", "a"), ("push", "c"), ("push", "a")]:
         hall.act(*action)
@@ -98,7 +98,7 @@ def test_the_speeds_are_remembered() -> None:
     assert ParameterServer.resume(hall.server.snapshot(), first_number=0).snapshot().state.unit_seconds == seconds
 
 
-def test_a_snapshot_is_a_copy() -> None:
+def test_snapshot_is_a_copy() -> None:
     problem = Problem()
     stepped = begun(problem, 8)
     snapshot = stepped.server.snapshot()
@@ -109,7 +109,7 @@ def test_a_snapshot_is_a_copy() -> None:
         np.testing.assert_array_equal(array, state[name])
 
 
-def test_the_weights_in_the_file_have_their_own_names(tmp_path: Path) -> None:
+def test_snapshot_file_names_weights_and_optimizer_state(tmp_path: Path) -> None:
     problem = Problem()
     stepped = begun(problem, 8)
     save_snapshot(stepped.server.snapshot(), tmp_path / "x")
@@ -120,7 +120,7 @@ def test_the_weights_in_the_file_have_their_own_names(tmp_path: Path) -> None:
     assert remembered == set(arrays) - set(problem.start.views())
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     snapshot = begun(Problem(), 4).server.snapshot()
     save_snapshot(snapshot, path)
@@ -136,7 +136,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_disk_that_is_full_is_the_systems_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_raises_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
@@ -146,7 +146,7 @@ def test_a_disk_that_is_full_is_the_systems_error(tmp_path: Path, monkeypatch: p
     assert raised.value.errno == errno.ENOSPC
 
 
-def test_what_is_no_snapshot_is_refused_with_its_name(tmp_path: Path) -> None:
+def test_invalid_snapshot_is_rejected_by_name(tmp_path: Path) -> None:
     snapshot = begun(Problem(), 4).server.snapshot()
     path = tmp_path / "x"
     with refused(MissingFile):
@@ -170,7 +170,7 @@ def test_what_is_no_snapshot_is_refused_with_its_name(tmp_path: Path) -> None:
         load_snapshot(path)
 
 
-def test_the_ends_of_epochs_that_somebody_has_yet_to_look_at_are_kept(tmp_path: Path) -> None:
+def test_snapshot_holds_epoch_weights_not_yet_validated(tmp_path: Path) -> None:
     server, path = begun(Problem(), 7).server, tmp_path / "x"
     ends = {3: server.weights.copy(), 12: Flat(server.weights.layout)}
     save_snapshot(replace(server.snapshot(), ends=ends), path)
@@ -190,7 +190,7 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("prefix", ["evener.outer/", "evener.end/"])
-def test_a_name_that_would_be_taken_for_anothers_is_refused(prefix: str) -> None:
+def test_reserved_array_name_is_rejected(prefix: str) -> None:
     layout = StateLayout(entries=(ArraySpec(name=f"{prefix}w", shape=(1,), dtype="float32", kind="parameter"),))
     server = ParameterServer(
         synchronous(batch=1, outer=Sgd(learning_rate=1.0)), Workload(num_samples=1, num_epochs=1), Flat(layout)

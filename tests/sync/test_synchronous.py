@@ -25,7 +25,7 @@ def trio(agreement: SyncProtocol = FIXED, **words: int) -> Desk:
     return desk
 
 
-def test_the_weights_change_when_the_last_of_a_round_has_contributed() -> None:
+def test_weights_change_after_the_last_contribution_of_a_round() -> None:
     desk = trio()
     assert desk.push("a", 3.0) == {}
     assert desk.push("c", 6.0) == {}
@@ -46,7 +46,7 @@ def test_the_weights_change_when_the_last_of_a_round_has_contributed() -> None:
     ]
 
 
-def test_the_mean_is_weighted_by_samples() -> None:
+def test_mean_is_weighted_by_samples() -> None:
     desk = Desk(SPEED, quorum=2)
     desk.admit("a", seconds=1.0)
     desk.admit("b", seconds=2.0)
@@ -56,7 +56,7 @@ def test_the_mean_is_weighted_by_samples() -> None:
     assert desk.value == -2.0
 
 
-def test_who_comes_in_the_middle_works_from_the_next_round_on() -> None:
+def test_worker_that_joins_mid_round_starts_with_the_next() -> None:
     desk = Desk(FIXED)
     desk.admit("a")
     desk.admit("b")
@@ -67,7 +67,7 @@ def test_who_comes_in_the_middle_works_from_the_next_round_on() -> None:
     assert set(desk.push("b", 1.0)) == {"a", "b"}
 
 
-def test_it_is_known_who_is_awaited_and_how_fast_each_is() -> None:
+def test_open_leases_and_measured_speeds_are_known() -> None:
     desk = trio()
     desk.push("b", 1.0)
     awaited = {worker.name: list(worker.leases) for worker in desk.server.members}
@@ -75,7 +75,7 @@ def test_it_is_known_who_is_awaited_and_how_fast_each_is() -> None:
     assert desk.server.snapshot().state.unit_seconds == {"b": 1.0}
 
 
-def test_who_dies_is_left_out_and_its_samples_go_to_others() -> None:
+def test_lost_worker_is_dropped_and_its_samples_reassigned() -> None:
     desk = trio()
     lost = desk.leases["b"][0]
     desk.push("a", 1.0)
@@ -87,7 +87,7 @@ def test_who_dies_is_left_out_and_its_samples_go_to_others() -> None:
     assert desk.server.workers["b"].totals.dismissed == 1
 
 
-def test_what_somebody_contributed_before_it_died_counts() -> None:
+def test_contribution_of_a_worker_lost_later_counts() -> None:
     desk = trio()
     desk.push("a", 3.0)
     desk.dismiss("a")
@@ -98,7 +98,7 @@ def test_what_somebody_contributed_before_it_died_counts() -> None:
     assert desk.server.workers["a"].totals.applied == 1
 
 
-def test_a_round_that_everybody_left_is_void() -> None:
+def test_round_without_workers_is_void() -> None:
     desk = trio()
     for name in "abc":
         desk.dismiss(name)
@@ -109,7 +109,7 @@ def test_a_round_that_everybody_left_is_void() -> None:
     ]
 
 
-def test_who_is_not_finite_is_named_left_out_and_told() -> None:
+def test_worker_with_a_non_finite_update_is_named_and_informed() -> None:
     desk = trio()
     desk.push("a", 3.0)
     desk.push("b", math.nan)
@@ -124,7 +124,7 @@ def test_who_is_not_finite_is_named_left_out_and_told() -> None:
     assert desk.last.updates[0].staleness.keys() == {"a", "c"}
 
 
-def test_a_round_of_which_all_is_refused_changes_nothing_and_the_next_one_opens() -> None:
+def test_fully_rejected_round_changes_nothing_and_opens_the_next() -> None:
     desk = trio()
     for name in "abc":
         desk.push(name, math.inf)
@@ -132,7 +132,7 @@ def test_a_round_of_which_all_is_refused_changes_nothing_and_the_next_one_opens(
     assert [desk.leases[name][0].samples.ranges for name in "abc"] == [((k, 10),) for k in (30, 40, 50)]
 
 
-def test_a_contribution_of_the_wrong_size_is_refused() -> None:
+def test_contribution_of_the_wrong_size_is_rejected() -> None:
     desk = trio()
     lease = desk.leases["a"].pop(0)
     desk.heed(desk.server.push("a", Push(number=lease.number, seconds=1.0), LAYOUT.num_bytes - 1))
@@ -142,7 +142,7 @@ def test_a_contribution_of_the_wrong_size_is_refused() -> None:
     assert answers["a"][0].reason == f"the contribution must have {LAYOUT.num_bytes} bytes, got {LAYOUT.num_bytes - 1}"
 
 
-def test_a_repeated_contribution_counts_once_and_is_answered_when_its_round_is() -> None:
+def test_repeated_contribution_counts_once() -> None:
     desk = trio()
     lease = desk.leases["a"][0]
     desk.push("a", 3.0)
@@ -156,7 +156,7 @@ def test_a_repeated_contribution_counts_once_and_is_answered_when_its_round_is()
     assert (desk.value, desk.server.workers["a"].totals.duplicate) == (-6.0, 2)
 
 
-def test_a_contribution_to_a_lease_that_was_taken_back_is_late() -> None:
+def test_contribution_to_a_revoked_lease_is_late() -> None:
     desk = trio()
     old = desk.leases["a"][0]
     desk.dismiss("a")
@@ -172,7 +172,7 @@ def test_a_contribution_to_a_lease_that_was_taken_back_is_late() -> None:
     assert desk.server.workers["a"].totals.late == 2
 
 
-def test_a_contribution_that_waits_for_its_round_is_a_duplicate_also_for_who_died_in_between() -> None:
+def test_repeated_contribution_of_a_returned_worker_is_a_duplicate() -> None:
     desk = trio()
     lease = desk.leases["a"][0]
     desk.push("a", 3.0)
@@ -182,7 +182,7 @@ def test_a_contribution_that_waits_for_its_round_is_a_duplicate_also_for_who_die
     assert (desk.server.workers["a"].totals.duplicate, desk.server.workers["a"].totals.late) == (1, 0)
 
 
-def test_who_comes_back_from_the_dead_gets_the_whole_weights() -> None:
+def test_returned_worker_gets_full_weights() -> None:
     desk = Desk(SyncProtocol(batch=10, outer=SGD, division="fixed", staleness=None, pull="int8"))
     desk.admit("a")
     desk.push("a", 1.0)
@@ -194,7 +194,7 @@ def test_who_comes_back_from_the_dead_gets_the_whole_weights() -> None:
     assert [(a.contents, a.base) for a in desk.answers()["a"]] == [("weights", None)]
 
 
-def test_who_connects_again_hears_all_again() -> None:
+def test_reconnected_worker_gets_its_leases_and_weights_again() -> None:
     desk = trio()
     before = list(desk.leases["b"])
     desk.admit("b")
@@ -202,7 +202,7 @@ def test_who_connects_again_hears_all_again() -> None:
     assert (told.resets_leases, told.contents, desk.leases["b"]) == (True, "weights", before)
 
 
-def test_nothing_begins_or_goes_on_without_a_quorum() -> None:
+def test_rounds_need_a_quorum() -> None:
     desk = Desk(FIXED, quorum=2)
     desk.admit("a")
     assert desk.answers() == {}
@@ -215,7 +215,7 @@ def test_nothing_begins_or_goes_on_without_a_quorum() -> None:
     assert set(desk.answers()) == {"a", "b"}
 
 
-def test_the_last_round_of_an_epoch_takes_what_is_left_and_everybody_hears_the_end() -> None:
+def test_last_round_of_an_epoch_takes_the_rest_and_ends_for_all() -> None:
     desk = Desk(SyncProtocol(batch=60, outer=SGD), quorum=2)
     desk.admit("a", "b")
     desk.push("a", 1.0)
@@ -232,7 +232,7 @@ def test_the_last_round_of_an_epoch_takes_what_is_left_and_everybody_hears_the_e
     assert list(desk.answers()) == ["c"]
 
 
-def test_a_run_ends_after_its_updates() -> None:
+def test_run_ends_after_its_updates() -> None:
     desk = trio(num_updates=2)
     for _ in range(2):
         assert not desk.server.is_over
@@ -242,7 +242,7 @@ def test_a_run_ends_after_its_updates() -> None:
     assert all(told[0].is_last for told in desk.answers().values())
 
 
-def test_overlapped_rounds_are_not_opened_beyond_the_updates_that_are_wanted() -> None:
+def test_overlapped_rounds_never_exceed_the_requested_updates() -> None:
     desk = trio(OVERLAPPED, num_updates=3)
     given = {name: len(desk.leases[name]) for name in "abc"}
     for _ in range(3):
@@ -252,7 +252,7 @@ def test_overlapped_rounds_are_not_opened_beyond_the_updates_that_are_wanted() -
     assert (desk.server.is_over, given) == (True, {"a": 3, "b": 3, "c": 3})
 
 
-def test_no_bit_depends_on_who_comes_first() -> None:
+def test_merged_bits_do_not_depend_on_arrival_order() -> None:
     results = []
     for order in ("abc", "cab", "bca"):
         desk = trio()
@@ -262,7 +262,7 @@ def test_no_bit_depends_on_who_comes_first() -> None:
     assert results[0] == results[1] == results[2]
 
 
-def test_overlapped_workers_have_two_leases_and_hear_of_a_round_while_they_work_on_the_next() -> None:
+def test_overlapped_workers_hold_two_leases_of_successive_rounds() -> None:
     desk = trio(OVERLAPPED)
     assert [len(desk.leases[name]) for name in "abc"] == [2, 2, 2]
     first = list(desk.leases["a"])
@@ -277,7 +277,7 @@ def test_overlapped_workers_have_two_leases_and_hear_of_a_round_while_they_work_
     assert desk.last.updates[0].staleness == {"a": 1, "b": 1, "c": 1}
 
 
-def test_what_had_arrived_of_the_dead_leaves_its_memory_to_the_living() -> None:
+def test_buffer_of_a_lost_worker_goes_to_the_next() -> None:
     desk = trio()
     addresses = []
     for name in "ab":
@@ -289,7 +289,7 @@ def test_what_had_arrived_of_the_dead_leaves_its_memory_to_the_living() -> None:
     assert addresses[0] == addresses[1]
 
 
-def test_a_worker_needs_a_name() -> None:
+def test_worker_without_a_name_is_rejected() -> None:
     server = ParameterServer(FIXED, Workload(num_samples=5, num_epochs=1), Flat(LAYOUT))
     with pytest.raises(ValueError, match="worker must be a name, got ''"):
         server.admit("")

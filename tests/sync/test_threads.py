@@ -14,7 +14,7 @@ from evener.sync.threads import BLOCK_BYTES, ThreadPool
 
 @settings(deadline=None)
 @given(st.integers(1, 5), st.integers(0, 50), st.integers(0, 12 * BLOCK_BYTES // 4))
-def test_every_element_once_in_blocks_that_fit_the_cache(threads: int, start: int, count: int) -> None:
+def test_every_element_is_visited_once_in_cache_sized_blocks(threads: int, start: int, count: int) -> None:
     seen = np.zeros(start + count, np.int32)
 
     def task(thread: int, a: int, b: int) -> None:
@@ -28,7 +28,7 @@ def test_every_element_once_in_blocks_that_fit_the_cache(threads: int, start: in
     assert (seen[:start] == 0).all()
 
 
-def test_long_arrays_are_shared_by_all_threads_and_short_ones_stay_here() -> None:
+def test_only_long_arrays_use_several_threads() -> None:
     found: dict[int, set[str]] = {}
 
     def task(thread: int, a: int, b: int) -> None:
@@ -44,7 +44,7 @@ def test_long_arrays_are_shared_by_all_threads_and_short_ones_stay_here() -> Non
 
 
 @pytest.mark.parametrize("bad", [0, 15])
-def test_what_a_block_raises_is_raised(bad: int) -> None:
+def test_exception_in_a_block_is_raised(bad: int) -> None:
     def task(_: int, a: int, b: int) -> None:
         if a == bad * BLOCK_BYTES:
             raise ValueError("bad block")
@@ -53,7 +53,7 @@ def test_what_a_block_raises_is_raised(bad: int) -> None:
         cores.each(0, 16 * BLOCK_BYTES, 1, task)
 
 
-def test_scratch_is_a_threads_own_and_made_once() -> None:
+def test_scratch_is_per_thread_and_allocated_once() -> None:
     cores, like = ThreadPool(1), np.zeros(10, np.float32)
     first, second, other = cores.scratch(0, 0, like), cores.scratch(0, 1, like), cores.scratch(1, 0, like)
     first[:], second[:], other[:] = 1, 2, 3

@@ -19,7 +19,7 @@ def common() -> tuple[CommonWeights, Flat]:
     return CommonWeights(sources(1, of)[0], Sgd(learning_rate=1.0), ThreadPool(1)), change
 
 
-def test_nobody_reads_so_the_next_version_is_written_in_place() -> None:
+def test_unread_weights_are_updated_in_place() -> None:
     weights, change = common()
     address, before = weights.weights.memory.ctypes.data, weights.weights.copy()
     weights.lend()
@@ -29,7 +29,7 @@ def test_nobody_reads_so_the_next_version_is_written_in_place() -> None:
     np.testing.assert_array_equal(weights.weights.parameters[0], before.parameters[0] - 1)
 
 
-def test_what_is_read_does_not_change() -> None:
+def test_lent_weights_do_not_change() -> None:
     weights, change = common()
     first = weights.lend()
     part, as_sent = first[8:24], bytes(first)
@@ -46,7 +46,7 @@ def test_what_is_read_does_not_change() -> None:
     )
 
 
-def test_two_pieces_of_memory_are_enough_for_one_slow_reader() -> None:
+def test_two_buffers_suffice_for_one_slow_reader() -> None:
     weights, change = common()
     seen = set()
     for _ in range(10):
@@ -57,7 +57,7 @@ def test_two_pieces_of_memory_are_enough_for_one_slow_reader() -> None:
     assert len(seen) == 2
 
 
-def test_a_page_is_lent_until_the_last_reader_is_gone() -> None:
+def test_buffer_is_lent_until_its_last_reader_has_gone() -> None:
     page = Buffer(Flat(layout(10)))
     assert not page.is_lent
     first, second = page.lend(), page.lend()
@@ -68,7 +68,7 @@ def test_a_page_is_lent_until_the_last_reader_is_gone() -> None:
     assert not page.is_lent
 
 
-def test_the_pool_does_not_give_out_what_is_still_lent() -> None:
+def test_pool_never_gives_out_a_lent_buffer() -> None:
     shelf = BufferPool(layout(10))
     page = shelf.take()
     reader = page.lend()

@@ -26,7 +26,7 @@ def overlapped(rate: float = 1.0) -> SyncProtocol:
     return SyncProtocol(batch=4, outer=Sgd(learning_rate=rate), contribution="delta", local_steps=2, is_overlapped=True)
 
 
-def test_overlapping_goes_on_from_the_new_weights_and_the_progress_that_still_travels() -> None:
+def test_overlapped_worker_adds_its_progress_in_flight_to_new_weights() -> None:
     problem = Problem()
     engine = NumpyEngine(problem, batch=4)
     replica = WorkerReplica(engine, overlapped())
@@ -44,7 +44,7 @@ def test_overlapping_goes_on_from_the_new_weights_and_the_progress_that_still_tr
     assert engine.state.counters == 102, "two steps still travel"
 
 
-def test_what_was_refused_is_not_kept() -> None:
+def test_rejected_work_is_discarded() -> None:
     problem = Problem()
     engine = NumpyEngine(problem, batch=4)
     replica = WorkerReplica(engine, overlapped())
@@ -55,7 +55,7 @@ def test_what_was_refused_is_not_kept() -> None:
     np.testing.assert_array_equal(engine.state.floats[0], problem.start.floats[0])
 
 
-def test_a_gradient_that_still_travels_does_not_move_the_weights() -> None:
+def test_gradient_in_flight_does_not_move_the_weights() -> None:
     problem = Problem()
     engine = NumpyEngine(problem)
     replica = WorkerReplica(engine, synchronous(batch=8, outer=SGD))
@@ -66,7 +66,7 @@ def test_a_gradient_that_still_travels_does_not_move_the_weights() -> None:
     assert list(replica.underway) == [0]
 
 
-def test_a_difference_to_weights_that_it_does_not_have_is_refused() -> None:
+def test_difference_to_unknown_weights_is_rejected() -> None:
     problem = Problem()
     agreement = SyncProtocol(batch=8, outer=SGD, pull="int8")
     replica = WorkerReplica(NumpyEngine(problem), agreement)
@@ -75,7 +75,7 @@ def test_a_difference_to_weights_that_it_does_not_have_is_refused() -> None:
         replica.take(Answer(version=5, contents="difference", base=4), memoryview(bytes(10)))
 
 
-def test_a_loss_that_is_not_finite_is_told_as_none_and_time_is_the_engines_alone() -> None:
+def test_non_finite_loss_becomes_none_and_only_compute_time_counts() -> None:
     problem = Problem()
     problem.inputs[:] = np.nan
     clock = iter([10.0, 12.5])
@@ -101,7 +101,7 @@ def trained(agreement: SyncProtocol, num_epochs: int = 15) -> tuple[Problem, Ste
         diloco(batch=8, local_steps=4),
     ],
 )
-def test_compressing_both_ways_trains_as_well(agreement: SyncProtocol, compression: str) -> None:
+def test_compression_both_ways_trains_as_well(agreement: SyncProtocol, compression: str) -> None:
     problem, plain = trained(agreement)
     both = msgspec.structs.replace(agreement, push=compression, pull=compression)
     _, packed = trained(both)
@@ -115,7 +115,7 @@ def test_compressing_both_ways_trains_as_well(agreement: SyncProtocol, compressi
         assert len({hand.engine.state.memory.tobytes() for hand in packed.hands.values()}) == 1, "the same bits"
 
 
-def test_a_thousand_updates_of_eight_bits_do_not_drift() -> None:
+def test_thousand_int8_updates_do_not_drift() -> None:
     agreement = SyncProtocol(batch=24, outer=Sgd(learning_rate=0.05), push="int8", pull="int8")
     problem, packed = trained(agreement, num_epochs=250)
     _, plain = trained(synchronous(batch=24, outer=Sgd(learning_rate=0.05)), num_epochs=250)
@@ -133,7 +133,7 @@ def test_a_thousand_updates_of_eight_bits_do_not_drift() -> None:
         msgspec.structs.replace(diloco(batch=8, local_steps=4), is_overlapped=True),
     ],
 )
-def test_who_is_told_amid_a_run_to_send_less_sends_and_is_sent_less_and_all_train_as_well(
+def test_switch_to_compression_during_a_run_trains_as_well(
     agreement: SyncProtocol,
 ) -> None:
     problem, plain = trained(agreement)
@@ -160,7 +160,7 @@ def test_who_is_told_amid_a_run_to_send_less_sends_and_is_sent_less_and_all_trai
     assert problem.loss(server.weights) < 1.1 * problem.loss(plain.server.weights) + 0.01
 
 
-def test_a_contribution_in_fewer_bytes_is_for_who_was_told_to_send_less_alone() -> None:
+def test_only_workers_switched_to_compression_may_send_fewer_bytes() -> None:
     agreement = msgspec.structs.replace(synchronous(batch=24, outer=SGD), thin="int8")
     problem = Problem()
     workload = Workload(num_samples=96, num_epochs=1)
@@ -179,7 +179,7 @@ def test_a_contribution_in_fewer_bytes_is_for_who_was_told_to_send_less_alone() 
     assert len(whole) == server.push_bytes
 
 
-def test_where_all_is_compressed_nobody_is_told_to_send_less() -> None:
+def test_switch_to_compression_needs_the_thin_setting() -> None:
     problem, agreement = Problem(), synchronous(batch=24, outer=SGD)
     for push in ("none", "int8"):
         both = msgspec.structs.replace(agreement, push=push, pull=push)

@@ -14,12 +14,12 @@ def seconds_of(*estimates: SpeedEstimate) -> list[float]:
     return of_all(estimates)
 
 
-def test_of_an_unknown_node_the_middling_speed_is_expected() -> None:
+def test_unknown_node_is_assumed_to_have_the_median_speed() -> None:
     assert seconds_of(SpeedEstimate(), *map(SpeedEstimate, (1.0, 2.0, 9.0))) == [2.0, 1.0, 2.0, 9.0]
     assert seconds_of(SpeedEstimate(), SpeedEstimate()) == [1.0, 1.0]
 
 
-def test_a_benchmark_is_believed_until_something_is_measured() -> None:
+def test_benchmark_counts_until_a_measurement() -> None:
     speed = SpeedEstimate()
     speed.benchmark(0.5)
     assert seconds_of(speed) == [0.5]
@@ -32,7 +32,7 @@ def test_a_benchmark_is_believed_until_something_is_measured() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, inf, nan])
-def test_what_makes_no_sense_is_not_believed(seconds: float) -> None:
+def test_invalid_durations_are_ignored(seconds: float) -> None:
     speed, known = SpeedEstimate(), SpeedEstimate(1.0)
     speed.benchmark(seconds)
     assert speed.observe(10, seconds) == 0.0
@@ -42,26 +42,26 @@ def test_what_makes_no_sense_is_not_believed(seconds: float) -> None:
     assert seconds_of(known) == [1.0]
 
 
-def test_who_was_late_is_taken_to_be_half_as_fast_each_time() -> None:
+def test_late_node_counts_as_half_as_fast_each_time() -> None:
     speed, other = SpeedEstimate(1.0), SpeedEstimate(1.0)
     speed.was_late()
     speed.was_late()
     assert seconds_of(speed, other) == [4.0, 1.0]
 
 
-def test_a_measurement_counts_a_quarter() -> None:
+def test_new_measurement_has_a_weight_of_a_quarter() -> None:
     speed = SpeedEstimate(1.0)
     assert speed.observe(10, 20.0) == 20.0
     assert seconds_of(speed) == [1.0 + 0.25 * (2.0 - 1.0)]
 
 
-def test_who_was_stopped_once_is_not_slow_for_good() -> None:
+def test_single_long_pause_has_a_bounded_effect() -> None:
     speed = SpeedEstimate(1.0)
     assert speed.observe(10, 1000.0) == MAX_SLOWDOWN * 10
     assert seconds_of(speed) == [1.75]
 
 
-def test_who_has_shown_nothing_begins_in_the_middle_and_rises_to_what_it_shows_by_a_factor_a_lease() -> None:
+def test_claimed_speed_rises_gradually_to_the_measured_one() -> None:
     claimed, measured, slower = SpeedEstimate(), SpeedEstimate(1e-6), SpeedEstimate()
     claimed.benchmark(0.1)
     slower.benchmark(3.0)
@@ -76,7 +76,7 @@ def test_who_has_shown_nothing_begins_in_the_middle_and_rises_to_what_it_shows_b
     assert risen == [1.0 / MAX_RISE, 1.0 / MAX_RISE**2, 1.0 / MAX_RISE**3, 0.1, 0.1]
 
 
-def test_a_first_slow_lease_does_not_end_the_rise() -> None:
+def test_slow_first_lease_does_not_stop_the_rise() -> None:
     speed = SpeedEstimate()
     speed.benchmark(0.1)
     speed.bound_claim(1.0)

@@ -39,7 +39,7 @@ def hold(root: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], mem
         (2, {}, 8),
     ],
 )
-def test_a_process_may_use_what_the_tightest_of_its_groups_allows(
+def test_usable_cores_follow_the_tightest_control_group(
     version: int, files: dict[str, str], wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold(tmp_path, monkeypatch, files, MEMBERSHIP[version])
@@ -61,9 +61,7 @@ print(os.environ["OMP_NUM_THREADS"], max(after, default=2) <= 2, before == after
 
 
 @pytest.mark.parametrize(("named", "said"), [({}, "2 True"), ({"OMP_NUM_THREADS": "1"}, "1 True True")])
-def test_numpy_computes_in_as_many_threads_as_are_allowed_unless_the_user_named_a_number(
-    named: dict[str, str], said: str
-) -> None:
+def test_numpy_uses_the_allowed_threads_unless_the_user_sets_them(named: dict[str, str], said: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | named
     typed = [sys.executable, "-c", COMPUTES]
     result = subprocess.run(typed, env=environment, capture_output=True, text=True, check=True)
@@ -84,5 +82,5 @@ assert os.sched_getaffinity(0) == {max(before)}
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to cores")
-def test_a_copy_of_a_bound_process_can_use_all_cores_again() -> None:
+def test_forked_process_can_use_all_cores_again() -> None:
     subprocess.run([sys.executable, "-c", BOUND], check=True)

@@ -6,12 +6,12 @@ from evener.system.heartbeat import Progress, interval, is_due
 
 
 @pytest.mark.parametrize(("patience", "seconds"), [(15.0, 0.5), (4.0, 0.5), (2.0, 0.25), (0.4, 0.05)])
-def test_heartbeats_come_several_times_within_the_patience_and_twice_a_second(patience: float, seconds: float) -> None:
+def test_heartbeat_interval_follows_the_patience(patience: float, seconds: float) -> None:
     assert interval(patience) == seconds
 
 
 @pytest.mark.parametrize(("last", "now", "due"), [(0.0, 0.0, False), (0.0, 0.49, False), (0.0, 0.5, True)])
-def test_a_heartbeat_is_due_an_interval_after_the_last(last: float, now: float, due: bool) -> None:
+def test_heartbeat_is_due_an_interval_after_the_last(last: float, now: float, due: bool) -> None:
     assert is_due(last, now, patience=15.0) is due
 
 
@@ -28,7 +28,7 @@ def test_a_heartbeat_is_due_an_interval_after_the_last(last: float, now: float, 
         ([(5.0, 0, False), (105.0, 0, True)], 100.0),
     ],
 )
-def test_idle_seconds(seen: list[tuple[float, int, bool]], idle: float) -> None:
+def test_idle_seconds_count_expected_but_missing_progress(seen: list[tuple[float, int, bool]], idle: float) -> None:
     progress = Progress(0.0)
     answers = [progress.idle_seconds(counter, expected=expected, now=now) for now, counter, expected in seen]
     assert answers[-1] == idle

@@ -15,30 +15,30 @@ import evener
 from evener.system.host import cpu_model, environment, own_address, version_of
 
 
-def test_versions_are_those_of_the_packages_and_of_nothing_is_empty() -> None:
+def test_version_of_a_missing_package_is_empty() -> None:
     assert version_of("evener") == evener.__version__
     assert version_of("torch") == torch.__version__
     assert version_of("no_such_package") == ""
 
 
-def test_the_environment_names_all_that_matters() -> None:
+def test_environment_has_all_versions_and_names() -> None:
     facts = environment()
     assert facts["evener"] == evener.__version__
     assert facts["python"] == platform.python_version()
     assert all(facts[name] for name in ("torch", "os", "host", "cpu"))
 
 
-def test_the_name_of_the_processor_comes_from_the_kernel_where_it_tells(tmp_path: Path) -> None:
+def test_cpu_model_is_read_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Fast: 9000\nmodel name\t: Other\n")
     assert cpu_model(tmp_path / "cpuinfo") == "Fast: 9000"
     assert cpu_model(tmp_path / "nothing")
 
 
-def test_the_own_address_towards_the_loopback_is_the_loopback_s() -> None:
+def test_own_address_towards_loopback_is_loopback() -> None:
     assert own_address("127.0.0.1") == "127.0.0.1"
 
 
-def test_without_a_way_the_address_is_an_interface_s_and_without_any_the_loopback_s(
+def test_own_address_without_a_route_is_that_of_an_interface(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class NoWay(socket.socket):

@@ -50,7 +50,7 @@ def new_mib(*arguments: str, **variables: str) -> int:
     return int(done.stdout)
 
 
-def test_a_rank_takes_again_what_it_freed() -> None:
+def test_rank_reuses_freed_memory() -> None:
     assert new_mib() > 350
     assert new_mib("rank") < 20
 
@@ -58,15 +58,15 @@ def test_a_rank_takes_again_what_it_freed() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("MALLOC_TRIM_THRESHOLD_", "131072"), ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072")]
 )
-def test_what_the_user_tells_the_c_library_counts(name: str, value: str) -> None:
+def test_user_settings_of_malloc_take_precedence(name: str, value: str) -> None:
     assert new_mib("rank", **{name: value}) > 350
 
 
-def test_a_tunable_of_something_else_changes_nothing() -> None:
+def test_unrelated_tunable_changes_nothing() -> None:
     assert new_mib("rank", GLIBC_TUNABLES="glibc.malloc.arena_max=4") < 20
 
 
-def test_what_is_kept_is_known() -> None:
+def test_retained_bytes_are_measured() -> None:
     pieces = [bytearray(100_000) for _ in range(100)]
     before = kept_bytes()
     del pieces[::2]

@@ -67,7 +67,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
     return Groups(tmp_path, monkeypatch)
 
 
-def test_version_2_counts_the_own_group_and_those_above_and_droppable_files_as_free(groups: Groups) -> None:
+def test_cgroup_v2_counts_parents_and_inactive_files(groups: Groups) -> None:
     files = {
         "memory.max": "max\n",
         "slurm/memory.max": "4000\n",
@@ -80,7 +80,7 @@ def test_version_2_counts_the_own_group_and_those_above_and_droppable_files_as_f
     assert memory_limits() == [Memory(3000, 500), Memory(4000, 3300)]
 
 
-def test_version_1_ignores_the_number_that_stands_for_no_limit(groups: Groups) -> None:
+def test_cgroup_v1_ignores_the_unlimited_value(groups: Groups) -> None:
     files = {
         "memory/memory.limit_in_bytes": "9223372036854771712\n",
         "memory/docker/x/memory.limit_in_bytes": "2000\n",
@@ -92,13 +92,13 @@ def test_version_1_ignores_the_number_that_stands_for_no_limit(groups: Groups) -
     assert memory_limits() == [Memory(2000, 600)]
 
 
-def test_a_container_that_sees_only_the_top_group_still_finds_its_limit(groups: Groups) -> None:
+def test_container_with_only_the_top_group_finds_its_limit(groups: Groups) -> None:
     files = {"memory.max": "5000\n", "memory.current": "1000\n"}
     groups.hold(files, "0::/kubepods/pod7/box\n")
     assert memory_limits() == [Memory(5000, 4000)]
 
 
-def test_a_group_over_its_limit_has_nothing_free(groups: Groups) -> None:
+def test_group_over_its_limit_has_no_free_memory(groups: Groups) -> None:
     files = {"memory.max": "5000\n", "memory.current": "6000\n"}
     groups.hold(files, "0::/\n")
     assert memory_limits() == [Memory(5000, 0)]
@@ -112,26 +112,24 @@ def test_no_control_groups_mean_no_limits(groups: Groups, membership: str) -> No
     assert memory_limits() == []
 
 
-def test_usable_memory_is_within_the_machine_s() -> None:
+def test_usable_memory_is_within_the_total() -> None:
     total, usable = usable_memory()
     assert 1 <= usable <= total <= psutil.virtual_memory().total
 
 
-def test_the_user_s_limit_bounds_what_is_usable_but_not_the_total() -> None:
+def test_user_limit_bounds_usable_but_not_total_memory() -> None:
     total, usable = usable_memory("cpu", 1 << 20)
     assert usable == 1 << 20
     assert total == usable_memory()[0]
 
 
-def test_the_tightest_control_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tightest_control_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [Memory(5 << 20, 4 << 20), Memory(6 << 20, 2 << 20)]
     monkeypatch.setattr(memory_module, "memory_limits", lambda: limits)
     assert usable_memory() == (5 << 20, 2 << 20)
 
 
-def test_what_this_process_freed_and_keeps_is_usable(
-    kept: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_freed_but_retained_memory_is_usable(kept: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_module, "memory_limits", lambda: [Memory(5 << 20, 2 << 20)])
     kept(1 << 20)
     assert usable_memory() == (5 << 20, 3 << 20)
@@ -139,25 +137,25 @@ def test_what_this_process_freed_and_keeps_is_usable(
     assert usable_memory() == (5 << 20, 5 << 20)
 
 
-def test_a_full_control_group_leaves_one_byte_so_that_the_profile_stays_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_control_group_leaves_one_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_module, "memory_limits", lambda: [Memory(1 << 20, 0)])
     assert usable_memory() == (1 << 20, 1)
 
 
-def test_a_limit_of_nothing_is_refused() -> None:
+def test_limit_of_zero_is_rejected() -> None:
     with refused(InvalidValue):
         usable_memory("cpu", 0)
 
 
 @pytest.mark.parametrize("version", TREES)
-def test_the_profile_of_a_thin_node_goes_by_its_control_group(groups: Groups, version: str) -> None:
+def test_numpy_profile_follows_the_control_group(groups: Groups, version: str) -> None:
     groups.hold(*TREES[version])
     profile = profile_numpy("thin", 1.0, seconds=0.01)
     assert (profile.memory_bytes, profile.usable_memory_bytes) == (3_000_000, 1_000_000)
 
 
 @pytest.mark.parametrize("version", TREES)
-def test_the_largest_batch_goes_by_the_control_group(groups: Groups, version: str) -> None:
+def test_largest_batch_follows_the_control_group(groups: Groups, version: str) -> None:
     def fitting() -> int | None:
         with dry_run_of(
             nn.Linear(1000, 1),
@@ -176,7 +174,7 @@ def test_the_largest_batch_goes_by_the_control_group(groups: Groups, version: st
 
 
 @pytest.mark.parametrize("version", TREES)
-def test_the_stages_of_a_pipeline_go_by_the_control_group(groups: Groups, version: str) -> None:
+def test_pipeline_stages_follow_the_control_group(groups: Groups, version: str) -> None:
     def build() -> Pipeline:
         x = torch.randn(8, 1000)
         return Pipeline(nn.Linear(1000, 1000), x, F.mse_loss, on=[CPU], costs="estimated", micro_batches=1)
@@ -199,5 +197,5 @@ def test_the_stages_of_a_pipeline_go_by_the_control_group(groups: Groups, versio
         (ValueError("out of memory"), False),
     ],
 )
-def test_what_libraries_say_of_full_memory_is_known(error: Exception, is_memory: bool) -> None:
+def test_out_of_memory_errors_of_libraries_are_recognized(error: Exception, is_memory: bool) -> None:
     assert is_out_of_memory(error) == is_memory

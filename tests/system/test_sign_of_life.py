@@ -10,7 +10,7 @@ import pytest
 from evener.system import sign_of_life
 
 
-def test_a_line_is_said_again_and_again_until_what_takes_long_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_repeats_until_the_block_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sign_of_life, "_SILENCE_SECONDS", 0.01)
     lines: list[str] = []
     said_twice = threading.Event()

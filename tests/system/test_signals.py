@@ -11,7 +11,7 @@ import pytest
 from evener.system.signals import STOP_SIGNALS, first_request, interrupt_on_stop_signals, requests_to_stop
 
 
-def test_requests_are_collected_and_interrupt_nothing() -> None:
+def test_stop_requests_are_collected_without_interrupting() -> None:
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with requests_to_stop() as requests:
         for number in STOP_SIGNALS:
@@ -20,7 +20,7 @@ def test_requests_are_collected_and_interrupt_nothing() -> None:
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
-def test_handlers_are_put_back_when_the_block_raises() -> None:
+def test_handlers_are_restored_when_the_block_raises() -> None:
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with pytest.raises(KeyError), requests_to_stop():
         raise KeyError
@@ -28,13 +28,13 @@ def test_handlers_are_put_back_when_the_block_raises() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_sigterm_and_sighup_end_as_ctrl_c_does(number: signal.Signals) -> None:
+def test_sigterm_and_sighup_raise_keyboard_interrupt(number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt), interrupt_on_stop_signals():
         os.kill(os.getpid(), number)
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number: signal.Signals) -> None:
+def test_signal_ignored_at_the_start_stays_ignored(number: signal.Signals) -> None:
     before = signal.signal(number, signal.SIG_IGN)
     try:
         with requests_to_stop() as requests, interrupt_on_stop_signals(), first_request(pytest.fail):
@@ -45,7 +45,7 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number: signal.Sign
         signal.signal(number, before)
 
 
-def test_other_threads_than_the_main_one_change_nothing() -> None:
+def test_signal_handlers_change_only_in_the_main_thread() -> None:
     before, found = signal.getsignal(signal.SIGINT), []
 
     def look() -> None:

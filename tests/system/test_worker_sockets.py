@@ -29,7 +29,7 @@ exit_now(0)
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("how", "left"), [("own", []), ("chosen", ["chosen"])])
-def test_the_process_or_its_starter_owns_the_folder(how: str, left: list[str]) -> None:
+def test_socket_folder_is_removed_by_its_owner(how: str, left: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="t-") as temporary:  # short: a socket's path has at most 107 bytes
         variables = {**os.environ, "TMPDIR": temporary}
         ended = subprocess.run([sys.executable, "-c", PROGRAM, how], env=variables, capture_output=True, check=False)

@@ -40,7 +40,7 @@ def call(w: World) -> socket.socket:
     return sock
 
 
-def test_frames_of_a_stranger_are_not_acted_upon(transport: str, tmp_path: Path) -> None:
+def test_frames_of_an_unauthenticated_peer_are_ignored(transport: str, tmp_path: Path) -> None:
     asked = []
 
     def place(peer: int, header: Kinds, lengths: tuple[int, ...]) -> None:
@@ -59,7 +59,7 @@ def test_frames_of_a_stranger_are_not_acted_upon(transport: str, tmp_path: Path)
     assert asked == []
 
 
-def test_frames_inside_tls_without_the_secret_are_not_acted_upon() -> None:
+def test_frames_inside_tls_without_the_secret_are_ignored() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with world("tcp+tls") as w:
@@ -71,7 +71,7 @@ def test_frames_inside_tls_without_the_secret_are_not_acted_upon() -> None:
         assert not any(isinstance(event, PeerConnected | FrameReceived) for event in w.events)
 
 
-def test_older_tls_is_not_spoken() -> None:
+def test_server_rejects_older_tls() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -84,7 +84,7 @@ def test_older_tls_is_not_spoken() -> None:
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01\x02\x00\x01" + bytes(600), b"E", b"EVENER\x01\x01", b"\0" * 5000]
 )
-def test_whatever_a_stranger_says_ends_in_a_refusal_in_time(transport: str, tmp_path: Path, said: bytes) -> None:
+def test_invalid_handshake_is_rejected_in_time(transport: str, tmp_path: Path, said: bytes) -> None:
     with world(transport, tmp_path, HURRIED) as w, call(w) as sock:
         sock.sendall(said)
         assert w.until(PeerRefused).reason
@@ -94,7 +94,7 @@ def test_whatever_a_stranger_says_ends_in_a_refusal_in_time(transport: str, tmp_
         )
 
 
-def test_a_silent_stranger_is_closed_after_the_greetings_time(transport: str, tmp_path: Path) -> None:
+def test_silent_peer_is_closed_after_the_handshake_timeout(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path, HURRIED) as w, call(w) as sock:
         began = time.monotonic()
         assert w.until(PeerRefused).reason == "it did not prove the secret within 0.4 s"
@@ -102,7 +102,7 @@ def test_a_silent_stranger_is_closed_after_the_greetings_time(transport: str, tm
         assert sock.recv(1) == b""
 
 
-def test_a_stranger_that_drips_is_closed_after_the_greetings_time() -> None:
+def test_dripping_peer_is_closed_after_the_handshake_timeout() -> None:
     with world(limits=HURRIED) as w, call(w) as sock:
         for byte in encode_message(HandshakeType.HELLO):  # in 2 s at least
             sock.send(bytes([byte]))
@@ -114,7 +114,7 @@ def test_a_stranger_that_drips_is_closed_after_the_greetings_time() -> None:
         assert w.until(PeerRefused).reason == "it did not prove the secret within 0.4 s"
 
 
-def test_a_flood_of_strangers_is_bounded_and_a_node_still_gets_in(transport: str, tmp_path: Path) -> None:
+def test_flood_of_peers_is_bounded_and_a_node_still_joins(transport: str, tmp_path: Path) -> None:
     limits = Limits(pending=10, handshake_seconds=30)
     with world(transport, tmp_path, limits) as w:
         healthy, good = w.join()
@@ -143,7 +143,7 @@ def test_a_flood_of_strangers_is_bounded_and_a_node_still_gets_in(transport: str
         (["b silent", "a spoken", "c silent", "a spoken"], 1),
     ],
 )
-def test_who_leaves_is_of_the_largest_crowd_silent_and_old(present: list[str], leaves: int) -> None:
+def test_least_trusted_peer_is_silent_and_oldest_of_the_largest_host(present: list[str], leaves: int) -> None:
     with world() as w:
         strangers: list[PendingPeer] = []
         for age, (host, manner) in enumerate(reversed([who.split() for who in present])):
@@ -157,7 +157,7 @@ def test_who_leaves_is_of_the_largest_crowd_silent_and_old(present: list[str], l
             stranger.transport.sock.close()
 
 
-def test_a_steady_flood_does_not_keep_a_node_out_or_memory_growing() -> None:
+def test_steady_flood_blocks_no_node_and_grows_no_memory() -> None:
     with world(limits=Limits(pending=16)) as w:
         stop = False
 
@@ -186,7 +186,7 @@ def test_a_steady_flood_does_not_keep_a_node_out_or_memory_growing() -> None:
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4000
 
 
-def test_strangers_are_not_charged_for_a_master_that_was_busy() -> None:
+def test_handshake_timeout_excludes_time_when_the_master_was_busy() -> None:
     with world(limits=Limits(handshake_seconds=0.8)) as w:
         joining: Joining = w.pool.submit(open_connection, w.address, w.identity.token, Kinds)
         w.events += w.server.poll(0.02)
@@ -195,7 +195,7 @@ def test_strangers_are_not_charged_for_a_master_that_was_busy() -> None:
         joining.result(timeout=5).close()
 
 
-def test_a_master_without_file_descriptors_looks_away_and_recovers() -> None:
+def test_master_recovers_from_a_lack_of_file_descriptors() -> None:
     with world() as w:
         healthy, good = w.join()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -70,7 +70,7 @@ def join(address: Address, token: Token, seconds: float = 5.0) -> Connection[Kin
 
 
 @TOKENS
-def test_nothing_listens(token: Token, tmp_path: Path) -> None:
+def test_unused_port_raises_nothing_listens(token: Token, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
     sentence = (
@@ -86,7 +86,7 @@ def test_nothing_listens(token: Token, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
-def test_an_address_of_all_interfaces_is_dialled_and_named_as_this_machine(host: str) -> None:
+def test_wildcard_address_is_dialled_and_named_as_localhost(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
     with pytest.raises(NothingListens) as refused:
@@ -94,14 +94,14 @@ def test_an_address_of_all_interfaces_is_dialled_and_named_as_this_machine(host:
     assert refused.value.place == Address("localhost", port).description
 
 
-def test_the_name_is_not_known() -> None:
+def test_unknown_host_name_raises_cannot_resolve() -> None:
     with refused(CannotResolve):
         join(Address("no-such-machine.invalid", 7), INSECURE.token)
     with refused(CannotResolve):
         join(Address("x" * 300, 7), INSECURE.token)
 
 
-def test_a_name_service_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_name_service_raises_cannot_resolve_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
 
     def hang(*_: object, flags: int = 0, **__: object) -> list[object]:
@@ -118,7 +118,7 @@ def test_a_name_service_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyP
     answered.set()
 
 
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_backlog_raises_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     full = socket.create_server(("127.0.0.1", 0), backlog=0)
     address = Address("127.0.0.1", full.getsockname()[1])
     waiting = [socket.socket() for _ in range(4)]
@@ -133,7 +133,7 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         sock.close()
 
 
-def test_a_network_that_cannot_be_reached_is_told_in_the_systems_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_network_raises_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: object) -> None:
         raise OSError(101, "Network is unreachable")
 
@@ -146,7 +146,7 @@ def test_a_network_that_cannot_be_reached_is_told_in_the_systems_words(monkeypat
 @pytest.mark.parametrize(
     "answer", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100), b"\0"]
 )
-def test_something_else_answers(token: Token, answer: bytes) -> None:
+def test_other_service_on_the_port_raises_not_a_master(token: Token, answer: bytes) -> None:
     with (
         stub(answer) as address,
         refused(NotAMaster) as seen,
@@ -156,7 +156,7 @@ def test_something_else_answers(token: Token, answer: bytes) -> None:
 
 
 @TOKENS
-def test_something_takes_the_connection_and_is_silent(token: Token) -> None:
+def test_silent_listener_raises_not_a_master_in_time(token: Token) -> None:
     began = time.monotonic()
     with (
         stub(None) as address,
@@ -167,7 +167,7 @@ def test_something_takes_the_connection_and_is_silent(token: Token) -> None:
 
 
 @TOKENS
-def test_something_takes_the_connection_and_closes_it(token: Token) -> None:
+def test_listener_that_closes_raises_not_a_master(token: Token) -> None:
     with (
         stub(None, closes=True) as address,
         pytest.raises(NotAMaster, match=r"handshake broke off|closed during the TLS handshake"),
@@ -175,7 +175,7 @@ def test_something_takes_the_connection_and_closes_it(token: Token) -> None:
         join(address, token)
 
 
-def test_bytes_that_drip_do_not_lengthen_the_time_limit() -> None:
+def test_dripping_bytes_do_not_extend_the_timeout() -> None:
     door = socket.create_server(("127.0.0.1", 0))
 
     def drip() -> None:
@@ -197,7 +197,7 @@ def test_bytes_that_drip_do_not_lengthen_the_time_limit() -> None:
     thread.join(15)
 
 
-def test_a_tls_token_at_an_insecure_master_and_the_reverse() -> None:
+def test_tls_token_at_an_insecure_master_raises_transport_differs() -> None:
     for theirs, ours in (("tcp", SECURE), ("tcp+tls", INSECURE)):
         with world(theirs) as w:
             with refused(TransportDiffers):
@@ -206,7 +206,7 @@ def test_a_tls_token_at_an_insecure_master_and_the_reverse() -> None:
             assert w.server.peers == []
 
 
-def test_a_token_of_another_master() -> None:
+def test_token_of_another_master_raises_other_master() -> None:
     with (
         world("tcp+tls") as w,
         refused(OtherMaster),
@@ -214,7 +214,7 @@ def test_a_token_of_another_master() -> None:
         w.meanwhile(lambda: join(w.address, make_identity().token))
 
 
-def test_a_wrong_secret(transport: str, tmp_path: Path) -> None:
+def test_wrong_secret_is_rejected(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         wrong = Token(secret=bytes(16), fingerprint=w.identity.token.fingerprint)
         with refused(WrongSecret):
@@ -223,13 +223,13 @@ def test_a_wrong_secret(transport: str, tmp_path: Path) -> None:
         assert not any(isinstance(event, PeerConnected) for event in w.events)
 
 
-def test_another_version_of_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_wire_version_raises_version_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     other = b"EVENER\x02\x11" + bytes(MESSAGE_BYTES - 8)
     with stub(other) as address, refused(VersionDiffers):
         join(address, INSECURE.token)
 
 
-def test_a_master_that_is_full() -> None:
+def test_full_master_raises_master_full() -> None:
     with world(limits=Limits(connections=1)) as w:
         first, _ = w.join()
         with refused(MasterFull):
@@ -239,12 +239,12 @@ def test_a_master_that_is_full() -> None:
         w.join()
 
 
-def test_what_trying_again_can_cure_is_known() -> None:
+def test_only_four_join_errors_are_permanent() -> None:
     lasting = {error for error in CannotJoin.__subclasses__() if error.lasting}
     assert lasting == {TransportDiffers, VersionDiffers, OtherMaster, WrongSecret}
 
 
-def test_the_master_that_is_joined_is_the_one_that_was_meant(transport: str, tmp_path: Path) -> None:
+def test_node_joins_and_exchanges_frames_with_the_master(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         node.send(Hello("it is me"))
@@ -254,12 +254,12 @@ def test_the_master_that_is_joined_is_the_one_that_was_meant(transport: str, tmp
 
 
 @given(st.integers(0, 2**32), st.floats(0.01, 1), st.floats(1, 60))
-def test_pauses_double_up_to_the_longest_and_are_spread(seed: int, first: float, longest: float) -> None:
+def test_backoff_pauses_double_up_to_a_maximum_with_jitter(seed: int, first: float, longest: float) -> None:
     drawn = list(itertools.islice(backoff(Random(seed), first, longest), 20))
     for number, pause in enumerate(drawn):
         whole = min(first * 2**number, longest)
         assert whole / 2 <= pause <= whole
 
 
-def test_two_nodes_do_not_knock_at_the_same_moments() -> None:
+def test_two_nodes_retry_at_different_times() -> None:
     assert list(itertools.islice(backoff(Random(1)), 9)) != list(itertools.islice(backoff(Random(2)), 9))

@@ -25,7 +25,7 @@ from support.wire_peers import QUICK, SECURE, Hello, Kinds, Push, world
 BIG = 30_000_000
 
 
-def test_messages_arrive_whole_both_ways_over_every_transport(transport: str, tmp_path: Path) -> None:
+def test_frames_arrive_complete_both_ways_over_every_transport(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         weights = np.random.default_rng(1).random((100, 300))
@@ -43,7 +43,7 @@ def test_messages_arrive_whole_both_ways_over_every_transport(transport: str, tm
             assert (frame.header, bytes(frame.buffers[0])) == (Push(number + 10), weights.tobytes())
 
 
-def test_large_frames_land_in_memory_that_is_there_already(transport: str, tmp_path: Path) -> None:
+def test_large_frames_arrive_in_existing_memory(transport: str, tmp_path: Path) -> None:
     memory, told = bytearray(BIG), []
     sent = np.random.default_rng(2).bytes(BIG)
 
@@ -85,7 +85,7 @@ def test_one_thread_sends_while_another_receives(transport: str, tmp_path: Path)
             each.result(timeout=5)
 
 
-def test_a_master_that_says_nothing_is_given_up_after_the_patience() -> None:
+def test_silent_master_is_lost_after_the_patience() -> None:
     with world() as w:
         node, _ = w.join(QUICK)
         began = time.monotonic()
@@ -96,14 +96,14 @@ def test_a_master_that_says_nothing_is_given_up_after_the_patience() -> None:
             node.send(Hello("x"))
 
 
-def test_a_master_that_takes_nothing_is_given_up_after_the_patience(transport: str, tmp_path: Path) -> None:
+def test_master_that_reads_nothing_is_lost_after_the_patience(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, _ = w.join(QUICK)  # and nobody polls the hub from here on
         with refused(ConnectionLost):
             node.send(Push(1), [bytes(BIG)])
 
 
-def test_waiting_says_whether_something_has_come(transport: str, tmp_path: Path) -> None:
+def test_wait_tells_whether_a_frame_has_arrived(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         assert not node.wait(0)
@@ -118,7 +118,7 @@ def test_waiting_says_whether_something_has_come(transport: str, tmp_path: Path)
         assert not node.wait(0)
 
 
-def test_a_goodbye_tells_its_reason_to_the_other_side(transport: str, tmp_path: Path) -> None:
+def test_goodbye_carries_its_reason_to_the_other_side(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         w.server.disconnect(peer, "the model has 8 parameters, yours 9")
@@ -133,9 +133,7 @@ def test_a_goodbye_tells_its_reason_to_the_other_side(transport: str, tmp_path: 
             node.receive()
 
 
-def test_a_refused_frame_is_answered_with_the_reason_even_while_it_is_being_sent(
-    transport: str, tmp_path: Path
-) -> None:
+def test_rejection_of_a_frame_reaches_its_sender_during_sending(transport: str, tmp_path: Path) -> None:
     def refuse(peer: int, header: Kinds, lengths: tuple[int, ...]) -> None:
         raise BadFrame(f"an update has 8 bytes, got {sum(lengths)}")
 
@@ -151,7 +149,7 @@ def test_a_refused_frame_is_answered_with_the_reason_even_while_it_is_being_sent
         assert w.until(PeerDisconnected) == PeerDisconnected(peer, f"an update has 8 bytes, got {BIG}")
 
 
-def test_a_connection_that_is_cut_is_told_apart_from_one_that_says_goodbye(transport: str, tmp_path: Path) -> None:
+def test_cut_connection_differs_from_a_goodbye(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         w.server._peers[peer].transport.sock.shutdown(2)
@@ -160,7 +158,7 @@ def test_a_connection_that_is_cut_is_told_apart_from_one_that_says_goodbye(trans
         assert w.until(PeerDisconnected).reason == "it closed without a reason"
 
 
-def test_what_a_node_does_not_understand_is_refused_and_the_master_told() -> None:
+def test_frame_that_a_node_rejects_is_reported_to_the_master() -> None:
     with world() as w:
         node, peer = w.join()
         node._reader._limits = Limits(frame_bytes=10)
@@ -170,7 +168,7 @@ def test_what_a_node_does_not_understand_is_refused_and_the_master_told() -> Non
         assert w.until(PeerDisconnected).reason == "it said: a frame must have at most 10 bytes of payload, got 11"
 
 
-def test_a_frame_beyond_the_limits_is_refused_before_anything_is_sent() -> None:
+def test_oversized_frame_is_rejected_before_it_is_sent() -> None:
     with world() as w:
         node, peer = w.join(Limits(buffers=1))
         with refused(InvalidValue):
@@ -179,7 +177,7 @@ def test_a_frame_beyond_the_limits_is_refused_before_anything_is_sent() -> None:
         assert w.message(peer).header == Push(2)
 
 
-def test_closing_wakes_a_thread_that_waits(transport: str, tmp_path: Path) -> None:
+def test_closing_wakes_a_waiting_thread(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, _ = w.join()
         waiting = w.pool.submit(node.receive)
@@ -190,9 +188,7 @@ def test_closing_wakes_a_thread_that_waits(transport: str, tmp_path: Path) -> No
             waiting.result(timeout=2)
 
 
-def test_what_goes_through_is_counted_alike_on_both_sides_and_is_little_more_than_frames(
-    transport: str, tmp_path: Path
-) -> None:
+def test_byte_counts_agree_on_both_sides_with_little_overhead(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         framed = 0
@@ -210,7 +206,7 @@ def test_what_goes_through_is_counted_alike_on_both_sides_and_is_little_more_tha
         assert on_wire == 80 if "tls" not in transport else 500 < on_wire < 5000
 
 
-def test_nothing_readable_crosses_an_encrypted_connection() -> None:
+def test_no_plain_text_crosses_a_tls_connection() -> None:
     with world("tcp+tls") as w:
         node, peer = w.join()
         seen = bytearray()
@@ -245,7 +241,7 @@ def test_nothing_readable_crosses_an_encrypted_connection() -> None:
     ],
 )
 @pytest.mark.parametrize("direction", ["sent", "received"])
-def test_a_peer_is_given_up_when_what_ought_to_move_has_not_for_the_patience(
+def test_peer_times_out_if_pending_data_does_not_move(
     seen: list[tuple[float, int, bool]], idle: float, direction: str
 ) -> None:
     def stalled(patience: float) -> str:
@@ -264,7 +260,7 @@ def test_a_peer_is_given_up_when_what_ought_to_move_has_not_for_the_patience(
     assert idle == 0 or stalled(idle - 0.1).startswith(words[direction])
 
 
-def test_a_line_that_is_slow_is_not_dead_while_what_was_sent_is_confirmed() -> None:
+def test_slow_connection_stays_open_while_data_are_acknowledged() -> None:
     """The system takes more only when a third of its buffer is free, which here takes longer than the patience."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sock = socket.create_connection(listener.getsockname())
@@ -291,7 +287,7 @@ def test_a_line_that_is_slow_is_not_dead_while_what_was_sent_is_confirmed() -> N
     assert received > 1_200_000
 
 
-def test_what_the_system_has_taken_is_on_its_way_as_long_as_more_of_it_is_confirmed() -> None:
+def test_peer_is_delivering_while_data_are_acknowledged() -> None:
     transport, seen = SimpleNamespace(has_unsent=False), list[bool]()
     peer: Peer[Kinds] = Peer(1, cast(Any, transport), cast(Any, None), Limits(), 0.0)
     for sent, under_way in (

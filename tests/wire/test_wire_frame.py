@@ -13,7 +13,7 @@ from support.refusals import refused
 from support.wire_peers import Hello, Push
 
 
-def test_a_literal_head() -> None:
+def test_head_has_the_documented_bytes() -> None:
     head = encode_head(sequence=258, header=b"abc", lengths=[5, 0x0102030405])
     assert head == (
         b"EVNR" b"\x01" b"\x00" b"\x02\x00" b"\x03\x00\x00\x00" b"\x02\x01\x00\x00\x00\x00\x00\x00"
@@ -21,7 +21,7 @@ def test_a_literal_head() -> None:
     )  # fmt: skip
 
 
-def test_a_message_is_its_head_and_then_the_callers_memory_uncopied() -> None:
+def test_frame_is_a_head_and_uncopied_payload() -> None:
     weights = np.arange(6, dtype=np.float32).reshape(2, 3)
     frame = encode_frame(7, Hello("a"), [weights, b"xy"], Limits())
     header = msgspec.msgpack.encode(Hello("a"))
@@ -31,12 +31,12 @@ def test_a_message_is_its_head_and_then_the_callers_memory_uncopied() -> None:
     assert len(frame) == 3
 
 
-def test_a_goodbye_is_a_head_alone_with_a_reason_that_is_not_too_long() -> None:
+def test_goodbye_is_a_head_with_a_bounded_reason() -> None:
     assert bytes(encode_close(3, "tired")[0]) == encode_head(3, msgspec.msgpack.encode("tired"), flags=CLOSE)
     assert sum(map(len, encode_close(3, "x" * 10**6))) < 2000
 
 
-def test_the_head_of_a_gradient_of_25450_parameters_is_less_than_one_percent() -> None:
+def test_head_of_a_small_gradient_takes_less_than_a_thousandth() -> None:
     frame = encode_frame(5000, Push(5000), [np.zeros(25_450, np.float32)], Limits())
     assert len(frame[0]) / len(frame[1]) < 0.001
 
@@ -56,19 +56,19 @@ def test_the_head_of_a_gradient_of_25450_parameters_is_less_than_one_percent() -
         (np.array([1], ">i4"), b"\x00\x00\x00\x01"),
     ],
 )
-def test_any_contiguous_memory_is_bytes(buffer: bytes | bytearray | memoryview, expected: bytes) -> None:
+def test_contiguous_memory_becomes_bytes(buffer: bytes | bytearray | memoryview, expected: bytes) -> None:
     view = as_bytes(buffer)
     assert bytes(view) == expected
     assert (view.format, view.ndim) == ("B", 1)
 
 
 @pytest.mark.parametrize("buffer", [np.zeros((4, 4))[:, 1], np.zeros((2, 3)).T, memoryview(b"abcd")[::2]])
-def test_memory_with_gaps_is_refused(buffer: memoryview) -> None:
+def test_memory_with_gaps_is_rejected(buffer: memoryview) -> None:
     with refused(InvalidValue):
         as_bytes(buffer)
 
 
-def test_what_the_receiver_would_refuse_is_not_sent() -> None:
+def test_frame_beyond_the_limits_is_not_encoded() -> None:
     limits = Limits(header_bytes=20, buffers=2, frame_bytes=10)
     encode_frame(0, Hello("a"), [b"12345", b"67890"], limits)
     with refused(InvalidValue):
@@ -81,9 +81,7 @@ def test_what_the_receiver_would_refuse_is_not_sent() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([b"", b"a", b"bcd", b"efghijklm"]), max_size=5), st.data())
-def test_however_the_kernel_takes_it_the_same_bytes_leave_in_the_same_order(
-    buffers: list[bytes], data: st.DataObject
-) -> None:
+def test_partial_sends_preserve_bytes_and_order(buffers: list[bytes], data: st.DataObject) -> None:
     frame = encode_frame(0, Hello("a"), buffers, Limits())
     whole, sent = b"".join(frame), b""
     while frame:
@@ -97,7 +95,7 @@ def test_however_the_kernel_takes_it_the_same_bytes_leave_in_the_same_order(
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 1000), max_size=5))
-def test_memory_is_allocated_as_it_is_asked_for(lengths: list[int]) -> None:
+def test_memory_is_allocated_with_the_requested_lengths(lengths: list[int]) -> None:
     assert [view.nbytes for view in allocate(Hello("a"), lengths)] == lengths
 
 
@@ -109,6 +107,6 @@ def test_memory_is_allocated_as_it_is_asked_for(lengths: list[int]) -> None:
         ("handshake_seconds", float("nan")),
     ],
 )  # fmt: skip
-def test_limits_that_cannot_be_are_refused(field: str, value: float) -> None:
+def test_impossible_limits_are_rejected(field: str, value: float) -> None:
     with pytest.raises(InvalidValue, match=f"{field} must be"):
         Limits(**{field: value})  # type: ignore[arg-type]

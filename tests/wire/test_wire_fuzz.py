@@ -27,23 +27,23 @@ def _fuzz(runs: int, seed: int) -> None:
     assert largest_kilobytes() - before < 5_000
 
 
-def test_twenty_thousand_mutated_streams_are_read_or_refused_and_memory_does_not_grow() -> None:
+def test_reader_survives_20_000_mutated_streams_without_growth() -> None:
     _fuzz(20_000, seed=2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_million_mutated_streams_are_read_or_refused_and_memory_does_not_grow() -> None:
+def test_reader_survives_a_million_mutated_streams_without_growth() -> None:
     _fuzz(1_000_000, seed=3)
 
 
-def test_unharmed_streams_are_read_to_the_end() -> None:
+def test_valid_streams_are_read_to_the_end() -> None:
     random = Random(4)
     outcomes = Counter(run(bytes(valid_stream(random))) for _ in range(300))
     assert outcomes == {"not refused, whole frames": 300}
 
 
-def test_coverage_leads_the_fuzzer_where_atheris_is_installed() -> None:
+def test_atheris_guides_the_fuzzer_if_installed() -> None:
     pytest.importorskip("atheris")
     script = Path(__file__).parents[1] / "support" / "fuzz_frames.py"
     command = [sys.executable, str(script), "--runs", "3000"]
@@ -51,7 +51,7 @@ def test_coverage_leads_the_fuzzer_where_atheris_is_installed() -> None:
     assert "3000 inputs in" in done.stdout
 
 
-def test_the_fuzzer_notices_a_reader_without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fuzzer_detects_a_reader_without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = FrameReader.__init__
 
     def unlimited(self: FrameReader, headers: object, limits: Limits, place: object) -> None:  # type: ignore[type-arg]
@@ -62,7 +62,7 @@ def test_the_fuzzer_notices_a_reader_without_limits(monkeypatch: pytest.MonkeyPa
         mutate_alone(2000, seed=5)
 
 
-def test_the_fuzzer_notices_a_reader_that_forgets_its_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fuzzer_detects_a_reader_that_reads_on_after_a_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
     read = FrameReader.feed
 
     def forgetful(self: FrameReader, count: int) -> object:  # type: ignore[type-arg]

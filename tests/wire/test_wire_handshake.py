@@ -33,7 +33,7 @@ def greet(node: Token, master: Token, *, full: bool = False, nonce: bytes = A) -
 
 
 @pytest.mark.parametrize("token", [PLAIN, TLS])
-def test_two_who_share_the_secret_need_four_notes_of_forty_bytes(token: Token) -> None:
+def test_handshake_takes_four_messages_of_forty_bytes(token: Token) -> None:
     notes = greet(token, token)
     assert [(len(n), n[:6], n[7]) for n in notes] == [
         (MESSAGE_BYTES, b"EVENER", kind)
@@ -42,13 +42,13 @@ def test_two_who_share_the_secret_need_four_notes_of_forty_bytes(token: Token) -
 
 
 @pytest.mark.parametrize(("token", "fingerprint"), [(PLAIN, bytes(32)), (TLS, bytes(range(32)))])
-def test_proofs_are_what_the_protocol_says(token: Token, fingerprint: bytes) -> None:
+def test_handshake_proofs_are_the_documented_hmacs(token: Token, fingerprint: bytes) -> None:
     _, _, proof, welcome = greet(token, token)
     assert proof[8:] == hmac.digest(SECRET, b"evener wire 1 node " + fingerprint + A + B, "sha256")
     assert welcome[8:] == hmac.digest(SECRET, b"evener wire 1 master " + fingerprint + A + B, "sha256")
 
 
-def test_the_secret_is_in_no_note() -> None:
+def test_handshake_never_contains_the_secret() -> None:
     assert not any(SECRET[i : i + 4] in n for n in greet(PLAIN, PLAIN) for i in range(12))
 
 
@@ -60,26 +60,26 @@ def test_the_secret_is_in_no_note() -> None:
         (Token(secret=SECRET, fingerprint=bytes(32)), TLS),
     ],
 )
-def test_another_secret_or_another_certificate_is_refused(node: Token, master: Token) -> None:
+def test_wrong_secret_or_certificate_is_rejected(node: Token, master: Token) -> None:
     with refused(WrongSecret):
         greet(node, master)
 
 
-def test_only_who_knows_the_secret_is_told_that_the_master_is_full() -> None:
+def test_only_an_authenticated_node_learns_that_the_master_is_full() -> None:
     with refused(MasterFull):
         greet(PLAIN, PLAIN, full=True)
     with pytest.raises(WrongSecret):
         greet(Token(secret=bytes(16), fingerprint=None), PLAIN, full=True)
 
 
-def test_a_proof_of_one_greeting_is_worth_nothing_in_another() -> None:
+def test_proof_of_one_handshake_is_invalid_in_another() -> None:
     hello, _, proof, _ = greet(PLAIN, PLAIN)
     again = MasterHandshake(PLAIN, b"c" * 32)
     again.answer(hello)
     assert again.answer(proof).refusal == "it does not know the secret"
 
 
-def test_a_node_is_not_content_with_its_own_proof_sent_back() -> None:
+def test_node_rejects_its_own_proof() -> None:
     node = NodeHandshake(PLAIN, A, "x")
     node.hello()
     proof = node.answer(encode_message(HandshakeType.CHALLENGE, A))
@@ -88,7 +88,7 @@ def test_a_node_is_not_content_with_its_own_proof_sent_back() -> None:
         node.answer(encode_message(HandshakeType.WELCOME, proof[8:]))
 
 
-def test_a_master_that_welcomes_without_proof_is_not_believed() -> None:
+def test_node_rejects_a_master_without_a_proof() -> None:
     node = NodeHandshake(PLAIN, A, "x")
     with refused(NotAMaster):
         node.answer(encode_message(HandshakeType.WELCOME))
@@ -115,7 +115,7 @@ def test_a_master_that_welcomes_without_proof_is_not_believed() -> None:
         ),
     ],
 )
-def test_whatever_else_is_said_to_a_master_is_refused(notes: list[bytes], refusal: str) -> None:
+def test_master_rejects_invalid_handshakes(notes: list[bytes], refusal: str) -> None:
     master = MasterHandshake(PLAIN, B)
     replies = [master.answer(n) for n in notes]
     assert not any(reply.welcome for reply in replies)
@@ -135,9 +135,7 @@ def test_whatever_else_is_said_to_a_master_is_refused(notes: list[bytes], refusa
         (encode_message(HandshakeType.PROOF), NotAMaster, "unexpected handshake message"),
     ],
 )
-def test_a_node_names_what_is_wrong_the_place_and_the_cure(
-    answer: bytes, error: type[CannotJoin], sentence: str
-) -> None:
+def test_node_names_the_error_the_address_and_the_remedy(answer: bytes, error: type[CannotJoin], sentence: str) -> None:
     node = NodeHandshake(PLAIN, A, "gpu-box, port 7000")
     with pytest.raises(error, match=sentence) as refused:
         node.answer(answer)
@@ -152,6 +150,6 @@ def test_a_node_names_what_is_wrong_the_place_and_the_cure(
         max_size=5,
     )
 )
-def test_nobody_guesses_a_way_in(notes: list[bytes]) -> None:
+def test_no_random_messages_pass_the_handshake(notes: list[bytes]) -> None:
     master = MasterHandshake(PLAIN, B)
     assert not any(master.answer(n).welcome for n in notes)

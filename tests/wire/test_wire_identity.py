@@ -21,7 +21,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 TOKEN = Token(secret=bytes(range(16)), fingerprint=bytes(range(100, 132)))
 
 
-def test_a_literal_token() -> None:
+def test_token_has_the_documented_text() -> None:
     token = Token(secret=bytes(16), fingerprint=None)
     assert token.text == "evener1-AAAAAAAAAAAAAAAAAAAAAGVMPhQ"
     assert token.insecure
@@ -30,7 +30,7 @@ def test_a_literal_token() -> None:
 
 @settings(deadline=None)
 @given(secrets, fingerprints)
-def test_text_and_token_are_the_same_thing(secret: bytes, fingerprint: bytes | None) -> None:
+def test_token_survives_a_round_trip_through_text(secret: bytes, fingerprint: bytes | None) -> None:
     token = Token(secret=secret, fingerprint=fingerprint)
     assert Token.parse(token.text) == token
     assert len(token.text) == (35 if fingerprint is None else 78)
@@ -38,7 +38,9 @@ def test_text_and_token_are_the_same_thing(secret: bytes, fingerprint: bytes | N
 
 @settings(deadline=None)
 @given(secrets, fingerprints, st.data())
-def test_one_wrong_character_anywhere_is_noticed(secret: bytes, fingerprint: bytes | None, data: st.DataObject) -> None:
+def test_one_wrong_character_in_a_token_is_detected(
+    secret: bytes, fingerprint: bytes | None, data: st.DataObject
+) -> None:
     text = Token(secret=secret, fingerprint=fingerprint).text
     place = data.draw(st.integers(0, len(text) - 1))
     wrong = data.draw(st.sampled_from(LETTERS + " .é").filter(lambda letter: letter != text[place]))
@@ -46,7 +48,7 @@ def test_one_wrong_character_anywhere_is_noticed(secret: bytes, fingerprint: byt
         Token.parse(text[:place] + wrong + text[place + 1 :])
 
 
-def test_the_last_character_counts_although_not_all_its_bits_carry_anything() -> None:
+def test_wrong_last_character_of_a_token_is_detected() -> None:
     text = TOKEN.text
     for wrong in set(LETTERS) - {text[-1]}:
         with pytest.raises(BadToken):
@@ -55,7 +57,7 @@ def test_the_last_character_counts_although_not_all_its_bits_carry_anything() ->
 
 @settings(deadline=None)
 @given(secrets, fingerprints, st.data())
-def test_a_token_cut_short_is_noticed(secret: bytes, fingerprint: bytes | None, data: st.DataObject) -> None:
+def test_truncated_token_is_detected(secret: bytes, fingerprint: bytes | None, data: st.DataObject) -> None:
     text = Token(secret=secret, fingerprint=fingerprint).text
     with pytest.raises(BadToken):
         Token.parse(text[: data.draw(st.integers(0, len(text) - 1))])
@@ -71,17 +73,17 @@ def test_a_token_cut_short_is_noticed(secret: bytes, fingerprint: bytes | None, 
         ("evener1-****", "characters or a length that no token has"),
     ],
 )
-def test_the_sentence_says_what_is_wrong(text: str, rule: str) -> None:
+def test_bad_token_message_names_the_broken_rule(text: str, rule: str) -> None:
     with pytest.raises(BadToken, match=rule):
         Token.parse(text)
 
 
-def test_line_breaks_of_a_terminal_do_not_matter() -> None:
+def test_whitespace_in_a_token_is_ignored() -> None:
     text = TOKEN.text
     assert Token.parse(f"  {text[:30]}\r\n  {text[30:]}\n") == TOKEN
 
 
-def test_printing_a_token_by_mistake_does_not_show_its_secret() -> None:
+def test_printed_token_hides_its_secret() -> None:
     assert repr(TOKEN) == str(TOKEN) == "Token(6465666768696a6b, secret hidden)"
 
 
@@ -103,7 +105,7 @@ def test_secrets_and_fingerprints_have_one_length(secret: bytes, fingerprint: by
         ("unix:relative", Address(path="relative")),
     ],
 )
-def test_literal_addresses(text: str, address: Address) -> None:
+def test_address_is_parsed_and_printed(text: str, address: Address) -> None:
     assert Address.parse(text) == address
     assert str(address) == text.strip()
 
@@ -112,29 +114,29 @@ def test_literal_addresses(text: str, address: Address) -> None:
     "text",
     ["", "gpu-box", "gpu-box:", "7000", "::1:7000", "[::1]", "a b:7000", "host:70000", "host:-1", "unix:", "tcp://a:1"],
 )
-def test_what_is_no_address_is_refused_with_the_three_forms(text: str) -> None:
+def test_invalid_address_is_rejected_with_the_three_forms(text: str) -> None:
     with refused(InvalidValue):
         Address.parse(text)
 
 
-def test_a_path_longer_than_a_unix_socket_may_have_is_refused() -> None:
+def test_overlong_unix_socket_path_is_rejected() -> None:
     with refused(InvalidValue):
         Address.parse("unix:/" + "ä" * 52)
 
 
 @settings(deadline=None)
 @given(st.from_regex(r"[a-z0-9.-]{1,30}", fullmatch=True), st.integers(0, 65535))
-def test_text_and_address_are_the_same_thing(host: str, port: int) -> None:
+def test_address_survives_a_round_trip_through_text(host: str, port: int) -> None:
     assert Address.parse(str(Address(host, port))) == Address(host, port)
 
 
-def test_an_address_reads_well_in_a_sentence() -> None:
+def test_address_has_a_readable_description() -> None:
     assert Address("gpu-box", 7000).description == "gpu-box, port 7000"
     assert Address("", 7000).description == "all interfaces, port 7000"
     assert Address(path="/run/e").description == "unix socket /run/e"
 
 
-def test_the_token_carries_the_certificates_fingerprint_and_the_secret() -> None:
+def test_token_holds_the_secret_and_the_certificate_fingerprint() -> None:
     x509 = pytest.importorskip("cryptography.x509")
     hashes = pytest.importorskip("cryptography.hazmat.primitives.hashes")
     certificate = x509.load_pem_x509_certificate(SECURE.certificate.encode())
@@ -143,7 +145,7 @@ def test_the_token_carries_the_certificates_fingerprint_and_the_secret() -> None
     assert certificate.public_key().curve.name == "secp256r1"
 
 
-def test_without_tls_there_is_no_certificate() -> None:
+def test_insecure_identity_has_no_certificate() -> None:
     assert INSECURE.certificate == INSECURE.key == ""
     assert INSECURE.token.fingerprint is None
 
@@ -154,7 +156,7 @@ def test_two_identities_share_nothing() -> None:
     assert other.token.fingerprint != SECURE.token.fingerprint
 
 
-def test_a_restarted_master_is_the_same_one_and_its_file_is_its_users_alone(tmp_path: Path) -> None:
+def test_saved_identity_loads_unchanged_and_is_private(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "identity.json"
     SECURE.save(path)
     assert Identity.load(path) == SECURE
@@ -162,14 +164,14 @@ def test_a_restarted_master_is_the_same_one_and_its_file_is_its_users_alone(tmp_
     assert [p.name for p in path.parent.iterdir()] == ["identity.json"]
 
 
-def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_save_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError, match="taken"):
         SECURE.save(tmp_path / "taken")
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
 
 
-def test_what_is_no_identity_is_refused(tmp_path: Path) -> None:
+def test_invalid_identity_file_is_rejected(tmp_path: Path) -> None:
     with refused(MissingFile):
         Identity.load(tmp_path / "none")
     for number, data in enumerate((b"", b"{}", b'{"secret": "QUJD"}', b"\xff\xfe")):
@@ -179,14 +181,14 @@ def test_what_is_no_identity_is_refused(tmp_path: Path) -> None:
             Identity.load(path)
 
 
-def test_printing_an_identity_by_mistake_shows_neither_key_nor_secret() -> None:
+def test_printed_identity_hides_its_key_and_secret() -> None:
     shown = repr(SECURE)
     assert "PRIVATE" not in shown
     assert hashlib.sha256(SECURE.secret).hexdigest() not in shown
     assert shown == f"Identity({SECURE.token!r})"
 
 
-def test_a_missing_cryptography_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cryptography_raises_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with refused(MissingExtra):
         make_identity()
@@ -197,5 +199,5 @@ def test_a_missing_cryptography_says_what_to_type(monkeypatch: pytest.MonkeyPatc
     ("address", "host"),
     [(Address("10.0.0.5", 7000), "10.0.0.5"), (Address("::1", 7000), "::1"), (Address(path="/run/evener.sock"), "")],
 )
-def test_the_host_is_read_from_an_address_in_a_sentence(address: Address, host: str) -> None:
+def test_host_is_read_from_an_address_description(address: Address, host: str) -> None:
     assert host_in(address.description) == host

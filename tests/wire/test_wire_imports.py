@@ -6,13 +6,13 @@ import sys
 ABSENT = ("torch", "torchvision", "cryptography", "ssl", "hypothesis")
 
 
-def test_the_room_imports_neither_torch_nor_what_only_a_master_needs() -> None:
+def test_wire_imports_neither_torch_nor_master_only_modules() -> None:
     code = f"import sys, evener.wire.connect; print([name for name in {ABSENT} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_a_node_without_cryptography_joins_a_master_with_tls() -> None:
+def test_node_speaks_tls_without_cryptography() -> None:
     code = (
         "import sys; sys.modules['cryptography'] = None\n"
         "from evener.wire.tls import TlsTransport, node_context\n"

@@ -103,25 +103,25 @@ def _try_all(transport: str, tried: list[Mischief], believing: bool = False) -> 
                 w.until(PeerDisconnected)
 
 
-def test_a_man_who_only_passes_bytes_on_is_not_noticed() -> None:
+def test_passive_proxy_is_not_noticed() -> None:
     for transport in ("tcp", "tcp+tls"):
         with world(transport) as w:
             healthy, _ = w.join(Limits())
             assert try_mischief(w, healthy, Mischief("pass")) == "done"
 
 
-def test_with_tls_nothing_spoiled_is_ever_believed() -> None:
+def test_tls_never_delivers_tampered_data() -> None:
     _try_all("tcp+tls", mischiefs(seed=1, num=21, first=0, last=12_000))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_with_tls_nothing_spoiled_is_ever_believed_five_hundred_times() -> None:
+def test_tls_never_delivers_tampered_data_in_500_cases() -> None:
     _try_all("tcp+tls", mischiefs(seed=2, num=500, first=0, last=20_000))
 
 
 @pytest.mark.slow
-def test_without_tls_a_spoiled_greeting_or_head_is_never_believed() -> None:
+def test_plain_tcp_rejects_a_tampered_handshake_or_head() -> None:
     _try_all("tcp", mischiefs(seed=3, num=14, first=0, last=GREETING_BYTES))
     heads = [
         Mischief(m.way, m.direction, m.begin, min(m.length, 8))
@@ -130,7 +130,7 @@ def test_without_tls_a_spoiled_greeting_or_head_is_never_believed() -> None:
     _try_all("tcp", heads)
 
 
-def test_without_tls_pieces_lost_or_repeated_amid_a_payload_are_noticed_at_the_next_head() -> None:
+def test_plain_tcp_detects_lost_or_repeated_payload_at_the_next_head() -> None:
     amid = GREETING_BYTES + 500
     _try_all(
         "tcp",
@@ -139,7 +139,7 @@ def test_without_tls_pieces_lost_or_repeated_amid_a_payload_are_noticed_at_the_n
     )
 
 
-def test_without_tls_a_changed_payload_is_believed_as_the_documentation_says() -> None:
+def test_plain_tcp_accepts_a_changed_payload_as_documented() -> None:
     with world("tcp", limits=HASTY) as w:
         healthy, _ = w.join(Limits())
         with pytest.raises(Spoiled):

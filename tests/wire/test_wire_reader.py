@@ -81,7 +81,7 @@ def test_no_prefix_of_a_frame_yields_it(header: Kinds, buffers: list[bytes], dat
 
 @settings(deadline=None)
 @given(st.binary(max_size=400), st.integers(1, 50))
-def test_random_bytes_are_refused_once_a_prefix_is_there_and_never_do_harm(data: bytes, piece: int) -> None:
+def test_random_bytes_are_rejected(data: bytes, piece: int) -> None:
     reader: FrameReader[Kinds] = FrameReader(Kinds, TIGHT)
     refused = False
     for begin in range(0, len(data), piece):
@@ -95,7 +95,7 @@ def test_random_bytes_are_refused_once_a_prefix_is_there_and_never_do_harm(data:
 
 @settings(deadline=None)
 @given(st.data())
-def test_a_damaged_head_is_always_refused(data: st.DataObject) -> None:
+def test_damaged_head_is_rejected(data: st.DataObject) -> None:
     whole = bytearray(stream([(Push(7), [b"abc", b"de"])]))
     place = data.draw(st.integers(0, len(whole) - 6))  # the payload has no checksum of its own
     whole[place] ^= data.draw(st.integers(1, 255))
@@ -106,7 +106,7 @@ def test_a_damaged_head_is_always_refused(data: st.DataObject) -> None:
 
 @settings(deadline=None)
 @given(st.permutations(range(4)), st.integers(0, 4))
-def test_frames_out_of_order_repeated_or_missing_are_refused(order: list[int], length: int) -> None:
+def test_reordered_repeated_or_missing_frames_are_rejected(order: list[int], length: int) -> None:
     parts = [b"".join(encode_frame(i, Push(i), [b"abc"], Limits())) for i in range(4)]
     chosen = order[:length]
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
@@ -137,7 +137,7 @@ def test_frames_out_of_order_repeated_or_missing_are_refused(order: list[int], l
         (encode_head(0, PUSH, flags=1), "unknown or invalid header: Expected `str`"),
     ],
 )
-def test_every_refusal_has_its_sentence_and_is_final(data: bytes, rule: str) -> None:
+def test_every_rejection_has_its_sentence_and_is_final(data: bytes, rule: str) -> None:
     reader: FrameReader[Kinds] = FrameReader(Kinds, TIGHT)
     with pytest.raises(BadFrame, match=rule):
         feed(reader, data)
@@ -145,7 +145,7 @@ def test_every_refusal_has_its_sentence_and_is_final(data: bytes, rule: str) -> 
         feed(reader, stream([(Push(1), [])]))
 
 
-def test_a_reader_that_refused_is_gone_when_nobody_refers_to_it(no_collection: None) -> None:
+def test_rejecting_reader_is_freed_without_the_garbage_collector(no_collection: None) -> None:
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
     alive = weakref.ref(reader)
     with pytest.raises(BadFrame):
@@ -154,21 +154,21 @@ def test_a_reader_that_refused_is_gone_when_nobody_refers_to_it(no_collection: N
     assert alive() is None, "it would stay, with its memory, until the collector comes by"
 
 
-def test_a_wrong_checksum_is_told() -> None:
+def test_wrong_checksum_is_reported() -> None:
     head = encode_head(0, PUSH)
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
     with refused(BadFrame):
         feed(reader, head[:-4] + (zlib.crc32(head[:-4]) ^ 1).to_bytes(4, "little"))
 
 
-def test_nesting_without_end_is_refused_instead_of_exhausting_the_stack() -> None:
+def test_endless_nesting_is_rejected_without_a_stack_overflow() -> None:
     deep = b"\x83\xa4type\xa4Push\xa5round\x01\xa5other" + b"\x91" * 60_000 + b"\x01"
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
     with refused(BadFrame):
         feed(reader, encode_head(0, deep))
 
 
-def test_payload_lands_where_place_says() -> None:
+def test_payload_arrives_in_the_memory_chosen_by_place() -> None:
     asked = []
     memory = [bytearray(3), bytearray(2)]
 
@@ -184,7 +184,7 @@ def test_payload_lands_where_place_says() -> None:
     assert frame.buffers[1].obj is memory[1]
 
 
-def test_payload_beyond_the_read_ahead_is_received_in_place() -> None:
+def test_large_payload_is_received_in_place() -> None:
     memory = bytearray(50_000)
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), lambda header, lengths: [memory])
     whole = stream([(Push(4), [bytes(50_000)])])
@@ -193,7 +193,7 @@ def test_payload_beyond_the_read_ahead_is_received_in_place() -> None:
     assert len(reader.space) == len(whole) - 4096
 
 
-def test_a_place_may_drop_a_payload_and_the_next_frame_follows() -> None:
+def test_place_may_drop_a_payload_and_the_next_frame_follows() -> None:
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), lambda header, lengths: None)
     sent: list[tuple[Kinds, list[bytes]]] = [(Push(1), [bytes(300_000), b"x"]), (Hello("a"), [])]
     tracemalloc.start()
@@ -202,7 +202,7 @@ def test_a_place_may_drop_a_payload_and_the_next_frame_follows() -> None:
     assert contents(found) == [(Push(1), []), (Hello("a"), [])]
 
 
-def test_dropping_a_large_payload_takes_no_memory_for_it() -> None:
+def test_dropped_large_payload_takes_no_memory() -> None:
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), lambda header, lengths: None)
     head = encode_frame(0, Push(1), [bytes(1)], Limits())[0]
     announced = encode_head(0, PUSH, [2**33])
@@ -214,7 +214,7 @@ def test_dropping_a_large_payload_takes_no_memory_for_it() -> None:
     assert len(reader.space) <= 64 * 1024
 
 
-def test_a_place_may_refuse() -> None:
+def test_place_may_reject_a_frame() -> None:
     def place(header: Kinds, lengths: tuple[int, ...]) -> None:
         raise BadFrame(f"the update has {sum(lengths)} bytes, the model 8")
 
@@ -225,13 +225,13 @@ def test_a_place_may_refuse() -> None:
 
 
 @pytest.mark.parametrize("places", [[], [bytearray(2)], [bytearray(3), bytearray(1)]])
-def test_places_that_do_not_fit_are_a_mistake_of_ours(places: list[bytearray]) -> None:
+def test_place_with_the_wrong_memory_raises_invalid_value(places: list[bytearray]) -> None:
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), lambda header, lengths: places)
     with refused(InvalidValue):
         feed(reader, stream([(Push(4), [b"abc"])]))
 
 
-def test_progress_is_told_at_the_end_and_before_whenever_as_much_as_is_read_ahead_has_come() -> None:
+def test_progress_is_reported_per_read_ahead_and_at_the_end() -> None:
     told = []
 
     def on_part(header: Kinds, received: int, is_whole: bool) -> bool:
@@ -249,13 +249,13 @@ def test_progress_is_told_at_the_end_and_before_whenever_as_much_as_is_read_ahea
     assert 14_000 - counts[-1] < READ_AHEAD + 1000
 
 
-def test_a_goodbye_is_handed_out_with_its_reason() -> None:
+def test_goodbye_is_returned_with_its_reason() -> None:
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
     data = stream([(Push(1), [b"abc"])]) + bytes(encode_close(1, "tired")[0])
     assert feed(reader, data)[-1] == Close("tired")
 
 
-def test_a_head_larger_than_the_read_ahead_is_read_too() -> None:
+def test_head_larger_than_the_read_ahead_is_read() -> None:
     sent: list[tuple[Kinds, list[bytes]]] = [(Hello("x" * 9000), [b"ab"] * 3000), (Push(1), [b"c"])]
     reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
     assert contents(feed(reader, stream(sent))) == sent

@@ -41,7 +41,7 @@ def echo(w: World, node: Connection[Kinds], peer: int, number: int) -> None:
     assert time.monotonic() - began < 5
 
 
-def test_a_hundred_connections_at_once_are_all_served(transport: str, tmp_path: Path) -> None:
+def test_hundred_connections_are_served_at_once(transport: str, tmp_path: Path) -> None:
     num_nodes, rounds = 100, 3
     with world(transport, tmp_path) as w:
         nodes: list[Connection[Kinds]] = w.meanwhile(
@@ -68,7 +68,7 @@ def test_a_hundred_connections_at_once_are_all_served(transport: str, tmp_path: 
         assert w.server.peers == []
 
 
-def test_memory_is_free_when_all_is_sent_and_not_before(transport: str, tmp_path: Path) -> None:
+def test_sent_memory_is_released_only_after_sending(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         weights = np.zeros(BIG, np.uint8)
@@ -84,9 +84,7 @@ def test_memory_is_free_when_all_is_sent_and_not_before(transport: str, tmp_path
         assert frame.buffers[0].nbytes == BIG
 
 
-def test_memory_may_be_changed_when_all_is_sent_and_what_arrives_is_what_was_there_before(
-    transport: str, tmp_path: Path
-) -> None:
+def test_sent_memory_may_change_after_sending(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         weights = np.zeros(BIG, np.uint8)
@@ -102,9 +100,7 @@ def test_memory_may_be_changed_when_all_is_sent_and_what_arrives_is_what_was_the
         node.close()
 
 
-def test_a_peer_that_reads_nothing_holds_nobody_up_and_is_closed_after_the_patience(
-    transport: str, tmp_path: Path
-) -> None:
+def test_peer_that_reads_nothing_is_closed_and_blocks_no_other(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path, QUICK) as w:
         healthy, good = w.join(Limits())
         _, bad = w.join(Limits())
@@ -125,7 +121,7 @@ def test_a_peer_that_reads_nothing_holds_nobody_up_and_is_closed_after_the_patie
         echo(w, healthy, good, 99)
 
 
-def test_a_peer_that_stops_amid_a_frame_is_closed_after_the_patience(transport: str, tmp_path: Path) -> None:
+def test_peer_that_stops_within_a_frame_is_closed(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path, QUICK) as w:
         healthy, good = w.join(Limits())
         stuck, bad = w.join(Limits())
@@ -145,7 +141,7 @@ def _frame(node: Connection[Kinds], buffers: list[bytes]) -> Iterator[memoryview
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix+tls"])
-def test_a_slow_peer_that_moves_is_not_given_up(transport: str, tmp_path: Path) -> None:
+def test_slow_peer_with_progress_stays_connected(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path, QUICK) as w:
         slow, peer = w.join(Limits())
         whole = b"".join(_frame(slow, [bytes(range(256)) * 40]))
@@ -161,7 +157,7 @@ def test_a_slow_peer_that_moves_is_not_given_up(transport: str, tmp_path: Path) 
         assert time.monotonic() - began > QUICK.patience * 2
 
 
-def test_a_node_that_vanishes_is_told_at_once(transport: str, tmp_path: Path) -> None:
+def test_vanished_node_is_reported_at_once(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         node._shut()
@@ -172,7 +168,7 @@ def test_a_node_that_vanishes_is_told_at_once(transport: str, tmp_path: Path) ->
         assert w.until(PeerDisconnected, seconds=1) == PeerDisconnected(peer, "cut off within a frame")
 
 
-def test_bad_bytes_close_their_connection_with_a_reason_and_no_other(transport: str, tmp_path: Path) -> None:
+def test_bad_bytes_close_only_their_connection(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         healthy, good = w.join()
         node, bad = w.join()
@@ -185,7 +181,7 @@ def test_bad_bytes_close_their_connection_with_a_reason_and_no_other(transport: 
         echo(w, healthy, good, 1)
 
 
-def test_frames_that_wait_for_a_peer_are_limited(transport: str, tmp_path: Path) -> None:
+def test_frames_queued_for_a_peer_are_limited(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path, Limits(queued_frames=5)) as w:
         _, peer = w.join()
         w.server.send(peer, Push(0), [bytes(BIG)])
@@ -198,7 +194,7 @@ def test_frames_that_wait_for_a_peer_are_limited(transport: str, tmp_path: Path)
         )
 
 
-def test_sending_to_somebody_who_has_gone_is_passed_over() -> None:
+def test_send_to_a_departed_peer_is_ignored() -> None:
     with world() as w:
         _, peer = w.join()
         w.server.disconnect(peer, "enough")
@@ -207,7 +203,7 @@ def test_sending_to_somebody_who_has_gone_is_passed_over() -> None:
         assert [e for e in w.server.poll(0.05) if isinstance(e, PeerDisconnected)] == [PeerDisconnected(peer, "enough")]
 
 
-def test_numbers_of_peers_are_never_used_again() -> None:
+def test_peer_numbers_are_never_reused() -> None:
     with world() as w:
         seen = []
         for _ in range(3):
@@ -218,7 +214,7 @@ def test_numbers_of_peers_are_never_used_again() -> None:
         assert seen == [0, 1, 2]
 
 
-def test_a_payload_that_has_no_place_is_dropped_and_the_message_told(transport: str, tmp_path: Path) -> None:
+def test_payload_without_memory_is_dropped_and_its_header_delivered(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path, place=lambda peer, header, lengths: None) as w:
         node, peer = w.join()
         for number in range(3):
@@ -228,9 +224,7 @@ def test_a_payload_that_has_no_place_is_dropped_and_the_message_told(transport: 
 
 
 @pytest.mark.parametrize("who", ["itself", "the other"])
-def test_place_may_disconnect_whom_it_likes_and_nothing_follows_from_there(
-    who: str, transport: str, tmp_path: Path
-) -> None:
+def test_place_may_disconnect_any_peer(who: str, transport: str, tmp_path: Path) -> None:
     def place(peer: int, header: Kinds, lengths: tuple[int, ...]) -> list[bytearray]:
         w.server.disconnect(peer if who == "itself" else 1 - peer, "place says so")
         return [bytearray(n) for n in lengths]
@@ -249,7 +243,7 @@ def test_place_may_disconnect_whom_it_likes_and_nothing_follows_from_there(
         assert closed.peer not in w.server.peers
 
 
-def test_place_and_on_part_may_send_and_refuse() -> None:
+def test_place_and_on_part_may_send_and_reject() -> None:
     def place(peer: int, header: Kinds, lengths: tuple[int, ...]) -> list[bytearray]:
         w.server.send(peer, Hello("go on"))
         return [bytearray(n) for n in lengths]
@@ -267,7 +261,7 @@ def test_place_and_on_part_may_send_and_refuse() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("a bug of ours"), MemoryError(), OSError(28, "full"), BlockingIOError()])
-def test_a_mistake_in_place_is_told_costs_that_peer_and_nobody_else(error: Exception) -> None:
+def test_error_in_place_disconnects_only_that_peer(error: Exception) -> None:
     def place(peer: int, header: Kinds, lengths: tuple[int, ...]) -> list[bytearray]:
         if header == Push(1):
             raise error
@@ -284,7 +278,7 @@ def test_a_mistake_in_place_is_told_costs_that_peer_and_nobody_else(error: Excep
         assert w.until(FrameReceived).peer == other_peer
 
 
-def test_a_poll_returns_when_all_that_waited_for_a_peer_has_gone(transport: str, tmp_path: Path) -> None:
+def test_poll_returns_when_the_queue_of_a_peer_is_empty(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         w.server.send(peer, Push(1), [bytes(BIG)])
@@ -297,7 +291,7 @@ def test_a_poll_returns_when_all_that_waited_for_a_peer_has_gone(transport: str,
 
 
 @met_once_in(5)
-def test_polling_takes_no_longer_than_asked_and_uses_no_processor_while_idle(transport: str, tmp_path: Path) -> None:
+def test_idle_poll_takes_the_requested_time_and_no_cpu(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         w.join()
         w.server.poll(0.1)
@@ -307,7 +301,7 @@ def test_polling_takes_no_longer_than_asked_and_uses_no_processor_while_idle(tra
         assert time.thread_time() - busy < 0.1
 
 
-def test_several_doors_lead_to_one_hub(tmp_path: Path) -> None:
+def test_server_listens_at_several_addresses(tmp_path: Path) -> None:
     with world() as w:
         doors = [
             w.server.listen(Address(path=str(tmp_path / "door"))),
@@ -324,7 +318,7 @@ def test_several_doors_lead_to_one_hub(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "through"), [("", "127.0.0.1"), ("", "::1"), ("::1", "::1"), ("localhost", "localhost")]
 )
-def test_doors_on_ipv4_and_ipv6(host: str, through: str) -> None:
+def test_server_listens_on_ipv4_and_ipv6(host: str, through: str) -> None:
     if through == "::1" and not _has_ipv6():
         pytest.skip("this machine has no IPv6")
     with world() as w:
@@ -345,7 +339,7 @@ def _has_ipv6() -> bool:
     return True
 
 
-def test_a_door_that_cannot_open_says_why(tmp_path: Path) -> None:
+def test_failed_listen_gives_its_reason(tmp_path: Path) -> None:
     with world() as w:
         for address, why in [
             (w.address, "Address already in use"),
@@ -357,7 +351,7 @@ def test_a_door_that_cannot_open_says_why(tmp_path: Path) -> None:
                 w.server.listen(address)
 
 
-def test_a_unix_door_belongs_to_its_user_is_not_taken_from_a_living_master_and_is_removed(tmp_path: Path) -> None:
+def test_unix_socket_is_private_exclusive_and_removed_on_close(tmp_path: Path) -> None:
     path = tmp_path / "hub"
     with world("unix", tmp_path) as w:
         assert path.stat().st_mode & 0o777 == 0o600
@@ -372,7 +366,7 @@ def test_a_unix_door_belongs_to_its_user_is_not_taken_from_a_living_master_and_i
     assert path.read_text() == "a file of somebody's"
 
 
-def test_the_unix_door_of_a_killed_master_is_opened_anew(tmp_path: Path) -> None:
+def test_unix_socket_of_a_killed_master_is_reused(tmp_path: Path) -> None:
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(tmp_path / "hub"))
     left.close()
@@ -383,7 +377,7 @@ def test_the_unix_door_of_a_killed_master_is_opened_anew(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("transport", ["tcp", "tcp+tls"])
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_messages_or_connections(transport: str) -> None:
+def test_memory_does_not_grow_with_messages_or_connections(transport: str) -> None:
     memory = bytearray(100_000)
 
     def use(times: int) -> None:
@@ -407,7 +401,7 @@ def test_memory_does_not_grow_with_the_number_of_messages_or_connections(transpo
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3000
 
 
-def test_invalid_frames_are_the_callers_mistake_and_harm_no_connection() -> None:
+def test_invalid_frame_raises_and_leaves_the_connection_open() -> None:
     with world(limits=Limits(buffers=1)) as w:
         node, peer = w.join()
         with refused(InvalidValue):
@@ -415,7 +409,7 @@ def test_invalid_frames_are_the_callers_mistake_and_harm_no_connection() -> None
         echo(w, node, peer, 2)
 
 
-def test_a_closed_hub_has_said_goodbye_and_left_nothing_open() -> None:
+def test_closed_server_says_goodbye_and_stops_listening() -> None:
     with world() as w:
         node, _ = w.join()
         w.server.close("the run is over")
@@ -425,9 +419,7 @@ def test_a_closed_hub_has_said_goodbye_and_left_nothing_open() -> None:
             socket.create_connection((w.address.host, w.address.port))
 
 
-def test_what_on_part_has_taken_is_no_event_and_the_next_frame_may_follow_in_the_same_memory(
-    transport: str, tmp_path: Path
-) -> None:
+def test_frame_taken_by_on_part_raises_no_event(transport: str, tmp_path: Path) -> None:
     memory, taken = bytearray(100), list[bytes]()
 
     def on_part(peer: int, header: Kinds, received: int, is_whole: bool) -> bool:
@@ -444,7 +436,7 @@ def test_what_on_part_has_taken_is_no_event_and_the_next_frame_may_follow_in_the
         assert taken == [bytes([number]) * 100 for number in range(4)]
 
 
-def test_an_admin_is_served_first_however_many_frames_others_have_sent(transport: str, tmp_path: Path) -> None:
+def test_admin_is_served_before_floods_of_other_roles(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         flooders = [w.join(role="node") for _ in range(4)]
         admin, _ = w.join(role="admin")

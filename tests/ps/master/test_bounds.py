@@ -76,7 +76,7 @@ def wait_without_end(values: SharedValues) -> None:
         ask(values, AskValues(number=number, keys=("missing",), waits=True))
 
 
-def test_what_one_node_leaves_for_the_others_is_bounded_and_leaves_room_for_them() -> None:
+def test_values_set_by_one_node_are_bounded() -> None:
     values = SharedValues()
     with pytest.raises(InvalidInput):
         leave_without_end(values)
@@ -86,7 +86,7 @@ def test_what_one_node_leaves_for_the_others_is_bounded_and_leaves_room_for_them
     assert ask(values, SetValue(number=2, key="more", value=b""))
 
 
-def test_questions_that_wait_are_bounded_and_asked_again_they_are_one() -> None:
+def test_pending_value_requests_are_bounded_and_deduplicated() -> None:
     values = SharedValues()
     for _ in range(1000):
         assert ask(values, AskValues(number=1, keys=("missing",), waits=True)) == []
@@ -99,7 +99,7 @@ def test_questions_that_wait_are_bounded_and_asked_again_they_are_one() -> None:
     assert (3, Values(number=1, values=(b"v",))) in answered
 
 
-def test_one_value_is_not_asked_for_a_hundred_thousand_times_at_once() -> None:
+def test_request_for_one_value_100_000_times_is_rejected() -> None:
     values = SharedValues()
     ask(values, SetValue(number=1, key="k", value=bytes(MAX_ANSWER_BYTES // 10)))
     assert ask(values, AskValues(number=2, keys=("k",) * 9, waits=False))
@@ -107,7 +107,7 @@ def test_one_value_is_not_asked_for_a_hundred_thousand_times_at_once() -> None:
         ask(values, AskValues(number=3, keys=("k",) * 100_000, waits=False))
 
 
-def test_what_ranks_tell_is_bounded_until_it_is_shown_and_in_all() -> None:
+def test_pending_events_of_ranks_are_bounded() -> None:
     now = [0.0]
     news = RankNews(lambda: now[0])
     message = Event(step=1, kind="left out", message="x" * 1000)
@@ -125,7 +125,7 @@ def test_what_ranks_tell_is_bounded_until_it_is_shown_and_in_all() -> None:
     assert news.take() == [message]
 
 
-def test_a_large_message_is_one_record_or_none() -> None:
+def test_oversized_event_messages_are_rejected_unless_one_record() -> None:
     large = encode_events([Event(step=1, kind="k", message="x" * MAX_EVENTS_BYTES)])
     many = encode_events([RECORD] * (MAX_EVENTS_BYTES // 1000))
     for data in (large, many):
@@ -136,7 +136,7 @@ def test_a_large_message_is_one_record_or_none() -> None:
     assert list(sized_events(encode_events([Phase(what="x" * 2000)]), 1000)) == []
 
 
-def test_a_record_is_kept_outside_of_memory_and_given_back() -> None:
+def test_latest_record_replaces_earlier_ones_and_can_be_deleted() -> None:
     news = RankNews()
     assert (news.has_record, news.record) == (False, b"")
     news.add([(1, RECORD)])
@@ -146,7 +146,7 @@ def test_a_record_is_kept_outside_of_memory_and_given_back() -> None:
     assert not news.has_record
 
 
-def test_the_log_of_a_run_grows_ever_slower_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_log_coarsens_as_it_grows_and_stops_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evener.records.event_log._COARSER_BYTES", 20_000)
     now, told = [0.0], list[str]()
     path = tmp_path / "events.jsonl"
@@ -166,7 +166,7 @@ def test_the_log_of_a_run_grows_ever_slower_and_ends(tmp_path: Path, monkeypatch
     assert len(told) == 1
 
 
-def test_the_events_of_a_run_are_bounded_by_their_bytes_too() -> None:
+def test_events_of_a_run_are_bounded_in_bytes() -> None:
     journal = RunJournal(History(), lambda: 0.0)
     for _ in range(10_000):
         journal.note(1, "left out", "x" * 4000, ("n",))
@@ -175,7 +175,7 @@ def test_the_events_of_a_run_are_bounded_by_their_bytes_too() -> None:
     assert [event.kind for event in kept].count("more events") == 1
 
 
-def test_a_journal_of_ranks_keeps_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_journal_is_compacted_and_keeps_its_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evener.ps.master.collective.rank_journal._MIN_COMPACTED_BYTES", 20_000)
     journal = RankJournal(StateDir(tmp_path), lambda _: None)
     journal.add(RunStart(job=JOB, secret=b"s"))
@@ -189,7 +189,7 @@ def test_a_journal_of_ranks_keeps_what_is_needed(tmp_path: Path, monkeypatch: py
     assert (found.roster.names, found.begun.secret) == (("n1999",), b"s")
 
 
-def test_an_allowance_is_so_much_at_once_and_so_much_a_second() -> None:
+def test_allowance_permits_a_burst_and_a_rate() -> None:
     now = [0.0]
     allowance = Allowance(100, 10, lambda: now[0])
     assert [allowance.take(60), allowance.take(60), allowance.take(40), allowance.take(1)] == [True, False, True, False]
@@ -199,7 +199,7 @@ def test_an_allowance_is_so_much_at_once_and_so_much_a_second() -> None:
     assert [allowance.take(101), allowance.take(100)] == [False, True]
 
 
-def test_what_is_on_its_way_from_all_peers_is_bounded() -> None:
+def test_incoming_bytes_of_all_peers_are_bounded() -> None:
     arrivals = Arrivals()
     arrivals.begin(1, MAX_ARRIVING_BYTES)
     arrivals.begin(2, 0)
@@ -229,7 +229,7 @@ class Waiting:
 FETCH = FetchBlob(digest="0" * 64, offset=0)
 
 
-def test_a_piece_is_read_when_the_last_one_was_taken() -> None:
+def test_next_chunk_is_read_after_the_last_one_was_taken() -> None:
     server = Waiting()
     fetches = Fetches(server, server.give)  # type: ignore[arg-type]
     for _ in range(MAX_FETCHES + 1):
@@ -243,7 +243,7 @@ def test_a_piece_is_read_when_the_last_one_was_taken() -> None:
     assert server.given == [1] * (MAX_FETCHES + 1)
 
 
-def test_peers_that_take_no_pieces_are_so_many_and_the_others_come_to_theirs() -> None:
+def test_peers_that_take_no_chunks_are_bounded_and_others_are_served() -> None:
     server = Waiting()
     fetches = Fetches(server, server.give)  # type: ignore[arg-type]
     for peer in range(MAX_FETCHING + 5):
@@ -270,7 +270,7 @@ def send_without_end(peer: Peer[Any], size: int) -> None:
         peer.send(StatusReply(), [bytes(size)])
 
 
-def test_frames_that_wait_for_a_peer_are_bounded_by_their_bytes_and_large_ones_count_as_a_megabyte() -> None:
+def test_frames_queued_for_a_peer_are_bounded_in_bytes() -> None:
     limits = Limits(queued_bytes=8 * 2**20)
     for size, most in ((2**20, 9), (2**24, 9), (2**10, 1024)):
         peer: Peer[Any] = Peer(1, Deaf(), FrameReader(StatusReply, limits), limits, 0.0)  # type: ignore[arg-type]
@@ -279,7 +279,7 @@ def test_frames_that_wait_for_a_peer_are_bounded_by_their_bytes_and_large_ones_c
         assert peer.num_waiting <= most
 
 
-def test_who_lets_most_wait_is_left_when_too_much_waits_for_all() -> None:
+def test_peer_with_the_longest_queue_is_dropped_over_the_total_limit() -> None:
     server = object.__new__(Server)
     server._limits = Limits(queued_bytes_in_all=10 * 2**20)
     sizes = {1: 0, 2: 7, 3: 2, 4: 6, 5: 1}
@@ -291,7 +291,7 @@ def test_who_lets_most_wait_is_left_when_too_much_waits_for_all() -> None:
     assert Limits().queued_bytes_in_all < Limits().connections * Limits().queued_bytes
 
 
-def test_a_large_head_leaves_no_memory_behind() -> None:
+def test_large_frame_head_leaves_no_memory_allocated() -> None:
     from evener.wire.frame import encode_head
     from evener.wire.reader import READ_AHEAD
 
@@ -307,7 +307,7 @@ def test_a_large_head_leaves_no_memory_behind() -> None:
     assert len(reader._near) == READ_AHEAD
 
 
-def test_a_profile_is_as_large_as_those_that_are_measured() -> None:
+def test_oversized_profile_is_rejected_and_measured_ones_fit() -> None:
     require_small(None)
     require_small(LARGE_PROFILE)
     assert len(msgspec.msgpack.encode(LARGE_PROFILE)) < MAX_PROFILE_BYTES
@@ -321,14 +321,14 @@ def test_a_profile_is_as_large_as_those_that_are_measured() -> None:
         wait_until(lambda: refusals(ps), "that it is refused")
 
 
-def test_a_checkpoint_takes_half_of_the_free_disk_at_most(tmp_path: Path) -> None:
+def test_checkpoint_may_not_exceed_its_share_of_the_free_disk(tmp_path: Path) -> None:
     writer = StreamWriter("0" * 64, tmp_path, share=0.0)
     with pytest.raises(InvalidInput):
         writer.add(b"1")
     writer.close()
 
 
-def test_runs_at_rest_take_so_much_memory_in_all() -> None:
+def test_memory_of_paused_runs_is_bounded() -> None:
     with plane() as ps, ps.control() as control:
         options = {f"{number}": "x" * 4000 for number in range(MAX_JOBS_BYTES // 12_000)}
         resting = replace(job(SYNC, run="rest"), nodes=(), options=options)
@@ -338,7 +338,7 @@ def test_runs_at_rest_take_so_much_memory_in_all() -> None:
         assert [run.run for run in ps.ask().runs] == taken
 
 
-def test_whoever_watches_a_run_again_and_again_does_not_make_its_log_grow() -> None:
+def test_watching_a_run_repeatedly_does_not_grow_its_log() -> None:
     with plane("a") as ps, ps.control() as control:
         ps.nodes[0].mood.gate.clear()
         run = control.submit(job(SYNC, epochs=4), weights(), [])

@@ -85,9 +85,7 @@ HARMS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_damaged_snapshot_is_set_aside_by_name_and_the_one_before_it_gone_on_from(
-    harm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_snapshot_is_set_aside_and_the_previous_one_used(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with interrupted(monkeypatch) as (ps, running):
         newer = snapshots(ps)[-1]
         HARMS[harm](newer)
@@ -103,14 +101,14 @@ def test_a_damaged_snapshot_is_set_aside_by_name_and_the_one_before_it_gone_on_f
 
 
 @pytest.mark.parametrize("harm", ["64 bits flipped", "empty"])
-def test_a_damaged_list_of_what_happened_is_set_aside_too(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_checkpoint_list_is_set_aside_too(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with interrupted(monkeypatch) as (ps, running):
         HARMS[harm](max(ps.home.run.glob("checkpoint-*.msgpack")))
         ps.start_master()
         assert distance(unpack(running.result())[1], serial(EPOCHS)) < 1e-12
 
 
-def test_a_master_of_which_no_snapshot_is_whole_starts_says_so_and_takes_the_next_run(
+def test_master_without_a_valid_snapshot_reports_it_and_takes_a_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with interrupted(monkeypatch) as (ps, running):
@@ -126,7 +124,7 @@ def test_a_master_of_which_no_snapshot_is_whole_starts_says_so_and_takes_the_nex
         assert list(ps.home.run.iterdir()) == []
 
 
-def test_the_last_two_snapshots_are_kept_and_none_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_two_snapshots_are_retained_until_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with interrupted(monkeypatch) as (ps, running):
         assert len(list(ps.home.run.iterdir())) == 4
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in ps.home.run.iterdir())
@@ -136,7 +134,7 @@ def test_the_last_two_snapshots_are_kept_and_none_after_the_end(monkeypatch: pyt
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in (ps.home.runs / "linear-1").iterdir())
 
 
-def test_an_epoch_is_validated_with_its_own_weights_though_the_master_ended_and_others_had_gone_on(
+def test_epoch_is_validated_with_its_own_weights_after_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checkpointing, "_MIN_INTERVAL_S", 0.02)
@@ -156,7 +154,7 @@ def test_an_epoch_is_validated_with_its_own_weights_though_the_master_ended_and_
     assert first.loss > record.validations[1].loss
 
 
-def test_a_disk_that_is_full_for_a_while_is_one_warning_and_snapshots_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_gives_one_warning_and_snapshots_resume_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointing, "_MIN_INTERVAL_S", 0.02)
     is_full = threading.Event()
 
@@ -184,7 +182,7 @@ def test_a_disk_that_is_full_for_a_while_is_one_warning_and_snapshots_go_on(monk
         assert sum("cannot save a checkpoint" in said for said in ps.said) == 1
 
 
-def test_results_that_cannot_be_written_reach_the_command_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_cannot_be_written_still_reach_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -198,7 +196,7 @@ def test_results_that_cannot_be_written_reach_the_command_all_the_same(monkeypat
 
 
 @pytest.mark.parametrize("days", [-2, 2])
-def test_a_clock_that_is_set_amid_a_run_changes_no_duration(days: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_change_during_a_run_changes_no_duration(days: int, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time
     with plane("a") as ps:
         ps.nodes[0].mood.seconds = 0.002
@@ -210,7 +208,7 @@ def test_a_clock_that_is_set_amid_a_run_changes_no_duration(days: int, monkeypat
     assert 0 <= record.startup_seconds < 60
 
 
-def test_what_masters_left_that_were_killed_while_they_wrote_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_master_removes_only_temporary_files_of_killed_masters(tmp_path: Path) -> None:
     home = StateDir(tmp_path / "home")
     drafts = [
         home.run / ".server-00000001.safetensors.123.456",

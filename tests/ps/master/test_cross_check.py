@@ -39,12 +39,12 @@ def said(loss: float | None, correct: float) -> SliceAnswer:
         (said(None, 50), said(10.0, 50), False),
     ],
 )
-def test_answers_agree_that_differ_as_devices_do(one: SliceAnswer, other: SliceAnswer, agree: bool) -> None:
+def test_answers_agree_within_the_differences_of_devices(one: SliceAnswer, other: SliceAnswer, agree: bool) -> None:
     assert one.agrees_with(other, 100) is agree
     assert other.agrees_with(one, 100) is agree
 
 
-def test_of_two_that_disagree_nobody_is_called_a_liar_and_a_third_one_decides() -> None:
+def test_third_node_decides_between_two_that_disagree() -> None:
     check = CrossCheck(100)
     check.answers = {"a": said(10.0, 50), "b": said(0.0, 100)}
     assert (check.truth, check.faulty_nodes(), check.next_of(["a", "b", "c"])) == (None, [], "c")
@@ -62,7 +62,7 @@ def answer(number: int, correct: float) -> Validated:
     return Validated(run="linear-1", number=number, loss=7.0, correct=correct)
 
 
-def test_a_validation_waits_for_the_check_and_counts_what_two_say() -> None:
+def test_validation_waits_for_the_check_and_counts_the_majority() -> None:
     one = validations()
     slices = one.give_out(THREE, 0.0)
     assert [(s.name, s.header.number, s.header.first, s.header.size) for s in slices] == [
@@ -86,7 +86,7 @@ def test_a_validation_waits_for_the_check_and_counts_what_two_say() -> None:
     assert found.accuracy == (3 + 2 + 2) / 21
 
 
-def test_a_check_is_not_waited_for_when_somebody_leaves() -> None:
+def test_validation_does_not_wait_for_the_check_of_a_departed_node() -> None:
     one = validations()
     one.give_out(THREE, 0.0)
     for name, number in (("a", 0), ("b", 1), ("c", 2)):
@@ -97,7 +97,7 @@ def test_a_check_is_not_waited_for_when_somebody_leaves() -> None:
     assert one.finished(1.0) is not None
 
 
-def test_who_answers_a_check_without_being_asked_is_not_heard() -> None:
+def test_unrequested_check_answer_is_ignored() -> None:
     one = validations()
     one.give_out(THREE, 0.0)
     one.answer(answer(0, 3.0), 1.0)
@@ -107,7 +107,7 @@ def test_who_answers_a_check_without_being_asked_is_not_heard() -> None:
     assert one.faulty == []
 
 
-def test_a_liar_among_four_is_expelled_with_the_reason_in_the_record_and_the_accuracy_is_true() -> None:
+def test_faulty_validator_is_expelled_and_the_accuracy_is_correct() -> None:
     with plane("a", "b", "c", patience=5) as ps:
         liar = ps.join("liar", Mood(lies=True))
         record, found = ps.run(job(SYNC, epochs=80), weights())
@@ -123,7 +123,7 @@ def test_a_liar_among_four_is_expelled_with_the_reason_in_the_record_and_the_acc
     assert record.validations[-1].accuracy == accuracy(found)
 
 
-def test_a_liar_in_everything_is_expelled_within_ten_rounds_and_the_others_reach_what_three_do_alone(
+def test_faulty_node_is_expelled_and_the_others_match_three_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(training_run, "SystemRandom", lambda: Random(1))  # who is checked in which round
@@ -141,7 +141,7 @@ def test_a_liar_in_everything_is_expelled_within_ten_rounds_and_the_others_reach
     assert record.validations[-1].accuracy == accuracy(found)
 
 
-def test_who_sends_flipped_gradients_is_expelled_and_the_others_learn_what_they_do_alone() -> None:
+def test_node_with_flipped_gradients_is_expelled_and_the_rest_learn() -> None:
     with plane("a", "b", "c", patience=5) as ps:
         evil = ps.join("evil", mood := Mood(factor=-10.0))
         record, found = ps.run(job(SYNC, epochs=80), weights())
@@ -160,13 +160,13 @@ def accuracy(found: dict[str, Any]) -> float:
     return float((abs(inputs @ found["w"] + found["b"][0] - targets) < 0.5).mean())
 
 
-def test_honest_nodes_are_never_called_liars() -> None:
+def test_healthy_nodes_are_never_expelled() -> None:
     with plane("a", "b", "c") as ps:
         record, _ = ps.run(job(SYNC, epochs=40), weights())
     assert not [event for event in record.events if event.kind == "expelled"]
 
 
-def test_beats_without_work_stop_nobody() -> None:
+def test_heartbeats_without_work_do_not_block_the_run() -> None:
     with plane("honest", patience=0.6) as ps, stranger(ps) as evil, ps.control() as control:
         joined(evil)
         wait_until(lambda: "evil" in ps.master.nodes.by_name)

@@ -32,12 +32,12 @@ def join(**words: Any) -> Join:
     return Join(**{**usual, **words})
 
 
-def test_a_node_like_the_master_is_received_without_a_word() -> None:
+def test_node_of_the_same_version_is_admitted_without_remarks() -> None:
     assert admission_of(join(), HERE, 1000.0) == Admission()
     assert admission_of(join(torch=""), HERE, 1000.0 + CLOCK_SECONDS) == Admission()
 
 
-def test_another_protocol_is_refused_with_both_versions_and_a_cure() -> None:
+def test_node_of_another_protocol_is_rejected_with_both_versions() -> None:
     found = admission_of(join(protocol=PROTOCOL + 1, evener="9.0"), HERE, 1000.0)
     assert found.refusal == (
         "Evener 9.0 on the node does not understand Evener 0.1.0 on the master: install the same version on both"
@@ -45,7 +45,7 @@ def test_another_protocol_is_refused_with_both_versions_and_a_cure() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " attic", "at\ntic", "x" * 65])
-def test_a_name_that_would_spoil_a_table_is_refused(name: str) -> None:
+def test_unprintable_or_overlong_node_name_is_rejected(name: str) -> None:
     assert "1 to 64 printable characters" in admission_of(join(name=name), HERE, 1000.0).refusal
 
 
@@ -59,14 +59,12 @@ def test_a_name_that_would_spoil_a_table_is_refused(name: str) -> None:
         ({"torch": "2.12.0"}, "node attic runs PyTorch 2.12, the master 2.13"),
     ],
 )
-def test_what_differs_is_remarked(words: dict[str, Any], remark: str) -> None:
+def test_admission_remarks_on_differences_from_the_master(words: dict[str, Any], remark: str) -> None:
     assert admission_of(join(**words), HERE, 1000.0) == Admission(remarks=(remark,))
 
 
 @pytest.mark.parametrize(("lengths", "reason"), [((8, 8), "a contribution has one buffer, got 2"), ((16,), "")])
-def test_a_contribution_in_pieces_is_refused_for_no_memory_was_given_for_them(
-    lengths: tuple[int, ...], reason: str
-) -> None:
+def test_contribution_in_several_buffers_is_rejected(lengths: tuple[int, ...], reason: str) -> None:
     run = SimpleNamespace(job=SimpleNamespace(nodes=None), inbox=lambda _, __, size: memoryview(bytes(size)))
     place = Handlers(
         cast(Any, None),

@@ -32,12 +32,12 @@ def require_bounded(found: list[Found], growth: float = MOST_GROWTH) -> None:
         pytest.param("RankShown.0", 60, id="events"),
     ],
 )
-def test_what_a_rank_says_at_its_largest_is_bounded(only: str, count: int) -> None:
+def test_largest_messages_of_a_rank_are_bounded(only: str, count: int) -> None:
     require_bounded(try_state("node", "a rank", count, only))
 
 
 @pytest.mark.timeout(300)
-def test_many_nodes_that_join_a_run_do_not_fill_the_disk_with_its_plans() -> None:
+def test_many_joins_during_a_run_do_not_fill_the_disk() -> None:
     (found,) = try_state("node", "in a run", 300, "Join")
     assert found.disk < 2**20, str(found)
 
@@ -45,14 +45,14 @@ def test_many_nodes_that_join_a_run_do_not_fill_the_disk_with_its_plans() -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("role", "state"), STATES, ids=lambda one: one.replace(" ", "-"))
-def test_a_thousand_of_every_message_at_its_largest_are_bounded(role: Role, state: str) -> None:
+def test_thousand_of_every_message_at_full_size_are_bounded(role: Role, state: str) -> None:
     require_bounded(try_state(role, state, 1000))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("role", "state"), STATES, ids=lambda one: one.replace(" ", "-"))
-def test_an_admin_is_answered_within_a_second_beside_floods_of_small_frames(role: Role, state: str) -> None:
+def test_admin_gets_answers_within_a_second_under_floods_of_frames(role: Role, state: str) -> None:
     found = list(floods(role, state, seconds=1.0))
     assert sum(one.sent for one in found) > 100_000
     for one in found:
@@ -61,7 +61,7 @@ def test_an_admin_is_answered_within_a_second_beside_floods_of_small_frames(role
 
 
 @pytest.mark.timeout(120)
-def test_an_admin_is_answered_within_a_second_beside_a_flood_of_heartbeats() -> None:
+def test_admin_gets_answers_within_a_second_under_heartbeats() -> None:
     found = list(floods("node", "node", 2.0, "Heartbeat", (24,)))
     assert sum(one.sent for one in found) > 10_000
     assert max(one.undisturbed for one in found) < MAX_SECONDS, "\n".join(map(str, found))

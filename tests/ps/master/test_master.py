@@ -20,7 +20,7 @@ from support.refusals import refused
 from support.strangers import introduction, next_told, play, stranger
 
 
-def test_synchronous_updates_of_three_nodes_equal_one_process() -> None:
+def test_synchronous_training_on_three_nodes_equals_one_process() -> None:
     with plane("a", "b", "c") as ps:
         record, found = ps.run(job(SYNC, epochs=3), weights())
     assert distance(found, serial(3)) < 1e-12
@@ -30,7 +30,7 @@ def test_synchronous_updates_of_three_nodes_equal_one_process() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_agreement_learns_and_uses_every_sample_once_an_epoch(way: str) -> None:
+def test_every_protocol_converges_and_uses_each_sample_once_per_epoch(way: str) -> None:
     with plane("a", "b") as ps:
         record, found = ps.run(job(WAYS[way], epochs=80, protocol=way), weights())
     assert float(np.abs(found["w"] - TRUTH).max()) < 0.2
@@ -42,7 +42,7 @@ def test_every_agreement_learns_and_uses_every_sample_once_an_epoch(way: str) ->
     assert (record.bytes_saved > 0) == (way == "int8")
 
 
-def test_staleness_is_in_the_record_and_within_its_bound() -> None:
+def test_staleness_is_recorded() -> None:
     with plane() as ps:
         ps.join("slow", Mood(seconds=0.01))
         ps.join("fast")
@@ -51,13 +51,13 @@ def test_staleness_is_in_the_record_and_within_its_bound() -> None:
     assert any(step.staleness > 0 for step in record.steps)
 
 
-def test_all_who_are_ready_have_a_part_in_the_first_round() -> None:
+def test_all_ready_nodes_contribute_to_the_first_round() -> None:
     with plane("a", "b", "c") as ps:
         record, _ = ps.run(job(WAYS["average"], epochs=1, protocol="average"), weights())
     assert [node.contributions for node in record.nodes] == [1, 1, 1]
 
 
-def test_a_node_that_joins_amid_a_run_takes_part() -> None:
+def test_node_that_joins_during_a_run_contributes() -> None:
     with plane() as ps:
         ps.join("first", Mood(seconds=0.005))
         results: list[Any] = []
@@ -74,7 +74,7 @@ def test_a_node_that_joins_amid_a_run_takes_part() -> None:
     assert [len(word.assignments) for word in words if type(word).__name__ == "Plan"] == [1, 2]
 
 
-def test_cut_connections_are_made_anew_and_no_sample_is_lost_or_used_twice() -> None:
+def test_cut_connections_are_restored_without_losing_samples() -> None:
     with plane("a", "b", "c", patience=20) as ps:
         for node in ps.nodes:
             node.mood.seconds = 0.004
@@ -91,7 +91,7 @@ def test_cut_connections_are_made_anew_and_no_sample_is_lost_or_used_twice() -> 
     assert sum(step.samples for step in record.steps) == 20 * SAMPLES
 
 
-def test_an_update_that_is_not_finite_is_refused_counted_and_named() -> None:
+def test_update_with_nan_is_rejected_counted_and_named() -> None:
     with plane("a") as ps:
         ps.join("b", Mood(nan_calls=(2, 4)))
         record, found = ps.run(job(SYNC, epochs=60), weights())
@@ -104,7 +104,7 @@ def test_an_update_that_is_not_finite_is_refused_counted_and_named() -> None:
     assert float(np.abs(found["w"] - TRUTH).max()) < 0.2
 
 
-def test_a_node_whose_updates_are_always_bad_is_excluded_and_the_others_go_on() -> None:
+def test_node_with_only_nan_updates_is_excluded() -> None:
     with plane("good", patience=3) as ps:
         ps.join("bad", Mood(always_nan=True))
         record, _ = ps.run(job(SYNC, epochs=10), weights())
@@ -114,7 +114,7 @@ def test_a_node_whose_updates_are_always_bad_is_excluded_and_the_others_go_on() 
     assert record.validation_accuracy is not None
 
 
-def test_training_that_diverges_on_all_nodes_ends_with_a_sentence() -> None:
+def test_divergence_on_all_nodes_ends_the_run() -> None:
     with plane() as ps:
         for name in ("a", "b"):
             ps.join(name, Mood(always_nan=True))
@@ -123,7 +123,7 @@ def test_training_that_diverges_on_all_nodes_ends_with_a_sentence() -> None:
     assert "every update of every node is refused" in result.reason
 
 
-def test_a_node_that_cannot_take_part_is_left_out_with_its_reason() -> None:
+def test_node_that_cannot_train_is_left_out_with_its_reason() -> None:
     with plane("a") as ps:
         ps.join("b", Mood(refuses="there are no data here"))
         ps.join("c", Mood(fails_at=3))
@@ -135,7 +135,7 @@ def test_a_node_that_cannot_take_part_is_left_out_with_its_reason() -> None:
     assert sum(step.samples for step in record.steps) == 4 * SAMPLES
 
 
-def test_a_run_that_nobody_can_take_part_in_ends_with_the_reasons() -> None:
+def test_run_without_usable_nodes_fails_with_their_reasons() -> None:
     with plane() as ps:
         ps.join("a", Mood(refuses="there are no data here"))
         result, _ = ps.watch(job(SYNC), weights())
@@ -144,7 +144,7 @@ def test_a_run_that_nobody_can_take_part_in_ends_with_the_reasons() -> None:
     assert result.record == b""
 
 
-def test_a_node_that_stands_still_is_excluded_and_its_work_done_by_the_others() -> None:
+def test_frozen_node_is_excluded_and_its_work_reassigned() -> None:
     with plane("a", "b", patience=0.6) as ps:
         still = ps.join("still")
         results: list[Any] = []
@@ -165,7 +165,7 @@ def test_a_node_that_stands_still_is_excluded_and_its_work_done_by_the_others() 
     assert next(node.late for node in record.nodes if node.name == "still") >= 1
 
 
-def test_local_steps_that_take_much_longer_than_the_patience_are_waited_for() -> None:
+def test_local_steps_longer_than_the_patience_are_awaited() -> None:
     with plane("fast", patience=0.5) as ps:
         ps.join("slow", Mood(step_seconds=0.3))  # three steps of an epoch's five, if it is taken to be as fast
         record, _ = ps.run(job(WAYS["average"], epochs=2, protocol="average"), weights())
@@ -174,7 +174,7 @@ def test_local_steps_that_take_much_longer_than_the_patience_are_waited_for() ->
     assert record.nodes[1].contributions >= 1
 
 
-def test_a_step_that_takes_longer_than_the_patience_is_waited_for_once_it_is_known_to() -> None:
+def test_slow_step_is_awaited_once_its_duration_is_known() -> None:
     with plane("fast", patience=0.5) as ps:
         ps.nodes[0].mood.seconds = 0.1
         ps.join("slow", Mood(seconds=1.2, unit_seconds=1 / 12))  # of six: with the patience not enough
@@ -184,7 +184,7 @@ def test_a_step_that_takes_longer_than_the_patience_is_waited_for_once_it_is_kno
     assert sum(step.samples for step in record.steps) == 2 * SAMPLES
 
 
-def test_ctrl_c_of_the_command_ends_the_run_with_what_it_has_reached() -> None:
+def test_ctrl_c_ends_the_run_with_its_current_results() -> None:
     with plane() as ps:
         ps.join("a", Mood(seconds=0.01))
         submitted = job(SYNC, epochs=1000)
@@ -201,7 +201,7 @@ def test_ctrl_c_of_the_command_ends_the_run_with_what_it_has_reached() -> None:
         ps.run(job(SYNC, run="linear-2"), weights())  # the nodes are free again
 
 
-def test_a_master_does_one_run_at_a_time_and_says_where_its_results_will_be() -> None:
+def test_master_rejects_second_run_for_the_same_nodes() -> None:
     with plane() as ps:
         ps.join("a", Mood(seconds=0.01))
         with ps.control() as first, ps.control() as second:
@@ -211,7 +211,7 @@ def test_a_master_does_one_run_at_a_time_and_says_where_its_results_will_be() ->
                 second.submit(job(SYNC, run="linear-2"), weights(), [])
 
 
-def test_a_run_goes_on_when_its_command_is_gone_and_its_results_are_kept() -> None:
+def test_run_finishes_after_its_command_has_gone() -> None:
     with plane() as ps:
         ps.join("a", Mood(seconds=0.002))
         with ps.control() as control:
@@ -224,7 +224,7 @@ def test_a_run_goes_on_when_its_command_is_gone_and_its_results_are_kept() -> No
     assert record.steps[-1].step == 30
 
 
-def test_a_restarted_master_takes_its_nodes_back_and_goes_on() -> None:
+def test_restarted_master_reconnects_its_nodes_and_continues() -> None:
     with plane("a", "b", patience=5) as ps:
         for node in ps.nodes:
             node.mood.seconds = 0.004
@@ -246,7 +246,7 @@ def test_a_restarted_master_takes_its_nodes_back_and_goes_on() -> None:
     assert record.steps[-1].step == 150
 
 
-def test_nodes_shows_who_is_here_and_what_goes_on() -> None:
+def test_status_lists_nodes_and_the_current_run() -> None:
     with plane("a") as ps:
         ps.join("b", Mood(seconds=0.01))
         with ps.control() as control:
@@ -260,7 +260,7 @@ def test_nodes_shows_who_is_here_and_what_goes_on() -> None:
     assert (situation.run.run, situation.run.protocol, situation.run.epochs) == ("linear-1", "sync", 1000)
 
 
-def test_a_second_node_of_the_same_name_takes_the_place_of_the_first() -> None:
+def test_second_node_of_the_same_name_replaces_the_first() -> None:
     with plane("a") as ps:
         first = ps.nodes[0]
         wait_until(lambda: ps.ask().nodes)
@@ -270,7 +270,7 @@ def test_a_second_node_of_the_same_name_takes_the_place_of_the_first() -> None:
         assert not ps.nodes[1].error
 
 
-def test_a_node_of_another_protocol_is_refused_with_a_cure() -> None:
+def test_master_dismisses_node_of_another_protocol() -> None:
     with plane() as ps, stranger(ps) as connection:
         connection.send(introduction("old", protocol=PROTOCOL + 1))
         frame = connection.receive()
@@ -278,14 +278,14 @@ def test_a_node_of_another_protocol_is_refused_with_a_cure() -> None:
         assert "install the same version on both" in frame.header.reason
 
 
-def test_who_has_not_joined_is_not_listened_to() -> None:
+def test_message_before_joining_closes_the_connection() -> None:
     with plane() as ps, stranger(ps) as connection:
         connection.send(Contribution(run="linear-1", push=Push(number=1, seconds=1.0)), [bytes(8)])
         with refused(ConnectionLost):
             next_told(connection)
 
 
-def test_an_update_of_the_wrong_size_is_refused() -> None:
+def test_update_of_the_wrong_size_is_rejected() -> None:
     with plane(patience=1) as ps, stranger(ps) as connection:
         connection.send(introduction("odd", profiled=True))
         with ps.control() as control:

@@ -250,11 +250,11 @@ TABLE: dict[str, list[Row]] = {
 
 
 @pytest.mark.parametrize("rows", TABLE.values(), ids=TABLE)
-def test_literal_sequences(rows: list[Row]) -> None:
+def test_event_sequences_give_the_expected_decisions(rows: list[Row]) -> None:
     play([*JOINED, *rows])
 
 
-def test_only_the_present_are_asked() -> None:
+def test_only_present_nodes_are_awaited() -> None:
     scene = play(
         [
             *JOINED,
@@ -270,7 +270,7 @@ def test_only_the_present_are_asked() -> None:
     assert scene.awaited == {"a"}
 
 
-def test_a_round_can_close_when_all_have_contributed_or_been_given_up() -> None:
+def test_round_closes_when_all_have_contributed_or_been_dropped() -> None:
     scene = play([*JOINED, (1, "round 1", []), (2, "a 1 contributed", [])])
     assert scene.awaited == {"b"}
     late, transitions = after(scene, "b 1 late", 3)

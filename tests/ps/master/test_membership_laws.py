@@ -41,7 +41,7 @@ def steps_of(story: list[tuple[float, str]], start: float = 0.0) -> list[Step]:
 
 
 @given(stories, st.integers(0, 8 * 100))
-def test_nobody_silent_for_the_patience_is_a_member_after_a_tick(story: list[tuple[float, str]], pause: int) -> None:
+def test_node_silent_for_the_patience_is_no_member_after_a_tick(story: list[tuple[float, str]], pause: int) -> None:
     heard: dict[str, float] = {}
     for now, word, before, (scene, decisions) in steps_of([*story, (pause / 8, "tick")]):
         node, _, what = [*word.split(), "", ""][:3]
@@ -56,7 +56,7 @@ def test_nobody_silent_for_the_patience_is_a_member_after_a_tick(story: list[tup
 
 
 @given(stories)
-def test_nobody_excluded_left_or_unknown_is_ever_awaited(story: list[tuple[float, str]]) -> None:
+def test_excluded_departed_or_unknown_node_is_never_awaited(story: list[tuple[float, str]]) -> None:
     for now, _, before, (scene, decisions) in steps_of(story):
         assert all(scene.nodes[name].presence in ("present", "away") for name in scene.awaited)
         for decision in decisions:
@@ -68,7 +68,7 @@ def test_nobody_excluded_left_or_unknown_is_ever_awaited(story: list[tuple[float
 
 
 @given(stories)
-def test_whoever_is_not_awaited_any_more_contributed_or_was_passed_over(story: list[tuple[float, str]]) -> None:
+def test_node_no_longer_awaited_has_contributed_or_been_passed_over(story: list[tuple[float, str]]) -> None:
     for _, word, before, (scene, decisions) in steps_of(story):
         if word.startswith(("round", "restart")):
             continue
@@ -80,7 +80,7 @@ def test_whoever_is_not_awaited_any_more_contributed_or_was_passed_over(story: l
 
 
 @given(stories)
-def test_an_exclusion_never_shrinks_within_a_streak(story: list[tuple[float, str]]) -> None:
+def test_exclusion_never_shrinks_within_a_streak(story: list[tuple[float, str]]) -> None:
     exclusions: dict[str, list[tuple[float, float]]] = {}
     for now, _, _, (_, decisions) in steps_of(story):
         for decision in decisions:
@@ -95,12 +95,12 @@ def test_an_exclusion_never_shrinks_within_a_streak(story: list[tuple[float, str
 
 
 @given(stories)
-def test_the_same_inputs_give_the_same_outputs(story: list[tuple[float, str]]) -> None:
+def test_same_inputs_give_the_same_outputs(story: list[tuple[float, str]]) -> None:
     assert steps_of(story) == steps_of(story)
 
 
 @given(stories, st.integers(-(8**6), 8**6))
-def test_only_differences_of_time_count(story: list[tuple[float, str]], start: int) -> None:
+def test_only_time_differences_matter(story: list[tuple[float, str]], start: int) -> None:
     assert _decisions(steps_of(story)) == _decisions(steps_of(story, start=start / 8))
 
 
@@ -109,7 +109,7 @@ def _decisions(steps: list[Step]) -> list[tuple[Transition, ...]]:
 
 
 @given(stories)
-def test_one_node_s_trouble_is_nobody_else_s(story: list[tuple[float, str]]) -> None:
+def test_decisions_about_one_node_do_not_depend_on_the_others(story: list[tuple[float, str]]) -> None:
     alone = [(pause, word if word[:2] in ("a ", "ti", "ro", "re") else "tick") for pause, word in story]
     together = [(pause, "tick" if word == "tick" else word) for pause, word in story]
     of_a = [[d for d in ds if d.node == "a"] for ds in _decisions(steps_of(_ticked(together)))]

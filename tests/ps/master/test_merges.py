@@ -57,7 +57,7 @@ def server_of(agreement: SyncProtocol, flats: dict[str, Flat]) -> ParameterServe
 
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("weights", [[3.0, 1.0], [5.0, 2.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
-def test_they_give_what_one_pass_gives(merge: WholeMerge, weights: list[float]) -> None:
+def test_every_merge_equals_one_pass(merge: WholeMerge, weights: list[float]) -> None:
     sources = contributions(len(weights))
     found, wanted = Flat(sources[0].layout), Flat(sources[0].layout)
     merge(found, sources, weights)
@@ -69,7 +69,7 @@ def test_they_give_what_one_pass_gives(merge: WholeMerge, weights: list[float]) 
 
 @pytest.mark.parametrize("name", ["threads", "device"])
 @pytest.mark.parametrize("bad", [False, True])
-def test_a_server_merges_with_them_and_leaves_out_what_is_not_finite(name: Merge, bad: bool) -> None:
+def test_server_merges_by_any_method_and_drops_nan(name: Merge, bad: bool) -> None:
     flats = dict(zip("abc", contributions(3), strict=True))
     if bad:
         flats["c"].floats[0][0] = np.nan
@@ -85,7 +85,7 @@ def test_a_server_merges_with_them_and_leaves_out_what_is_not_finite(name: Merge
 
 @pytest.mark.parametrize("rule", ["trimmed", "median", "krum"])
 @pytest.mark.parametrize("count", [2, 3, 6])
-def test_the_device_agrees_robustly_as_the_cores_do(rule: Robust, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_robust_merge_on_the_device_equals_the_cpu(rule: Robust, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evener.ps.master.merges._CACHED", 4)
     sources = contributions(count)
     sources[-1].floats[0][:] = -1e30
@@ -98,7 +98,7 @@ def test_the_device_agrees_robustly_as_the_cores_do(rule: Robust, count: int, mo
 
 
 @pytest.mark.parametrize("bad", [False, True])
-def test_a_server_agrees_robustly_on_its_device_and_leaves_out_what_is_not_finite(bad: bool) -> None:
+def test_server_merges_robustly_on_its_device_and_drops_nan(bad: bool) -> None:
     flats = dict(zip("abc", contributions(3), strict=True))
     if bad:
         flats["c"].floats[0][0] = np.nan
@@ -112,6 +112,6 @@ def test_a_server_agrees_robustly_on_its_device_and_leaves_out_what_is_not_finit
     assert server.worker("c").totals.refused == (1 if bad else 0)
 
 
-def test_what_is_no_mean_has_no_threads() -> None:
+def test_robust_merge_with_threads_is_rejected() -> None:
     with refused(InvalidValue):
         replace(averaging(batch=1), robust="median", merge="threads")

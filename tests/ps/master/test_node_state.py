@@ -23,17 +23,17 @@ from support.membership_script import JOINED, LATE, play
         ("dismiss", 0.0, "round 4: dismiss node n: why"),
     ],
 )
-def test_literal_sentences(kind: TransitionKind, seconds: float, sentence: str) -> None:
+def test_transition_has_the_expected_sentence(kind: TransitionKind, seconds: float, sentence: str) -> None:
     assert str(Transition(kind=kind, node="n", round=4, reason="why", seconds=seconds)) == sentence
 
 
-def test_every_kind_has_a_sentence_and_a_name_in_the_record() -> None:
+def test_every_transition_has_a_sentence_and_an_event_name() -> None:
     sentences = {str(Transition(kind=kind, node="n", round=1, reason="why")) for kind in get_args(TransitionKind)}
     assert len(sentences) == len(get_args(TransitionKind))
     assert set(EVENTS) == set(get_args(TransitionKind))
 
 
-def test_a_snapshot_goes_through_json_and_a_clock_that_begins_elsewhere() -> None:
+def test_state_survives_json_and_another_clock() -> None:
     scene = play([*JOINED, (1, "round 7", []), (3, "b 1 late", [
         f"round 7: close without node b: {LATE}",
         f"round 7: exclude node b for 10 s: {LATE}",
@@ -56,7 +56,7 @@ def test_a_snapshot_goes_through_json_and_a_clock_that_begins_elsewhere() -> Non
         ({"until": inf}, "until must be finite, got inf"),
     ],
 )
-def test_a_state_that_cannot_be_is_refused(fields: dict[str, object], sentence: str) -> None:
+def test_impossible_state_is_rejected(fields: dict[str, object], sentence: str) -> None:
     good = NodeState(incarnation=1, presence="present", heard=0.0, member_since=0.0, until=0.0)
     with pytest.raises(InvalidValue, match=sentence):
         msgspec.structs.replace(good, **fields)

@@ -21,7 +21,7 @@ PATIENCE = 15.0
         pytest.param({"a": 0, "b": 10}, {"b": 1}, 20, [], id="who has done its work is never late"),
     ],
 )
-def test_late_is_who_gave_no_sign_for_a_step_and_the_patience(
+def test_straggler_is_late_after_its_step_time_and_the_patience(
     signs: dict[str, float], step_seconds: dict[str, float], now: float, late: list[str]
 ) -> None:
     nodes = {name: NodeRecord(name, progress_at=when) for name, when in signs.items()}

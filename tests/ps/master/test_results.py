@@ -25,7 +25,7 @@ from support.refusals import refused
 COSTS = {"fast": Worker(unit_seconds=1.0), "slow": Worker(unit_seconds=2.0)}
 
 
-def test_a_batch_is_divided_among_those_who_are_there_and_the_others_are_named() -> None:
+def test_batch_is_divided_among_present_nodes_and_lists_the_others() -> None:
     plan = plan_of(job(SYNC), ["fast", "gone", "slow"], {"fast": NodeRecord("fast", device="cuda:0")}, COSTS)
     assert [(one.rank, one.node, one.device, one.samples) for one in plan.assignments] == [
         (0, "fast", "cuda:0", 8),
@@ -39,13 +39,13 @@ def test_a_batch_is_divided_among_those_who_are_there_and_the_others_are_named()
     ]
 
 
-def test_when_nobody_is_left_the_plan_is_an_even_one() -> None:
+def test_plan_without_present_nodes_is_even() -> None:
     plan = plan_of(job(SYNC), ["a", "b"], {}, {})
     assert [one.samples for one in plan.assignments] == [BATCH / 2, BATCH / 2]
     assert [one.sample_seconds for one in plan.assignments] == [0.0, 0.0]  # nobody was timed
 
 
-def test_a_record_counts_samples_waiting_and_what_became_of_contributions() -> None:
+def test_record_counts_samples_waiting_and_contributions() -> None:
     history = History()
     for step, name in ((1, "fast"), (2, "slow")):
         history.add_node(name)
@@ -66,7 +66,7 @@ def test_a_record_counts_samples_waiting_and_what_became_of_contributions() -> N
     assert (record.agreement, record.bytes_saved, record.validation_accuracy) == ("sync", 10, None)
 
 
-def test_results_are_found_again_and_nothing_is_made_up(tmp_path: Path) -> None:
+def test_saved_results_load_unchanged_or_raise_missing_file(tmp_path: Path) -> None:
     with refused(MissingFile):
         load_result(tmp_path / "run")
     flat = weights()

@@ -18,7 +18,7 @@ ASYNC = asynchronous(batch=10, outer=SGD)
 SYNC = synchronous(batch=20, outer=SGD)
 
 
-def test_an_epoch_is_validated_when_all_before_it_have_ended_too() -> None:
+def test_epoch_is_validated_after_all_earlier_epochs_have_ended() -> None:
     stage = Stage(ASYNC)
     for _ in range(3):  # the other half of the first epoch is still with b
         stage.push("a")
@@ -30,7 +30,7 @@ def test_an_epoch_is_validated_when_all_before_it_have_ended_too() -> None:
     assert {type(header) for header in stage.deliver()} == {Validate}
 
 
-def test_an_epoch_keeps_the_weights_that_it_ended_with() -> None:
+def test_epoch_holds_the_weights_that_it_ended_with() -> None:
     stage = Stage(SYNC)
     for name in "abab":
         stage.push(name)
@@ -41,7 +41,7 @@ def test_an_epoch_keeps_the_weights_that_it_ended_with() -> None:
     np.testing.assert_allclose(second.weights.floats[0], -0.2, rtol=1e-6)
 
 
-def test_what_was_refused_of_a_node_that_is_lost_ends_its_epoch_all_the_same() -> None:
+def test_rejected_update_of_a_lost_node_still_ends_its_epoch() -> None:
     stage = Stage(SYNC)
     stage.push("a", float("nan"))
     stage.run.lose(stage.nodes.by_name["a"])
@@ -54,7 +54,7 @@ def test_what_was_refused_of_a_node_that_is_lost_ends_its_epoch_all_the_same() -
 
 
 @pytest.mark.parametrize("agreement", [SYNC, ASYNC])
-def test_a_run_that_is_over_before_any_update_was_applied_has_failed(agreement: SyncProtocol) -> None:
+def test_run_that_ends_before_any_update_fails(agreement: SyncProtocol) -> None:
     stage = Stage(agreement, epochs=1)
     for name in "ab":
         assert stage.run.failure is None
@@ -64,7 +64,7 @@ def test_a_run_that_is_over_before_any_update_was_applied_has_failed(agreement: 
     assert type(stage.run.failure) is NonFiniteLoss
 
 
-def test_a_run_that_is_over_after_an_update_has_not_failed() -> None:
+def test_run_that_ends_after_an_update_succeeds() -> None:
     stage = Stage(ASYNC, epochs=1)
     stage.push("a", float("nan"))
     stage.push("b")
@@ -74,7 +74,7 @@ def test_a_run_that_is_over_after_an_update_has_not_failed() -> None:
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_membership_hears_of_a_good_update_only_while_its_node_is_there(is_cut: bool) -> None:
+def test_membership_counts_updates_of_connected_nodes_only(is_cut: bool) -> None:
     stage = Stage(SYNC)
     stage.push("a")
     if is_cut:
@@ -86,9 +86,7 @@ def test_membership_hears_of_a_good_update_only_while_its_node_is_there(is_cut: 
 
 
 @pytest.mark.parametrize(("others", "limit"), [(0.5, 15 + 10 + 2), (60.0, 15 + 10 + 240)])
-def test_a_line_for_which_all_wait_far_longer_than_they_needed_is_left_out_with_advice(
-    others: float, limit: float
-) -> None:
+def test_slow_link_is_dropped_with_advice_after_a_long_wait(others: float, limit: float) -> None:
     stage = Stage(SYNC)  # ten samples of a second each, a patience of 15 s
     stage.now = others
     stage.push("a")
@@ -106,7 +104,7 @@ def test_a_line_for_which_all_wait_far_longer_than_they_needed_is_left_out_with_
     )
 
 
-def test_who_makes_all_others_wait_is_told_to_send_less_before_it_is_left_out_where_the_run_allows_that() -> None:
+def test_slow_link_is_compressed_before_its_node_is_dropped() -> None:
     stage = Stage(replace(SYNC, thin="bf16"))
     stage.now = 0.5
     stage.push("a")
@@ -124,7 +122,7 @@ def test_who_makes_all_others_wait_is_told_to_send_less_before_it_is_left_out_wh
     assert [(what, node.name) for what, node in stage.run.observations] == [("late", "b")]
 
 
-def test_a_line_is_no_longer_looked_at_once_everybody_works() -> None:
+def test_link_is_not_checked_once_all_nodes_work() -> None:
     stage = Stage(SYNC)
     stage.now = 10_000.0
     stage.run.tick(lambda peer: True)

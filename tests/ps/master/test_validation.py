@@ -23,7 +23,7 @@ def test_slices_follow_speed_and_cover_every_sample_once() -> None:
     assert one.next_number == 7
 
 
-def test_who_would_only_be_late_gets_no_slice() -> None:
+def test_very_slow_node_gets_no_slice() -> None:
     one = ValidationPass(2, costs({"fast": 1.0, "slow": 100.0}), first_number=0)
     assert one.owners == ["fast"]
     assert one.next_number == 1
@@ -38,7 +38,7 @@ def test_loss_and_accuracy_are_means_over_all_samples() -> None:
     assert (one.loss, one.accuracy) == (1.5, 0.5)
 
 
-def test_a_slice_counts_once_whoever_answers_first() -> None:
+def test_slice_counts_once_by_its_first_answer() -> None:
     one = ValidationPass(10, costs({"a": 1.0, "b": 1.0}), first_number=0)
     assert one.answer(0, 10.0, 4.0)
     assert not one.answer(0, 99.0, 5.0)
@@ -47,7 +47,7 @@ def test_a_slice_counts_once_whoever_answers_first() -> None:
     assert one.loss == 1.0
 
 
-def test_slices_of_the_lost_go_to_the_others_in_turn() -> None:
+def test_slices_of_lost_nodes_go_to_the_others_in_turn() -> None:
     one = ValidationPass(9, costs({"a": 1.0, "b": 1.0, "c": 1.0}), first_number=0)
     assert one.lease_again(["a"], []) == []
     assert one.slices_of("a") == [ValidationSlice(0, 0, 3)]
@@ -57,14 +57,14 @@ def test_slices_of_the_lost_go_to_the_others_in_turn() -> None:
     assert [owner for _, owner in one.lease_again(["b"], ["c", "a"])] == ["c", "a"]
 
 
-def test_slices_of_several_late_ones_change_hands_once_and_nobody_gets_its_own() -> None:
+def test_slices_of_late_nodes_are_swapped_once() -> None:
     one = ValidationPass(9, costs({"a": 1.0, "b": 1.0}), first_number=0)
     assert one.lease_again(["a", "b"], ["a", "b"]) == [(ValidationSlice(0, 0, 5), "b"), (ValidationSlice(1, 5, 4), "a")]
     assert one.lease_again(["stranger"], ["a", "b"]) == []
 
 
 @pytest.mark.parametrize("loss", [nan, float("inf")])
-def test_a_loss_that_is_not_finite_is_not_hidden(loss: float) -> None:
+def test_non_finite_loss_is_not_hidden(loss: float) -> None:
     one = ValidationPass(1, costs({"a": 1.0}), first_number=0)
     one.answer(0, loss, 1.0)
     assert isnan(one.loss)
@@ -79,7 +79,7 @@ def sent(slices: list[SliceForNode]) -> list[tuple[str, int]]:
     return [(one.name, one.header.number) for one in slices]
 
 
-def test_everybody_gets_a_slice_with_the_weights() -> None:
+def test_every_node_gets_a_slice_with_the_weights() -> None:
     validations, state = Validations(job(SYNC)), weights()
     validations.add(EpochEnd(0, 5, state))
     before = bytes(state.memory)
@@ -89,7 +89,7 @@ def test_everybody_gets_a_slice_with_the_weights() -> None:
     assert sent(validations.slices_of("b")) == [("b", 1)]
 
 
-def test_the_result_names_epoch_version_and_seconds_and_the_next_one_begins_after_it() -> None:
+def test_result_names_epoch_version_and_seconds_before_the_next() -> None:
     validations = Validations(job(SYNC))
     validations.add(EpochEnd(0, 5, weights()))
     validations.add(EpochEnd(1, 9, weights()))
@@ -106,11 +106,11 @@ def test_the_result_names_epoch_version_and_seconds_and_the_next_one_begins_afte
     assert sent(validations.give_out(COSTS, 5.0)) == [("a", 2), ("b", 3)]
 
 
-def test_an_answer_that_nobody_awaits_changes_nothing() -> None:
+def test_unexpected_answer_changes_nothing() -> None:
     assert Validations(job(SYNC)).answer(answer(0), 0.0) == (False, None)
 
 
-def test_a_loss_that_is_not_finite_becomes_the_largest_number_that_a_file_can_hold() -> None:
+def test_infinite_loss_becomes_the_largest_float() -> None:
     validations = Validations(job(SYNC))
     validations.add(EpochEnd(0, 1, weights()))
     validations.give_out(costs({"a": 1.0}), 0.0)
@@ -119,7 +119,7 @@ def test_a_loss_that_is_not_finite_becomes_the_largest_number_that_a_file_can_ho
     assert found.loss == sys.float_info.max
 
 
-def test_nothing_is_given_out_before_somebody_works_and_slices_of_the_lost_go_to_others() -> None:
+def test_slices_wait_for_workers_and_move_when_one_is_lost() -> None:
     validations = Validations(job(SYNC))
     validations.add(EpochEnd(0, 1, weights()))
     assert validations.give_out({}, 0.0) == []
@@ -127,7 +127,7 @@ def test_nothing_is_given_out_before_somebody_works_and_slices_of_the_lost_go_to
     assert sent(validations.give_out(costs({"b": 1.0}), 0.0)) == [("b", 0)]
 
 
-def test_slices_of_the_late_go_to_others_although_they_still_work() -> None:
+def test_slices_of_late_nodes_go_to_the_others() -> None:
     validations = Validations(job(SYNC))
     validations.add(EpochEnd(0, 1, weights()))
     validations.give_out(COSTS, 0.0)

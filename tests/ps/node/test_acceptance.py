@@ -27,7 +27,7 @@ BUILT_IN = replace(job(SYNC), task="digits", submitter="alice")
     ],
     ids=["all", "built-in", "submitters"],
 )
-def test_what_is_not_allowed_is_refused_with_the_option_or_the_names(
+def test_job_outside_the_acceptance_is_rejected_with_its_reason(
     acceptance: Acceptance, allowed: list[Job], refused: list[Job]
 ) -> None:
     for one in allowed:
@@ -37,7 +37,7 @@ def test_what_is_not_allowed_is_refused_with_the_option_or_the_names(
         assert "--built-in-only" in reason or "the tasks of alice, not of" in reason
 
 
-def test_a_run_goes_on_without_a_node_that_does_not_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_continues_without_a_node_that_does_not_accept_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with plane("a") as ps:
         monkeypatch.setattr(Stand, "accepts", Acceptance(submitters=frozenset({"alice"})))
         picky = ps.join("picky")

@@ -62,7 +62,7 @@ def lease(steps: int, samples: int) -> Lease:
     return Lease(number=3, version=0, samples=portion, num_steps=steps)
 
 
-def test_gradients_are_equal(engines: tuple[NodeEngine, NodeEngine]) -> None:
+def test_numpy_gradients_equal_pytorch(engines: tuple[NodeEngine, NodeEngine]) -> None:
     losses, found = [], []
     for engine in engines:
         into = Flat(engine.layout)
@@ -73,7 +73,7 @@ def test_gradients_are_equal(engines: tuple[NodeEngine, NodeEngine]) -> None:
     np.testing.assert_allclose(found[0], found[1], rtol=1e-10, atol=1e-14)
 
 
-def test_local_steps_are_equal(engines: tuple[NodeEngine, NodeEngine]) -> None:
+def test_numpy_local_steps_equal_pytorch(engines: tuple[NodeEngine, NodeEngine]) -> None:
     losses, found = [], []
     for engine in engines:
         into = Flat(engine.layout)
@@ -85,7 +85,7 @@ def test_local_steps_are_equal(engines: tuple[NodeEngine, NodeEngine]) -> None:
     assert not np.allclose(found[0], weights().parameters[0], atol=1e-4)
 
 
-def test_validation_is_equal_and_leaves_the_model_alone(engines: tuple[NodeEngine, NodeEngine]) -> None:
+def test_numpy_validation_equals_pytorch_and_leaves_the_model_alone(engines: tuple[NodeEngine, NodeEngine]) -> None:
     sums = []
     for engine in engines:
         other, before, after = weights(), Flat(engine.layout), Flat(engine.layout)
@@ -98,18 +98,18 @@ def test_validation_is_equal_and_leaves_the_model_alone(engines: tuple[NodeEngin
     assert sums[0] == pytest.approx(sums[1], rel=1e-14, abs=0)
 
 
-def test_where_pytorch_is_missing_the_thin_engine_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thin_engine_serves_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     engine = build_engine(setup(job()))
     assert isinstance(engine._backend, ThinBackend)
 
 
-def test_a_task_without_a_thin_twin_says_what_to_do() -> None:
+def test_task_without_a_thin_version_raises_missing_extra() -> None:
     with refused(MissingExtra):
         build_thin_engine(setup(job("synthetic")))
 
 
-def test_other_data_than_those_of_the_run_are_refused() -> None:
+def test_data_that_differ_from_the_job_are_rejected() -> None:
     with refused(InvalidInput):
         build_thin_engine(setup(job(samples=1400)))
 
@@ -119,14 +119,14 @@ def test_half_precision_needs_pytorch() -> None:
         backend("bf16")
 
 
-def test_another_model_than_that_of_the_run_is_refused() -> None:
+def test_model_that_differs_from_the_job_is_rejected() -> None:
     wanted = job()
     with refused(InvalidInput):
         build_thin_engine(setup(replace(wanted, options={"channels": "5", "blocks": "1"})))
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["thin", "torch"])
-def test_its_time_for_a_sample_is_measured_and_leaves_the_model_alone(
+def test_sample_time_is_measured_without_changing_the_model(
     engines: tuple[NodeEngine, NodeEngine], number: int
 ) -> None:
     engine, before, after = engines[number], Flat(job().layout), Flat(job().layout)
@@ -137,7 +137,7 @@ def test_its_time_for_a_sample_is_measured_and_leaves_the_model_alone(
     np.testing.assert_array_equal(before.memory, after.memory)
 
 
-def test_it_reads_mnist_where_it_is_told(tmp_path: Path) -> None:
+def test_engine_reads_mnist_from_the_data_folder(tmp_path: Path) -> None:
     wanted = job("mnist")
     with pytest.raises(InvalidInput, match=f"MNIST is not in {tmp_path}"):
         build_thin_engine(setup(wanted)._replace(data=tmp_path))

@@ -130,7 +130,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     one.node.close()
 
 
-def test_a_node_says_that_it_is_ready_and_over_a_new_connection_again(scene: Scene) -> None:
+def test_node_reports_ready_again_after_a_reconnect(scene: Scene) -> None:
     scene.prepare()
     scene.wait_for(lambda: scene.of(RankReady))
     scene.start(3)
@@ -140,7 +140,7 @@ def test_a_node_says_that_it_is_ready_and_over_a_new_connection_again(scene: Sce
     assert not scene.started[0].is_closed
 
 
-def test_a_process_is_started_once_and_ended_for_the_next(scene: Scene) -> None:
+def test_process_starts_once_and_is_closed_for_the_next(scene: Scene) -> None:
     scene.prepare()
     first = scene.start(3)
     assert scene.start(3) is first
@@ -151,7 +151,7 @@ def test_a_process_is_started_once_and_ended_for_the_next(scene: Scene) -> None:
     assert len(scene.started) == 2
 
 
-def test_what_a_process_says_is_passed_on_and_said_again_until_it_is_answered(scene: Scene) -> None:
+def test_rank_messages_are_forwarded_and_resent_until_answered(scene: Scene) -> None:
     scene.prepare()
     rank = scene.start(3)
     said = [encode_message(Hello(node="a")), msgspec.msgpack.encode(SetValue(number=7, key="k", value=b"v"))]
@@ -168,7 +168,7 @@ def test_what_a_process_says_is_passed_on_and_said_again_until_it_is_answered(sc
     assert [buffers[0] for header, buffers in scene.sent if isinstance(header, RankSaid)][3:] == [*said, said[0]]
 
 
-def test_words_for_another_process_are_not_passed_on(scene: Scene) -> None:
+def test_messages_for_another_process_are_not_forwarded(scene: Scene) -> None:
     scene.prepare()
     rank = scene.start(3)
     scene.node.handle(RankTold(run="r", process=2), [memoryview(b"")])
@@ -178,7 +178,7 @@ def test_words_for_another_process_are_not_passed_on(scene: Scene) -> None:
     assert rank.stops == [True]
 
 
-def test_the_end_of_a_process_brings_its_weights(scene: Scene) -> None:
+def test_end_of_a_process_sends_its_weights(scene: Scene) -> None:
     scene.prepare()
     rank = scene.start(3)
     (rank.setup.folder / WEIGHTS).write_bytes(b"weights")
@@ -188,7 +188,7 @@ def test_the_end_of_a_process_brings_its_weights(scene: Scene) -> None:
     assert (header.has_finished, header.process, buffers) == (True, 3, [b"weights"])
 
 
-def test_a_checkpoint_is_offered_and_given(scene: Scene) -> None:
+def test_checkpoint_is_offered_and_sent_on_request(scene: Scene) -> None:
     scene.prepare()
     rank = scene.start(3)
     step = rank.setup.folder / CHECKPOINTS / "step-00000020"
@@ -205,9 +205,7 @@ def test_a_checkpoint_is_offered_and_given(scene: Scene) -> None:
     assert (header.digest, header.total, hashlib.sha256(data).hexdigest()) == (offer.digest, len(data), offer.digest)
 
 
-def test_the_same_run_may_be_prepared_again_from_a_checkpoint_which_lies_where_the_rank_looks(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_run_can_be_prepared_again_from_a_checkpoint(scene: Scene, tmp_path: Path) -> None:
     scene.prepare()
     before = scene.start(3)
     place = tmp_path / "saved" / "step-00000020"
@@ -225,7 +223,7 @@ def test_the_same_run_may_be_prepared_again_from_a_checkpoint_which_lies_where_t
     assert (rank.setup.folder / CHECKPOINTS / "step-00000020" / WEIGHTS).read_bytes() == b"weights"
 
 
-def test_without_pytorch_a_node_takes_no_part_and_says_why(scene: Scene, tmp_path: Path) -> None:
+def test_node_without_pytorch_is_not_ready_and_gives_the_reason(scene: Scene, tmp_path: Path) -> None:
     scene.node.close()
     scene.node = node(tmp_path, scene, scene.log, None)
     scene.prepare()
@@ -233,7 +231,7 @@ def test_without_pytorch_a_node_takes_no_part_and_says_why(scene: Scene, tmp_pat
     assert "its ranks need PyTorch" in answer.reason
 
 
-def test_after_a_release_nothing_of_the_run_is_left(scene: Scene) -> None:
+def test_release_removes_everything_of_the_run(scene: Scene) -> None:
     scene.prepare()
     rank = scene.start(3)
     scene.node.handle(Release(run="another"), [])
@@ -243,7 +241,7 @@ def test_after_a_release_nothing_of_the_run_is_left(scene: Scene) -> None:
     assert not rank.setup.folder.exists()
 
 
-def test_the_folders_of_another_node_of_this_machine_outlive_a_release(scene: Scene, tmp_path: Path) -> None:
+def test_release_leaves_folders_of_other_nodes_on_the_machine(scene: Scene, tmp_path: Path) -> None:
     scene.prepare()
     scene.start(1)
     ranks = next(tmp_path.rglob("ranks"))
@@ -255,7 +253,7 @@ def test_the_folders_of_another_node_of_this_machine_outlive_a_release(scene: Sc
     assert not (ranks / "r" / "1").exists()
 
 
-def test_a_node_without_room_for_a_process_takes_no_part_and_says_why(
+def test_node_without_disk_space_is_not_ready_and_gives_the_reason(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:

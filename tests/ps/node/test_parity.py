@@ -52,7 +52,7 @@ THIN = ThinTask(
 )
 
 
-def test_twins_pass() -> None:
+def test_equal_tasks_pass_the_parity_check() -> None:
     check_parity(TASK, THIN)
     check_parity(replace(TASK, scheduler=None), replace(THIN, rate=None))
 
@@ -83,12 +83,12 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("changes", "words"), DIFFERENCES.values(), ids=DIFFERENCES.keys())
-def test_what_differs_is_named(changes: dict[str, Any], words: str) -> None:
+def test_parity_check_names_the_difference(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         check_parity(TASK, replace(THIN, **changes))
 
 
-def test_a_gradient_that_differs_where_the_loss_does_not_is_named() -> None:
+def test_different_gradient_with_equal_loss_is_named() -> None:
     def read() -> tuple[NDArray[Any], NDArray[Any]]:
         rows, _ = arrays()
         return rows, rows[:, :1]
@@ -107,7 +107,7 @@ def test_a_gradient_that_differs_where_the_loss_does_not_is_named() -> None:
         )
 
 
-def test_layers_that_drop_at_random_and_a_bound_on_the_gradient_do_not_matter() -> None:
+def test_dropout_and_gradient_clipping_do_not_affect_parity() -> None:
     dropping = replace(
         TASK,
         model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 2)),
@@ -143,9 +143,7 @@ thin_task = ThinTask(model=lambda: nn.Linear(8, 2), loss=F.cross_entropy, batch_
 
 
 @pytest.mark.parametrize(("rate", "is_same"), [(0.1, True), (0.2, False)])
-def test_a_run_on_a_master_is_refused_if_nodes_without_pytorch_would_train_otherwise(
-    tmp_path: Path, rate: float, is_same: bool
-) -> None:
+def test_run_is_rejected_if_its_thin_task_trains_differently(tmp_path: Path, rate: float, is_same: bool) -> None:
     (tmp_path / "row.py").write_text(TORCH)
     (tmp_path / "row_thin.py").write_text(THINNED.format(rate=rate))
     config = RunConfig(task=str(tmp_path / "row.py"), agreement="sync")

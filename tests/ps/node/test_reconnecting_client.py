@@ -49,7 +49,7 @@ PREPARE, RELEASE = Prepare(run="next"), Release(run="last")
 
 
 @pytest.mark.parametrize("kind", [Inbox, ThreadedInbox])
-def test_work_that_is_not_wanted_any_more_ends_between_two_steps(client: Client, kind: Callable[[Any], Any]) -> None:
+def test_cancelled_work_ends_between_two_steps(client: Client, kind: Callable[[Any], Any]) -> None:
     inbox = kind(client)
     inbox.check_run()
     arrive(client, Quarantine(seconds=1.0, reason="late"), RELEASE)
@@ -63,14 +63,14 @@ def test_work_that_is_not_wanted_any_more_ends_between_two_steps(client: Client,
     inbox.close()
 
 
-def test_heartbeats_that_come_amid_work_are_not_kept(client: Client) -> None:
+def test_heartbeats_during_work_are_dropped(client: Client) -> None:
     inbox: Any = Inbox(client)  # type: ignore[arg-type]
     arrive(client, Heartbeat(), PREPARE)
     inbox.check_run()
     assert [frame.header for frame in inbox.waiting] == [PREPARE]
 
 
-def test_what_waits_when_threads_begin_to_receive_comes_first(client: Client) -> None:
+def test_frames_received_before_the_threads_started_come_first(client: Client) -> None:
     plain: Any = Inbox(client)  # type: ignore[arg-type]
     arrive(client, PREPARE, RELEASE)
     with pytest.raises(RunEnded):

@@ -29,7 +29,7 @@ def thin(optimizer: Any, rate: Any = None) -> Any:
     return ThinBackend(made, 0, "fp32").server_optimizer(4)
 
 
-def test_the_server_does_as_the_thin_optimiser_would() -> None:
+def test_server_optimizer_matches_the_thin_optimizer() -> None:
     assert thin(lambda p: ad.optim.SGD(p, lr=0.5, momentum=0.9, nesterov=True, weight_decay=0.1)) == Sgd(
         learning_rate=0.5, momentum=0.9, is_nesterov=True, weight_decay=0.1
     )
@@ -39,13 +39,13 @@ def test_the_server_does_as_the_thin_optimiser_would() -> None:
     )
 
 
-def test_a_rate_becomes_one_number_a_step_and_is_never_zero() -> None:
+def test_schedule_becomes_one_positive_rate_per_step() -> None:
     found = thin(lambda p: ad.optim.SGD(p, lr=2.0), rate=lambda step, steps: step / steps)
     assert found.learning_rate[1:] == (0.5, 1.0, 1.5)
     assert 0 < found.learning_rate[0] < 1e-300
 
 
-def test_what_the_server_cannot_do_is_a_sentence() -> None:
+def test_unsupported_optimizer_raises_invalid_input() -> None:
     class Own(ad.optim.SGD):
         pass
 
@@ -59,11 +59,11 @@ def _backwards(parameters: Any) -> Any:
     return ad.optim.SGD([{"params": [one], "lr": 0.5 * n} for n, one in enumerate(reversed(list(parameters)), 1)])
 
 
-def test_groups_with_settings_of_their_own_keep_them_in_whatever_order_they_come() -> None:
+def test_parameter_groups_retain_their_settings_in_any_order() -> None:
     assert thin(_backwards) == Grouped(rules=(Sgd(learning_rate=0.5), Sgd(learning_rate=1.0)), group_of=(1, 0))
 
 
-def test_the_state_is_in_the_order_of_the_model_whatever_the_groups() -> None:
+def test_weights_are_in_model_order_for_any_groups() -> None:
     task = replace(_regression(np.ones((4, 6)), np.ones((4, 1))), optimizer=_backwards)
     backend = ThinBackend(task, 0, "fp64")
     expected = {name: tensor.numpy() for name, tensor in backend.model.state_dict().items()}
@@ -83,7 +83,7 @@ NO_PAIRS = {
 
 @pytest.mark.parametrize("data", NO_PAIRS.values(), ids=NO_PAIRS)
 @pytest.mark.parametrize("what", ["train_data", "validation_data"])
-def test_data_that_are_no_inputs_and_targets_are_refused(what: str, data: Any) -> None:
+def test_data_without_inputs_and_targets_are_rejected(what: str, data: Any) -> None:
     task = ThinTask(
         model=lambda: ad.nn.Linear(2, 2),
         loss=ad.functional.mse_loss,
@@ -95,7 +95,7 @@ def test_data_that_are_no_inputs_and_targets_are_refused(what: str, data: Any) -
         _ = ThinBackend(replace(task, **wrong), 0, "fp32").num_validation
 
 
-def test_what_is_random_follows_the_seeds_alone() -> None:
+def test_randomness_depends_on_the_seeds_alone() -> None:
     task = ThinTask(
         model=lambda: ad.nn.Sequential(ad.nn.Linear(8, 8), ad.nn.Dropout(0.5)),
         loss=ad.functional.mse_loss,
@@ -109,7 +109,7 @@ def test_what_is_random_follows_the_seeds_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "uint8"])
-def test_a_run_in_float64_computes_in_float64_whatever_the_data_are(kind: str) -> None:
+def test_float64_run_computes_in_float64_for_any_data(kind: str) -> None:
     random = np.random.default_rng(0)
     rows = (100 * random.random((40, 6))).astype(kind)
     targets = random.random((40, 1)).astype("float32")
@@ -122,7 +122,7 @@ def test_a_run_in_float64_computes_in_float64_whatever_the_data_are(kind: str) -
     assert backend.evaluate(0, 30)[0] == pytest.approx(30 * expected, rel=1e-14, abs=0)
 
 
-def test_a_run_in_float32_computes_in_float32_though_the_data_are_float64() -> None:
+def test_float32_run_computes_in_float32_for_float64_data() -> None:
     random = np.random.default_rng(0)
     rows, targets = random.random((40, 6)), random.random((40, 1))
     found = []
@@ -161,7 +161,7 @@ def _regression(rows: Any, targets: Any) -> ThinTask:
     ],
     ids=["no loss", "a number", "a vector", "detached", "no optimizer", "no model", "an empty layer", "no weights"],
 )
-def test_a_part_of_a_task_that_cannot_be_trained_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_part_of_a_task_is_rejected(wrong: dict[str, Any]) -> None:
     fields: dict[str, Any] = {
         "model": lambda: ad.nn.Linear(2, 2),
         "loss": ad.functional.mse_loss,

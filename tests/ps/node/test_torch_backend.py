@@ -52,7 +52,7 @@ def setup() -> EngineSetup:
     return EngineSetup(job=job, code=TINY.parent, data=None, device="cpu", speed=1.0, between_steps=lambda: None)
 
 
-def test_a_lone_sample_is_learned_from_though_batch_norm_refuses_one() -> None:
+def test_lone_sample_trains_with_batch_norm() -> None:
     engine = build_torch_engine(setup())
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
@@ -63,7 +63,7 @@ def test_a_lone_sample_is_learned_from_though_batch_norm_refuses_one() -> None:
 
 
 @pytest.mark.parametrize("layers", [(nn.Linear(4, 4), nn.BatchNorm1d(4)), (nn.Unflatten(1, (2, 2)), nn.BatchNorm1d(2))])
-def test_only_a_lone_sample_that_a_norm_rejects_is_taken_twice(layers: tuple[nn.Module, ...]) -> None:
+def test_only_a_lone_sample_that_batch_norm_rejects_is_doubled(layers: tuple[nn.Module, ...]) -> None:
     """The other has the statistics and gradients of one process, not those of two equal samples."""
     data = TensorDataset(torch.arange(16.0).reshape(4, 4), torch.zeros(4, 4))
     model = nn.Sequential(*layers, nn.Flatten())
@@ -99,7 +99,7 @@ def groups(model: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_in_half_precision_is_refused_with_what_to_do(dtype: torch.dtype) -> None:
+def test_half_precision_model_is_rejected_with_a_remedy(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     with pytest.raises(
         InvalidValue, match=f"dtype of weight must be float32, .* got '{name}'; store trained arrays as"
@@ -107,25 +107,25 @@ def test_a_model_in_half_precision_is_refused_with_what_to_do(dtype: torch.dtype
         layout_of_model(torch.nn.Linear(2, 1, dtype=dtype))
 
 
-def test_the_server_does_as_pytorch_s_optimiser_would() -> None:
+def test_server_optimizer_matches_pytorch() -> None:
     assert server() == Sgd(learning_rate=0.1, momentum=0.9)
     assert server(optimizer=lambda p: torch.optim.AdamW(groups(p), lr=0.5, weight_decay=0.1)) == Adam(
         learning_rate=0.5, weight_decay=0.1, is_decoupled=True
     )
 
 
-def test_a_schedule_becomes_one_rate_a_step() -> None:
+def test_schedule_becomes_one_rate_per_step() -> None:
     found = server(scheduler=lambda optimizer, steps: LambdaLR(optimizer, lambda step: 1 - step / steps))
     assert found.learning_rate == pytest.approx((0.1, 0.1 * 2 / 3, 0.1 / 3))
 
 
-def test_groups_with_settings_of_their_own_keep_them() -> None:
+def test_parameter_groups_retain_their_settings() -> None:
     found = server(optimizer=lambda p: torch.optim.SGD(_two(p), lr=0.1))
     decays, does_not = Sgd(learning_rate=0.1, weight_decay=0.5), Sgd(learning_rate=0.1)
     assert found == Grouped(rules=(does_not, decays), group_of=(1, 0, 1, 0))
 
 
-def test_an_optimiser_whose_steps_are_watched_is_refused_for_the_server_s_are_not() -> None:
+def test_optimizer_with_a_step_hook_is_rejected() -> None:
     def watched(parameters: Any) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(parameters, lr=0.1)
         optimizer.register_step_post_hook(lambda *_: None)
@@ -144,7 +144,7 @@ def _two(parameters: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_schedule_of_a_group_s_own_is_kept_though_the_groups_begin_alike() -> None:
+def test_schedule_of_one_group_is_retained_for_equal_groups() -> None:
     def alone(optimizer: Any, _steps: int) -> LambdaLR:
         return LambdaLR(optimizer, [lambda _: 1.0, *[lambda step: 1 / (step + 1)] * (len(optimizer.param_groups) - 1)])
 
@@ -154,7 +154,7 @@ def test_a_schedule_of_a_group_s_own_is_kept_though_the_groups_begin_alike() -> 
     assert found.rules[1].learning_rate == pytest.approx((0.1, 0.1 / 2, 0.1 / 3))
 
 
-def test_a_schedule_that_is_not_known_beforehand_is_a_sentence() -> None:
+def test_schedule_that_depends_on_results_is_rejected() -> None:
     with refused(InvalidInput):
         server(scheduler=lambda optimizer, _: ReduceLROnPlateau(optimizer))
 
@@ -175,7 +175,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changes", REFUSED.values(), ids=REFUSED.keys())
-def test_a_task_that_nodes_cannot_agree_on_is_refused_where_it_is_submitted(changes: dict[str, Any]) -> None:
+def test_task_that_nodes_cannot_synchronize_is_rejected_at_submission(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         backend(**changes)
 
@@ -194,7 +194,7 @@ class Half(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_local_steps_leave_a_parameter_without_a_gradient_as_it_is_as_pytorch_does(kind: Any) -> None:
+def test_local_steps_leave_a_parameter_without_gradient_unchanged(kind: Any) -> None:
     made = backend(model=Half, optimizer=lambda parameters: kind(parameters, lr=0.1, weight_decay=0.1))
     plain = copy.deepcopy(made.model)
     optimizer, indices = kind(plain.parameters(), lr=0.1, weight_decay=0.1), np.arange(4)
@@ -210,7 +210,7 @@ def test_local_steps_leave_a_parameter_without_a_gradient_as_it_is_as_pytorch_do
         torch.testing.assert_close(made.model.state_dict()[name], tensor)
 
 
-def test_a_node_that_measures_itself_leaves_what_its_modules_count_as_it_is() -> None:
+def test_timing_a_node_leaves_module_counters_unchanged() -> None:
     made = backend(model=Half)
     job = Job(
         run="one",

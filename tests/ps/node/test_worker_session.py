@@ -76,7 +76,7 @@ def portion(number: int) -> SampleRange:
     return SampleRange(epoch=0, ranges=((BATCH * (number % 5), BATCH),))
 
 
-def test_a_lease_is_worked_on_once_though_it_is_told_twice() -> None:
+def test_repeated_lease_is_worked_on_once() -> None:
     own, sent = session()
     assert not own.can_work
     own.on_reply(*told(1, brings=True))
@@ -88,7 +88,7 @@ def test_a_lease_is_worked_on_once_though_it_is_told_twice() -> None:
     assert not own.can_work
 
 
-def test_without_overlap_the_answer_is_awaited_before_the_next_lease() -> None:
+def test_answer_is_awaited_before_the_next_lease_without_overlap() -> None:
     own, _ = session()
     own.on_reply(*told(1, brings=True))
     own.work()
@@ -98,7 +98,7 @@ def test_without_overlap_the_answer_is_awaited_before_the_next_lease() -> None:
     assert own.can_work
 
 
-def test_with_overlap_two_contributions_are_under_way_and_go_in_the_order_of_their_leases() -> None:
+def test_two_contributions_are_in_flight_in_order_with_overlap() -> None:
     own, sent = session(OVERLAPPED)
     own.on_reply(*told(1, brings=True))
     own.on_reply(*told(2))
@@ -110,7 +110,7 @@ def test_with_overlap_two_contributions_are_under_way_and_go_in_the_order_of_the
     assert not own.can_work
 
 
-def test_what_was_not_answered_is_said_again_with_the_same_bytes() -> None:
+def test_unanswered_contribution_is_resent_with_the_same_bytes() -> None:
     own, sent = session(OVERLAPPED)
     own.on_reply(*told(1, brings=True))
     own.on_reply(*told(2))
@@ -122,7 +122,7 @@ def test_what_was_not_answered_is_said_again_with_the_same_bytes() -> None:
     assert sent.images[2] == sent.images[1]
 
 
-def test_leases_from_before_a_break_are_void_when_the_server_begins_anew() -> None:
+def test_leases_are_dropped_when_the_server_resets_them() -> None:
     own, sent = session()
     own.on_reply(*told(1, brings=True))
     own.on_reply(*told(7, resets_leases=True))
@@ -132,7 +132,7 @@ def test_leases_from_before_a_break_are_void_when_the_server_begins_anew() -> No
     assert not own.can_work
 
 
-def test_who_is_excluded_forgets_its_leases() -> None:
+def test_excluded_node_drops_its_leases() -> None:
     own, _ = session()
     own.on_reply(*told(1, brings=True))
     own.drop_leases()
@@ -140,7 +140,7 @@ def test_who_is_excluded_forgets_its_leases() -> None:
 
 
 @pytest.mark.parametrize(("first", "size"), [(0, 21), (5, 3)])
-def test_a_slice_of_validation_is_computed_with_the_weights_that_come_along(first: int, size: int) -> None:
+def test_validation_slice_uses_the_weights_sent_with_it(first: int, size: int) -> None:
     own, sent = session()
     own.validate(Validate(run="linear-1", number=4, first=first, size=size), [weights().memory.data])
     found, _ = sent[-1]
@@ -151,7 +151,7 @@ def test_a_slice_of_validation_is_computed_with_the_weights_that_come_along(firs
     assert 0 <= found.correct <= size
 
 
-def test_code_is_fetched_before_the_engine_is_made_and_asked_for_again_over_a_new_connection(tmp_path: Path) -> None:
+def test_code_is_fetched_before_the_engine_and_after_a_reconnect(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "task.py").write_text("task = 1\n")
     code, mood, sent = Blob(tmp_path / "code", ["task.py"]), Mood(), Sent()
@@ -169,7 +169,7 @@ def test_code_is_fetched_before_the_engine_is_made_and_asked_for_again_over_a_ne
     own.close()
 
 
-def test_before_the_engine_is_made_a_session_may_be_closed(tmp_path: Path) -> None:
+def test_session_can_be_closed_before_its_engine_exists(tmp_path: Path) -> None:
     own = WorkerSession(replace(job(SYNC), code=64 * "0"), config(Mood(), tmp_path), Sent(), lambda: None)
     own.start()
     own.close()

@@ -31,7 +31,7 @@ def read_back(folder: Path) -> dict[str, bytes]:
 
 
 @given(sizes=st.lists(st.integers(1, 700), min_size=1))
-def test_files_arrive_as_they_were_whatever_the_pieces(tmp_path_factory: Any, sizes: list[int]) -> None:
+def test_files_arrive_unchanged_in_any_chunks(tmp_path_factory: Any, sizes: list[int]) -> None:
     folder: Path = tmp_path_factory.mktemp("blob")
     blob = packed(folder / "from", FILES)
     arrival = BlobWriter(blob.digest, folder / "to")
@@ -44,13 +44,13 @@ def test_files_arrive_as_they_were_whatever_the_pieces(tmp_path_factory: Any, si
     assert [path.name for path in (folder / "to").iterdir()] == [blob.digest]
 
 
-def test_the_name_follows_contents_and_paths(tmp_path: Path) -> None:
+def test_digest_depends_on_contents_and_paths(tmp_path: Path) -> None:
     digests = {packed(tmp_path / str(i), files).digest for i, files in enumerate((FILES, {"a": b"1"}, {"b": b"1"}))}
     assert len(digests) == 3
     assert packed(tmp_path / "again", FILES).digest in digests
 
 
-def test_what_changed_on_the_way_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_damaged_transfer_is_rejected_and_leaves_no_files(tmp_path: Path) -> None:
     blob = packed(tmp_path / "from", FILES)
     stream = bytearray(blob.read(0, blob.num_bytes))
     stream[-700] ^= 1
@@ -63,14 +63,14 @@ def test_what_changed_on_the_way_is_refused_and_leaves_nothing(tmp_path: Path) -
     assert list((tmp_path / "to").iterdir()) == []
 
 
-def test_a_file_that_became_shorter_is_told(tmp_path: Path) -> None:
+def test_file_that_became_shorter_raises_missing_file(tmp_path: Path) -> None:
     blob = packed(tmp_path, FILES)
     (tmp_path / "a.bin").write_bytes(b"01")
     with refused(MissingFile):
         blob.read(0, blob.num_bytes)
 
 
-def test_a_second_arrival_of_the_same_blob_does_no_harm(tmp_path: Path) -> None:
+def test_second_transfer_of_a_blob_is_harmless(tmp_path: Path) -> None:
     blob = packed(tmp_path / "from", FILES)
     for _ in range(2):
         arrival = BlobWriter(blob.digest, tmp_path / "to")
@@ -80,7 +80,7 @@ def test_a_second_arrival_of_the_same_blob_does_no_harm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", "a/../../out", "", "a\\b", "c:out", "a\0b"])
-def test_no_file_lands_outside_of_the_blobs_folder(tmp_path: Path, path: str) -> None:
+def test_no_file_is_written_outside_the_blob_folder(tmp_path: Path, path: str) -> None:
     with refused(InvalidValue):
         receive(tmp_path, [(path, 1)], b"x")
 
@@ -95,26 +95,26 @@ def test_no_file_lands_outside_of_the_blobs_folder(tmp_path: Path, path: str) ->
     ],
     ids=["longer", "negative", "no list", "twice the same"],
 )
-def test_streams_that_are_no_blobs_are_refused(tmp_path: Path, files: Any, contents: bytes, sentence: str) -> None:
+def test_invalid_blob_streams_are_rejected(tmp_path: Path, files: Any, contents: bytes, sentence: str) -> None:
     with pytest.raises((EvenerError, FileExistsError), match=sentence):
         receive(tmp_path, files, contents)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_list_without_end_is_refused_before_it_is_kept(tmp_path: Path) -> None:
+def test_oversized_file_list_is_rejected_before_it_is_stored(tmp_path: Path) -> None:
     arrival = BlobWriter("0" * 64, tmp_path)
     with refused(InvalidFile):
         arrival.add(struct.pack("<Q", 2**40))
     arrival.close()
 
 
-def test_a_name_that_is_no_hash_is_refused(tmp_path: Path) -> None:
+def test_invalid_digest_is_rejected(tmp_path: Path) -> None:
     for name in ("", "../x", "A" * 64, "0" * 63):
         with refused(InvalidValue):
             blob_folder(tmp_path, name)
 
 
-def test_an_empty_data_folder_and_hidden_files_do_not_travel(tmp_path: Path) -> None:
+def test_folder_with_only_hidden_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "x").write_bytes(b"1")
     (tmp_path / ".hidden").write_bytes(b"1")
@@ -122,7 +122,7 @@ def test_an_empty_data_folder_and_hidden_files_do_not_travel(tmp_path: Path) -> 
         whole_folder(tmp_path)
 
 
-def test_a_link_that_leads_out_of_the_folder_is_refused_by_name(tmp_path: Path) -> None:
+def test_link_out_of_the_folder_is_rejected_by_name(tmp_path: Path) -> None:
     inside, outside = tmp_path / "data", tmp_path / "outside"
     for folder in (inside, outside):
         folder.mkdir()

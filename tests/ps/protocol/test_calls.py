@@ -126,7 +126,7 @@ def begun() -> Iterator[tuple[Plane, list[Connection[Header]]]]:
         shutil.rmtree(folder)
 
 
-def test_a_contribution_takes_few_calls_in_few_files() -> None:
+def test_contribution_takes_few_calls_in_few_files() -> None:
     """Counts the 'call' events of Python functions in the master's thread, generators and comprehensions included.
 
     The calls are all that the master does from one synchronous round to the next, divided by the contributions of a

@@ -25,7 +25,7 @@ def blob(folder: Path) -> Blob:
     return Blob(folder / "code", ["task.py"])
 
 
-def test_a_run_without_blobs_is_complete_at_once(tmp_path: Path) -> None:
+def test_run_without_blobs_is_complete_at_once(tmp_path: Path) -> None:
     sent = Sent()
     found = Submissions(tmp_path, sent).submit(3, buffers())
     assert found is not None
@@ -35,7 +35,7 @@ def test_a_run_without_blobs_is_complete_at_once(tmp_path: Path) -> None:
     assert sent == []
 
 
-def test_a_run_with_blobs_is_complete_with_their_last_piece(tmp_path: Path) -> None:
+def test_run_with_blobs_is_complete_with_their_last_chunk(tmp_path: Path) -> None:
     sent, own = Sent(), blob(tmp_path)
     submissions = Submissions(tmp_path / "blobs", sent)
     assert submissions.submit(3, buffers(own.digest)) is None
@@ -48,7 +48,7 @@ def test_a_run_with_blobs_is_complete_with_their_last_piece(tmp_path: Path) -> N
     assert (tmp_path / "blobs" / own.digest).read_bytes() == own.read(0, own.num_bytes)
 
 
-def test_a_second_submission_waits_whether_it_makes_sense_or_not_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_second_submission_waits_while_the_first_continues(tmp_path: Path) -> None:
     sent, own = Sent(), blob(tmp_path)
     submissions = Submissions(tmp_path / "blobs", sent)
     submissions.submit(3, buffers(own.digest))
@@ -60,13 +60,13 @@ def test_a_second_submission_waits_whether_it_makes_sense_or_not_and_the_first_g
     assert submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), data) is not None
 
 
-def test_a_busy_master_says_why_it_waits(tmp_path: Path) -> None:
+def test_busy_master_gives_its_reason(tmp_path: Path) -> None:
     sent = Sent()
     assert Submissions(tmp_path, sent, why_not=lambda _: "busy").submit(3, buffers()) is None
     assert sent.reasons(3) == ["busy"]
 
 
-def test_a_damaged_blob_ends_its_submission_and_another_may_come(tmp_path: Path) -> None:
+def test_damaged_blob_ends_its_submission_and_frees_the_slot(tmp_path: Path) -> None:
     sent, own = Sent(), blob(tmp_path)
     submissions = Submissions(tmp_path / "blobs", sent)
     submissions.submit(3, buffers(own.digest))
@@ -76,7 +76,7 @@ def test_a_damaged_blob_ends_its_submission_and_another_may_come(tmp_path: Path)
     assert submissions.submit(4, buffers()) is not None
 
 
-def test_a_command_that_goes_leaves_room_for_the_next_one(tmp_path: Path) -> None:
+def test_disconnected_command_frees_the_slot(tmp_path: Path) -> None:
     sent, own = Sent(), blob(tmp_path)
     submissions = Submissions(tmp_path / "blobs", sent)
     submissions.submit(3, buffers(own.digest))

@@ -43,7 +43,7 @@ def unbounded(kind: mi.Type, path: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", [ToMaster, ToNode, ToCommand, Job], ids=["to master", "to node", "to command", "job"])
-def test_every_field_of_every_message_is_bounded_by_its_type(kind: Any) -> None:
+def test_every_message_field_is_bounded_by_its_type(kind: Any) -> None:
     assert list(unbounded(mi.type_info(kind), "")) == []
 
 
@@ -57,7 +57,7 @@ def test_every_field_of_every_message_is_bounded_by_its_type(kind: Any) -> None:
         ("x" * 5000, "x" * (MAX_TEXT_LENGTH - 4) + " ..."),
     ],
 )
-def test_any_text_can_be_shown(text: str, wanted: str) -> None:
+def test_any_text_becomes_printable(text: str, wanted: str) -> None:
     import re
 
     assert shown(text) == wanted

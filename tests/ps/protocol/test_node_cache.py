@@ -21,12 +21,12 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_first_node_removes_what_a_killed_one_left(cache: Path) -> None:
+def test_first_node_removes_files_of_a_killed_one(cache: Path) -> None:
     with node_cache(cache):
         assert [name for name in (*LEFT, *KEPT) if (cache / name).exists()] == list(KEPT)
 
 
-def test_a_node_leaves_alone_what_another_one_may_be_using(cache: Path) -> None:
+def test_second_node_leaves_files_that_another_may_use(cache: Path) -> None:
     with node_cache(cache):
         (cache / LEFT[1]).parent.mkdir(parents=True)
         (cache / LEFT[1]).touch()
@@ -35,7 +35,7 @@ def test_a_node_leaves_alone_what_another_one_may_be_using(cache: Path) -> None:
         assert (cache / LEFT[1]).exists()
 
 
-def test_a_master_removes_whatever_its_last_life_left_half_written(tmp_path: Path) -> None:
+def test_master_removes_temporary_files_of_its_last_start(tmp_path: Path) -> None:
     home = StateDir(tmp_path)
     left = [home.blobs / ".draft" / "stream", home.blobs / ".file", home.tokens / ".admin.7.140000000000001"]
     for path in left:

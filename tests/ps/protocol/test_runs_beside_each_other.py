@@ -47,7 +47,7 @@ def assign(ps: Plane, run: str, *nodes: str) -> None:
         control.assign(run, nodes)
 
 
-def test_two_runs_on_nodes_of_their_own_go_on_side_by_side_and_each_equals_one_process() -> None:
+def test_two_runs_side_by_side_each_equal_one_process() -> None:
     with plane("a", "b", "c") as ps:
         first = Running(ps, on(("a", "b"), "first", epochs=60))
         second = Running(ps, on(("c",), "second", epochs=50, seed=5))
@@ -61,7 +61,7 @@ def test_two_runs_on_nodes_of_their_own_go_on_side_by_side_and_each_equals_one_p
 
 
 @pytest.mark.parametrize("nodes", [None, ("b", "c")])
-def test_a_run_on_a_node_that_works_for_another_one_is_refused_by_name(nodes: tuple[str, ...] | None) -> None:
+def test_run_on_a_busy_node_is_rejected_by_name(nodes: tuple[str, ...] | None) -> None:
     with plane("a", "b", "c") as ps:
         ps.nodes[1].mood.gate.clear()
         first = Running(ps, on(("a", "b"), "first"))
@@ -71,7 +71,7 @@ def test_a_run_on_a_node_that_works_for_another_one_is_refused_by_name(nodes: tu
         first.result()
 
 
-def test_a_run_rests_without_nodes_and_goes_on_with_others_where_it_was() -> None:
+def test_paused_run_resumes_on_other_nodes_where_it_stopped() -> None:
     with plane("a", "b") as ps:
         ps.nodes[0].mood.seconds = 0.02
         running = Running(ps, on(("a",), "moved", epochs=40))
@@ -89,7 +89,7 @@ def test_a_run_rests_without_nodes_and_goes_on_with_others_where_it_was() -> Non
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_nodes_join_a_run_that_goes_on_and_leave_it_again(leaves: bool) -> None:
+def test_nodes_join_and_leave_a_run_in_progress(leaves: bool) -> None:
     with plane("a", "b") as ps:
         for node in ps.nodes:
             node.mood.seconds = 0.01
@@ -113,7 +113,7 @@ def test_nodes_join_a_run_that_goes_on_and_leave_it_again(leaves: bool) -> None:
         ("second", ("b", "a"), "the master is busy with run first"),
     ],
 )
-def test_nodes_that_another_run_has_are_not_taken_away_from_it(run: str, nodes: tuple[str, ...], reason: str) -> None:
+def test_nodes_of_another_run_cannot_be_assigned(run: str, nodes: tuple[str, ...], reason: str) -> None:
     with plane("a", "b") as ps:
         for node in ps.nodes:
             node.mood.gate.clear()
@@ -126,7 +126,7 @@ def test_nodes_that_another_run_has_are_not_taken_away_from_it(run: str, nodes: 
             assert distance(running.result()[1], serial(4)) < 1e-12
 
 
-def test_a_run_for_whoever_is_here_keeps_its_nodes() -> None:
+def test_nodes_of_a_run_without_a_node_list_cannot_be_assigned() -> None:
     with plane("a") as ps:
         ps.nodes[0].mood.gate.clear()
         running = Running(ps, on(None, "all"))
@@ -136,7 +136,7 @@ def test_a_run_for_whoever_is_here_keeps_its_nodes() -> None:
         running.result()
 
 
-def test_a_master_that_comes_back_goes_on_with_all_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarted_master_continues_all_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointing, "_MIN_INTERVAL_S", 0.02)
     with plane("a", "b", patience=5) as ps:
         for node in ps.nodes:
@@ -153,7 +153,7 @@ def test_a_master_that_comes_back_goes_on_with_all_of_its_runs(monkeypatch: pyte
     assert [event.kind for event in record.events].count("master restarted") == 1
 
 
-def test_what_goes_wrong_in_one_run_is_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_one_run_does_not_affect_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     from evener.ps.master.training_run import TrainingRun
 
     tick = TrainingRun.tick
@@ -171,7 +171,7 @@ def test_what_goes_wrong_in_one_run_is_not_the_others(monkeypatch: pytest.Monkey
         assert distance(first.result()[1], serial(60)) < 1e-12
 
 
-def test_who_begins_to_watch_late_hears_of_all_epochs_before() -> None:
+def test_late_watcher_receives_all_earlier_epochs() -> None:
     with plane("a") as ps:
         ps.nodes[0].mood.seconds = 0.01
         running = Running(ps, on(("a",), "watched", epochs=12))

@@ -38,7 +38,7 @@ def system(tmp_path: Path) -> System:
     return read_system(file)
 
 
-def test_the_nodes_of_the_file_may_join_from_their_addresses(system: System) -> None:
+def test_nodes_may_join_from_their_addresses_in_the_file(system: System) -> None:
     assert system.why_not("ada", "127.0.0.1, port 40001") == ""
     assert system.why_not("bob", "10.9.8.7, port 1") == ""
     assert system.why_not("ada", "10.9.8.7, port 1") == (
@@ -49,17 +49,17 @@ def test_the_nodes_of_the_file_may_join_from_their_addresses(system: System) -> 
     )
 
 
-def test_a_name_stands_for_its_addresses(tmp_path: Path) -> None:
+def test_host_name_stands_for_its_addresses(tmp_path: Path) -> None:
     write_noun(ClusterProfile(devices=(device("ada", "localhost"),)), tmp_path / "m.json")
     assert read_system(tmp_path / "m.json").why_not("ada", "127.0.0.1, port 5") == ""
 
 
-def test_who_is_missing_is_known(system: System) -> None:
+def test_missing_nodes_are_listed(system: System) -> None:
     assert system.missing([]) == ["ada", "bob"]
     assert system.missing(["bob", "eve"]) == ["ada"]
 
 
-def test_its_speeds_divide_data_that_stay_and_the_nodes_own_where_it_has_none(system: System) -> None:
+def test_file_speeds_divide_the_data_before_measured_ones(system: System) -> None:
     here = [status("ada", 100.0), status("bob", 100.0)]
     assert parts_of("measured", here, 400, system) == (("ada", 300), ("bob", 100))
     assert parts_of("measured", here, 400) == (("ada", 200), ("bob", 200))
@@ -83,7 +83,7 @@ def status(name: str, score: float) -> NodeStatus:
     )
 
 
-def test_what_is_wrong_with_the_file_is_told(tmp_path: Path) -> None:
+def test_invalid_system_file_raises_a_sentence(tmp_path: Path) -> None:
     with refused(MissingFile):
         read_system(tmp_path / "none.json")
     (tmp_path / "list.json").write_text("[1]")
@@ -95,7 +95,7 @@ def test_what_is_wrong_with_the_file_is_told(tmp_path: Path) -> None:
             read_system(tmp_path / "m.json")
 
 
-def test_a_system_is_for_the_nodes_of_a_master() -> None:
+def test_system_option_requires_a_master() -> None:
     with refused(InvalidInput):
         RunConfig(task="digits", system=Path("m.json"))
     with refused(InvalidInput):

@@ -22,7 +22,7 @@ def status(method: str = "GET", query: str = "", headers: dict[str, str] = COOKI
     return 200 if answer is None else answer.status
 
 
-def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address() -> None:
+def test_token_in_the_address_becomes_a_cookie_and_is_removed() -> None:
     answer = Access(TOKEN, 7118).refusal("GET", "/", f"token={TOKEN}", OWN)
     assert answer is not None
     assert answer.status == 303
@@ -50,11 +50,11 @@ def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address() -> Non
         (OWN, 403),
     ],
 )
-def test_only_the_token_at_this_machine_opens_the_page(headers: dict[str, str], wanted: int) -> None:
+def test_page_opens_only_with_the_token_on_this_machine(headers: dict[str, str], wanted: int) -> None:
     assert status(headers=headers) == wanted
 
 
-def test_the_page_can_be_read_and_nothing_else() -> None:
+def test_page_allows_only_reading() -> None:
     assert [status(method) for method in ("GET", "HEAD", "POST", "DELETE", "PUT")] == [200, 200, 405, 405, 405]
     assert status("POST", f"token={TOKEN}", OWN) == 403
 
@@ -71,14 +71,14 @@ def test_requests_without_the_token_reveal_nothing(method: str, query: str, head
     assert status(method, query, headers) == 403
 
 
-def test_without_a_port_the_next_free_one_is_taken() -> None:
+def test_default_port_is_the_next_free_one() -> None:
     with listen(0) as first, listen(0) as second:
         ports = [one.getsockname()[1] for one in (first, second)]
         assert PORT <= ports[0] < ports[1]
         assert first.getsockname()[0] == "127.0.0.1"
 
 
-def test_a_taken_port_is_refused() -> None:
+def test_occupied_port_is_rejected() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -17,7 +17,7 @@ from support.fake_runs import fake_run
 from support.fake_search import fake_search
 
 
-def test_a_run_that_is_over_has_the_figures_of_its_record() -> None:
+def test_finished_run_has_the_figures_of_its_record() -> None:
     record = fake_run(num_steps=50)
     run = LiveRun("run")
     run.take(Moment(0.0, events_of(record)))
@@ -33,7 +33,7 @@ def test_a_run_that_is_over_has_the_figures_of_its_record() -> None:
     assert [point.samples for point in found.accuracies] == [1000, 2000, 3000, 4000, 5000]
 
 
-def test_a_running_run_is_compared_as_far_as_it_has_come() -> None:
+def test_running_run_is_compared_up_to_its_current_step() -> None:
     record = fake_run(num_steps=20)
     run = LiveRun("run")
     run.take(Moment(0.0, [record.plan, *record.steps[:10]]))
@@ -43,12 +43,12 @@ def test_a_running_run_is_compared_as_far_as_it_has_come() -> None:
     assert found.sent_bytes == sum(node.sent_bytes for step in record.steps[:10] for node in step.nodes)
 
 
-def test_a_run_that_has_not_begun_can_be_compared() -> None:
+def test_run_without_steps_can_be_compared() -> None:
     found = compared(LiveRun("run"))
     assert (found.seconds, found.samples, found.samples_per_second, found.losses) == (0.0, 0, 0.0, [])
 
 
-def test_runs_beside_the_shown_one_can_be_compared_with_it_but_no_searches(tmp_path: Path) -> None:
+def test_only_runs_and_no_searches_can_be_compared(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         write_noun(fake_run(num_steps=3), tmp_path / name / "record.json")
@@ -64,7 +64,7 @@ def test_runs_beside_the_shown_one_can_be_compared_with_it_but_no_searches(tmp_p
     log.close()
 
 
-def test_only_so_many_runs_are_compared_at_a_time(tmp_path: Path) -> None:
+def test_number_of_compared_runs_is_limited(tmp_path: Path) -> None:
     names = [f"run-{number}" for number in range(MAX_COMPARED + 2)]
     for name in names:
         (tmp_path / name).mkdir()

@@ -23,7 +23,7 @@ def begun(folder: Path, num_steps: int = 10) -> EventLog:
     return log
 
 
-def test_a_page_first_receives_the_whole_run_and_then_what_is_new(tmp_path: Path) -> None:
+def test_page_receives_the_whole_run_first_and_then_updates(tmp_path: Path) -> None:
     log = begun(tmp_path / "a")
     source = Source(tmp_path / "a", "a")
     cursor = Cursor(source)
@@ -43,7 +43,7 @@ def test_a_page_first_receives_the_whole_run_and_then_what_is_new(tmp_path: Path
     log.close()
 
 
-def test_a_second_page_also_receives_the_whole_run(tmp_path: Path) -> None:
+def test_second_page_receives_the_whole_run_too(tmp_path: Path) -> None:
     begun(tmp_path / "a").close()
     source = Source(tmp_path / "a", "a")
     source.poll()
@@ -66,7 +66,7 @@ def test_new_runs_in_a_folder_of_runs_are_found(tmp_path: Path) -> None:
     assert newest.poll().picture().is_over
 
 
-def test_an_unreadable_record_is_reported(tmp_path: Path) -> None:
+def test_unreadable_record_is_reported(tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text("{}")
     run = Source(tmp_path, "x").poll()
     assert run.picture().phase == "failed"

@@ -149,9 +149,7 @@ def until(page: Any, holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("dark", 1200), ("light", 1200), ("light", 400)])
-def test_every_panel_shows_something_and_nothing_is_asked_of_another_machine(
-    tmp_path: Path, browser: Any, scheme: str, width: int
-) -> None:
+def test_every_panel_has_content_and_requests_stay_local(tmp_path: Path, browser: Any, scheme: str, width: int) -> None:
     written(tmp_path / "run")
     asked: list[str] = []
     with served(tmp_path / "run") as address:
@@ -178,7 +176,7 @@ def test_every_panel_shows_something_and_nothing_is_asked_of_another_machine(
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("dark", 1200), ("light", 400)])
-def test_the_page_of_several_runs_is_short_and_its_pictures_are_readable(
+def test_page_of_several_runs_is_short_with_readable_pictures(
     tmp_path: Path, browser: Any, scheme: str, width: int
 ) -> None:
     runs = {name: fake_run(num_steps=60) for name in ("alone", "equal", "evener")}
@@ -203,7 +201,7 @@ def test_panels_are_reached_by_keyboard(tmp_path: Path, browser: Any) -> None:
         assert page.evaluate("document.activeElement.tagName") == "A"
 
 
-def test_text_of_a_run_is_shown_verbatim_and_never_becomes_markup(tmp_path: Path, browser: Any) -> None:
+def test_text_of_a_run_is_shown_verbatim_without_markup(tmp_path: Path, browser: Any) -> None:
     written(tmp_path / "run", num_steps=20)
     bad = "<img src=x onerror=\"document.title='taken'\">"
     log = EventLog(tmp_path / "run" / EVENTS_FILE, pytest.fail)
@@ -216,9 +214,7 @@ def test_text_of_a_run_is_shown_verbatim_and_never_becomes_markup(tmp_path: Path
         assert "taken" not in page.title()
 
 
-def test_a_slowed_node_is_red_and_named_within_three_seconds_and_a_lost_one_at_once(
-    tmp_path: Path, browser: Any
-) -> None:
+def test_slow_node_turns_red_in_three_seconds_and_a_lost_one_in_one(tmp_path: Path, browser: Any) -> None:
     with running(tmp_path) as run, served(tmp_path) as address:
         page = opened(browser, address)
         until(page, lambda: int(page.locator("#tiles dd").first.inner_text()) > 40)
@@ -233,7 +229,7 @@ def test_a_slowed_node_is_red_and_named_within_three_seconds_and_a_lost_one_at_o
     assert (took < 3.0, lost < 1.0) == (True, True), f"slow after {took:.2f} s, lost after {lost:.2f} s"
 
 
-def test_another_run_can_be_chosen_and_the_newest_is_followed(tmp_path: Path, browser: Any) -> None:
+def test_another_run_can_be_selected_and_the_newest_is_followed(tmp_path: Path, browser: Any) -> None:
     written(tmp_path / "first", num_steps=30)
     with served(tmp_path) as address:
         page = opened(browser, address)
@@ -245,7 +241,7 @@ def test_another_run_can_be_chosen_and_the_newest_is_followed(tmp_path: Path, br
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("dark", 1280), ("dark", 400), ("light", 400)])
-def test_nodes_and_routes_are_drawn_and_a_node_that_is_left_out_is_dashed(
+def test_nodes_and_routes_are_drawn_with_left_out_nodes_dashed(
     tmp_path: Path, browser: Any, scheme: str, width: int
 ) -> None:
     written(tmp_path / "run", num_steps=20)
@@ -263,9 +259,7 @@ def test_nodes_and_routes_are_drawn_and_a_node_that_is_left_out_is_dashed(
 
 
 @pytest.mark.parametrize(("agreement", "contents"), [("", 1), ("average", 1), ("sync", 2)])
-def test_links_that_nothing_was_measured_of_are_drawn_and_said_not_to_be_measured(
-    tmp_path: Path, browser: Any, agreement: str, contents: int
-) -> None:
+def test_unmeasured_links_are_drawn_and_labelled(tmp_path: Path, browser: Any, agreement: str, contents: int) -> None:
     written(tmp_path / "run", num_steps=20, ring=None, agreement=agreement)
     with served(tmp_path / "run") as address:
         page = opened(browser, address)
@@ -298,7 +292,7 @@ def test_other_runs_are_compared_over_time_and_samples(tmp_path: Path, browser: 
         assert page.faults == []
 
 
-def test_the_title_of_a_run_is_its_task_and_file_and_its_times_are_named(tmp_path: Path, browser: Any) -> None:
+def test_title_shows_task_and_file_with_named_times(tmp_path: Path, browser: Any) -> None:
     written(tmp_path / "run", num_steps=20)
     log = EventLog(tmp_path / "run" / EVENTS_FILE, pytest.fail)
     log.add(Phase(what="training", task="mine", file="mine.py"))
@@ -311,7 +305,7 @@ def test_the_title_of_a_run_is_its_task_and_file_and_its_times_are_named(tmp_pat
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("dark", 1200), ("light", 400)])
-def test_a_search_has_panels_of_its_own_which_follow_it(tmp_path: Path, browser: Any, scheme: str, width: int) -> None:
+def test_search_has_its_own_live_panels(tmp_path: Path, browser: Any, scheme: str, width: int) -> None:
     write_noun(fake_search(trials=5, is_over=False), tmp_path / STUDY_FILE)
     with served(tmp_path) as address:
         shape = {"width": width, "height": 900}

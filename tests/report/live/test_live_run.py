@@ -41,7 +41,7 @@ def slowed(step: Step, column: int, factor: float) -> Step:
     return msgspec.structs.replace(step, nodes=tuple(nodes), seconds=step.seconds + longer)
 
 
-def test_a_run_that_goes_well_has_no_node_in_red() -> None:
+def test_healthy_run_has_no_red_node() -> None:
     record = fake_run(num_steps=200)
     run = shown([Phase(what="training", num_samples=40000, epochs=4), record.plan, *record.steps])
     picture = run.picture()
@@ -52,14 +52,14 @@ def test_a_run_that_goes_well_has_no_node_in_red() -> None:
     assert [one.share for one in picture.nodes] == pytest.approx([0.67, 0.28, 0.05])
 
 
-def test_a_single_node_is_not_compared_with_an_ideal() -> None:
+def test_single_node_is_not_compared_with_an_ideal() -> None:
     alone, together = fake_run((100,), NODES[:1], num_steps=20), fake_run(num_steps=20)
     picture = shown([alone.plan, *alone.steps]).picture()
     assert picture.ideal is None
     assert shown([together.plan, *together.steps]).picture().ideal is not None
 
 
-def test_a_node_at_half_its_usual_speed_is_reported_with_the_factor() -> None:
+def test_node_at_half_its_usual_speed_is_reported_with_the_factor() -> None:
     record = fake_run(num_steps=60)
     steps = [*record.steps[:50], *(slowed(step, 1, 2.5) for step in record.steps[50:])]
     run = shown([record.plan, *steps])
@@ -70,7 +70,7 @@ def test_a_node_at_half_its_usual_speed_is_reported_with_the_factor() -> None:
     assert {one.state for one in run.picture().nodes if one.name != "bob"} == {""}
 
 
-def test_a_node_with_less_work_is_not_slow() -> None:
+def test_node_with_less_work_is_not_slow() -> None:
     """The fixed part of a step weighs more then; the plan knows it."""
     few = fake_run(shares=(95, 3, 2), num_steps=30)
     many = fake_run(shares=(67, 28, 5), num_steps=60)
@@ -81,7 +81,7 @@ def test_a_node_with_less_work_is_not_slow() -> None:
 @pytest.mark.parametrize(
     ("kind", "state"), [("node lost", "lost"), ("excluded", "excluded"), ("away", "away"), ("expelled", "expelled")]
 )
-def test_events_set_the_state_of_a_node_until_it_is_back(kind: str, state: str) -> None:
+def test_events_set_the_state_of_a_node_until_it_returns(kind: str, state: str) -> None:
     record = fake_run(num_steps=20)
     event = Event(step=20, kind=kind, message="node bob: why", nodes=("bob",))
     run = shown([record.plan, *record.steps, event])
@@ -90,7 +90,7 @@ def test_events_set_the_state_of_a_node_until_it_is_back(kind: str, state: str) 
     assert node(run, "bob").state == ""
 
 
-def test_a_node_that_the_plan_leaves_out_is_shown_without_routes_until_it_takes_part() -> None:
+def test_left_out_node_has_no_routes_until_it_takes_part() -> None:
     record = fake_run(num_steps=3)
     out = Rejected(what="old", reason="too slow", is_node=True)
     run = shown([msgspec.structs.replace(record.plan, rejected=(*record.plan.rejected, out)), *record.steps])
@@ -103,14 +103,14 @@ def test_a_node_that_the_plan_leaves_out_is_shown_without_routes_until_it_takes_
     assert {route.source for route in run.picture().routes} == {"ada", "bob", "old"}
 
 
-def test_routes_go_round_a_lost_node() -> None:
+def test_routes_bypass_a_lost_node() -> None:
     record = fake_run(num_steps=3)
     lost = Event(step=3, kind="node lost", message="node bob was killed", nodes=("bob",))
     routes = shown([record.plan, *record.steps, lost]).picture().routes
     assert [(one.source, one.target) for one in routes] == [("ada", "pi-in-the-attic"), ("pi-in-the-attic", "ada")]
 
 
-def test_the_agreement_of_a_run_is_that_of_its_options_and_then_of_its_record() -> None:
+def test_protocol_follows_the_options_and_then_the_record() -> None:
     record = fake_run(num_steps=3)
     run = shown([Phase(what="starting", options={"--agreement": "sync", "--batch-size": "9"}), record.plan])
     assert MASTER in {one.target for one in run.picture().routes}
@@ -118,13 +118,13 @@ def test_the_agreement_of_a_run_is_that_of_its_options_and_then_of_its_record() 
     assert MASTER not in {one.target for one in run.picture().routes}
 
 
-def test_nodes_that_work_as_ranks_although_an_agreement_was_asked_for_have_no_master() -> None:
+def test_nodes_working_as_ranks_have_no_master() -> None:
     told = Event(step=0, kind="as ranks", message="it has BatchNorm, so the nodes work together as ranks")
     run = shown([told, Phase(what="starting", options={"--agreement": "sync"}), fake_run(num_steps=3).plan])
     assert MASTER not in {one.target for one in run.picture().routes}
 
 
-def test_the_task_its_file_and_the_beginning_are_shown() -> None:
+def test_task_file_and_start_time_are_shown() -> None:
     run = shown([Phase(what="starting", task="mine", file="mine.py")])
     run.take(Moment(70.0, [Phase(what="training")]))
     run.take(Moment(80.0, [fake_run(num_steps=3).plan]))
@@ -143,7 +143,7 @@ def test_lost_time_is_attributed_to_the_node_that_arrives_last() -> None:
     assert sum(loss.seconds for loss in picture.losses) <= sum(step.seconds for step in record.steps) * 5
 
 
-def test_a_node_that_joins_gets_a_column_with_its_name() -> None:
+def test_joining_node_gets_a_named_column() -> None:
     record = fake_run(num_steps=20)
     nodes = (("eve", "cpu", 1e-3), *(("ada", "cuda:0", 0.9e-3), ("bob", "cuda:0", 2.1e-3), ("x", "cpu", 12e-3)))
     wider = fake_run(shares=(60, 20, 10, 10), nodes=nodes, num_steps=3).steps
@@ -152,14 +152,14 @@ def test_a_node_that_joins_gets_a_column_with_its_name() -> None:
     assert run.history.names == ["ada", "bob", "pi-in-the-attic", "eve"]
 
 
-def test_samples_that_ranks_share_are_counted_once() -> None:
+def test_samples_shared_by_ranks_count_once() -> None:
     record = fake_run(num_steps=50)
     plan: Plan = msgspec.structs.replace(fake_plan(), strategy="filter")
     run = shown([Phase(what="training", num_samples=10000, epochs=1), plan, *record.steps])
     assert run.picture().progress == pytest.approx(0.5)
 
 
-def test_a_run_with_only_a_record_is_over() -> None:
+def test_run_with_only_a_record_is_over() -> None:
     record = fake_run(num_steps=50)
     picture = shown(events_of(record)).picture()
     assert picture.is_over
@@ -167,13 +167,13 @@ def test_a_run_with_only_a_record_is_over() -> None:
     assert picture.nodes[0].memory_bytes == record.nodes[0].peak_memory_bytes
 
 
-def test_a_run_whose_leader_has_died_is_marked() -> None:
+def test_run_whose_leader_has_died_is_marked() -> None:
     run = shown([fake_plan()])
     run.abandon()
     assert (run.picture().phase, run.picture().detail) == ("failed", "the process that led the run is gone")
 
 
-def test_a_busy_machine_appears_once_in_the_log_and_not_beside_every_node() -> None:
+def test_busy_machine_appears_once_in_the_log() -> None:
     record = fake_run(num_steps=20)
     names = tuple(one.node for one in record.plan.assignments)
     busy = Event(step=0, kind="busy machine", message="other processes took 70% on all", nodes=names)
@@ -192,7 +192,7 @@ def test_a_busy_machine_appears_once_in_the_log_and_not_beside_every_node() -> N
         ({}, False),
     ],
 )
-def test_measured_shares_are_advised_only_to_runs_with_other_shares(options: dict[str, str], is_advised: bool) -> None:
+def test_advice_for_measured_shares_appears_only_with_other_shares(options: dict[str, str], is_advised: bool) -> None:
     record = fake_run(num_steps=40)
     slow = [slowed(step, 2, 4.0) for step in record.steps]
     run = shown([Phase(what="starting", options=options), record.plan, *slow])
@@ -214,7 +214,7 @@ def test_measured_shares_are_advised_only_to_runs_with_other_shares(options: dic
         ("exchange", {"batch": "16"}, "batch= (now 16)"),
     ],
 )
-def test_advice_names_what_the_run_can_change(cause: str, options: dict[str, str], words: str) -> None:
+def test_advice_names_options_that_the_run_can_change(cause: str, options: dict[str, str], words: str) -> None:
     losses = Losses()
     seconds = 1.0 if cause == "loading" else 4.0
     nodes = {
@@ -227,7 +227,7 @@ def test_advice_names_what_the_run_can_change(cause: str, options: dict[str, str
     assert ("--agreement average" in advice) == (cause == "exchange" and options.get("--agreement") == "")
 
 
-def test_a_node_shows_the_cores_that_it_keeps_busy_and_its_memory_while_the_run_goes_on() -> None:
+def test_node_shows_its_busy_cores_and_memory_during_a_run() -> None:
     record = fake_run(num_steps=30)
     steps = []
     for step in record.steps:

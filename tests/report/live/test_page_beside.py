@@ -91,7 +91,7 @@ def message_of(answer: http.client.HTTPResponse) -> Any:
     return msgspec.json.decode(line.removeprefix(b"data: "))
 
 
-def test_the_token_opens_the_page_and_becomes_a_cookie(client: Client) -> None:
+def test_token_opens_the_page_and_becomes_a_cookie(client: Client) -> None:
     status, answer = client.ask(f"/?token={client.token}")
     assert (status, answer.getheader("location")) == (303, "/")
     cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
@@ -103,7 +103,7 @@ def test_the_token_opens_the_page_and_becomes_a_cookie(client: Client) -> None:
     assert client.ask("/static/%2e%2e%2fserver.py", cookie=cookie)[0] == 404
 
 
-def test_the_stream_starts_with_the_whole_run(client: Client, folder: Path) -> None:
+def test_stream_starts_with_the_whole_run(client: Client, folder: Path) -> None:
     status, answer = client.ask("/events", cookie=client.cookie)
     message = message_of(answer)
     assert (status, answer.getheader("content-type")) == (200, "text/event-stream; charset=utf-8")
@@ -121,7 +121,7 @@ def test_runs_are_compared_as_json(client: Client, folder: Path) -> None:
     assert (found["choices"], [run["samples"] for run in found["runs"]]) == ([folder.name], [3000])
 
 
-def test_requests_without_the_token_are_refused(client: Client) -> None:
+def test_requests_without_the_token_are_rejected(client: Client) -> None:
     draw = random.Random(7)
     methods = ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW"]
     paths = [
@@ -149,7 +149,7 @@ def test_requests_without_the_token_are_refused(client: Client) -> None:
     assert client.ask("/", cookie=client.cookie, origin="http://evil.example")[0] == 403
 
 
-def test_the_page_of_a_run_ends_with_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_page_of_a_run_ends_with_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = EventLog(tmp_path / EVENTS_FILE, pytest.fail)
     log.add(fake_run(num_steps=1).plan)
     with page_beside(tmp_path, 0):

@@ -74,27 +74,27 @@ TABLE: dict[str, tuple[Plan, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_strategy_has_these_routes(name: str) -> None:
+def test_strategy_has_the_expected_routes(name: str) -> None:
     plan, expected = TABLE[name]
     found = routes(plan, [one.node for one in plan.assignments])
     assert {f"{route.source}{route.target} {route.content}" for route in found} == expected
     assert {(route.delay_seconds, route.bytes_per_second) for route in found} <= {(1e-4, 2.0**30)}
 
 
-def test_nodes_that_are_gone_have_no_routes() -> None:
+def test_departed_nodes_have_no_routes() -> None:
     found = routes(plan_of("data", [1, 1, 1]), ["a", "c"])
     assert [(route.source, route.target) for route in found] == [("a", "c"), ("c", "a")]
 
 
 @pytest.mark.parametrize("strategy", ["data", "sharded"])
-def test_links_of_a_program_whose_plan_holds_no_ring_are_not_measured(strategy: Strategy) -> None:
+def test_links_without_a_measured_ring_have_no_figures(strategy: Strategy) -> None:
     found = routes(replace(plan_of(strategy, [1, 1] if strategy == "data" else [2]), ring=None), ["a", "b"])
     assert len(found) == 2
     assert {(route.delay_seconds, route.bytes_per_second) for route in found} == {(None, None)}
 
 
 @pytest.mark.parametrize(("agreement", "content"), [("async", "gradients"), ("diloco", "changes of weights")])
-def test_nodes_of_an_agreement_exchange_with_the_master_alone(agreement: str, content: str) -> None:
+def test_nodes_of_a_protocol_exchange_only_with_the_master(agreement: str, content: str) -> None:
     found = routes(plan_of("data", [1, 1]), ["a", "b"], agreement)
     assert [(route.source, route.target, route.content) for route in found] == [
         ("a", MASTER, content),

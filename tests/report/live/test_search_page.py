@@ -11,7 +11,7 @@ from evener.report.live.feed import Cursor, Sources
 from support.fake_search import fake_search
 
 
-def test_a_search_is_sent_whenever_its_file_changes_until_it_is_over(tmp_path: Path) -> None:
+def test_search_is_sent_at_every_change_until_it_is_over(tmp_path: Path) -> None:
     file = tmp_path / "tune-digits" / STUDY_FILE
     write_noun(fake_search(trials=3, is_over=False), file)
     sources = Sources([tmp_path])
@@ -36,7 +36,7 @@ def test_a_search_is_sent_whenever_its_file_changes_until_it_is_over(tmp_path: P
     assert (len(last.search.trials), last.picture.is_over) == (12, True)
 
 
-def test_an_unreadable_study_is_reported(tmp_path: Path) -> None:
+def test_unreadable_study_is_reported(tmp_path: Path) -> None:
     (tmp_path / STUDY_FILE).write_text("{")
     source = Sources([tmp_path]).find("")
     assert source is not None

@@ -45,7 +45,7 @@ class World:
         self.all.load()
 
 
-def test_an_invitation_is_for_so_many_keys_until_its_end_and_survives_the_master(tmp_path: Path) -> None:
+def test_invitation_bounds_keys_and_time_and_survives_a_restart(tmp_path: Path) -> None:
     world = World(tmp_path)
     name, token = world.all.invite("", 2, 60.0)
     assert world.tokens == {Grant("node", name): token}
@@ -63,7 +63,7 @@ def test_an_invitation_is_for_so_many_keys_until_its_end_and_survives_the_master
     assert [(one.joined, one.seconds) for one in world.all.status()] == [(2, 0.0)]
 
 
-def test_one_that_nobody_can_come_with_any_more_is_forgotten_and_its_token_with_it(tmp_path: Path) -> None:
+def test_revoked_invitation_without_joined_nodes_is_deleted(tmp_path: Path) -> None:
     world = World(tmp_path)
     used, _ = world.all.invite("", 1, 60.0)
     unused, _ = world.all.invite("", 1, 60.0)
@@ -79,7 +79,7 @@ def test_one_that_nobody_can_come_with_any_more_is_forgotten_and_its_token_with_
     assert world.all.why_not(used) == "the invitation was revoked"
 
 
-def test_invitations_are_bounded(tmp_path: Path) -> None:
+def test_number_of_invitations_is_bounded(tmp_path: Path) -> None:
     world = World(tmp_path)
     for _ in range(MAX_INVITATIONS):
         world.all.invite("", 1, 60.0)
@@ -103,7 +103,7 @@ def answer_to(connection: Connection[m.Header], name: str, key: str) -> m.Header
     return header
 
 
-def test_a_node_comes_by_invitation_comes_back_after_it_was_revoked_and_nobody_else_does() -> None:
+def test_invited_node_may_rejoin_after_revocation_but_no_new_one() -> None:
     with plane(patience=1.0) as ps, ps.control() as admin:
         invitation = admin.invite(Invite(nodes=1, seconds=60.0))
         with invited(ps, invitation.token) as connection:
@@ -127,7 +127,7 @@ def test_a_node_comes_by_invitation_comes_back_after_it_was_revoked_and_nobody_e
         assert {"invited", "revoked", "joined"} <= set(acts)
 
 
-def test_who_was_expelled_cannot_come_back_by_its_invitation_with_another_key() -> None:
+def test_expelled_node_cannot_rejoin_by_invitation_with_another_key() -> None:
     with plane() as ps, ps.control() as admin:
         invitation = admin.invite(Invite(nodes=1, seconds=60.0))
         with invited(ps, invitation.token) as connection:
@@ -138,7 +138,7 @@ def test_who_was_expelled_cannot_come_back_by_its_invitation_with_another_key() 
                 assert isinstance(answer_to(connection, name, key), m.Dismiss)
 
 
-def test_a_submitter_by_invitation_has_a_name_which_the_nodes_hear_and_no_invitations_to_give(
+def test_invited_submitter_has_a_name_and_cannot_invite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with plane("a") as ps, ps.control() as admin:
@@ -166,14 +166,14 @@ def test_a_submitter_by_invitation_has_a_name_which_the_nodes_hear_and_no_invita
         assert own == ps.identity
 
 
-def test_code_and_data_are_for_nodes_that_have_joined() -> None:
+def test_only_joined_nodes_may_fetch_code_and_data() -> None:
     with plane() as ps, ps.control() as admin, invited(ps, admin.invite(Invite(seconds=60.0)).token) as connection:
         connection.send(m.FetchBlob(digest="0" * 64, offset=0))
         told_until_closed(connection)
         wait_until(lambda: ps.ask() is not None)
 
 
-def test_rotation_forgets_invitations(tmp_path: Path) -> None:
+def test_token_rotation_deletes_invitations(tmp_path: Path) -> None:
     home = StateDir(tmp_path)
     home.identity(insecure=True)
     world = World(tmp_path)

@@ -52,7 +52,7 @@ NOT_ALLOWED: list[tuple[Role, m.Header, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("role", "header", "buffers"), NOT_ALLOWED, ids=lambda one: getattr(type(one), "__name__", ""))
-def test_a_token_allows_what_its_role_says_and_no_more(role: Role, header: m.Header, buffers: list[Any]) -> None:
+def test_token_permits_only_the_requests_of_its_role(role: Role, header: m.Header, buffers: list[Any]) -> None:
     with plane("a") as ps, with_role(ps, role) as connection:
         connection.send(header, buffers)
         told_until_closed(connection)
@@ -60,7 +60,7 @@ def test_a_token_allows_what_its_role_says_and_no_more(role: Role, header: m.Hea
         assert ps.ask().nodes[0].state == "present"
 
 
-def test_a_submitter_may_have_runs_done_and_a_node_may_be_one() -> None:
+def test_submitter_token_submits_runs_and_node_token_joins() -> None:
     with plane() as ps:
         own, ps.identity = ps.identity, ps.identity
         with with_role(ps, "node") as node:
@@ -72,7 +72,7 @@ def test_a_submitter_may_have_runs_done_and_a_node_may_be_one() -> None:
             node.send(m.Leave())
 
 
-def test_tokens_of_one_master_differ_and_rotation_makes_all_of_them_worthless() -> None:
+def test_token_rotation_invalidates_all_tokens_of_a_master() -> None:
     identity = make_identity(insecure=True)
     rotated = identity.rotated()
     texts = {one.token_of(role).text for one in (identity, rotated) for role in ROLES}
@@ -93,7 +93,7 @@ def next_header(connection: Connection[m.Header]) -> m.Header:
     return header
 
 
-def test_a_name_belongs_to_the_key_that_first_joined_with_it() -> None:
+def test_node_name_belongs_to_the_first_key_that_joined_with_it() -> None:
     with plane(patience=1) as ps, with_role(ps, "node") as own, with_role(ps, "node") as thief:
         assert isinstance(joined(own, key=KEY), m.Welcome)
         told = joined(thief, key=OTHER, incarnation=99)
@@ -115,7 +115,7 @@ def test_a_name_belongs_to_the_key_that_first_joined_with_it() -> None:
             heir.send(m.Leave())
 
 
-def test_a_name_that_nobody_chose_gets_a_number_where_it_is_taken() -> None:
+def test_duplicate_default_name_gets_a_number() -> None:
     with plane(patience=1) as ps, with_role(ps, "node") as one, with_role(ps, "node") as other:
         assert isinstance(joined(one, key=KEY, is_named=False), m.Welcome)
         told = joined(other, key=OTHER, is_named=False)
@@ -126,7 +126,7 @@ def test_a_name_that_nobody_chose_gets_a_number_where_it_is_taken() -> None:
             connection.send(m.Leave())
 
 
-def test_who_is_expelled_comes_back_under_no_name_also_after_a_restart() -> None:
+def test_expelled_node_cannot_rejoin_by_any_name_after_a_restart() -> None:
     with plane(patience=1) as ps, with_role(ps, "node") as bad:
         assert isinstance(joined(bad, key=KEY), m.Welcome)
         with MasterClient(ps.address, ps.identity.token, 5.0) as admin:
@@ -143,7 +143,7 @@ def test_who_is_expelled_comes_back_under_no_name_also_after_a_restart() -> None
         assert [line["what"] for line in log_of(ps)].count("expelled") == 1
 
 
-def test_who_is_expelled_goes_under_all_its_names() -> None:
+def test_expulsion_removes_all_names_of_a_key() -> None:
     with plane(patience=1) as ps, with_role(ps, "node") as bad, with_role(ps, "node") as twin:
         for connection, name in ((bad, "attic"), (twin, "attic-2")):
             assert isinstance(joined(connection, key=KEY, name=name), m.Welcome)
@@ -152,7 +152,7 @@ def test_who_is_expelled_goes_under_all_its_names() -> None:
         assert any(isinstance(header, m.Dismiss) for header in told_until_closed(twin))
 
 
-def test_a_node_that_is_not_there_cannot_be_expelled() -> None:
+def test_expelling_an_unknown_node_raises_invalid_input() -> None:
     with (
         plane() as ps,
         MasterClient(ps.address, ps.identity.token, 5.0) as admin,
@@ -161,7 +161,7 @@ def test_a_node_that_is_not_there_cannot_be_expelled() -> None:
         admin.change(ExpelNode(name="nobody"))
 
 
-def test_a_damaged_list_is_one_sentence(tmp_path: Path) -> None:
+def test_damaged_members_file_raises_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "members.json"
     for content in (b"?", b"[" * 100_000, b'{"version": 1, "members": {"a": {"key": "zz"}}}', b"\xff"):
         path.write_bytes(content)
@@ -169,7 +169,7 @@ def test_a_damaged_list_is_one_sentence(tmp_path: Path) -> None:
             Members(path).load()
 
 
-def test_who_answers_on_the_port_of_a_killed_master_does_not_end_its_nodes() -> None:
+def test_nodes_survive_an_impostor_on_the_port_of_a_killed_master() -> None:
     with plane("a", patience=2) as ps:
         ps.stop_master()
         impostor: Server[m.Header] = Server(ToMaster, make_identity(insecure=True))
@@ -183,7 +183,7 @@ def test_who_answers_on_the_port_of_a_killed_master_does_not_end_its_nodes() -> 
         assert ps.nodes[0].error is None
 
 
-def test_a_master_is_looked_for_at_all_its_addresses() -> None:
+def test_connector_tries_all_addresses_of_a_master() -> None:
     with plane() as ps:
         nowhere = Address(path=str(ps.folder / "nobody"))
         with connector([nowhere, ps.address], ps.identity.token) as dial:
@@ -193,7 +193,7 @@ def test_a_master_is_looked_for_at_all_its_addresses() -> None:
             pass
 
 
-def test_on_its_own_machine_a_master_is_found_whatever_its_address_was(tmp_path: Path) -> None:
+def test_local_master_is_found_at_its_announced_address(tmp_path: Path) -> None:
     home, token = StateDir(tmp_path), make_identity(insecure=True).token
     for listen, wanted in ((":7117", ":7117"), ("10.0.0.5:7", "10.0.0.5:7"), ("unix:/x", "unix:/x")):
         home.announce(Beacon(address="10.0.0.5:7", listen=listen, token=token.text, pid=1, patience=1.0))

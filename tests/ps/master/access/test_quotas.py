@@ -60,7 +60,7 @@ def as_many_as_may(ps: Plane, most: int) -> Iterator[Connection[m.Header]]:
 
 
 @pytest.mark.slow
-def test_connections_leave_the_files_that_a_master_needs_itself(few_files: int) -> None:
+def test_connection_limit_leaves_file_descriptors_for_the_master(few_files: int) -> None:
     limits = connection_limits(15.0)
     assert limits.connections + limits.pending + 128 <= few_files
     with plane("a", patience=5) as ps:
@@ -75,7 +75,7 @@ def test_connections_leave_the_files_that_a_master_needs_itself(few_files: int) 
             connection.close()
 
 
-def test_who_asks_for_more_than_it_takes_is_closed() -> None:
+def test_peer_with_too_many_fetches_is_disconnected() -> None:
     with plane("a", patience=2) as ps:
         stream = bytes(4 * 2**20)
         digest = hashlib.sha256(stream).hexdigest()
@@ -92,7 +92,7 @@ def test_who_asks_for_more_than_it_takes_is_closed() -> None:
         ps.run(job(SYNC), weights())
 
 
-def test_a_connection_that_says_nothing_is_left_and_one_that_watches_is_not() -> None:
+def test_silent_connection_is_closed_but_a_watching_one_stays() -> None:
     with plane("a", patience=0.3) as ps:
         ps.nodes[0].mood.seconds = 0.1
         results: list[Any] = []
@@ -106,7 +106,7 @@ def test_a_connection_that_says_nothing_is_left_and_one_that_watches_is_not() ->
         assert results[0][0].error is None
 
 
-def test_heartbeats_of_somebody_who_has_not_joined_keep_no_connection() -> None:
+def test_heartbeats_before_joining_do_not_keep_a_connection_open() -> None:
     with plane(patience=0.3) as ps:
         connection: Connection[m.Header] = open_connection(
             ps.address, ps.identity.token_of("node"), ToNode, Limits(patience=5)
@@ -131,7 +131,7 @@ def test_nodes_and_submitters_leave_room_for_admins(monkeypatch: pytest.MonkeyPa
             assert len(ps.master.server.peers) == many
 
 
-def test_names_of_nodes_that_left_are_forgotten_when_there_are_too_many() -> None:
+def test_names_of_departed_nodes_are_dropped_beyond_the_limit() -> None:
     nodes = Nodes(15.0)
     for number in range(MAX_NAMES):
         record = nodes.record(f"n{number}")
@@ -144,7 +144,7 @@ def test_names_of_nodes_that_left_are_forgotten_when_there_are_too_many() -> Non
     assert list(nodes.by_name) == ["n0", "n1"]
 
 
-def test_a_node_that_joins_under_name_after_name_is_refused_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_joins_under_too_many_names_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     from evener.ps.master import nodes
 
     monkeypatch.setattr(nodes, "MAX_NAMES", 3)
@@ -158,7 +158,7 @@ def test_a_node_that_joins_under_name_after_name_is_refused_in_the_end(monkeypat
             connection.close()
 
 
-def test_the_events_of_a_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_events_of_a_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_journal, "MAX_EVENTS", 3)
     stage = Stage(SYNC)
     for _ in range(100):
@@ -168,7 +168,7 @@ def test_the_events_of_a_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(stage.run.journal.events) == 4
 
 
-def test_an_archive_of_a_hundred_thousand_empty_files_costs_the_master_nothing(tmp_path: Path) -> None:
+def test_archive_of_100_000_empty_files_creates_none_on_the_master(tmp_path: Path) -> None:
     listing = msgspec.msgpack.encode([(f"{number:x}", 0) for number in range(100_000)])
     stream = struct.pack("<Q", len(listing)) + listing
     digest, sent = hashlib.sha256(stream).hexdigest(), Sent()
@@ -182,9 +182,7 @@ def test_an_archive_of_a_hundred_thousand_empty_files_costs_the_master_nothing(t
     assert BlobStream(tmp_path / "blobs" / digest, digest).read(0, 8) == stream[:8]
 
 
-def test_a_blob_that_does_not_fit_the_disk_is_refused_before_it_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blob_that_would_fill_the_disk_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_stream, "MIN_FREE_SHARE", 1.0)
     writer = StreamWriter("0" * 64, tmp_path)
     with refused(InvalidFile):
@@ -193,7 +191,7 @@ def test_a_blob_that_does_not_fit_the_disk_is_refused_before_it_is_full(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_profile_carries_the_name_of_its_node() -> None:
+def test_profile_carries_the_name_of_its_node() -> None:
     with plane() as ps, stranger(ps) as connection:
         connection.send(introduction("evil"))
         profile = introduction("somebody else", profiled=True).profile

@@ -61,9 +61,7 @@ CASES += [("submitter", name, act) for name, act in FOR_ADMINS.items()]
 
 
 @pytest.mark.parametrize(("role", "name", "act"), CASES, ids=lambda one: one if isinstance(one, str) else "")
-def test_every_command_with_a_token_that_does_not_allow_it_says_so_and_the_master_lives(
-    role: Role, name: str, act: Act
-) -> None:
+def test_command_with_the_wrong_token_raises_and_the_master_survives(role: Role, name: str, act: Act) -> None:
     with plane() as ps, MasterClient(ps.address, ps.identity.token_of(role), 5.0) as client:
         with pytest.raises(InvalidInput, match=f"this is a {role}'s token; use a"):
             act(client)
@@ -72,7 +70,7 @@ def test_every_command_with_a_token_that_does_not_allow_it_says_so_and_the_maste
 
 
 @pytest.mark.parametrize("change", [{"expel": "a"}, {"forget": "a"}])
-def test_a_change_of_nodes_with_a_nodes_token_asks_for_an_admins(change: dict[str, Any]) -> None:
+def test_changing_nodes_with_a_node_token_asks_for_an_admin_token(change: dict[str, Any]) -> None:
     with plane() as ps:
         access = NodesAccess(master=str(ps.address), token=ps.identity.token_of("node").text, **change)
         with refused(InvalidInput) as error:
@@ -81,7 +79,7 @@ def test_a_change_of_nodes_with_a_nodes_token_asks_for_an_admins(change: dict[st
 
 
 @pytest.mark.parametrize("command", [down, lambda access: nodes(access, as_json=False), stop])
-def test_a_command_line_with_a_nodes_token_is_refused_and_prints_nothing(
+def test_command_with_a_node_token_is_rejected_and_prints_nothing(
     command: Callable[[Any], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     kinds: dict[Any, type[Any]] = {down: MasterAccess, stop: StopAccess}
@@ -93,7 +91,7 @@ def test_a_command_line_with_a_nodes_token_is_refused_and_prints_nothing(
         assert ps.ask().nodes == ()
 
 
-def test_a_run_that_goes_on_after_it_was_asked_to_stop_is_not_said_to_have_ended(
+def test_stop_command_does_not_report_the_end_of_a_running_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with plane("a", patience=0.5) as ps, ps.control() as client:
@@ -108,7 +106,7 @@ def test_a_run_that_goes_on_after_it_was_asked_to_stop_is_not_said_to_have_ended
 
 
 @pytest.mark.parametrize("name", ["expel", "forget", "revoke"])
-def test_what_an_admin_wants_of_somebody_who_is_not_known_is_refused_over_a_connection_that_stays(name: str) -> None:
+def test_admin_request_about_an_unknown_name_keeps_the_connection(name: str) -> None:
     with plane() as ps, ps.control() as admin:
         with pytest.raises(InvalidInput):
             FOR_ADMINS[name](admin)
@@ -116,9 +114,7 @@ def test_what_an_admin_wants_of_somebody_who_is_not_known_is_refused_over_a_conn
 
 
 @pytest.mark.parametrize("is_accepted", [True, False])
-def test_a_connection_that_breaks_before_the_master_says_that_it_ends_is_no_end(
-    monkeypatch: pytest.MonkeyPatch, is_accepted: bool
-) -> None:
+def test_lost_connection_during_down_raises_connection_lost(monkeypatch: pytest.MonkeyPatch, is_accepted: bool) -> None:
     def cut(handlers: CommandHandlers, peer: int, *_: object) -> None:
         if is_accepted:
             handlers._send_status(peer)
@@ -132,7 +128,7 @@ def test_a_connection_that_breaks_before_the_master_says_that_it_ends_is_no_end(
         assert ps.ask().nodes == ()
 
 
-def test_a_node_with_a_submitters_token_is_told_in_its_own_language() -> None:
+def test_node_with_a_submitter_token_is_dismissed() -> None:
     with plane() as ps:
         connection: Connection[m.Header] = open_connection(
             ps.address, ps.identity.token_of("submitter"), ToNode, Limits(patience=5)
@@ -144,7 +140,7 @@ def test_a_node_with_a_submitters_token_is_told_in_its_own_language() -> None:
 
 
 @pytest.mark.parametrize("is_invited", [False, True])
-def test_a_node_with_a_submitters_token_is_refused_at_its_first_connection(is_invited: bool) -> None:
+def test_node_with_a_submitter_token_fails_at_its_first_connection(is_invited: bool) -> None:
     with plane() as ps:
         with ps.control() as admin:
             invitation = admin.invite(Invite(submitter="alice", seconds=60.0)).token
@@ -157,7 +153,7 @@ def test_a_node_with_a_submitters_token_is_refused_at_its_first_connection(is_in
 
 
 @pytest.mark.parametrize("name", FOR_SUBMITTERS)
-def test_a_command_with_a_nodes_token_is_refused_at_its_first_connection(name: str) -> None:
+def test_command_with_a_node_token_fails_at_its_first_connection(name: str) -> None:
     with plane() as ps:
         num_connected = ps.master.server._num_connected
         with MasterClient(ps.address, ps.identity.token_of("node"), 5.0) as client:
@@ -173,7 +169,7 @@ def invited(ps: Plane, token: str) -> MasterClient:
 
 
 @pytest.mark.parametrize("name", list(FOR_SUBMITTERS))
-def test_a_revoked_submitter_does_nothing_more_over_a_connection_that_was_open(name: str) -> None:
+def test_revoked_submitter_cannot_act_over_its_open_connection(name: str) -> None:
     with plane() as ps, ps.control() as admin:
         invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
         with invited(ps, invitation.token) as alice:
@@ -187,7 +183,7 @@ def test_a_revoked_submitter_does_nothing_more_over_a_connection_that_was_open(n
         assert [line["invitation"] for line in closed] == [invitation.invitation]
 
 
-def test_a_revoked_submitter_that_watches_hears_why_and_does_not_look_for_the_master() -> None:
+def test_revoked_submitter_that_watches_gets_invalid_input() -> None:
     with plane("a") as ps, ps.control() as admin:
         ps.nodes[0].mood.seconds = 0.05
         invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
@@ -200,7 +196,7 @@ def test_a_revoked_submitter_that_watches_hears_why_and_does_not_look_for_the_ma
 
 
 @pytest.mark.parametrize("name", list(FOR_SUBMITTERS))
-def test_an_invitation_that_ends_is_asked_for_at_every_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expiry_of_an_invitation_is_checked_at_every_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with plane() as ps, ps.control() as admin:
         invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
         with invited(ps, invitation.token) as alice:
@@ -213,7 +209,7 @@ def test_an_invitation_that_ends_is_asked_for_at_every_command(name: str, monkey
         assert [line["invitation"] for line in refusals(ps)] == [invitation.invitation]
 
 
-def test_frames_of_a_revoked_submitter_that_are_read_later_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_of_a_revoked_submitter_read_later_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with plane() as ps, ps.control() as admin:
         invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
         connection: Connection[m.Header] = open_connection(
@@ -229,7 +225,7 @@ def test_frames_of_a_revoked_submitter_that_are_read_later_are_refused(monkeypat
         assert ps.ask().runs == ()
 
 
-def test_revoking_closes_who_came_by_it_and_has_not_joined_and_no_node_that_has() -> None:
+def test_revocation_disconnects_pending_nodes_but_not_joined_ones() -> None:
     with plane() as ps, ps.control() as admin:
         invitation = admin.invite(Invite(nodes=2, seconds=60.0))
         ends: list[Connection[m.Header]] = [
@@ -245,7 +241,7 @@ def test_revoking_closes_who_came_by_it_and_has_not_joined_and_no_node_that_has(
             ends[0].send(m.Leave())
 
 
-def test_the_audit_names_the_invitation_of_whoever_joins_submits_and_is_refused() -> None:
+def test_audit_log_names_the_invitation_of_each_action() -> None:
     with plane() as ps, ps.control() as admin:
         invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
         with invited(ps, invitation.token) as alice:
@@ -269,7 +265,7 @@ def test_the_audit_names_the_invitation_of_whoever_joins_submits_and_is_refused(
         ("yolo", "train", "model=yolov8n.pt"),
     ],
 )
-def test_a_submission_with_a_nodes_token_is_refused_before_anything_is_loaded(
+def test_submission_with_a_node_token_fails_before_loading_the_task(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("evener.cli.commands.loading", None)

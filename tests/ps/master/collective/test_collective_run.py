@@ -113,7 +113,7 @@ def _in_a_folder(tmp_path: Path) -> Iterator[None]:
         Scene.journals.pop().close()
 
 
-def test_the_ranks_begin_when_all_nodes_that_are_here_have_the_code() -> None:
+def test_ranks_start_when_all_present_nodes_have_the_code() -> None:
     scene = Scene("a", "b")
     scene.ready("a")
     scene.run.tick()
@@ -127,7 +127,7 @@ def test_the_ranks_begin_when_all_nodes_that_are_here_have_the_code() -> None:
     assert len(places[1].secret) == 16
 
 
-def test_a_node_that_still_measures_itself_is_waited_for() -> None:
+def test_run_waits_for_a_node_that_is_still_profiling() -> None:
     scene = Scene("a", "b")
     scene.nodes.by_name["b"].profile = None
     scene.ready("a")
@@ -139,7 +139,7 @@ def test_a_node_that_still_measures_itself_is_waited_for() -> None:
     assert len(scene.places()) == 2
 
 
-def test_who_is_not_ready_within_the_patience_is_not_waited_for() -> None:
+def test_run_starts_without_a_node_that_is_not_ready_in_time() -> None:
     scene = Scene("a", "b")
     scene.ready("a")
     scene.now += PATIENCE + 1
@@ -147,7 +147,7 @@ def test_who_is_not_ready_within_the_patience_is_not_waited_for() -> None:
     assert list(scene.places()) == [1]
 
 
-def test_a_node_that_cannot_take_part_is_left_out_and_none_is_an_end() -> None:
+def test_run_skips_unusable_nodes_and_fails_without_any_other() -> None:
     scene = Scene("a", "b")
     scene.run.not_ready(scene.nodes.by_name["a"], "it has no PyTorch")
     scene.ready("b")
@@ -159,7 +159,7 @@ def test_a_node_that_cannot_take_part_is_left_out_and_none_is_an_end() -> None:
     assert str(other.run.failure) == ("no node can take part in the run: node a cannot take part: it has no PyTorch")
 
 
-def test_a_process_that_dies_is_replaced_and_the_others_go_on() -> None:
+def test_dead_process_is_replaced_and_the_others_continue() -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
@@ -171,7 +171,7 @@ def test_a_process_that_dies_is_replaced_and_the_others_go_on() -> None:
     assert scene.run.failure is None
 
 
-def test_a_closed_connection_is_a_loss_unless_the_node_comes_back_soon() -> None:
+def test_closed_connection_is_a_loss_unless_the_node_reconnects_soon() -> None:
     scene = Scene("a", "b")
     scene.found()
     node = scene.nodes.by_name["a"]
@@ -192,7 +192,7 @@ def test_a_closed_connection_is_a_loss_unless_the_node_comes_back_soon() -> None
     assert scene.generations(2)[-1].nodes == ["b"]
 
 
-def test_a_node_that_is_excluded_is_lost_in_a_sentence_with_its_name() -> None:
+def test_loss_of_an_excluded_node_names_it_in_a_sentence() -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.run.lose(scene.nodes.by_name["a"], "it has been silent for 6 s")
@@ -200,7 +200,7 @@ def test_a_node_that_is_excluded_is_lost_in_a_sentence_with_its_name() -> None:
     assert scene.generations(2)[-1].reason == "a has been silent for 6 s"
 
 
-def test_a_silent_node_is_not_lost_while_its_process_alone_holds_the_state() -> None:
+def test_silent_node_with_the_only_copy_of_the_state_is_not_lost() -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.end("b", 2, has_finished=False, kind=kind_of(NodeLost("")), is_own=False, sentence="", ending="")
@@ -220,7 +220,7 @@ def test_a_silent_node_is_not_lost_while_its_process_alone_holds_the_state() -> 
     assert "begins again" in [event.kind for event in scene.run.news.events if isinstance(event, Event)]
 
 
-def test_a_node_that_comes_back_without_its_process_is_given_another_one() -> None:
+def test_node_that_reconnects_without_its_process_gets_a_new_one() -> None:
     scene = Scene("a", "b")
     scene.found()
     node = scene.nodes.by_name["a"]
@@ -233,7 +233,7 @@ def test_a_node_that_comes_back_without_its_process_is_given_another_one() -> No
     assert scene.places()[3].is_late
 
 
-def test_a_node_that_comes_in_mid_run_is_given_a_process() -> None:
+def test_node_that_joins_during_a_run_gets_a_process() -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.come("c")
@@ -255,7 +255,7 @@ def lose_each_time(scene: Scene, name: str, beginnings: int) -> None:
         scene.run.tick()
 
 
-def test_a_node_that_is_lost_before_the_first_step_three_times_is_left_behind() -> None:
+def test_node_lost_three_times_before_the_first_step_is_left_out() -> None:
     scene = Scene("a", "b")
     lose_each_time(scene, "a", 3)
     assert scene.run.failure is None
@@ -273,7 +273,7 @@ def test_a_node_that_is_lost_before_the_first_step_three_times_is_left_behind() 
     assert scene.run.failure.nodes == ("b",)
 
 
-def test_a_node_that_came_after_the_third_beginning_goes_on_without_the_one_that_was_lost() -> None:
+def test_late_node_trains_without_the_node_lost_three_times() -> None:
     scene = Scene("a")
     for process in (1, 2, 3):
         scene.ready("a")
@@ -288,7 +288,7 @@ def test_a_node_that_came_after_the_third_beginning_goes_on_without_the_one_that
     assert [node.name for node in scene.places()[4].nodes] == ["b"]
 
 
-def test_where_the_rest_are_too_few_the_loss_that_made_them_so_ends_the_run() -> None:
+def test_loss_that_leaves_too_few_nodes_ends_the_run() -> None:
     scene = Scene("a", "b")
     lose_each_time(scene, "a", 3)
     scene.run.tick()
@@ -301,7 +301,7 @@ def test_where_the_rest_are_too_few_the_loss_that_made_them_so_ends_the_run() ->
     assert scene.run.failure.nodes == ("a",)
 
 
-def test_the_failure_of_a_tasks_own_code_is_that_of_the_run() -> None:
+def test_error_of_the_task_code_becomes_the_error_of_the_run() -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.end("b", 2, has_finished=False, kind=DIVERGED, is_own=True, sentence="the loss of node b is nan", ending="x")
@@ -313,7 +313,7 @@ def test_the_failure_of_a_tasks_own_code_is_that_of_the_run() -> None:
     assert (scene.run.failure.node, scene.run.failure.step) == ("b", 9)
 
 
-def test_the_failure_of_one_node_among_several_names_it() -> None:
+def test_error_of_one_node_among_several_names_it() -> None:
     scene = Scene("a", "b")
     scene.found()
     sentence = "FileNotFoundError: x.pt"
@@ -324,7 +324,7 @@ def test_the_failure_of_one_node_among_several_names_it() -> None:
     assert str(scene.run.failure) == f"node b failed: {sentence}"
 
 
-def test_a_failure_that_all_nodes_have_is_of_none() -> None:
+def test_error_of_all_nodes_names_none() -> None:
     scene = Scene("a", "b")
     scene.found()
     for name, process in (("a", 1), ("b", 2)):
@@ -351,7 +351,7 @@ def lose_before_the_first_step() -> Scene:
     return scene
 
 
-def test_a_run_that_begins_again_before_the_first_step_waits_for_the_node_that_was_lost() -> None:
+def test_restart_before_the_first_step_waits_for_the_lost_node() -> None:
     scene = lose_before_the_first_step()
     scene.come("b")
     scene.ready("b")
@@ -359,7 +359,7 @@ def test_a_run_that_begins_again_before_the_first_step_waits_for_the_node_that_w
     assert [node.name for node in scene.places()[3].nodes] == ["a", "b"]
 
 
-def test_a_node_that_comes_to_a_run_on_one_node_takes_part_from_the_next_checkpoint_on() -> None:
+def test_node_joins_a_one_node_run_at_the_next_checkpoint() -> None:
     scene = lose_before_the_first_step()
     scene.now += PATIENCE + 1
     scene.run.tick()
@@ -384,7 +384,7 @@ def test_a_node_that_comes_to_a_run_on_one_node_takes_part_from_the_next_checkpo
     assert [node.name for node in scene.places()[4].nodes] == ["a", "b"]
 
 
-def test_a_node_whose_line_was_cut_at_the_start_tries_again_while_the_run_is_on_one_node() -> None:
+def test_unreachable_node_retries_during_a_one_node_run() -> None:
     scene = Scene("a", "b")
     scene.ready("a", "b")
     scene.run.tick()
@@ -413,7 +413,7 @@ def test_a_node_whose_line_was_cut_at_the_start_tries_again_while_the_run_is_on_
     assert [node.name for node in scene.places()[max(scene.places())].nodes] == ["a", "b"]
 
 
-def test_a_node_that_was_lost_three_times_before_the_first_step_tries_again_while_the_run_is_on_one_node() -> None:
+def test_node_lost_three_times_retries_during_a_one_node_run() -> None:
     scene = Scene("a", "b")
     lose_each_time(scene, "a", 3)
     scene.run.tick()
@@ -426,7 +426,7 @@ def test_a_node_that_was_lost_three_times_before_the_first_step_tries_again_whil
     assert scene.nodes.by_name["a"].not_ready == set()
 
 
-def test_a_node_that_is_not_needed_is_left_out_and_asked_again_when_another_one_is_lost() -> None:
+def test_unneeded_node_is_asked_again_after_a_loss() -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.come("c")
@@ -460,7 +460,7 @@ def test_a_node_that_is_not_needed_is_left_out_and_asked_again_when_another_one_
     assert [scene.generations(2)[-1].lost, sorted(scene.places())] == [("a",), [1, 2, 3, 4, 5]]
 
 
-def test_only_who_takes_part_may_tell_of_the_run() -> None:
+def test_only_current_ranks_may_report_progress() -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
@@ -473,7 +473,7 @@ def test_only_who_takes_part_may_tell_of_the_run() -> None:
     assert scene.run.news.so_far == [PLAN]
 
 
-def test_a_run_that_is_to_stop_stops_its_ranks_and_waits_for_them() -> None:
+def test_stopping_a_run_stops_its_ranks_and_waits_for_them() -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.run.stop(Interrupted("stopped as asked"))
@@ -493,7 +493,7 @@ def test_a_run_that_is_to_stop_stops_its_ranks_and_waits_for_them() -> None:
     assert isinstance(scene.run.failure, Interrupted)
 
 
-def test_a_stopped_run_waits_for_a_long_validation_and_then_for_the_patience_alone() -> None:
+def test_stopped_run_waits_for_validation_then_for_its_patience() -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.run.stop(Interrupted("stopped as asked"))
@@ -512,7 +512,7 @@ def test_a_stopped_run_waits_for_a_long_validation_and_then_for_the_patience_alo
     assert isinstance(scene.run.failure, Interrupted)
 
 
-def test_a_run_is_stopped_at_once_only_if_that_is_asked_for() -> None:
+def test_run_stops_at_once_only_on_request() -> None:
     scene = Scene("a", "b")
     scene.found()
     for _ in range(2):  # a command that has reconnected repeats its request
@@ -526,7 +526,7 @@ def test_a_run_is_stopped_at_once_only_if_that_is_asked_for() -> None:
     assert isinstance(scene.run.failure, Interrupted)
 
 
-def test_ranks_find_each_other_by_values_that_lie_at_the_master() -> None:
+def test_ranks_find_each_other_through_values_at_the_master() -> None:
     scene = Scene("a", "b")
     scene.ready("a", "b")
     scene.run.tick()
@@ -537,7 +537,7 @@ def test_ranks_find_each_other_by_values_that_lie_at_the_master() -> None:
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_a_run_is_complete_when_all_ranks_have_done_their_work_and_the_record_is_here(is_over: bool) -> None:
+def test_run_is_complete_only_after_all_ranks_end_with_a_record(is_over: bool) -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.end("a", 1, has_finished=True, ending="ended with exit code 0")
@@ -551,7 +551,7 @@ def test_a_run_is_complete_when_all_ranks_have_done_their_work_and_the_record_is
     assert (scene.run.failure is not None) == is_over
 
 
-def test_a_master_that_was_killed_goes_on_from_the_generation_that_it_had_announced(tmp_path: Path) -> None:
+def test_restarted_master_resumes_from_its_announced_generation(tmp_path: Path) -> None:
     before = Scene("a", "b")
     before.found()
     before.say("b", 2, SetValue(number=9, key="plan", value=b"left for those who come later"))
@@ -577,7 +577,7 @@ def test_a_master_that_was_killed_goes_on_from_the_generation_that_it_had_announ
     assert [one.values for one in answers if isinstance(one, Values)] == [(b"left for those who come later",)]
 
 
-def test_a_new_master_of_a_run_whose_nodes_are_gone_begins_from_the_checkpoint_that_was_saved(tmp_path: Path) -> None:
+def test_restarted_master_without_nodes_resumes_from_the_checkpoint(tmp_path: Path) -> None:
     before = Scene("a")  # a run on one node has no generation, which would tell that it has trained
     before.ready("a")
     before.run.tick()
@@ -612,7 +612,7 @@ def restarted_before_the_first_generation(folder: Path) -> Scene:
     return after
 
 
-def test_a_node_whose_longest_pause_is_longer_than_the_patience_is_awaited_by_a_new_master(tmp_path: Path) -> None:
+def test_restarted_master_waits_beyond_the_patience_for_a_reconnect(tmp_path: Path) -> None:
     scene = restarted_before_the_first_generation(tmp_path)
     for _ in range(17):
         scene.now += 1.0  # it tries again after 10 s at most, for 8 s
@@ -626,7 +626,7 @@ def test_a_node_whose_longest_pause_is_longer_than_the_patience_is_awaited_by_a_
     assert scene.generations(1)[-1].nodes == ["a", "b"]
 
 
-def test_a_run_whose_master_was_killed_before_the_first_step_begins_again_without_a_node_that_stays_away(
+def test_restarted_master_restarts_a_run_without_an_absent_node(
     tmp_path: Path,
 ) -> None:
     scene = restarted_before_the_first_generation(tmp_path)
@@ -638,7 +638,7 @@ def test_a_run_whose_master_was_killed_before_the_first_step_begins_again_withou
     assert [[node.name for node in place.nodes] for place in scene.places().values()] == [["a"]]
 
 
-def test_when_nobody_is_left_it_begins_again_from_the_last_checkpoint_with_as_many_as_before() -> None:
+def test_restart_from_the_checkpoint_waits_for_all_lost_nodes() -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
@@ -661,7 +661,7 @@ def test_when_nobody_is_left_it_begins_again_from_the_last_checkpoint_with_as_ma
     assert [place.is_late for place in scene.places().values()][before:] == [False, False]
 
 
-def test_it_does_not_begin_again_and_again_from_the_same_checkpoint() -> None:
+def test_run_restarts_at_most_three_times_from_one_checkpoint() -> None:
     scene = Scene("a")
     scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
     beginnings = 0
@@ -677,7 +677,7 @@ def test_it_does_not_begin_again_and_again_from_the_same_checkpoint() -> None:
     assert beginnings == 4  # once as it was submitted, since a step was made; three times from the checkpoint
 
 
-def test_a_run_all_of_whose_nodes_are_lost_before_the_first_step_begins_again() -> None:
+def test_run_restarts_if_all_nodes_are_lost_before_the_first_step() -> None:
     scene = Scene("a", "b")
     scene.found()
     for name, process in (("a", 1), ("b", 2)):
@@ -707,9 +707,7 @@ def lose_after_a_step(scene: Scene, first: int, *, is_heard_of_first: bool) -> N
 
 @pytest.mark.parametrize("is_heard_of_first", [True, False])
 @pytest.mark.parametrize(("saved", "words"), [(0, "from the first step:"), (7, "from the checkpoint of step 7")])
-def test_a_run_that_no_rank_may_leave_begins_again_where_it_can(
-    saved: int, words: str, is_heard_of_first: bool
-) -> None:
+def test_run_restarts_from_the_checkpoint_or_the_first_step(saved: int, words: str, is_heard_of_first: bool) -> None:
     scene = Scene("a", "b")
     scene.run.checkpoints.last = Saved(step=saved, digest="ab" * 32)
     lose_after_a_step(scene, 1, is_heard_of_first=is_heard_of_first)
@@ -720,7 +718,7 @@ def test_a_run_that_no_rank_may_leave_begins_again_where_it_can(
     assert scene.run.job.checkpoint == ("ab" * 32 if saved else "")
 
 
-def test_a_run_without_a_checkpoint_begins_from_the_first_step_three_times_at_most() -> None:
+def test_run_without_a_checkpoint_starts_three_times_at_most() -> None:
     scene = Scene("a", "b")
     for beginning in range(3):
         assert scene.run.failure is None
@@ -728,7 +726,7 @@ def test_a_run_without_a_checkpoint_begins_from_the_first_step_three_times_at_mo
     assert isinstance(scene.run.failure, NodeLost)
 
 
-def test_when_the_one_node_that_works_is_lost_before_a_checkpoint_another_one_begins_from_the_first_step() -> None:
+def test_another_node_restarts_when_the_only_working_one_is_lost() -> None:
     scene = Scene("a", "b")
     scene.ready("a", "b")
     scene.run.tick()
@@ -745,7 +743,7 @@ def test_when_the_one_node_that_works_is_lost_before_a_checkpoint_another_one_be
     assert (last, [node.name for node in scene.places()[last].nodes]) == (3, ["b"])
 
 
-def test_where_fewer_nodes_cannot_go_on_from_a_checkpoint_it_waits_for_as_many_as_before() -> None:
+def test_run_waits_for_all_nodes_if_fewer_cannot_use_the_checkpoint() -> None:
     scene = Scene("a", "b")
     scene.found()
     scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
@@ -781,7 +779,7 @@ def test_where_fewer_nodes_cannot_go_on_from_a_checkpoint_it_waits_for_as_many_a
     assert str(scene.run.failure) == "too few for two stages"
 
 
-def test_a_node_that_cannot_start_its_process_is_left_out_when_the_run_begins_again() -> None:
+def test_node_that_cannot_start_its_process_is_left_out_of_a_restart() -> None:
     scene = Scene("a", "b")
     scene.ready("a", "b")
     scene.run.tick()

@@ -81,7 +81,7 @@ class Scene:
             self.master.tick()
 
 
-def test_the_newest_checkpoint_comes_whole_and_the_one_before_is_dropped(scene: Scene) -> None:
+def test_newest_checkpoint_replaces_the_one_before(scene: Scene) -> None:
     for step in (10, 20):
         write(scene.folder, step)
         scene.now += 10.0
@@ -96,7 +96,7 @@ def test_the_newest_checkpoint_comes_whole_and_the_one_before_is_dropped(scene: 
     assert list(scene.blobs.iterdir()) == []
 
 
-def test_one_is_on_its_way_at_a_time_and_then_the_newest_is_offered(scene: Scene) -> None:
+def test_only_one_checkpoint_is_sent_at_a_time(scene: Scene) -> None:
     write(scene.folder, 10)
     scene.sender.written()
     write(scene.folder, 20)
@@ -111,7 +111,7 @@ def test_one_is_on_its_way_at_a_time_and_then_the_newest_is_offered(scene: Scene
     assert [saved.step for saved in scene.kept] == [10, 30]
 
 
-def test_what_a_rank_removes_while_it_is_sent_comes_whole(scene: Scene) -> None:
+def test_checkpoint_deleted_during_its_transfer_arrives_complete(scene: Scene) -> None:
     write(scene.folder, 10)
     scene.sender.written()
     scene.carry(most=2)
@@ -121,7 +121,7 @@ def test_what_a_rank_removes_while_it_is_sent_comes_whole(scene: Scene) -> None:
     assert scene.master.weights() == WEIGHTS
 
 
-def test_a_node_that_is_gone_in_between_is_not_waited_for_and_the_last_one_stays(scene: Scene) -> None:
+def test_lost_sender_leaves_the_last_complete_checkpoint(scene: Scene) -> None:
     write(scene.folder, 10)
     scene.sender.written()
     scene.carry()
@@ -142,7 +142,7 @@ def test_a_node_that_is_gone_in_between_is_not_waited_for_and_the_last_one_stays
     assert scene.master.last.step == 30
 
 
-def test_over_a_new_connection_it_is_asked_on_from_where_it_was(scene: Scene) -> None:
+def test_transfer_of_a_checkpoint_resumes_after_a_reconnect(scene: Scene) -> None:
     write(scene.folder, 10)
     scene.sender.written()
     scene.carry(most=2)
@@ -153,7 +153,7 @@ def test_over_a_new_connection_it_is_asked_on_from_where_it_was(scene: Scene) ->
     assert scene.master.weights() == WEIGHTS
 
 
-def test_a_damaged_one_is_refused_and_told(scene: Scene) -> None:
+def test_damaged_checkpoint_is_rejected_with_a_warning(scene: Scene) -> None:
     write(scene.folder, 10, b"short")
     scene.sender.written()
     ((saved, _),) = scene.to_master
@@ -168,7 +168,7 @@ def test_a_damaged_one_is_refused_and_told(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("stream", [b"", b"\xff" * 100, b"\x03\0\0\0\0\0\0\0\x91\xa1a" + b"x" * 50])
-def test_what_is_no_checkpoint_has_no_weights_and_harms_nobody(scene: Scene, stream: bytes) -> None:
+def test_invalid_checkpoint_yields_no_weights_and_a_warning(scene: Scene, stream: bytes) -> None:
     scene.blobs.mkdir()
     digest = "ab" * 32
     (scene.blobs / digest).write_bytes(stream)
@@ -177,7 +177,7 @@ def test_what_is_no_checkpoint_has_no_weights_and_harms_nobody(scene: Scene, str
     assert len(scene.warnings) == 1
 
 
-def test_a_rank_goes_on_from_what_came_to_its_node(scene: Scene) -> None:
+def test_rank_resumes_from_the_checkpoint_sent_to_its_node(scene: Scene) -> None:
     write(scene.folder, 10)
     scene.sender.written()
     scene.carry()
@@ -193,7 +193,7 @@ def test_a_rank_goes_on_from_what_came_to_its_node(scene: Scene) -> None:
     assert (there / "new" / CHECKPOINTS / "step-00000010" / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_a_node_that_calls_something_else_a_checkpoint_has_nothing_removed(scene: Scene) -> None:
+def test_blob_offered_as_a_checkpoint_is_not_deleted(scene: Scene) -> None:
     code = "cd" * 32
     scene.blobs.mkdir()
     (scene.blobs / code).write_bytes(b"code")
@@ -203,7 +203,7 @@ def test_a_node_that_calls_something_else_a_checkpoint_has_nothing_removed(scene
     assert (scene.blobs / code).read_bytes() == b"code"
 
 
-def test_one_that_nobody_gives_any_more_is_left_for_that_of_the_new_leader(scene: Scene) -> None:
+def test_checkpoint_of_a_new_leader_replaces_an_unfinished_transfer(scene: Scene) -> None:
     write(scene.folder, 10)
     scene.sender.written()
     scene.carry(most=2)
@@ -218,7 +218,7 @@ def test_one_that_nobody_gives_any_more_is_left_for_that_of_the_new_leader(scene
     assert scene.master.weights() == WEIGHTS
 
 
-def test_where_files_cannot_be_linked_they_are_copied(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_copied_where_links_are_not_permitted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -229,7 +229,7 @@ def test_where_files_cannot_be_linked_they_are_copied(scene: Scene, monkeypatch:
     assert scene.master.weights() == WEIGHTS
 
 
-def test_a_checkpoint_that_cannot_be_given_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_that_cannot_be_read_gives_a_warning(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 

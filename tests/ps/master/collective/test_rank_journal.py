@@ -49,16 +49,14 @@ def written(home: StateDir, told: list[str]) -> bytes:
     return file_of(home).read_bytes()
 
 
-def test_what_was_written_is_found_and_only_its_owner_reads_it(home: StateDir, told: list[str], written: bytes) -> None:
+def test_written_journal_loads_completely_and_is_private(home: StateDir, told: list[str], written: bytes) -> None:
     found = load(home, told)
     assert found == WHOLE
     assert file_of(home).stat().st_mode & 0o777 == 0o600
     assert told == []
 
 
-def test_a_record_that_was_being_written_is_cut_off_and_others_follow(
-    home: StateDir, told: list[str], written: bytes
-) -> None:
+def test_truncated_record_is_cut_off_and_writing_continues(home: StateDir, told: list[str], written: bytes) -> None:
     for length in range(len(written)):
         file_of(home).write_bytes(written[:length])
         before = load(home, told)
@@ -72,7 +70,7 @@ def test_a_record_that_was_being_written_is_cut_off_and_others_follow(
     assert "are incomplete and were removed" in told[-1]
 
 
-def test_a_damaged_byte_is_never_believed(home: StateDir, told: list[str], written: bytes) -> None:
+def test_damaged_byte_never_yields_wrong_records(home: StateDir, told: list[str], written: bytes) -> None:
     for place in range(len(written)):
         harmed = bytearray(written)
         harmed[place] ^= 0x41
@@ -82,7 +80,7 @@ def test_a_damaged_byte_is_never_believed(home: StateDir, told: list[str], writt
         assert found is None or found.values in ({}, {"plan": b"half each"})
 
 
-def test_on_a_full_disk_nothing_remains_and_the_next_beginning_is_tried(
+def test_full_disk_deletes_the_journal_and_the_next_run_writes_again(
     home: StateDir, told: list[str], written: bytes
 ) -> None:
     journal = RankJournal(home, told.append)
@@ -98,7 +96,7 @@ def test_on_a_full_disk_nothing_remains_and_the_next_beginning_is_tried(
     assert len(told) == 1
 
 
-def test_what_is_set_aside_is_not_gone_on_with(home: StateDir, told: list[str], written: bytes) -> None:
+def test_journal_set_aside_is_not_loaded_again(home: StateDir, told: list[str], written: bytes) -> None:
     where = RankJournal(home, told.append).set_aside()
     (kept,) = home.aside.glob("*/ranks.journal")
     assert str(kept.parent) in where

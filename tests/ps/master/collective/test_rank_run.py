@@ -70,7 +70,7 @@ def fail(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["tick", "admit", "stop"])
-def test_a_run_that_goes_wrong_at_the_master_is_set_aside_and_another_one_begins(
+def test_run_with_an_error_at_the_master_is_set_aside_before_the_next(
     stage: Stage, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.submit("first")
@@ -90,7 +90,7 @@ def test_a_run_that_goes_wrong_at_the_master_is_set_aside_and_another_one_begins
     assert [accepted.run for accepted in stage.sent_of(RunAccepted)] == ["first", "second"]
 
 
-def test_what_a_master_cannot_go_on_with_is_set_aside_before_anything_else_begins(stage: Stage) -> None:
+def test_torn_journal_is_set_aside_before_the_next_run(stage: Stage) -> None:
     journal = RankJournal(stage.home, stage.told.append)
     journal.add(RunStart(job=RankJob(run="torn", task="tiny", title="tiny", config=b"{}"), secret=b"s"))
     journal.add(Roster(names=("a", "b"), numbers=(1,), given_up=(), next=2, generation=None))
@@ -103,7 +103,7 @@ def test_what_a_master_cannot_go_on_with_is_set_aside_before_anything_else_begin
     assert [accepted.run for accepted in stage.sent_of(RunAccepted)] == ["next"]
 
 
-def test_a_run_whose_master_is_killed_before_it_has_begun_begins_under_the_next(stage: Stage) -> None:
+def test_unstarted_run_of_a_killed_master_starts_under_the_next_one(stage: Stage) -> None:
     stage.submit("first")
     stage.scheduler.close()
     later = Stage(stage.home.folder)
@@ -119,7 +119,7 @@ def test_a_run_whose_master_is_killed_before_it_has_begun_begins_under_the_next(
     later.scheduler.close()
 
 
-def test_a_run_without_a_name_is_rejected(stage: Stage) -> None:
+def test_run_without_a_name_is_rejected(stage: Stage) -> None:
     job = {"run": "", "task": "tiny", "title": "tiny", "config": b"{}"}
     stage.scheduler.submit(COMMAND, [memoryview(msgspec.msgpack.encode(job))], "somebody")
     (rejected,) = stage.sent_of(RunRejected)

@@ -17,7 +17,7 @@ def rejected_node() -> tuple[NodeRecord, RejectedNodes]:
     return node, RejectedNodes("run")
 
 
-def test_a_rejected_node_is_asked_again_when_another_one_is_lost_and_not_because_of_its_own_loss() -> None:
+def test_rejected_node_is_asked_again_only_after_another_loss() -> None:
     node, rejected = rejected_node()
     rejected.add(node)
     rejected.changed(generation(lost=("c",)))
@@ -29,7 +29,7 @@ def test_a_rejected_node_is_asked_again_when_another_one_is_lost_and_not_because
     assert node.ready == "run"
 
 
-def test_a_node_whose_line_is_cut_is_asked_again_after_a_while_and_its_reason_is_told_once() -> None:
+def test_unreachable_node_is_asked_again_and_its_reason_logged_once() -> None:
     node, rejected = rejected_node()
     assert rejected.add_cut(node, "c does not reach a", 100.0)
     rejected.ask_again(99.0 + LINE_RETRY_S, is_settled=True)
@@ -42,7 +42,7 @@ def test_a_node_whose_line_is_cut_is_asked_again_after_a_while_and_its_reason_is
     assert rejected.add_cut(node, "c does not reach a", 300.0)
 
 
-def test_the_pauses_between_tries_double_where_each_try_restarts_the_run() -> None:
+def test_retry_pauses_double_if_each_retry_restarts_the_run() -> None:
     node, rejected = rejected_node()
     for now, pause in ((0.0, 1), (1000.0, 2), (2000.0, 4)):
         node.not_ready.add("run")

@@ -85,7 +85,7 @@ class Desk:
         self.sent.append((peer, header, buffers))
 
 
-def test_nodes_report_then_probe_each_other_then_the_command_is_told() -> None:
+def test_examination_collects_reports_then_link_probes() -> None:
     desk = Desk()
     desk.ask()
     assert [(peer, header) for peer, header, _ in desk.of(Examine)] == [
@@ -109,7 +109,7 @@ def test_nodes_report_then_probe_each_other_then_the_command_is_told() -> None:
     assert bob.report.facts.machine == "bob"
 
 
-def test_who_says_nothing_is_waited_for_until_the_time_is_up_and_no_longer() -> None:
+def test_silent_node_is_awaited_until_the_timeout_and_no_longer() -> None:
     desk = Desk()
     desk.ask()
     desk.report("ada")
@@ -129,11 +129,11 @@ def test_who_says_nothing_is_waited_for_until_the_time_is_up_and_no_longer() -> 
         [("10.0.0.9", 2**16)],
     ],
 )  # fmt: skip
-def test_a_node_cannot_send_the_others_to_themselves_or_to_what_is_no_machine(places: list[tuple[str, int]]) -> None:
+def test_node_cannot_direct_probes_to_local_or_invalid_addresses(places: list[tuple[str, int]]) -> None:
     assert told_places(places) == []
 
 
-def test_a_node_cannot_send_the_others_to_many_places() -> None:
+def test_node_cannot_direct_probes_to_more_than_four_addresses() -> None:
     assert len(told_places([("10.0.0.9", port) for port in range(1, 100)])) == 4
 
 
@@ -150,7 +150,7 @@ def told_places(places: list[tuple[str, int]]) -> list[Place]:
     return decode_part(data, list[Place])
 
 
-def test_one_examination_at_a_time_and_no_task_beside_a_run() -> None:
+def test_master_runs_one_examination_and_no_task_check_during_a_run() -> None:
     desk = Desk()
     question = encode_part(TaskQuestion(task="digits"))
     desk.ask(question, b"", busy_with="digits-1")
@@ -166,14 +166,14 @@ def test_one_examination_at_a_time_and_no_task_beside_a_run() -> None:
 
 
 @pytest.mark.parametrize("words", [b"", b"\xc1", encode_part({"facts": 1})])
-def test_a_report_that_is_none_costs_its_sender_the_connection(words: bytes) -> None:
+def test_malformed_report_costs_its_sender_the_connection(words: bytes) -> None:
     desk = Desk()
     desk.ask()
     with refused(BadFrame):
         desk.examinations.examined(desk.nodes.record("ada"), Examined(number=1, clock=0.0), [memoryview(words)])
 
 
-def test_nodes_of_a_real_master_find_their_links_also_amid_work() -> None:
+def test_nodes_of_a_real_master_report_their_links_during_a_run() -> None:
     from support.agreements import SYNC
 
     with plane("ada", "bob") as ps, ps.control() as control:
@@ -191,7 +191,7 @@ def test_nodes_of_a_real_master_find_their_links_also_amid_work() -> None:
                 control.examine(8.0, TaskQuestion(task="digits"))
 
 
-def test_a_task_that_is_asked_for_is_loaded_from_the_code_that_came(tmp_path: Any) -> None:
+def test_examined_task_is_loaded_from_the_submitted_code(tmp_path: Any) -> None:
     (tmp_path / "my_task.py").write_text("answer = 42\n")
     blob = Blob(tmp_path, ["my_task.py"])
     question = TaskQuestion(task="my_task.py", code=blob.digest, submitter="alice")
@@ -214,7 +214,7 @@ def test_a_task_that_is_asked_for_is_loaded_from_the_code_that_came(tmp_path: An
     assert "--built-in-only" in (sent[1].facts.task_problem or "")
 
 
-def test_a_place_where_nobody_listens_is_reported_with_its_reason() -> None:
+def test_refused_port_is_reported_with_its_reason() -> None:
     report = links_to([Place(machine="bob", address="127.0.0.1", port=9)], time.monotonic() + 5)
     assert [(one.machine, one.port, one.reason) for one in report.unreached] == [("bob", 9, "Connection refused")]
     assert links_to([], 0.0) == LinksReport()
