@@ -86,7 +86,7 @@ def test_gpu_and_thin_node_serve_one_run(tmp_path: Path) -> None:
     assert distance(*weights) < 1e-4  # single precision
 
 
-def test_new_gpu_replaces_a_killed_one(tmp_path: Path) -> None:
+def test_run_completes_after_a_gpu_is_killed_and_another_joins(tmp_path: Path) -> None:
     words = ("--seed", "3", "--precision", "fp64", "--epochs", "60")
     perform(RunConfig(task=SMOOTH, seed=3, precision="fp64", epochs=60, devices="cpu", output=tmp_path, check=False))
     with cluster() as ps:

@@ -77,7 +77,7 @@ def test_error_preserves_class_message_and_fields(error: EvenerError) -> None:
     assert vars(found) == vars(error)
 
 
-def test_test_data_cover_every_error_class() -> None:
+def test_error_list_covers_every_error_class() -> None:
     def below(kind: type[EvenerError]) -> set[type[EvenerError]]:
         return {kind}.union(*(below(lower) for lower in kind.__subclasses__()))
 

@@ -221,7 +221,9 @@ FILES = {
         ("segment model=yolov8n.yaml", "yolov8n.yaml is a model to detect, not to segment"),
     ],
 )
-def test_invalid_models_data_and_settings_are_one_sentence(tmp_path: Path, words: str, sentence: str) -> None:
+def test_invalid_models_data_and_settings_are_reported_in_one_sentence(
+    tmp_path: Path, words: str, sentence: str
+) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     done = yolo("yolo", "train", *words.split(" "), cwd=tmp_path)
