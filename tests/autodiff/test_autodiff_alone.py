@@ -26,12 +26,12 @@ def imported(file: Path, only_at_the_top: bool = False) -> set[str]:
     return names
 
 
-def test_nothing_of_evener_is_imported() -> None:
+def test_autodiff_imports_no_other_evener_module() -> None:
     ours = {name for file in FILES for name in imported(file) if name.startswith("evener")}
     assert {name for name in ours if not name.startswith("evener.autodiff")} == set()
 
 
-def test_only_numpy_is_needed_to_import_it() -> None:
+def test_autodiff_import_needs_only_numpy() -> None:
     others = {
         name.split(".")[0]
         for file in FILES
@@ -41,7 +41,7 @@ def test_only_numpy_is_needed_to_import_it() -> None:
     assert others == {"evener", "numpy"}
 
 
-def test_importing_it_loads_neither_pytorch_nor_safetensors() -> None:
+def test_autodiff_import_loads_neither_pytorch_nor_safetensors() -> None:
     code = (
         "import sys, evener.autodiff; print([m for m in ('torch', 'safetensors', 'numpy.random') if m in sys.modules])"
     )

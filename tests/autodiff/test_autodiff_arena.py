@@ -73,7 +73,7 @@ def training(
 
 @pytest.mark.parametrize("optimizer", [optim.SGD, optim.AdamW])
 @pytest.mark.parametrize("model", [mlp, lenet, everything])
-def test_after_the_first_iteration_a_step_takes_no_array_memory_from_the_system(
+def test_steps_after_the_first_allocate_no_array_memory(
     model: Callable[[], nn.Module], optimizer: Callable[..., optim.Optimizer]
 ) -> None:
     step, arena = training(model(), optimizer)
@@ -96,7 +96,7 @@ def test_after_the_first_iteration_a_step_takes_no_array_memory_from_the_system(
     assert peak < 20_000  # Python's own objects
 
 
-def test_a_convolution_takes_little_more_than_its_images() -> None:
+def test_convolution_needs_little_more_memory_than_its_images() -> None:
     model, x = nn.Conv2d(8, 8, 3, padding=1), ad.randn(400, 8, 16, 16, requires_grad=True)
     arena = ad.Arena()
     for _ in range(2):
@@ -106,7 +106,7 @@ def test_a_convolution_takes_little_more_than_its_images() -> None:
     assert arena.num_bytes < 5 * image_bytes
 
 
-def test_what_is_taken_back_within_an_iteration_is_handed_out_again(backend: ad.Backend) -> None:
+def test_arena_reuses_memory_freed_within_an_iteration(backend: ad.Backend) -> None:
     arena = ad.Arena()
     kind = backend.native(np.dtype(np.float32))
     for _ in range(3):
@@ -121,7 +121,7 @@ def test_what_is_taken_back_within_an_iteration_is_handed_out_again(backend: ad.
     assert arena.num_bytes < 100_000
 
 
-def test_the_same_training_with_and_without_an_arena(backend: ad.Backend) -> None:
+def test_training_is_equal_with_and_without_an_arena(backend: ad.Backend) -> None:
     losses = []
     for inside in (True, False):
         ad.manual_seed(3)
@@ -188,7 +188,7 @@ def test_backward_after_the_reset_is_refused(backend: ad.Backend) -> None:
     assert x.grad is None
 
 
-def test_what_is_taken_out_outlives_the_arena(backend: ad.Backend) -> None:
+def test_extracted_values_outlive_the_arena(backend: ad.Backend) -> None:
     arena = ad.Arena()
     x = ad.ones(3, requires_grad=True)
     with arena:
@@ -202,7 +202,7 @@ def test_what_is_taken_out_outlives_the_arena(backend: ad.Backend) -> None:
     assert x.grad.tolist() == [2.0, 2.0, 2.0]  # belongs to x, which was made outside
 
 
-def test_an_exception_inside_gives_everything_back(backend: ad.Backend) -> None:
+def test_exception_inside_an_arena_frees_all_memory(backend: ad.Backend) -> None:
     arena = ad.Arena()
     made = []
 
@@ -221,7 +221,7 @@ def test_an_exception_inside_gives_everything_back(backend: ad.Backend) -> None:
     assert y.item() == 2
 
 
-def test_arenas_nest_and_the_outer_one_goes_on(backend: ad.Backend) -> None:
+def test_nested_arena_leaves_the_outer_one_usable(backend: ad.Backend) -> None:
     with ad.Arena():
         a = ad.ones(2) * 2
         with ad.Arena():
@@ -233,7 +233,7 @@ def test_arenas_nest_and_the_outer_one_goes_on(backend: ad.Backend) -> None:
             b + 1
 
 
-def test_a_gradient_lives_as_long_as_its_leaf(backend: ad.Backend) -> None:
+def test_gradient_lives_as_long_as_its_leaf(backend: ad.Backend) -> None:
     inner = ad.Arena()
     with ad.Arena():
         x = ad.ones(3, requires_grad=True)
@@ -245,7 +245,7 @@ def test_a_gradient_lives_as_long_as_its_leaf(backend: ad.Backend) -> None:
         assert x.grad.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_arenas_are_left_in_reverse_order() -> None:
+def test_arenas_must_be_left_in_reverse_order() -> None:
     first, second = ad.Arena(), ad.Arena()
     first.__enter__()
     second.__enter__()
@@ -257,13 +257,13 @@ def test_arenas_are_left_in_reverse_order() -> None:
         first.__exit__(None, None, None)
 
 
-def test_an_arena_entered_twice_is_refused() -> None:
+def test_entering_an_arena_twice_is_refused() -> None:
     arena = ad.Arena()
     with arena, pytest.raises(InvalidOperation), arena:
         pass
 
 
-def test_changing_shapes_are_followed(backend: ad.Backend) -> None:
+def test_arena_handles_changing_shapes(backend: ad.Backend) -> None:
     arena = ad.Arena()
     for size in (3, 1000, 5, 100_000, 5, 1000):
         with arena:
@@ -271,7 +271,7 @@ def test_changing_shapes_are_followed(backend: ad.Backend) -> None:
             assert float((x * x).sum()) == 4 * size
 
 
-def test_memory_of_one_iteration_does_not_overlap() -> None:
+def test_arrays_of_one_iteration_do_not_overlap() -> None:
     arena = ad.Arena()
     rng = np.random.default_rng(0)
     for _ in range(5):
@@ -295,7 +295,7 @@ def test_arrays_begin_at_a_cache_line() -> None:
 
 @pytest.mark.parametrize("taps_bytes", [1, 3000, 9000])
 @pytest.mark.parametrize(("groups", "stride", "padding"), [(1, 1, 1), (2, 2, 0), (1, 2, 2)])
-def test_a_convolution_in_parts_is_that_of_the_whole_batch(
+def test_convolution_in_parts_equals_that_of_the_whole_batch(
     monkeypatch: pytest.MonkeyPatch, taps_bytes: int, groups: int, stride: int, padding: int
 ) -> None:
     layer = nn.Conv2d(4, 6, 3, stride=stride, padding=padding, groups=groups)

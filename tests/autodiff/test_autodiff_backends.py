@@ -17,19 +17,19 @@ from evener.autodiff.backends.torch_backend import TorchBackend
 
 
 @pytest.mark.parametrize("name", primitives())
-def test_a_back_end_without_a_primitive_cannot_be_made(name: str) -> None:
+def test_backend_without_a_primitive_cannot_be_created(name: str) -> None:
     others = {other: getattr(ad.NumpyBackend, other) for other in primitives() if other != name}
     with pytest.raises(TypeError, match=f"{name}$"):
         type("Incomplete", (ad.Backend,), others)()
 
 
 @pytest.mark.parametrize("name", primitives())
-def test_both_back_ends_take_the_same_arguments(name: str) -> None:
+def test_backends_accept_the_same_arguments(name: str) -> None:
     numpy, torch = (inspect.signature(getattr(kind, name)).parameters for kind in (ad.NumpyBackend, TorchBackend))
     assert list(torch) == list(numpy)
 
 
-def test_the_interface_says_which_arguments_a_primitive_takes() -> None:
+def test_interface_documents_the_arguments_of_every_primitive() -> None:
     source = inspect.getsource(ad.Backend)
     said = dict(re.findall(r'    (\w+): Primitive\n    """\((.+?)\): ', source))
     assert len(said) > 30
@@ -38,7 +38,7 @@ def test_the_interface_says_which_arguments_a_primitive_takes() -> None:
         assert [p.name + ("=None" if p.default is None else "") for p in taken] == arguments.split(", "), name
 
 
-def test_tensors_keep_the_back_end_they_were_made_with() -> None:
+def test_tensors_keep_the_backend_that_created_them() -> None:
     before = ad.set_default_backend(TorchBackend())
     try:
         x = ad.ones(2, requires_grad=True)
@@ -67,7 +67,7 @@ def train(steps: int) -> list[float]:
     return losses
 
 
-def test_a_network_trains_alike_on_both() -> None:
+def test_network_trains_equally_on_both_backends() -> None:
     ours = train(20)
     before = ad.set_default_backend(TorchBackend())
     try:
@@ -79,7 +79,7 @@ def test_a_network_trains_alike_on_both() -> None:
 
 
 @pytest.mark.cuda
-def test_a_network_trains_alike_on_a_gpu() -> None:
+def test_network_trains_equally_on_a_gpu() -> None:
     torch: Any = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")

@@ -30,7 +30,7 @@ WRONG: dict[str, tuple[int, Callable[..., Any], Callable[..., ad.Tensor], list[t
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_rule_is_caught(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_checker_detects_a_wrong_rule(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     which, wrong, function, shapes = WRONG[name]
     ad.gradcheck(function, inputs(*shapes))
     vjps = list(RULES[name].vjps)
@@ -40,22 +40,22 @@ def test_a_wrong_rule_is_caught(monkeypatch: pytest.MonkeyPatch, name: str) -> N
         ad.gradcheck(function, inputs(*shapes))
 
 
-def test_a_gradient_that_is_not_a_number_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checker_rejects_a_nan_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = RULES["exp"]
     monkeypatch.setitem(RULES, "exp", Rule(rule.forward, (lambda be, g, y, _: be.multiply(g, float("nan")),)))
     with refused(WrongGradient):
         ad.gradcheck(ad.Tensor.exp, inputs((2,)))
 
 
-def test_a_missing_gradient_is_wrong() -> None:
+def test_checker_rejects_a_missing_gradient() -> None:
     with refused(WrongGradient):
         ad.gradcheck(lambda a, b: a + 2 * ad.tensor(b.detach().numpy()), inputs((), ()))
 
 
-def test_inputs_that_need_no_gradient_are_left_alone() -> None:
+def test_checker_skips_inputs_without_gradients() -> None:
     ad.gradcheck(lambda table, index: F.embedding(index, table), [*inputs((3, 2)), ad.tensor([0, 2, 2])])
 
 
-def test_single_precision_is_refused() -> None:
+def test_checker_refuses_single_precision() -> None:
     with refused(InvalidOperation):
         ad.gradcheck(ad.Tensor.exp, [ad.ones(2, requires_grad=True)])

@@ -11,7 +11,7 @@ from evener.autodiff.rules import RULES
 PAGE = Path(__file__).parents[2] / "docs" / "autodiff.md"
 
 
-def test_every_block_of_code_runs() -> None:
+def test_every_code_block_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(blocks) == 7
     names: dict[str, Any] = {}
@@ -22,7 +22,7 @@ def test_every_block_of_code_runs() -> None:
         RULES.pop("softplus", None)  # the page adds it
 
 
-def test_every_file_that_the_page_names_exists() -> None:
+def test_every_file_named_on_the_page_exists() -> None:
     root = PAGE.parents[1]
     package = root / "src" / "evener" / "autodiff"
     for name in re.findall(r"`([\w/]+(?:\.py|/))`", PAGE.read_text()):

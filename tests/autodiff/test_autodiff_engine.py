@@ -24,14 +24,14 @@ def grad(tensor: ad.Tensor) -> Any:
     return tensor.grad.tolist()
 
 
-def test_a_value_used_several_times_gets_the_sum_of_all_paths(backend: ad.Backend) -> None:
+def test_reused_value_gets_the_sum_of_all_paths(backend: ad.Backend) -> None:
     x = leaf(2.0, 3.0)
     y = x * x
     (y * y + y + x).sum().backward()
     assert grad(x) == [4 * 8 + 4 + 1, 4 * 27 + 6 + 1]
 
 
-def test_gradients_accumulate_until_they_are_forgotten(backend: ad.Backend) -> None:
+def test_gradients_accumulate_until_they_are_cleared(backend: ad.Backend) -> None:
     x = leaf(1.0, 2.0)
     for _ in range(3):
         (x * 2).sum().backward()
@@ -42,14 +42,14 @@ def test_gradients_accumulate_until_they_are_forgotten(backend: ad.Backend) -> N
     assert grad(x) == [2.0, 2.0]
 
 
-def test_two_leaves_of_a_sum_do_not_share_their_gradient(backend: ad.Backend) -> None:
+def test_leaves_of_a_sum_do_not_share_their_gradient(backend: ad.Backend) -> None:
     x, y = leaf(1.0), leaf(2.0)
     (x + y).sum().backward()
     (x * 5).sum().backward()
     assert (grad(x), grad(y)) == ([6.0], [1.0])
 
 
-def test_a_gradient_passed_on_unchanged_is_not_added_to_in_place(backend: ad.Backend) -> None:
+def test_pass_through_gradient_is_not_modified_in_place(backend: ad.Backend) -> None:
     x = leaf(1.0)
     a = x + 0.0
     b = a + 0.0
@@ -64,7 +64,7 @@ def test_broadcast_operands_get_summed_gradients(backend: ad.Backend) -> None:
     assert grad(x) == [[1.0, 2.0, 3.0]] * 4
 
 
-def test_a_chain_of_a_hundred_thousand_operations_is_walked(backend: ad.Backend) -> None:
+def test_long_chain_of_operations_is_differentiated(backend: ad.Backend) -> None:
     x = leaf(1.0)
     y = x
     for _ in range(100_000):
@@ -73,14 +73,14 @@ def test_a_chain_of_a_hundred_thousand_operations_is_walked(backend: ad.Backend)
     assert grad(x) == [1.0]
 
 
-def test_a_chain_of_a_hundred_thousand_operations_can_be_dropped_without_walking_it() -> None:
+def test_long_chain_of_operations_is_freed_without_recursion() -> None:
     y = leaf(1.0)
     for _ in range(100_000):
         y = -y
     del y
 
 
-def test_backward_of_something_else_than_a_number_needs_a_gradient(backend: ad.Backend) -> None:
+def test_backward_of_a_non_scalar_needs_a_gradient(backend: ad.Backend) -> None:
     x = leaf(1.0, 2.0)
     with refused(NoGradient):
         (x * 2).backward()
@@ -90,12 +90,12 @@ def test_backward_of_something_else_than_a_number_needs_a_gradient(backend: ad.B
         (x * 2).backward(ad.ones(3))
 
 
-def test_backward_without_anything_to_differentiate_is_refused() -> None:
+def test_backward_without_differentiable_inputs_is_refused() -> None:
     with pytest.raises(NoGradient):
         ad.ones(1).sum().backward()
 
 
-def test_a_freed_graph_is_refused_before_any_gradient_is_added(backend: ad.Backend) -> None:
+def test_freed_graph_is_refused_before_any_gradient_is_added(backend: ad.Backend) -> None:
     x = leaf(2.0)
     y = x * x
     y.backward()
@@ -106,7 +106,7 @@ def test_a_freed_graph_is_refused_before_any_gradient_is_added(backend: ad.Backe
     assert grad(x) == [4.0]
 
 
-def test_a_retained_graph_is_walked_again(backend: ad.Backend) -> None:
+def test_retained_graph_can_be_differentiated_again(backend: ad.Backend) -> None:
     x = leaf(2.0)
     y = (x * x).exp().log()
     y.backward(retain_graph=True)
@@ -115,7 +115,7 @@ def test_a_retained_graph_is_walked_again(backend: ad.Backend) -> None:
     assert grad(x) == pytest.approx([12.0])
 
 
-def test_freeing_a_graph_lets_go_of_what_was_saved() -> None:
+def test_freeing_a_graph_releases_saved_values() -> None:
     y = leaf(2.0) * 3.0
     node = y._edge
     assert isinstance(node, Node)
@@ -123,7 +123,7 @@ def test_freeing_a_graph_lets_go_of_what_was_saved() -> None:
     assert (node.saved, tuple(node.edges)) == (None, ())
 
 
-def test_nothing_is_recorded_inside_no_grad(backend: ad.Backend) -> None:
+def test_no_grad_records_nothing(backend: ad.Backend) -> None:
     x = leaf(1.0)
     with ad.no_grad():
         y = x * 2
@@ -135,7 +135,7 @@ def test_nothing_is_recorded_inside_no_grad(backend: ad.Backend) -> None:
     assert ad.no_grad()(lambda: (x * 2).requires_grad)() is False
 
 
-def test_no_grad_of_one_thread_leaves_others_recording() -> None:
+def test_no_grad_affects_only_its_own_thread() -> None:
     seen = []
     with ad.no_grad():
         thread = threading.Thread(target=lambda: seen.append((leaf(1.0) * 2).requires_grad))
@@ -144,13 +144,13 @@ def test_no_grad_of_one_thread_leaves_others_recording() -> None:
     assert seen == [True]
 
 
-def test_a_detached_tensor_stops_the_gradient(backend: ad.Backend) -> None:
+def test_detached_tensor_stops_the_gradient(backend: ad.Backend) -> None:
     x = leaf(3.0)
     (x * x.detach()).backward()
     assert grad(x) == [3.0]
 
 
-def test_only_a_leaf_keeps_its_gradient() -> None:
+def test_only_leaf_tensors_store_gradients() -> None:
     x = leaf(1.0)
     y = x * 2
     y.backward()
@@ -161,7 +161,7 @@ def test_only_a_leaf_keeps_its_gradient() -> None:
         y.requires_grad_(False)
 
 
-def test_a_gradient_can_be_given(backend: ad.Backend) -> None:
+def test_gradient_can_be_assigned(backend: ad.Backend) -> None:
     x = leaf(1.0, 1.0)
     x.grad = ad.tensor([3.0, 4.0], dtype=np.float64)
     (x * 2).sum().backward()
@@ -181,7 +181,7 @@ def test_operations_without_gradient_are_not_recorded(backend: ad.Backend) -> No
     assert not x.argmax().requires_grad
 
 
-def test_gradients_have_the_type_of_what_they_belong_to(backend: ad.Backend) -> None:
+def test_gradients_have_the_dtype_of_their_tensors(backend: ad.Backend) -> None:
     single, double = ad.ones(2, requires_grad=True), leaf(2.0, 3.0)
     product = single * double
     assert product.dtype == np.float64
@@ -192,7 +192,7 @@ def test_gradients_have_the_type_of_what_they_belong_to(backend: ad.Backend) -> 
 
 
 @pytest.mark.parametrize("gathered", [False, True], ids=["alone", "in an arena"])
-def test_a_parameter_changed_between_forward_and_backward_is_noticed(backend: ad.Backend, gathered: bool) -> None:
+def test_parameter_change_between_forward_and_backward_is_detected(backend: ad.Backend, gathered: bool) -> None:
     layer = nn.Linear(3, 2)
     if gathered:
         optim.SGD(layer.parameters(), lr=0.1)
@@ -204,7 +204,7 @@ def test_a_parameter_changed_between_forward_and_backward_is_noticed(backend: ad
     layer(ad.ones(1, 3)).sum().backward()
 
 
-def test_an_optimisers_step_between_forward_and_backward_is_noticed(backend: ad.Backend) -> None:
+def test_optimizer_step_between_forward_and_backward_is_detected(backend: ad.Backend) -> None:
     layer = nn.Linear(3, 2)
     optimizer = optim.SGD(layer.parameters(), lr=0.1)
     y = layer(ad.ones(1, 3)).sum()
@@ -214,7 +214,7 @@ def test_an_optimisers_step_between_forward_and_backward_is_noticed(backend: ad.
         y.backward()
 
 
-def test_two_threads_differentiate_at_the_same_time() -> None:
+def test_threads_differentiate_concurrently() -> None:
     results: dict[int, list[float]] = {}
 
     def work(number: int) -> None:

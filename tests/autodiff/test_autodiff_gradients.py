@@ -23,7 +23,7 @@ few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthChec
 @names
 @few
 @given(data=st.data())
-def test_equals_pytorch_to_twelve_digits(backend: ad.Backend, name: str, data: st.DataObject) -> None:
+def test_operations_equal_pytorch_to_twelve_digits(backend: ad.Backend, name: str, data: st.DataObject) -> None:
     operation = OPERATIONS[name]
     arrays, options = operation.draw(data)
     theirs = [torch.tensor(array, requires_grad=True) for array in arrays]
@@ -49,7 +49,7 @@ def _close(found: np.ndarray[Any, Any], expected: torch.Tensor) -> None:
 @names
 @few
 @given(data=st.data())
-def test_agrees_with_central_differences(name: str, data: st.DataObject) -> None:
+def test_operations_agree_with_central_differences(name: str, data: st.DataObject) -> None:
     operation = OPERATIONS[name]
     arrays, options = operation.draw(data)
     _check(operation, arrays, options)
@@ -60,7 +60,7 @@ def _check(operation: Operation, arrays: list[Any], options: dict[str, Any]) -> 
     ad.gradcheck(lambda *tensors: operation.ours(*tensors, **options), inputs)
 
 
-def test_every_differentiable_rule_is_among_the_operations_tested() -> None:
+def test_tested_operations_cover_every_differentiable_rule() -> None:
     tested = set().union(*(operation.rules for operation in OPERATIONS.values())) | {"dropout"}  # has its own test
     assert tested == {name for name, rule in RULES.items() if rule.vjps != ()}
 
@@ -75,7 +75,7 @@ def test_every_differentiable_rule_is_among_the_operations_tested() -> None:
         (4, 2, (2, 2), (2, 1), (1, 1), 2),  # scattered: a result lies wholly in the padding
     ],
 )
-def test_gradients_of_convolutions_with_stride_1_are_pytorchs(
+def test_stride_1_convolution_gradients_equal_pytorch(
     channels: int, filters: int, kernel: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> None:
     rng = np.random.default_rng(0)

@@ -58,7 +58,7 @@ def twins(make: Callable[[Any], Any]) -> tuple[Any, Any]:
 
 
 @modules
-def test_results_gradients_and_statistics_are_pytorchs(backend: ad.Backend, name: str) -> None:
+def test_results_gradients_and_statistics_equal_pytorch(backend: ad.Backend, name: str) -> None:
     make, shape = MODULES[name]
     ours, theirs = twins(make)
     for mode in (True, True, False):
@@ -82,7 +82,7 @@ def close(found: Any, expected: Any) -> None:
 
 
 @modules
-def test_a_state_has_pytorchs_names_order_shapes_and_types(name: str) -> None:
+def test_state_has_the_names_order_shapes_and_types_of_pytorch(name: str) -> None:
     make, _ = MODULES[name]
     ours, theirs = make(nn).state_dict(), make(torch.nn).state_dict()
     assert [(key, t.shape, str(t.dtype)) for key, t in ours.items()] == [
@@ -94,7 +94,7 @@ def test_a_state_has_pytorchs_names_order_shapes_and_types(name: str) -> None:
 
 @pytest.mark.parametrize("mask", [None, "numbers", "truth values"])
 @pytest.mark.parametrize("batch_first", [False, True])
-def test_attention_is_pytorchs(backend: ad.Backend, batch_first: bool, mask: str | None) -> None:
+def test_attention_equals_pytorch(backend: ad.Backend, batch_first: bool, mask: str | None) -> None:
     ours, theirs = twins(lambda nn: nn.MultiheadAttention(6, 3, batch_first=batch_first))
     assert list(ours.state_dict()) == list(theirs.state_dict())
     arrays = [torch.randn(shape, dtype=torch.float64) for shape in ((4, 2, 6), (4, 2, 6), (4, 2, 6))]
@@ -117,7 +117,7 @@ def test_attention_is_pytorchs(backend: ad.Backend, batch_first: bool, mask: str
         close(p.grad.numpy(), q.grad)
 
 
-def test_an_embedding_is_pytorchs(backend: ad.Backend) -> None:
+def test_embedding_equals_pytorch(backend: ad.Backend) -> None:
     ours, theirs = twins(lambda nn: nn.Embedding(5, 3))
     index = torch.tensor([[0, 4, 4], [2, 4, 0]])
     found, expected = ours(ad.from_numpy(index.numpy())), theirs(index)
@@ -138,7 +138,7 @@ def test_an_embedding_is_pytorchs(backend: ad.Backend) -> None:
         lambda nn: nn.LayerNorm(9),
     ],
 )
-def test_first_values_are_distributed_as_pytorchs(make: Callable[[Any], Any]) -> None:
+def test_initial_values_are_distributed_as_in_pytorch(make: Callable[[Any], Any]) -> None:
     ours, theirs = make(nn).state_dict(), make(torch.nn).state_dict()
     for name, expected in theirs.items():
         found = ours[name].numpy().ravel().astype(float)
@@ -151,7 +151,7 @@ def test_first_values_are_distributed_as_pytorchs(make: Callable[[Any], Any]) ->
             assert np.abs(found).max() == pytest.approx(np.abs(values).max(), rel=0.01)
 
 
-def test_the_seed_decides_the_first_values(backend: ad.Backend) -> None:
+def test_seed_determines_the_initial_values(backend: ad.Backend) -> None:
     ad.manual_seed(7)
     first, other = nn.Linear(3, 2), nn.Linear(3, 2)
     ad.manual_seed(7)
@@ -159,7 +159,7 @@ def test_the_seed_decides_the_first_values(backend: ad.Backend) -> None:
     assert again.weight.tolist() == first.weight.tolist() != other.weight.tolist()
 
 
-def test_a_random_state_goes_on_where_it_was_taken() -> None:
+def test_random_state_can_be_restored() -> None:
     ad.rand(3)
     state = json.loads(json.dumps(ad.get_rng_state()))
     expected = [ad.randn(2).tolist(), ad.randint(0, 100, (3,)).tolist(), ad.randperm(5).tolist()]
@@ -167,7 +167,7 @@ def test_a_random_state_goes_on_where_it_was_taken() -> None:
     assert [ad.randn(2).tolist(), ad.randint(0, 100, (3,)).tolist(), ad.randperm(5).tolist()] == expected
 
 
-def test_a_state_with_wrong_names_or_shapes_is_refused_and_changes_nothing() -> None:
+def test_state_with_wrong_names_or_shapes_is_refused_without_changes() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     before = {name: tensor.tolist() for name, tensor in net.state_dict().items()}
     state = {"0.weight": np.zeros((2, 2)), "0.bias": np.zeros(3), "1.weight": np.zeros((1, 2)), "2.bias": np.zeros(1)}
@@ -183,7 +183,7 @@ def test_a_state_with_wrong_names_or_shapes_is_refused_and_changes_nothing() -> 
     assert net[1].bias.tolist() == before["1.bias"]
 
 
-def test_weights_travel_through_safetensors_files_to_pytorch_and_back(tmp_path: Any) -> None:
+def test_weights_round_trip_to_pytorch_through_safetensors(tmp_path: Any) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     make, shape = MODULES["network"]
     ours, theirs = twins(make)
@@ -198,7 +198,7 @@ def test_weights_travel_through_safetensors_files_to_pytorch_and_back(tmp_path: 
     close(again.eval()(ad.from_numpy(x)).detach().numpy(), theirs.eval()(torch.from_numpy(x)))
 
 
-def test_transposed_values_are_written_as_they_are_seen(tmp_path: Any) -> None:
+def test_transposed_values_are_saved_in_logical_order(tmp_path: Any) -> None:
     values = ad.arange(6).reshape(2, 3).T
     ad.save_file({"x": values}, tmp_path / "x.safetensors")
     assert ad.load_file(tmp_path / "x.safetensors")["x"].tolist() == values.tolist()
@@ -221,7 +221,7 @@ class Custom(nn.Module):
         return x * self.scale
 
 
-def test_parts_are_found_by_the_names_they_are_assigned_to() -> None:
+def test_submodules_are_found_by_their_attribute_names() -> None:
     net = Custom()
     assert [name for name, _ in net.named_parameters()] == [
         "scale", "layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias",
@@ -240,14 +240,14 @@ def test_parts_are_found_by_the_names_they_are_assigned_to() -> None:
         net.count = 2.0
 
 
-def test_a_shared_module_is_found_once_and_saved_under_both_names() -> None:
+def test_shared_module_is_found_once_and_saved_under_both_names() -> None:
     shared = nn.Linear(2, 2)
     net = nn.Sequential(shared, nn.ReLU(), shared)
     assert len(list(net.parameters())) == 2
     assert list(net.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
-def test_a_module_without_super_init_says_so() -> None:
+def test_module_without_super_init_is_reported() -> None:
     class Forgetful(nn.Module):
         def __init__(self) -> None:
             self.layer = nn.Linear(1, 1)
@@ -256,13 +256,13 @@ def test_a_module_without_super_init_says_so() -> None:
         Forgetful()
 
 
-def test_training_mode_reaches_all_parts() -> None:
+def test_training_mode_reaches_all_submodules() -> None:
     net = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.5)))
     assert not any(module.training for module in net.eval().modules())
     assert all(module.training for module in net.train().modules())
 
 
-def test_dropout_keeps_the_mean_and_only_acts_in_training(backend: ad.Backend) -> None:
+def test_dropout_preserves_the_mean_and_acts_only_in_training(backend: ad.Backend) -> None:
     layer, x = nn.Dropout(0.25), ad.ones(200, 200, requires_grad=True)
     y = layer(x)
     y.sum().backward()
@@ -274,13 +274,13 @@ def test_dropout_keeps_the_mean_and_only_acts_in_training(backend: ad.Backend) -
     assert float(nn.Dropout(1.0)(x).sum()) == 0.0
 
 
-def test_dropout_drops_the_same_on_every_back_end(backend: ad.Backend) -> None:
+def test_dropout_draws_the_same_mask_on_every_backend(backend: ad.Backend) -> None:
     drawn = np.random.default_rng(0).random(8, np.float32)  # the seed of these tests
     expected = 2.0 * (drawn >= 0.5)
     assert nn.Dropout(0.5)(ad.ones(8)).tolist() == expected.tolist()
 
 
-def test_a_representation_shows_the_parts() -> None:
+def test_representation_shows_submodules() -> None:
     text = repr(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(nn.Linear(4, 5, bias=False))))
     assert (
         "(0): Conv2d(weight=(2, 1, 3, 3), bias=(2,), stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1)" in text

@@ -43,7 +43,9 @@ def distance(ours: nn.Module, theirs: torch.nn.Module) -> float:
 
 @methods
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=["double", "single"])
-def test_equals_pytorch_over_a_hundred_steps(backend: ad.Backend, method: str, dtype: Any, most: float) -> None:
+def test_optimizers_equal_pytorch_over_a_hundred_steps(
+    backend: ad.Backend, method: str, dtype: Any, most: float
+) -> None:
     torch.manual_seed(0)
     ours, theirs = pair(dtype)
     name, options = METHODS[method]
@@ -70,7 +72,7 @@ def grad_of(model: Any, which: str) -> None:
 
 
 @methods
-def test_parameters_without_a_gradient_stay_as_pytorchs_do(method: str) -> None:
+def test_parameters_without_gradients_stay_as_in_pytorch(method: str) -> None:
     ours, theirs = pair(torch.float64)
     name, options = METHODS[method]
     own, other = (
@@ -85,7 +87,7 @@ def test_parameters_without_a_gradient_stay_as_pytorchs_do(method: str) -> None:
 
 
 @methods
-def test_groups_have_options_of_their_own(method: str) -> None:
+def test_parameter_groups_have_their_own_options(method: str) -> None:
     ours, theirs = pair(torch.float64)
     name, options = METHODS[method]
 
@@ -104,7 +106,7 @@ def test_groups_have_options_of_their_own(method: str) -> None:
     assert distance(ours, theirs) <= 1e-12
 
 
-def test_a_group_zeroes_only_its_own_gradients() -> None:
+def test_parameter_group_zeroes_only_its_own_gradients() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     ad.ParameterArena(net.parameters())
     first = optim.SGD(net[0].parameters(), lr=0.1)
@@ -123,7 +125,7 @@ def descend(net: nn.Module, optimizer: optim.Optimizer, steps: int) -> list[Any]
 
 
 @methods
-def test_a_state_continues_where_it_was_saved(backend: ad.Backend, method: str) -> None:
+def test_saved_optimizer_state_continues(backend: ad.Backend, method: str) -> None:
     name, options = METHODS[method]
     make: Callable[..., optim.Optimizer] = getattr(optim, name)
     net, copy = nn.Linear(3, 2), nn.Linear(3, 2)
@@ -136,7 +138,7 @@ def test_a_state_continues_where_it_was_saved(backend: ad.Backend, method: str) 
 
 
 @methods
-def test_a_second_optimiser_begins_anew(method: str) -> None:
+def test_second_optimizer_starts_fresh(method: str) -> None:
     name, options = METHODS[method]
     make: Callable[..., optim.Optimizer] = getattr(optim, name)
     net = nn.Linear(3, 2)
@@ -146,7 +148,7 @@ def test_a_second_optimiser_begins_anew(method: str) -> None:
     assert descend(net, make(net.parameters(), **options), 3) == first
 
 
-def test_a_state_that_does_not_fit_is_refused() -> None:
+def test_mismatched_optimizer_state_is_refused() -> None:
     adam = optim.Adam(nn.Linear(3, 2).parameters())
     with refused(StateMismatch):
         adam.load_state_dict(optim.SGD(nn.Linear(3, 2).parameters()).state_dict())

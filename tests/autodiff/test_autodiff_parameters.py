@@ -21,7 +21,7 @@ def host(backend: ad.Backend, array: object) -> np.ndarray:
     return np.array(backend.to_numpy(array))
 
 
-def test_values_lie_one_behind_the_other_without_gaps(backend: ad.Backend) -> None:
+def test_flat_values_are_contiguous(backend: ad.Backend) -> None:
     net = model()
     before = {name: p.detach().numpy().copy() for name, p in net.named_parameters()}
     arena = ad.ParameterArena(net.named_parameters())
@@ -37,7 +37,7 @@ def test_values_lie_one_behind_the_other_without_gaps(backend: ad.Backend) -> No
     assert flat.dtype == np.float32
 
 
-def test_tensors_and_flat_values_are_the_same_memory(backend: ad.Backend) -> None:
+def test_tensors_and_flat_values_share_memory(backend: ad.Backend) -> None:
     net = model()
     arena = ad.ParameterArena(net.parameters())
     arena.load(np.arange(26, dtype=np.float32))
@@ -63,7 +63,7 @@ def test_backward_writes_into_the_flat_gradients(backend: ad.Backend) -> None:
     np.testing.assert_array_equal(host(backend, arena.gradients), expected)
 
 
-def test_a_layers_gradient_is_computed_in_place(backend: ad.Backend) -> None:
+def test_layer_gradient_is_computed_in_place(backend: ad.Backend) -> None:
     net = nn.Linear(3, 2)
     arena = ad.ParameterArena(net.parameters())
     net(ad.ones(1, 3)).sum().backward()
@@ -73,7 +73,7 @@ def test_a_layers_gradient_is_computed_in_place(backend: ad.Backend) -> None:
     assert net.weight.grad.tolist()[0][0] == 77
 
 
-def test_gradients_are_zero_where_nothing_was_added(backend: ad.Backend) -> None:
+def test_gradients_without_contributions_are_zero(backend: ad.Backend) -> None:
     net = model()
     arena = ad.ParameterArena(net.parameters())
     net(ad.ones(1, 3)).sum().backward()
@@ -83,14 +83,14 @@ def test_gradients_are_zero_where_nothing_was_added(backend: ad.Backend) -> None
     assert net[0].weight.grad is None
 
 
-def test_gradients_there_before_move_in(backend: ad.Backend) -> None:
+def test_existing_gradients_move_into_the_arena(backend: ad.Backend) -> None:
     net = nn.Linear(1, 1)
     net(ad.full((1, 1), 5.0)).sum().backward()
     arena = ad.ParameterArena(net.parameters())
     assert host(backend, arena.gradients).tolist() == [5.0, 1.0]
 
 
-def test_gradients_from_elsewhere_are_stepped_with(backend: ad.Backend) -> None:
+def test_loaded_flat_gradients_are_used_by_the_step(backend: ad.Backend) -> None:
     net = nn.Linear(2, 1)
     optimizer = optim.SGD(net.parameters(), lr=1.0)
     optimizer.arena.load(np.zeros(3))
@@ -103,13 +103,13 @@ def test_gradients_from_elsewhere_are_stepped_with(backend: ad.Backend) -> None:
 
 
 @pytest.mark.parametrize("method", ["load", "load_gradients"])
-def test_arrays_of_another_size_are_refused(method: str) -> None:
+def test_arrays_of_the_wrong_size_are_refused(method: str) -> None:
     arena = ad.ParameterArena(nn.Linear(2, 1).parameters())
     with refused(InvalidOperation):
         getattr(arena, method)(np.zeros(4))
 
 
-def test_a_shared_parameter_has_one_place(backend: ad.Backend) -> None:
+def test_shared_parameter_is_stored_once(backend: ad.Backend) -> None:
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     net[1].weight = net[0].weight
     arena = ad.ParameterArena(net.named_parameters())
@@ -122,7 +122,7 @@ def test_a_shared_parameter_has_one_place(backend: ad.Backend) -> None:
     np.testing.assert_allclose(flat.reshape(2, 2), expected, rtol=1e-6)
 
 
-def test_a_frozen_parameter_collects_nothing_and_thaws_in_its_place(backend: ad.Backend) -> None:
+def test_frozen_parameter_collects_no_gradient_and_can_be_unfrozen(backend: ad.Backend) -> None:
     net = model()
     optimizer = optim.SGD(net.parameters(), lr=0.1)
     net[0].requires_grad_(False)
@@ -135,7 +135,7 @@ def test_a_frozen_parameter_collects_nothing_and_thaws_in_its_place(backend: ad.
     assert host(backend, optimizer.arena.gradients)[:12].any()
 
 
-def test_optimisers_share_the_arena_that_is_there() -> None:
+def test_optimizers_share_the_existing_arena() -> None:
     net = model()
     arena = ad.ParameterArena(net.named_parameters())
     assert optim.SGD(net.parameters()).arena is arena
@@ -152,7 +152,7 @@ def test_parameters_of_different_arenas_are_refused() -> None:
         ad.ParameterArena(a.named_parameters())
 
 
-def test_an_arena_needs_parameters_of_one_type() -> None:
+def test_arena_requires_parameters_of_one_type() -> None:
     with refused(InvalidOperation):
         ad.ParameterArena([])
     with refused(InvalidOperation):
@@ -161,13 +161,13 @@ def test_an_arena_needs_parameters_of_one_type() -> None:
         ad.ParameterArena([Parameter(ad.ones(1)), Parameter(ad.ones(1, dtype=np.float64))])
 
 
-def test_a_parameter_made_inside_an_arena_outlives_it(backend: ad.Backend) -> None:
+def test_parameter_created_inside_an_arena_outlives_it(backend: ad.Backend) -> None:
     with ad.Arena():
         layer = nn.Linear(2, 2)
     assert layer(ad.ones(1, 2)).shape == (1, 2)
 
 
-def test_a_parameter_used_otherwise_than_in_a_layer_gets_its_gradient(backend: ad.Backend) -> None:
+def test_parameter_used_outside_layers_gets_its_gradient(backend: ad.Backend) -> None:
     w = Parameter(ad.ones(2, 3))
     arena = ad.ParameterArena([w])
     ((w * ad.full((4, 2, 3), 2.0)).sum() + w[0].sum() + w.T.sum()).backward()

@@ -29,12 +29,12 @@ def name(tensor: Any) -> str:
 
 
 @pytest.mark.parametrize("data", [1, 2.5, True, [1, 2], [[1.5], [2.5]], [], [True, False]])
-def test_a_tensor_made_from_numbers_has_pytorchs_type_and_shape(data: Any) -> None:
+def test_tensor_from_numbers_has_the_type_and_shape_of_pytorch(data: Any) -> None:
     ours, theirs = ad.tensor(data), torch.tensor(data)
     assert (name(ours), ours.shape, ours.tolist()) == (name(theirs), tuple(theirs.shape), theirs.tolist())
 
 
-def test_a_tensor_is_a_copy_and_from_numpy_is_not() -> None:
+def test_tensor_copies_its_data_and_from_numpy_shares_it() -> None:
     array = np.zeros(2, np.float32)
     copied, shared = ad.tensor(array), ad.from_numpy(array)
     array[0] = 5
@@ -44,7 +44,7 @@ def test_a_tensor_is_a_copy_and_from_numpy_is_not() -> None:
 @pytest.mark.parametrize("a", TYPES)
 @pytest.mark.parametrize("b", TYPES)
 @pytest.mark.parametrize("shapes", [((2,), (2,)), ((), (2,)), ((2,), ()), ((), ())])
-def test_types_meet_as_pytorchs_do(a: str, b: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_type_promotion_equals_pytorch(a: str, b: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     ours = ad.ones(shapes[0], dtype=a) * ad.ones(shapes[1], dtype=b)
     theirs = torch.ones(shapes[0], dtype=getattr(torch, a)) * torch.ones(shapes[1], dtype=getattr(torch, b))
     assert name(ours) == name(theirs)
@@ -52,7 +52,7 @@ def test_types_meet_as_pytorchs_do(a: str, b: str, shapes: tuple[tuple[int, ...]
 
 @pytest.mark.parametrize("a", TYPES)
 @pytest.mark.parametrize("number", [True, 2, 2.5])
-def test_numbers_meet_tensors_as_in_pytorch(a: str, number: Any) -> None:
+def test_type_promotion_with_numbers_equals_pytorch(a: str, number: Any) -> None:
     ours, theirs = ad.ones(2, dtype=a), torch.ones(2, dtype=getattr(torch, a))
     assert name(ours * number) == name(theirs * number)
     assert name(number + ours) == name(number + theirs)
@@ -61,7 +61,7 @@ def test_numbers_meet_tensors_as_in_pytorch(a: str, number: Any) -> None:
 
 
 @pytest.mark.parametrize("a", TYPES)
-def test_reductions_of_every_type_have_pytorchs_type(backend: ad.Backend, a: str) -> None:
+def test_reductions_of_every_type_have_the_type_of_pytorch(backend: ad.Backend, a: str) -> None:
     ours, theirs = ad.ones(2, 3, dtype=a), torch.ones(2, 3, dtype=getattr(torch, a))
     assert name(ours.sum()) == name(theirs.sum())
     assert ours.sum(1).tolist() == theirs.sum(1).tolist()
@@ -69,14 +69,14 @@ def test_reductions_of_every_type_have_pytorchs_type(backend: ad.Backend, a: str
     assert name(ours.exp()) == name(theirs.exp())
 
 
-def test_results_stay_in_single_precision(backend: ad.Backend) -> None:
+def test_single_precision_results_stay_in_single_precision(backend: ad.Backend) -> None:
     x = ad.randn(3, 4)
     for y in (x + 1, x * 2.5, 1 / x, x.mean(), F.gelu(x), x.softmax(1), x @ x.T, x.exp().log(), x**2, x.sigmoid()):
         assert y.dtype == np.float32
 
 
 @given(st.lists(st.integers(1, 4), max_size=3), st.integers(-5, 5), st.integers(-5, 5))
-def test_shapes_follow_pytorchs(sizes: list[int], a: int, b: int) -> None:
+def test_shapes_equal_pytorch(sizes: list[int], a: int, b: int) -> None:
     ours, theirs = ad.zeros(sizes), torch.zeros(sizes)
     calls: list[Callable[[Any], Any]] = [
         lambda x: x.squeeze(),
@@ -104,7 +104,7 @@ def outcome(call: Callable[[Any], Any], x: Any) -> tuple[int, ...] | str:
 
 
 @given(st.integers(0, 3), st.integers(1, 5), st.sampled_from([None, 0, 1]))
-def test_the_largest_element_and_its_gradient_are_pytorchs_in_a_tie(seed: int, size: int, dim: int | None) -> None:
+def test_maximum_and_its_gradient_equal_pytorch_in_a_tie(seed: int, size: int, dim: int | None) -> None:
     values = np.random.default_rng(seed).integers(0, 2, (size, 3)).astype(float)
     ours, theirs = ad.tensor(values, requires_grad=True), torch.tensor(values, requires_grad=True)
     if dim is None:
@@ -137,7 +137,7 @@ EXTREMES = [-np.inf, -1e308, -800.0, -40.0, -1.0, -1e-300, -0.0, 0.0, 1e-12, 1.0
     ],
 )
 @pytest.mark.parametrize("finite", [True, False])
-def test_extreme_values_and_ties_are_pytorchs(backend: ad.Backend, ours: Any, theirs: Any, finite: bool) -> None:
+def test_extreme_values_and_ties_equal_pytorch(backend: ad.Backend, ours: Any, theirs: Any, finite: bool) -> None:
     values = np.array([value for value in EXTREMES * 2 if not finite or abs(value) < 1e300])
     x, y = ad.tensor(values, requires_grad=True), torch.tensor(values, requires_grad=True)
     with np.errstate(invalid="raise" if finite else "ignore", over="raise" if finite else "ignore"):
@@ -150,21 +150,21 @@ def test_extreme_values_and_ties_are_pytorchs(backend: ad.Backend, ours: Any, th
 
 
 @pytest.mark.parametrize(("kind", "lowest", "precision"), [(np.float32, -12, 2e-5), (np.float64, -37, 1e-12)])
-def test_the_normal_distribution_is_right_far_out_in_its_tails(kind: Any, lowest: float, precision: float) -> None:
+def test_normal_distribution_is_accurate_in_its_tails(kind: Any, lowest: float, precision: float) -> None:
     x = np.linspace(lowest, 9, 5000, dtype=kind)
     found = F.gelu(ad.from_numpy(x)).numpy() / x
     expected = [math.erfc(-value / math.sqrt(2)) / 2 for value in x.tolist()]  # PyTorch's own is wrong below -8
     np.testing.assert_allclose(found, expected, rtol=precision)
 
 
-def test_a_gradient_masked_out_is_zero_even_where_it_is_infinite(backend: ad.Backend) -> None:
+def test_masked_gradient_is_zero_even_if_infinite(backend: ad.Backend) -> None:
     x = ad.tensor([1.0, -1.0], requires_grad=True)
     F.relu(x).backward(ad.tensor([np.inf, np.inf]))
     assert x.grad is not None
     assert x.grad.tolist() == [np.inf, 0.0]
 
 
-def test_where_takes_numbers(backend: ad.Backend) -> None:
+def test_where_accepts_numbers(backend: ad.Backend) -> None:
     x = ad.tensor([1.0, 2.0], requires_grad=True)
     y = ad.where(x > 1, x, 0.0)
     y.sum().backward()
@@ -172,7 +172,7 @@ def test_where_takes_numbers(backend: ad.Backend) -> None:
     assert ad.where(x > 1, 1.0, x * 5).tolist() == [5.0, 1.0]
 
 
-def test_conversions_and_sizes(backend: ad.Backend) -> None:
+def test_conversions_and_sizes_are_correct(backend: ad.Backend) -> None:
     x = ad.ones(2, 3)
     assert (x.size(), x.size(-1), x.dim(), x.numel(), len(x)) == ((2, 3), 3, 2, 6, 2)
     assert [name(y) for y in (x.double(), x.long(), x.double().float())] == ["float64", "int64", "float32"]
@@ -184,13 +184,13 @@ def test_conversions_and_sizes(backend: ad.Backend) -> None:
     assert hash(x) != hash(ad.ones(2, 3))
 
 
-def test_a_representation_is_pytorchs() -> None:
+def test_representation_equals_pytorch() -> None:
     for data in ([1.0, 2.0], [1, 2], [[True], [False]], 3.0):
         assert repr(ad.tensor(data)).replace(" ", "") == repr(torch.tensor(data)).replace(" ", "")
     assert repr(ad.ones(1, dtype=np.float64, requires_grad=True)) == "tensor([1.], dtype=float64, requires_grad=True)"
 
 
-def test_an_element_can_be_set_to_what_another_tensor_holds(backend: ad.Backend) -> None:
+def test_copy_sets_a_tensor_from_another_type(backend: ad.Backend) -> None:
     x = ad.zeros(2, 2)
     x.copy_(ad.ones(2, 2, dtype=np.int64))
     assert x.tolist() == [[1.0, 1.0], [1.0, 1.0]]
@@ -241,12 +241,12 @@ def test_an_element_can_be_set_to_what_another_tensor_holds(backend: ad.Backend)
         (lambda x: F.scaled_dot_product_attention(x, x, x, x > 0, is_causal=True), "either attn_mask or is_causal"),
     ],
 )
-def test_what_does_not_fit_is_refused(backend: ad.Backend, call: Callable[[ad.Tensor], Any], sentence: str) -> None:
+def test_invalid_operations_are_refused(backend: ad.Backend, call: Callable[[ad.Tensor], Any], sentence: str) -> None:
     with pytest.raises(InvalidOperation, match=sentence):
         call(ad.ones(2, 2))
 
 
-def test_what_is_shared_with_a_read_only_array_cannot_be_written_to() -> None:
+def test_tensor_on_a_read_only_array_cannot_be_written() -> None:
     shared = ad.from_numpy(np.broadcast_to(np.float32(1), (2, 2)))
     assert (shared * 2).tolist() == [[2.0, 2.0], [2.0, 2.0]]
     with refused(InvalidOperation):
@@ -254,7 +254,7 @@ def test_what_is_shared_with_a_read_only_array_cannot_be_written_to() -> None:
 
 
 @pytest.mark.parametrize("step", [(-1, -2), (2, 1), (1, -1)])
-def test_strides_of_every_sign_are_read_as_they_lie(step: tuple[int, int]) -> None:
+def test_positive_and_negative_strides_are_read_correctly(step: tuple[int, int]) -> None:
     values = np.arange(24.0, dtype=np.float32).reshape(4, 6)[:: step[0], :: step[1]]
     x, w = ad.from_numpy(values).detach().requires_grad_(), ad.ones(3, values.shape[1])
     y = F.linear(x, w)
@@ -265,7 +265,7 @@ def test_strides_of_every_sign_are_read_as_they_lie(step: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize("layer", ["conv2d", "max_pool2d", "avg_pool2d", "linear"])
-def test_a_batch_of_nothing_goes_through_every_layer_and_back(layer: str) -> None:
+def test_empty_batch_passes_every_layer_and_back(layer: str) -> None:
     calls: dict[str, Callable[[ad.Tensor], ad.Tensor]] = {
         "conv2d": lambda x: F.conv2d(x, ad.ones(4, 3, 3, 3), padding=1),
         "max_pool2d": lambda x: F.max_pool2d(x, 2),
@@ -280,7 +280,7 @@ def test_a_batch_of_nothing_goes_through_every_layer_and_back(layer: str) -> Non
 
 
 @pytest.mark.parametrize("call", [lambda x: x + "a", lambda x: x * None, lambda x: len(x.sum()), lambda x: x == [1]])
-def test_what_is_no_number_is_refused(call: Callable[[ad.Tensor], Any]) -> None:
+def test_operands_that_are_not_numbers_are_refused(call: Callable[[ad.Tensor], Any]) -> None:
     with pytest.raises(TypeError):
         call(ad.ones(2))
 
@@ -298,7 +298,7 @@ def test_what_is_no_number_is_refused(call: Callable[[ad.Tensor], Any]) -> None:
         (-1, Ellipsis, [0]),
     ],
 )
-def test_arrays_beside_integers_leave_dimensions_where_pytorch_does(backend: ad.Backend, index: Any) -> None:
+def test_mixed_indexing_orders_dimensions_as_pytorch(backend: ad.Backend, index: Any) -> None:
     values = np.arange(24.0).reshape(2, 3, 4)[:, :, :3]
     ours, theirs = ad.tensor(values, requires_grad=True), torch.tensor(values, requires_grad=True)
     found, expected = ours[index], theirs[index]
@@ -308,12 +308,12 @@ def test_arrays_beside_integers_leave_dimensions_where_pytorch_does(backend: ad.
     assert ours.grad.tolist() == theirs.grad.tolist()  # type: ignore[union-attr]
 
 
-def test_a_dimension_that_is_not_there_is_refused(backend: ad.Backend) -> None:
+def test_missing_dimension_is_refused(backend: ad.Backend) -> None:
     with pytest.raises(IndexError, match=r"dim must be from -2 to 1 for a tensor of shape \(2, 2\), got 2"):
         ad.ones(2, 2).sum(2)
 
 
-def test_tensors_of_two_back_ends_do_not_mix() -> None:
+def test_tensors_of_two_backends_do_not_mix() -> None:
     x = ad.ones(2)
     before = ad.set_default_backend(TorchBackend())
     try:
@@ -328,7 +328,7 @@ def test_tensors_of_two_back_ends_do_not_mix() -> None:
             mix()
 
 
-def test_a_deep_copy_is_a_leaf_of_its_own(backend: ad.Backend) -> None:
+def test_deep_copy_is_an_independent_leaf(backend: ad.Backend) -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm2d(2))
     net[0].bias.requires_grad_(False)
     optim.SGD(net.parameters())
@@ -343,7 +343,7 @@ def test_a_deep_copy_is_a_leaf_of_its_own(backend: ad.Backend) -> None:
         copy.deepcopy(net[0].weight * 2)
 
 
-def test_a_model_is_converted_before_an_optimiser_has_it() -> None:
+def test_converting_a_model_after_creating_an_optimizer_is_refused() -> None:
     layer = nn.Linear(1, 1)
     optim.SGD(layer.parameters())
     with pytest.raises(InvalidOperation):

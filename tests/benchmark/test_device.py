@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.alone
-def test_a_profile_has_every_precision_in_about_its_time_and_survives_json() -> None:
+def test_profile_has_every_precision_within_its_time_and_survives_json() -> None:
     start = time.perf_counter()
     profile = profile_device("alpha", CPU, memory_limit=1 << 29, seconds=1.0)
     assert time.perf_counter() - start < 10
@@ -46,7 +46,7 @@ def known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("known_rates")
 @pytest.mark.parametrize("speed", [1.0, 0.25])
-def test_a_slowed_node_has_the_rates_that_its_speed_leaves(speed: float) -> None:
+def test_slowed_node_profile_is_scaled_by_its_speed(speed: float) -> None:
     profile = profile_device("alpha", CPU, speed=speed)
     assert profile.speed == speed
     assert profile.bandwidth == 8e9 * speed
@@ -56,12 +56,12 @@ def test_a_slowed_node_has_the_rates_that_its_speed_leaves(speed: float) -> None
 
 
 @pytest.mark.parametrize(("speed", "seconds"), [(0.0, 1.0), (1.5, 1.0), (1.0, 0.0)])
-def test_a_wrong_argument_is_refused_before_anything_is_measured(speed: float, seconds: float) -> None:
+def test_invalid_argument_is_refused_before_measuring(speed: float, seconds: float) -> None:
     with pytest.raises(InvalidValue):
         profile_device("alpha", CPU, speed=speed, seconds=seconds)
 
 
-def test_the_environment_names_all_versions() -> None:
+def test_environment_names_all_versions() -> None:
     facts = environment()
     assert facts.keys() >= {"evener", "python", "torch", "os", "cpu", "cuda"}
     assert all(facts.values())
@@ -70,7 +70,7 @@ def test_the_environment_names_all_versions() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_is_profiled_within_its_memory() -> None:
+def test_gpu_profile_stays_within_its_memory() -> None:
     profile = profile_device("alpha", torch.device("cuda:0"), seconds=4.0)
     assert profile.usable_memory_bytes <= profile.memory_bytes
     fp32 = profile.throughputs[1]
@@ -81,20 +81,20 @@ def test_a_gpu_is_profiled_within_its_memory() -> None:
 
 
 @pytest.mark.alone
-def test_two_measures_of_bandwidth_agree_and_are_those_of_main_memory() -> None:
+def test_bandwidth_measurements_agree_and_are_plausible() -> None:
     rates = [measure_bandwidth(CPU, 0.15) for _ in range(3)]
     assert max(rates) < 2 * sorted(rates)[1]
     assert min(rates) > 1e8
     assert max(rates) < 1e13
 
 
-def test_bandwidth_counts_bytes_read_and_bytes_written_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_counts_bytes_read_and_written_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evener.benchmark.device.DeviceClock.time", lambda self, work: 0.5)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert measure_bandwidth(CPU, 1e-9) == 3 * 2 * (4 << 20) / 0.5
 
 
-def test_a_cycle_of_copies_is_larger_than_caches_where_memory_allows() -> None:
+def test_copy_cycle_exceeds_caches_where_memory_allows() -> None:
     pieces = device_module._pieces(CPU, 1 << 40)
     assert sum(to.nbytes + of.nbytes for to, of in pieces) == 128 << 20
     assert len({part.data_ptr() for pair in pieces for part in pair}) == 2 * len(pieces)
@@ -115,5 +115,5 @@ def test_efficiencies_are_fractions_of_the_best_width() -> None:
 
 
 @pytest.mark.alone
-def test_a_pass_of_a_tiny_layer_takes_microseconds() -> None:
+def test_tiny_layer_pass_takes_microseconds() -> None:
     assert 1e-7 < measure_pass(CPU, 0.02) < 5e-3

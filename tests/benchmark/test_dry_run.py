@@ -92,12 +92,12 @@ def test_saved_storages_count_once_and_without_the_weights(samples: int) -> None
     assert (everything, most) == (inputs + hidden, inputs)
 
 
-def test_a_model_that_keeps_nothing_for_backward_counts_nothing() -> None:
+def test_model_without_saved_tensors_counts_zero_bytes() -> None:
     assert on_trial(lambda trial: saved_bytes(trial, 4), model=Shift()) == (0, 0)
 
 
 @pytest.mark.parametrize(("make_optimizer", "copies"), [(plain_sgd, 2), (momentum_sgd, 3), (adam, 4)])
-def test_weights_gradients_and_optimiser_state_take_their_part(make_optimizer: Any, copies: int) -> None:
+def test_weights_gradients_and_optimizer_state_are_included(make_optimizer: Any, copies: int) -> None:
     """Usable is just enough for ten samples; with a few bytes less only nine fit."""
     per_sample = 600 + 4 * 400
     scalars = 2 * 4 if make_optimizer is adam else 0
@@ -106,29 +106,29 @@ def test_weights_gradients_and_optimiser_state_take_their_part(make_optimizer: A
     assert largest(enough - 10, make_optimizer=make_optimizer) == 9
 
 
-def test_a_batch_that_fits_has_no_limit() -> None:
+def test_batch_that_fits_has_no_limit() -> None:
     assert largest(None) is None
     assert largest(10**8, asked=1) is None
 
 
 @pytest.mark.parametrize("asked", [1, 2, 3, 100])
-def test_a_memory_too_small_for_one_sample_is_refused_with_advice(asked: int) -> None:
+def test_memory_too_small_for_one_sample_is_refused_with_advice(asked: int) -> None:
     with refused(DoesNotFit):
         largest(WEIGHTS, asked=asked)
 
 
-def test_an_answer_below_the_first_measured_size_is_found() -> None:
+def test_largest_batch_below_the_first_measured_size_is_found() -> None:
     assert largest(math.ceil((2 * WEIGHTS + 1 * 2200) / SHARE_OF_USABLE) + 1, asked=2) == 1
 
 
-def test_a_largest_batch_of_zero_is_refused() -> None:
+def test_largest_batch_of_zero_is_refused() -> None:
     with pytest.raises(InvalidValue) as caught:
         largest(None, asked=0)
     assert caught.value.field == "largest"
 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(1, 10**12))
-def test_the_answer_fits_and_one_more_would_not(fixed: int, each: int, usable: int) -> None:
+def test_samples_that_fit_is_maximal(fixed: int, each: int, usable: int) -> None:
     n = samples_that_fit(usable, fixed, (2, fixed + 2 * each), (4, fixed + 4 * each))
     room = SHARE_OF_USABLE * usable
     slack = 1e-6 * (room + fixed)
@@ -136,7 +136,7 @@ def test_the_answer_fits_and_one_more_would_not(fixed: int, each: int, usable: i
     assert fixed + (n + 1) * each > room - slack
 
 
-def test_a_need_that_does_not_grow_fits_always_or_never() -> None:
+def test_constant_memory_need_always_or_never_fits() -> None:
     assert samples_that_fit(1000, 0, (2, 900), (4, 900)) == math.inf
     assert samples_that_fit(1000, 0, (2, 901), (4, 901)) == 0
 
@@ -154,7 +154,7 @@ PEAKS: dict[str, Callable[[int], float]] = {
 @pytest.mark.parametrize("kind", PEAKS)
 @pytest.mark.parametrize("room", [1, 700, 6000, 9000, 50_000, 10**6])
 @pytest.mark.parametrize("most", [1, 2, 3, 64, 10**6])
-def test_a_measured_batch_fits_and_is_near_the_largest_that_does(kind: str, room: float, most: int) -> None:
+def test_measured_batch_fits_and_is_near_the_largest_possible(kind: str, room: float, most: int) -> None:
     peak, tried = PEAKS[kind], list[int]()
 
     def measured(samples: int) -> float:
@@ -170,7 +170,7 @@ def test_a_measured_batch_fits_and_is_near_the_largest_that_does(kind: str, room
     assert all(peak(n) < max(9 * room, 9 * peak(2)) or peak(n) == math.inf for n in tried)
 
 
-def test_a_gpu_step_that_the_driver_has_no_memory_for_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_a_gpu_step_means_no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is simulated: steps above 85 fail, now by PyTorch's allocator, now by a library."""
     state = {"peak": 0}
 
@@ -202,7 +202,7 @@ def test_a_gpu_step_that_the_driver_has_no_memory_for_does_not_fit(monkeypatch: 
         capacity(trial, 80, 5)
 
 
-def test_another_error_of_a_gpu_step_is_not_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_gpu_step_errors_are_not_treated_as_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_step(self: DryRun, samples: int) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
@@ -220,7 +220,7 @@ def test_another_error_of_a_gpu_step_is_not_lack_of_memory(monkeypatch: pytest.M
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_finds_a_batch_within_the_limit_that_is_not_far_below_it() -> None:
+def test_gpu_batch_is_within_the_limit_and_near_it() -> None:
     device, limit = torch.device("cuda:0"), 256 << 20
     found = largest(
         limit, asked=10**7, model=network().to(device), device=device, fetch=lambda n: torch.ones(n, 100, device=device)

@@ -6,7 +6,7 @@ from evener.comm.group import Group
 from support.thread_ranks import together
 
 
-def test_all_ranks_get_the_same_seconds_of_a_message() -> None:
+def test_all_ranks_get_the_same_message_seconds() -> None:
     def rank(group: Group) -> list[float]:
         return [measure_message(group, 0, 1, 64), measure_message(group, 2, 1, 8 * 2**20)]
 
@@ -15,7 +15,7 @@ def test_all_ranks_get_the_same_seconds_of_a_message() -> None:
     assert 0 < first[0] < first[1]  # 8 MiB take longer than 64 bytes
 
 
-def test_alpha_and_beta_are_those_of_the_slowest_on_every_rank() -> None:
+def test_alpha_and_beta_are_those_of_the_slowest_rank() -> None:
     def rank(group: Group) -> tuple[float, float, float]:
         return *measure_all_reduce(group, 2**20), measure_small_exchange(group)
 

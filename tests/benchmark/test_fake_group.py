@@ -80,7 +80,7 @@ def silent(place: ProcessMesh, trace: EventTrace) -> ProcessMesh:
         ("spatial", [(1, 1), (1,)]),
     ],
 )
-def test_a_rank_begins_the_exchanges_of_a_real_step(division: Division, replicas: Sequence[tuple[float, ...]]) -> None:
+def test_rank_starts_the_exchanges_of_a_real_step(division: Division, replicas: Sequence[tuple[float, ...]]) -> None:
     arrangement = Arrangement(division=division, replicas=tuple(Replica(shares=shares) for shares in replicas))
 
     def rank(group: Group) -> tuple[dict[str, float], dict[str, float], tuple[TraceEvent, ...]]:
@@ -100,7 +100,7 @@ def test_a_rank_begins_the_exchanges_of_a_real_step(division: Division, replicas
     assert all(0.001 <= one.exchanging <= begun * 0.0011 for one in played)
 
 
-def test_a_replica_begins_the_exchanges_of_a_real_step() -> None:
+def test_replica_starts_the_exchanges_of_a_real_step() -> None:
     def rank(group: Group) -> tuple[dict[str, float], dict[str, float]]:
         quiet = fake_group(group, range(group.size), StepTimer(CPU), EventTrace(CPU))
         aloud, alone = (
@@ -150,7 +150,7 @@ def test_no_rank_profiles_if_one_cannot_copy_its_model() -> None:
         assert together(3, rank) == [0, 0, 0]
 
 
-def test_a_rank_that_fails_in_its_step_leaves_the_others_synchronised() -> None:
+def test_rank_that_fails_in_its_step_leaves_the_others_synchronised() -> None:
     def rank(group: Group) -> int:
         def step() -> None:
             group.all_gather_bytes(b"what I am about to do")
@@ -181,7 +181,7 @@ def test_nearly_equal_sizes_are_measured_once() -> None:
     assert distinct_sizes([0, 100, 101, 120, 200]) == [4, 120, 200]
 
 
-def test_statistics_among_fake_peers_are_those_of_the_own_samples() -> None:
+def test_fake_peers_return_the_statistics_of_the_rank_itself() -> None:
     """A rank would reject statistics of zero and compute something else."""
 
     def rank(group: Group) -> list[Tensor]:
@@ -192,7 +192,7 @@ def test_statistics_among_fake_peers_are_those_of_the_own_samples() -> None:
         assert [row.tolist() for row in rows] == [[1.0, 2.0], [1.0, 2.0]]
 
 
-def test_a_rank_without_samples_gets_statistics_from_fake_peers() -> None:
+def test_rank_without_samples_gets_statistics_from_fake_peers() -> None:
     def rank(group: Group) -> list[Tensor]:
         quiet: Any = fake_group(group, range(group.size), StepTimer(CPU), EventTrace(CPU))
         return list(quiet.all_gather(torch.zeros(2), "statistics"))
@@ -202,7 +202,7 @@ def test_a_rank_without_samples_gets_statistics_from_fake_peers() -> None:
     assert [row.tolist() for row in second] == [[2.0, 2.0], [0.0, 0.0]]
 
 
-def test_a_rank_whose_stand_in_is_not_counted_profiles_a_step() -> None:
+def test_rank_with_an_uncounted_stand_in_profiles_a_step() -> None:
     def rank(group: Group) -> int:
         trace = EventTrace(CPU)
         quiet = fake_group(group, range(group.size), StepTimer(CPU), trace)

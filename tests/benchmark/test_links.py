@@ -94,7 +94,7 @@ def sum_of_a_part_of_a_part(group: Group) -> float | None:
     return float(pair.all_sum(torch.tensor([1.0 + group.rank]), "test")) if pair else None
 
 
-def test_a_group_of_some_ranks_has_groups_of_its_own_without_the_others(tmp_path: Path) -> None:
+def test_subgroup_can_form_its_own_subgroups(tmp_path: Path) -> None:
     assert run_ranks(4, sum_of_a_part_of_a_part, tmp_path) == [None, None, 7.0, 7.0]
 
 
@@ -106,13 +106,13 @@ def narrowed_twice(group: Group) -> tuple[int, int, list[str], float, float] | N
     return group.rank, group.size, list(group.nodes), gathered, float(group.all_reduce(number, "test"))
 
 
-def test_a_narrowed_group_consists_of_the_remaining_ranks(tmp_path: Path) -> None:
+def test_narrowed_group_consists_of_the_remaining_ranks(tmp_path: Path) -> None:
     left = ["node-2", "node-3"]
     assert run_ranks(4, narrowed_twice, tmp_path) == [None, None, (0, 2, left, 3.0, 3.0), (1, 2, left, 3.0, 3.0)]
 
 
 @pytest.mark.alone
-def test_all_ranks_know_the_same_plausible_link_of_every_pair(tmp_path: Path) -> None:
+def test_all_ranks_get_the_same_plausible_link_of_every_pair(tmp_path: Path) -> None:
     answers = run_ranks(3, measure_whole_and_part, tmp_path)
     whole, parts = zip(*answers, strict=True)
     assert whole[0] == whole[1] == whole[2]
@@ -138,13 +138,13 @@ def leave_rank_0_alone(group: Group) -> str:
     return "no error"
 
 
-def test_a_rank_that_does_not_answer_is_an_error_within_the_time_limit(tmp_path: Path) -> None:
+def test_silent_rank_is_reported_within_the_time_limit(tmp_path: Path) -> None:
     seconds, _, sentence = str(run_ranks(2, leave_rank_0_alone, tmp_path, patience=8.0)[0]).partition(" ")
     assert sentence.startswith("node node-0 (rank 0)")
     assert float(seconds) < 40
 
 
-def test_a_process_alone_has_no_links() -> None:
+def test_single_process_has_no_links() -> None:
     alone = join_group(rank=0, nodes=["only"], device=torch.device("cpu"), store=None, patience=1.0)
     assert measure_links(alone) == ()
     with pytest.raises(InvalidValue) as caught:
@@ -153,7 +153,7 @@ def test_a_process_alone_has_no_links() -> None:
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 0), (2, 1), (3, 3), (8, 28), (9, 15), (20, 37)])
-def test_up_to_eight_ranks_all_pairs_are_measured_and_then_a_ring_and_a_star(size: int, count: int) -> None:
+def test_all_pairs_are_measured_up_to_eight_ranks_then_ring_and_star(size: int, count: int) -> None:
     chosen = pairs(size)
     assert len(chosen) == len(set(chosen)) == count
     assert all(0 <= low < high < size for low, high in chosen)
@@ -168,7 +168,7 @@ def test_alpha_and_beta_of_an_exact_link_are_recovered(alpha: float, beta: float
     assert found[1] == pytest.approx(beta, abs=1e-9 * (alpha + beta * large))
 
 
-def test_half_of_a_round_trip_counts_and_the_large_message_takes_long_enough(
+def test_half_round_trips_count_and_large_messages_take_long_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The peer is simulated: a link of 50 us and 1 GB/s, on which every third round trip is held up."""
@@ -189,6 +189,6 @@ def test_half_of_a_round_trip_counts_and_the_large_message_takes_long_enough(
     assert max(asked) == 4 << 20, "8.5 ms there and back; 1 MB takes 2 ms only"
 
 
-def test_noise_makes_neither_alpha_nor_beta_negative() -> None:
+def test_noisy_timings_give_no_negative_alpha_or_beta() -> None:
     assert latency_and_cost((8, 0.002), (1000, 0.001)) == (0.002, 0.0)
     assert latency_and_cost((900, 0.001), (1000, 1.0))[0] == 0

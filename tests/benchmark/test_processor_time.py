@@ -27,17 +27,17 @@ def had(node: str, ran: float, waited: float, *cores: int) -> ProcessorTime:
     ],
     ids=["idle", "strangers", "neighbours on a core", "both", "another core", "nothing counted"],
 )
-def test_literal_shares(times: list[ProcessorTime], shares: dict[str, float]) -> None:
+def test_shares_match_literal_values(times: list[ProcessorTime], shares: dict[str, float]) -> None:
     assert taken_by_others(times) == pytest.approx(shares)
 
 
-def test_the_warning_names_only_busy_nodes() -> None:
+def test_warning_names_only_busy_nodes() -> None:
     assert busy_sentence({"a": 0.05, "b": 0.02}) == ""
     said = busy_sentence({"a": 0.05, "b": 0.431})
     assert "43% of the CPU time on b" in said
 
 
-def test_counts_are_of_this_thread_since_the_start(tmp_path: Path) -> None:
+def test_watch_counts_this_thread_since_its_start(tmp_path: Path) -> None:
     counts = tmp_path / "schedstat"
     counts.write_text("5000000000 1000000000 7\n")
     watch = ProcessorWatch("a", (0,), counts)
@@ -46,7 +46,7 @@ def test_counts_are_of_this_thread_since_the_start(tmp_path: Path) -> None:
     assert ProcessorWatch("a", (), tmp_path / "none").stop() == had("a", 0.0, 0.0)
 
 
-def test_the_kernel_counts_what_this_thread_computes_and_not_what_it_sleeps() -> None:
+def test_kernel_counts_computing_and_not_sleeping_of_this_thread() -> None:
     if not Path("/proc/thread-self/schedstat").exists():
         pytest.skip("this kernel does not count")
     watch, begin = ProcessorWatch("a"), time.thread_time()

@@ -89,7 +89,7 @@ def numpy_position() -> int:
     return int(np.random.get_state(legacy=False)["state"]["pos"])
 
 
-def test_model_gradients_statistics_and_random_numbers_stay_bit_for_bit() -> None:
+def test_timing_preserves_model_gradients_and_random_state_bit_for_bit() -> None:
     model = network().eval()
     model.register_forward_pre_hook(lambda module, inputs: None)
     loss_step(model, fetch(4)).backward()  # type: ignore[no-untyped-call]
@@ -107,7 +107,7 @@ def test_model_gradients_statistics_and_random_numbers_stay_bit_for_bit() -> Non
     assert numpy_state == numpy_position()
 
 
-def test_a_model_without_gradients_has_none_afterwards() -> None:
+def test_timing_leaves_no_gradients() -> None:
     model = network()
     timing(model, seconds=0.05)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -115,7 +115,7 @@ def test_a_model_without_gradients_has_none_afterwards() -> None:
 
 @pytest.mark.alone
 @met_once_in(5)
-def test_the_result_names_task_and_precision_and_measures_every_size() -> None:
+def test_result_names_task_and_precision_and_measures_every_size() -> None:
     result = timing(network(), precision="bf16", largest=24, seconds=5.0)
     assert (result.task, result.precision, result.max_samples) == ("digits", "bf16", None)
     assert [batch.samples for batch in result.batches] == [2, 4, 8, 16, 24]
@@ -124,7 +124,7 @@ def test_the_result_names_task_and_precision_and_measures_every_size() -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_the_line_through_the_times_is_that_of_the_work() -> None:
+def test_fitted_line_matches_the_work() -> None:
     fixed, sample = affine(timing(network(), loss_step=Sleeper(), seconds=0.8, largest=64))
     assert sample == pytest.approx(0.0005)
     assert fixed == pytest.approx(0.002)
@@ -139,7 +139,7 @@ def test_sizes_that_would_exceed_the_time_are_skipped(clock: Clock) -> None:
     assert set(step.sizes) == {2, 4} | {batch.samples for batch in result.batches}, "2 and 4 to find what fits"
 
 
-def test_a_single_batch_is_measured_even_if_it_exceeds_the_time() -> None:
+def test_single_batch_is_measured_even_if_it_exceeds_the_time() -> None:
     step = Sleeper()
     result = timing(network(), loss_step=step, seconds=1e-6)
     assert [batch.samples for batch in result.batches] == [2]
@@ -148,14 +148,14 @@ def test_a_single_batch_is_measured_even_if_it_exceeds_the_time() -> None:
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("expected", "sizes"), [(0, [2]), (2, [2]), (5, [2, 4, 8]), (8, [2, 4, 8])])
-def test_the_expected_batch_is_timed_even_if_it_takes_longer(expected: int, sizes: list[int]) -> None:
+def test_expected_batch_is_timed_even_if_it_takes_longer(expected: int, sizes: list[int]) -> None:
     step = Sleeper()
     result = timing(network(), loss_step=step, expected=expected, seconds=0.01)
     assert [batch.samples for batch in result.batches] == sizes
     assert affine(result)[1] == pytest.approx(0.0005 if expected > 2 else 0.0015)
 
 
-def test_a_batch_is_not_expected_for_longer_than_half_a_minute(clock: Clock) -> None:
+def test_expected_batch_is_skipped_if_it_takes_over_half_a_minute(clock: Clock) -> None:
     def slow(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         clock.compute(len(batch[0]))
         return loss_step(model, batch)
@@ -166,7 +166,7 @@ def test_a_batch_is_not_expected_for_longer_than_half_a_minute(clock: Clock) -> 
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_delayed_pass_does_not_count() -> None:
+def test_delayed_pass_does_not_count() -> None:
     step = Sleeper()
 
     def held_up(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -179,7 +179,7 @@ def test_a_delayed_pass_does_not_count() -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_the_fetching_of_batches_does_not_count_as_work() -> None:
+def test_fetching_batches_does_not_count_as_work() -> None:
     def slow_fetch(samples: int) -> tuple[Tensor, Tensor]:
         time.sleep(0.1)
         return fetch(samples)
@@ -205,7 +205,7 @@ class Work(nn.Module):
 @pytest.mark.alone
 @pytest.mark.parametrize(("speed", "least"), [(0.5, 0.035), (0.25, 0.075)])
 @met_once_in(5)
-def test_a_slowed_node_takes_as_long_as_its_speed_requires(speed: float, least: float) -> None:
+def test_slowed_node_takes_as_long_as_its_speed_requires(speed: float, least: float) -> None:
     def work(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         result: Tensor = model(batch[0])
         return result
@@ -226,14 +226,14 @@ def test_memory_bounds_the_sizes() -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), [("largest", 0), ("seconds", 0.0), ("memory_limit", 0)])
-def test_a_wrong_argument_is_named(option: str, value: float) -> None:
+def test_invalid_argument_is_named(option: str, value: float) -> None:
     options: dict[str, Any] = {option: value}
     with pytest.raises(InvalidValue, match=f"{option.replace('_', ' ')} must be positive"):
         timing(network(), **options)
 
 
 @given(st.integers(1, 10**6))
-def test_the_sizes_are_few_increasing_end_with_the_largest_and_avoid_one(largest: int) -> None:
+def test_batch_sizes_are_few_increasing_and_end_with_the_largest(largest: int) -> None:
     sizes = batch_sizes(largest)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == largest
@@ -243,7 +243,7 @@ def test_the_sizes_are_few_increasing_end_with_the_largest_and_avoid_one(largest
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_is_timed_and_its_random_numbers_are_kept() -> None:
+def test_gpu_timing_preserves_its_random_state() -> None:
     device = torch.device("cuda:0")
     model = network().to(device)
     before = torch.cuda.get_rng_state(device)
@@ -265,7 +265,7 @@ def timing_of(points: list[tuple[int, float]], update: float = 0.0) -> TaskTimin
 
 
 @given(SIZES, st.floats(0, 0.1), st.floats(1e-6, 0.1), st.floats(0, 1))
-def test_an_exact_line_is_recovered(sizes: list[int], fixed: float, sample: float, update: float) -> None:
+def test_exact_line_is_recovered(sizes: list[int], fixed: float, sample: float, update: float) -> None:
     found = affine(timing_of([(n, fixed + sample * n) for n in sizes], update))
     scale = fixed + sample * sizes[-1]
     assert found[0] == pytest.approx(fixed + update, abs=1e-7 * scale)
@@ -273,7 +273,7 @@ def test_an_exact_line_is_recovered(sizes: list[int], fixed: float, sample: floa
 
 
 @given(SIZES, st.data())
-def test_neither_part_is_negative_and_no_other_allowed_line_is_better(sizes: list[int], data: st.DataObject) -> None:
+def test_fitted_line_is_non_negative_and_optimal(sizes: list[int], data: st.DataObject) -> None:
     points = [(n, data.draw(st.floats(1e-4, 1.0))) for n in sizes]
     fixed, sample = affine(timing_of(points))
     assert fixed >= 0
@@ -288,14 +288,14 @@ def test_neither_part_is_negative_and_no_other_allowed_line_is_better(sizes: lis
     assert error(fixed, sample) <= min(error(a, b) for a, b in rivals) + 1e-9
 
 
-def test_one_batch_gives_a_line_through_zero() -> None:
+def test_single_batch_gives_a_line_through_zero() -> None:
     assert list(affine(timing_of([(8, 0.4)], update=0.1))) == pytest.approx([0.1, 0.05])
 
 
-def test_small_batches_count_like_large_ones() -> None:
+def test_small_batches_count_as_much_as_large_ones() -> None:
     fixed, _ = affine(timing_of([(1, 0.011), (10, 0.020), (1000, 1.2)]))
     assert fixed == pytest.approx(0.01, rel=0.1)
 
 
-def test_batches_too_short_for_the_clock_are_no_error() -> None:
+def test_batches_too_short_for_the_clock_are_accepted() -> None:
     assert list(affine(timing_of([(1, 0.0), (2, 0.0)]))) == pytest.approx([0, 0], abs=1e-8)

@@ -32,7 +32,7 @@ def random(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("problem", [*MATRIX_PRODUCTS[:5], *CONVOLUTIONS[:6]])
-def test_a_problem_does_as_many_flops_as_it_says(problem: Problem) -> None:
+def test_problem_computes_the_flops_it_states(problem: Problem) -> None:
     call = problem.prepare(random)
     with FlopCounterMode(display=False) as counter:
         call()
@@ -40,13 +40,13 @@ def test_a_problem_does_as_many_flops_as_it_says(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("problems", [MATRIX_PRODUCTS, CONVOLUTIONS])
-def test_every_rung_is_larger_than_the_one_below_but_by_no_more_than_four_times(problems: Sequence[Problem]) -> None:
+def test_each_problem_is_larger_than_the_previous_by_at_most_four_times(problems: Sequence[Problem]) -> None:
     steps = [above.flops / below.flops for below, above in pairwise(problems)]
     assert min(steps) > 1.5
     assert max(steps) <= 4
 
 
-def test_two_measures_agree_and_are_those_of_a_processor() -> None:
+def test_cpu_measurements_agree_and_are_plausible() -> None:
     for patience in (2, 1, 0):  # others may use the machine meanwhile
         first, second = (measure_throughputs(CPU, ("fp32",), 0.6)[0] for _ in range(2))
         agree = all(
@@ -61,13 +61,13 @@ def test_two_measures_agree_and_are_those_of_a_processor() -> None:
     assert 1e8 < first.matmul_flops < 1e13
 
 
-def test_a_precision_that_the_cpu_emulates_is_measured_too() -> None:
+def test_precision_emulated_by_the_cpu_is_measured_too() -> None:
     throughput = measure_throughputs(CPU, ("fp16",), 0.1)[0]
     assert throughput.matmul_flops is not None
     assert throughput.matmul_flops > 1e6
 
 
-def test_an_operator_that_the_device_refuses_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_operator_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise RuntimeError("\"conv2d\" not implemented for 'Half'\nsecond line")
 
@@ -80,13 +80,13 @@ def test_an_operator_that_the_device_refuses_is_reported_with_its_reason(monkeyp
         assert throughput.matmul_flops is not None
 
 
-def test_the_random_numbers_of_the_program_are_left_alone() -> None:
+def test_measuring_preserves_the_random_state() -> None:
     before = torch.get_rng_state()
     measure_throughputs(CPU, ("bf16",), 0.02)[0]
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_what_threads_do_at_the_same_time_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throughput_of_concurrent_threads_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     part = Throughput(precision="fp16", matmul_flops=2e9, conv_flops=None, reason="convolution: no")
     monkeypatch.setattr(throughput_module, "_climb", lambda device, precisions, budget: [part])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
@@ -122,19 +122,19 @@ class Device:
 
 
 @given(rate=st.floats(1e9, 1e12), seed=st.integers(0, 99))
-def test_two_measures_of_a_busy_device_agree_within_a_tenth_and_never_exceed_its_rate(rate: float, seed: int) -> None:
+def test_busy_device_measurements_agree_and_never_exceed_its_rate(rate: float, seed: int) -> None:
     rates = [Device(rate, overhead=2e-5, busy=0.3, seed=run).measure(1.0) or 0.0 for run in (seed, seed + 1000)]
     assert max(rates) <= 1.1 * min(rates)
     assert max(rates) <= rate * (1 + 1e-9)
 
 
-def test_a_large_overhead_a_call_is_climbed_out_of() -> None:
+def test_large_call_overhead_is_overcome_by_larger_problems() -> None:
     rate = Device(rate=1e12, overhead=1e-4).measure(0.5)
     assert rate is not None
     assert rate > 0.95e12
 
 
-def test_slow_calls_on_the_way_up_do_not_end_the_climb_for_good() -> None:
+def test_early_slow_calls_do_not_end_the_search() -> None:
     device = Device(rate=1e12, overhead=1e-4)
 
     def seconds_of(rung: int) -> float:
@@ -145,14 +145,14 @@ def test_slow_calls_on_the_way_up_do_not_end_the_climb_for_good() -> None:
     assert rate > 0.95e12
 
 
-def test_a_slow_device_is_measured_with_small_problems_only() -> None:
+def test_slow_device_is_measured_with_small_problems_only() -> None:
     device = Device(rate=1e9)
     assert device.measure(0.2) == pytest.approx(1e9)
     assert max(FLOPS[rung] for rung in device.calls) / 1e9 < 0.05
     assert device.time < 0.4
 
 
-def test_the_ladder_ends_below_a_problem_that_does_not_fit() -> None:
+def test_search_ends_below_a_problem_that_does_not_fit() -> None:
     device = Device(rate=1e13)
 
     def seconds_of(rung: int) -> float:
@@ -165,7 +165,7 @@ def test_the_ladder_ends_below_a_problem_that_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not implemented for 'Half'\ntrace"), TypeError("no such dtype")])
-def test_a_device_that_refuses_the_smallest_problem_has_no_rate_and_says_why(error: Exception) -> None:
+def test_device_that_refuses_the_smallest_problem_reports_no_rate(error: Exception) -> None:
     def seconds_of(rung: int) -> float:
         raise error
 
@@ -175,7 +175,7 @@ def test_a_device_that_refuses_the_smallest_problem_has_no_rate_and_says_why(err
     assert ladder.refusal == str(error).partition("\n")[0]
 
 
-def test_several_ladders_share_the_time_and_all_are_repeated() -> None:
+def test_concurrent_searches_share_the_time_and_all_repeat() -> None:
     fast, slow = Device(rate=1e12), Device(rate=1e10)
     ladders = [Autorange(FLOPS, device.seconds_of) for device in (fast, slow)]
     autorange(ladders, 2.0, lambda: fast.time + slow.time)

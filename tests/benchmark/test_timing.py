@@ -22,7 +22,7 @@ def three_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_as_many_threads_as_pytorch_has_run_at_the_same_time_each_with_undivided_operators() -> None:
+def test_all_pytorch_threads_run_concurrently_with_serial_operators() -> None:
     meeting = threading.Barrier(3)
 
     def work() -> tuple[int, int]:
@@ -37,7 +37,7 @@ def test_as_many_threads_as_pytorch_has_run_at_the_same_time_each_with_undivided
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_an_error_in_a_thread_comes_through_and_the_threads_are_as_before() -> None:
+def test_error_in_a_thread_is_raised_and_thread_settings_are_restored() -> None:
     def work() -> None:
         raise RuntimeError("broken")
 
@@ -46,6 +46,6 @@ def test_an_error_in_a_thread_comes_through_and_the_threads_are_as_before() -> N
     assert torch.get_num_threads() == 3
 
 
-def test_a_gpu_is_driven_by_the_calling_thread_alone() -> None:
+def test_gpu_is_driven_by_the_calling_thread_only() -> None:
     assert num_workers(torch.device("cuda:0")) == 1
     assert run_threaded(torch.device("cuda:0"), threading.get_ident) == [threading.get_ident()]

@@ -34,7 +34,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def test_the_profile_has_speeds_of_every_precision(tmp_path: Path) -> None:
+def test_profile_has_speeds_of_every_precision(tmp_path: Path) -> None:
     ran = evener("benchmark", "--devices", DEVICE, "--output", "cluster.json", cwd=tmp_path, timeout=240)
     assert ran.returncode == 0, ran.stderr
     (device,) = read_noun(tmp_path / "cluster.json", ClusterProfile).devices
@@ -59,7 +59,7 @@ def step(precision: torch.dtype, model: nn.Module, batch: Tensor) -> Tensor:
 @ON_A_GPU
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_promised_batch_fits_and_the_peak_is_near_what_was_allowed(name: str, precision: torch.dtype) -> None:
+def test_predicted_batch_fits_and_its_peak_is_near_the_limit(name: str, precision: torch.dtype) -> None:
     build, shape = NETWORKS[name]
     device = torch.device(DEVICE)
     model = build().to(device)
@@ -81,7 +81,7 @@ def test_a_promised_batch_fits_and_the_peak_is_near_what_was_allowed(name: str, 
 
 
 @ON_A_GPU
-def test_a_model_too_large_for_any_sample_is_refused() -> None:
+def test_model_too_large_for_any_sample_is_refused() -> None:
     device = torch.device(DEVICE)
     model = nn.Linear(4096, 4096, device=device)
     with (
@@ -98,7 +98,7 @@ def test_a_model_too_large_for_any_sample_is_refused() -> None:
 
 
 @ON_A_GPU
-def test_memory_of_the_device_is_what_the_driver_says() -> None:
+def test_device_memory_equals_that_of_the_driver() -> None:
     total, usable = usable_memory(DEVICE)
     assert total == torch.cuda.get_device_properties(DEVICE).total_memory
     assert 0 < usable <= total

@@ -56,7 +56,7 @@ def test_synchronous_updates_equal_one_process(alone: dict[str, torch.Tensor], o
 
 
 @pytest.mark.parametrize("agreement", ["async", "bounded", "average", "diloco"])
-def test_other_agreements_learn(agreement: str) -> None:
+def test_other_agreements_learn_on_a_gpu(agreement: str) -> None:
     with cluster() as ps:
         ps.join("gpu", device=DEVICE)
         ps.join("cpu")
@@ -66,7 +66,7 @@ def test_other_agreements_learn(agreement: str) -> None:
     assert (record.validation_accuracy or 0) > 0.5
 
 
-def test_a_gpu_and_a_thin_node_serve_one_run(tmp_path: Path) -> None:
+def test_gpu_and_thin_node_serve_one_run(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     images = draw.integers(0, 255, (400, 28, 28), np.uint8)
     labels = draw.integers(0, 10, 400, np.uint8)
@@ -86,7 +86,7 @@ def test_a_gpu_and_a_thin_node_serve_one_run(tmp_path: Path) -> None:
     assert distance(*weights) < 1e-4  # single precision
 
 
-def test_the_gpu_is_killed_and_another_comes(tmp_path: Path) -> None:
+def test_run_completes_after_a_gpu_is_killed_and_another_joins(tmp_path: Path) -> None:
     words = ("--seed", "3", "--precision", "fp64", "--epochs", "60")
     perform(RunConfig(task=SMOOTH, seed=3, precision="fp64", epochs=60, devices="cpu", output=tmp_path, check=False))
     with cluster() as ps:
@@ -110,7 +110,7 @@ def test_the_gpu_is_killed_and_another_comes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("merge", ["cores", "threads", "device"])
-def test_merges_agree(merge: Merge) -> None:
+def test_device_merges_equal_cpu_merges(merge: Merge) -> None:
     draw = np.random.default_rng(0)
     arrays: list[dict[str, Any]] = [{f"w{i}": draw.standard_normal((i + 1, 3)) for i in range(7)} for _ in range(4)]
     layout = layout_of(arrays[0], statistics=())
@@ -128,7 +128,7 @@ def test_merges_agree(merge: Merge) -> None:
 
 
 @pytest.mark.parametrize("rule", ["trimmed", "median", "krum"])
-def test_robust_merges_agree(rule: Robust) -> None:
+def test_robust_device_merges_equal_cpu_merges(rule: Robust) -> None:
     draw = np.random.default_rng(0)
     arrays: list[dict[str, Any]] = [{f"w{i}": draw.standard_normal((i + 1, 3)) for i in range(7)} for _ in range(5)]
     layout = layout_of(arrays[0], statistics=())

@@ -50,7 +50,7 @@ def stages(folder: Path, on: str, **words: Any) -> dict[str, torch.Tensor]:
         (("gpu", "cpu"), {"shares": "measured"}),
     ],
 )
-def test_samples_are_divided(
+def test_data_parallel_training_equals_one_process(
     tmp_path: Path, alone: dict[str, torch.Tensor], on: tuple[str, ...], words: dict[str, Any]
 ) -> None:
     if "accumulate" in words:
@@ -77,7 +77,7 @@ def test_samples_are_divided(
         ("data+filter", ("gpu", "gpu", "gpu", "gpu"), {"replicas": "2,2"}),
     ],
 )
-def test_layers_are_divided(
+def test_divided_layer_training_equals_one_process(
     tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str, on: tuple[str, ...], words: dict[str, Any]
 ) -> None:
     if "accumulate" in words:
@@ -96,7 +96,7 @@ def test_layers_are_divided(
         ("data+pipeline", ("gpu", "gpu", "gpu"), {"shares": "1,1,1", "replicas": "2,1", "micro_batches": 3}),
     ],
 )
-def test_the_model_is_cut_into_stages(
+def test_pipeline_training_equals_one_process(
     tmp_path: Path, plain: dict[str, torch.Tensor], strategy: str, on: tuple[str, ...], words: dict[str, Any]
 ) -> None:
     assert distance(plain, stages(tmp_path / "run", devices(*on), strategy=strategy, **words)) < TOLERANCE
@@ -104,12 +104,12 @@ def test_the_model_is_cut_into_stages(
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("strategy", ["data", "sharded", "spatial", "filter"])
-def test_over_nccl(tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str) -> None:
+def test_nccl_training_equals_one_process(tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str) -> None:
     found = train(tmp_path / "run", "cuda:0,cuda:1", strategy=strategy, shares="2,1")
     assert distance(alone, found) < TOLERANCE
 
 
-def test_draws_of_divided_layers_are_those_of_one_process_on_the_device(tmp_path: Path) -> None:
+def test_divided_layer_draws_equal_one_process_on_the_device(tmp_path: Path) -> None:
     option = {"dropout": "0.5"}
     one = train(tmp_path / "one", DEVICE, option=option)
     two = train(tmp_path / "two", devices("gpu", "gpu"), option=option, strategy="sharded", shares="2,1")
@@ -126,13 +126,13 @@ def test_reduced_precision_learns(tmp_path: Path, precision: str, on: tuple[str,
 
 
 @pytest.mark.parametrize("strategy", ["data", "sharded"])
-def test_compiled_the_weights_are_the_same(tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str) -> None:
+def test_compiled_training_equals_one_process(tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str) -> None:
     found = train(tmp_path / "run", devices("gpu", "gpu"), strategy=strategy, shares="2,1", compile=True)
     assert distance(alone, found) < TOLERANCE
 
 
 @pytest.mark.parametrize(("first", "second"), [(("gpu", "gpu"), ("cpu",)), (("cpu",), ("gpu", "gpu", "gpu"))])
-def test_a_checkpoint_goes_on_elsewhere(tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...]) -> None:
+def test_checkpoint_resumes_on_other_devices(tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...]) -> None:
     whole = train(tmp_path / "whole", "cpu", epochs=4)
     train(tmp_path / "first", devices(*first), epochs=2, checkpoint=tmp_path / "kept", shares=equal(first))
     words = {"epochs": 4, "checkpoint": tmp_path / "kept", "resume": True, "shares": equal(second)}
@@ -144,13 +144,13 @@ def equal(on: tuple[str, ...]) -> str:
 
 
 @pytest.mark.parametrize("strategy", ["data", "sharded", "spatial"])
-def test_the_check_before_the_first_step_passes(tmp_path: Path, strategy: str) -> None:
+def test_self_check_passes_before_the_first_step(tmp_path: Path, strategy: str) -> None:
     words = ("--devices", devices("gpu", "gpu"), "--strategy", strategy, "--shares", "2,1", "--output", "run")
     ran = evener("train", TINY, *words, cwd=tmp_path, timeout=240)
     assert ran.returncode == 0, ran.stderr
 
 
-def test_a_model_that_does_not_fit_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_model_that_does_not_fit_is_refused_in_one_sentence(tmp_path: Path) -> None:
     words = ("train", "synthetic", "--devices", DEVICE, "--memory", "1MB", "--output", "run")
     ran = evener(*words, cwd=tmp_path, timeout=120)
     assert ran.returncode != 0
@@ -158,7 +158,7 @@ def test_a_model_that_does_not_fit_is_refused_in_one_sentence(tmp_path: Path) ->
     assert len(ran.stderr.strip().splitlines()[-1]) < 600
 
 
-def test_ctrl_c_ends_it_and_leaves_a_record(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_run_and_leaves_a_record(tmp_path: Path) -> None:
     endless = str(Path(TINY).with_name("endless.py"))
     words = command("train", endless, "--devices", devices("gpu", "gpu"), "--output", "run")
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -172,6 +172,6 @@ def test_ctrl_c_ends_it_and_leaves_a_record(tmp_path: Path) -> None:
     assert record(tmp_path / "run").steps
 
 
-def test_the_weights_load_in_plain_pytorch_without_a_gpu(tmp_path: Path) -> None:
+def test_weights_load_in_plain_pytorch_without_a_gpu(tmp_path: Path) -> None:
     train(tmp_path / "run", DEVICE)
     assert all(value.device.type == "cpu" for value in load_file(tmp_path / "run" / "model.safetensors").values())

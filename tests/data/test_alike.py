@@ -58,12 +58,12 @@ def _hold(datasets: list[Dataset[Any]]) -> None:
     together(len(datasets), held)
 
 
-def test_equal_data_pass() -> None:
+def test_equal_data_are_accepted() -> None:
     plain = TensorDataset(torch.arange(20.0))
     _hold([plain, plain, plain])
 
 
-def test_noise_of_seeded_generators_is_the_same_and_other_noise_says_nothing() -> None:
+def test_seeded_noise_is_compared_and_unseeded_noise_is_ignored() -> None:
     assert steady_print(Noisy(), 7, seed=0) == steady_print(Noisy(), 7, seed=0) != steady_print(Noisy(), 7, seed=1)
     nothing = steady_print(Noisy(np.random.default_rng(1)), 7, seed=0)
     assert np.isnan(nothing)
@@ -71,7 +71,7 @@ def test_noise_of_seeded_generators_is_the_same_and_other_noise_says_nothing() -
     assert first_other(np.array([[2.0, 3.0], [2.0, 3.0], [2.0, 4.0]])) == (2, 1)
 
 
-def test_other_samples_and_other_numbers_of_them_are_told_with_the_node() -> None:
+def test_different_samples_and_sizes_are_reported_with_the_node() -> None:
     plain = TensorDataset(torch.arange(20.0))
     with refused(InvalidInput):
         _hold([plain, plain, Subset(plain, [*range(10), 11, 10, *range(12, 20)])])
@@ -80,13 +80,13 @@ def test_other_samples_and_other_numbers_of_them_are_told_with_the_node() -> Non
 
 
 @pytest.mark.parametrize("other", [{"a": "y", "b": 1}, {"a": "x", "b": 2}, {"a": "x", "b": np.ones(2)}])
-def test_the_print_of_a_sample_sees_words_and_numbers(other: dict[str, Any]) -> None:
+def test_fingerprint_of_a_sample_depends_on_strings_and_numbers(other: dict[str, Any]) -> None:
     assert print_of({"a": "x", "b": 1}) == print_of({"a": "x", "b": torch.tensor(1)})
     assert print_of({"a": "x", "b": 1}) != print_of(other)
 
 
 @pytest.mark.parametrize(("seed", "code"), [("seed()", 2), pytest.param("manual_seed(0)", 0, marks=pytest.mark.slow)])
-def test_a_split_without_a_seed_ends_the_run_before_it_starts(tmp_path: Path, seed: str, code: int) -> None:
+def test_split_without_a_seed_ends_the_run_before_it_starts(tmp_path: Path, seed: str, code: int) -> None:
     (tmp_path / "task.py").write_text(TASK.replace("SEED", seed))
     done = evener("train", "task.py", "--local-nodes", "1,1", cwd=tmp_path)
     assert done.returncode == code, done.stderr

@@ -12,7 +12,7 @@ from evener.data.digits import load_digits, split_digits
 COUNTS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
-def test_the_digits_are_whole_and_as_published() -> None:
+def test_digits_are_complete_and_as_published() -> None:
     images, labels = load_digits()
     assert (images.shape, images.dtype.name) == ((1797, 8, 8), "uint8")
     assert (labels.shape, labels.dtype.name) == ((1797,), "uint8")
@@ -31,7 +31,7 @@ def test_the_digits_are_whole_and_as_published() -> None:
     ]
 
 
-def test_the_split_is_four_fifths_to_one_fifth_of_every_class() -> None:
+def test_split_is_four_fifths_to_one_fifth_of_every_class() -> None:
     _, labels = load_digits()
     train, validation = split_digits(labels)
     assert sorted([*train.tolist(), *validation.tolist()]) == list(range(1797))

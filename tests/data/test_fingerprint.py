@@ -20,7 +20,7 @@ def is_close(first: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("numbers", [FLOATS, INTEGERS, INTEGERS.to(torch.uint8)], ids=["floats", "integers", "bytes"])
 @pytest.mark.parametrize("distance", [1, 2, 64, 250, 251, 502, 2**10, 2**14, 2**15, 17 * 251, 2**14 + 1])
-def test_numbers_that_change_places_at_any_distance_have_another_print(numbers: torch.Tensor, distance: int) -> None:
+def test_fingerprint_detects_swapped_numbers_at_any_distance(numbers: torch.Tensor, distance: int) -> None:
     other = numbers.clone()
     here = next(i for i in range(7, len(numbers)) if numbers[i] != numbers[i + distance])
     other[here], other[here + distance] = numbers[here + distance], numbers[here]
@@ -28,7 +28,7 @@ def test_numbers_that_change_places_at_any_distance_have_another_print(numbers: 
     assert not is_close(numbers, numbers.roll(distance))
 
 
-def test_values_that_differ_by_rounding_have_prints_that_do_too() -> None:
+def test_fingerprint_tolerates_rounding_errors() -> None:
     wide = FLOATS.double()
     assert is_close(wide, wide * (1 + 1e-14))
     assert is_close([wide[:7], {"a": wide[7:] + 1e-15}], [wide[:7], {"a": wide[7:]}])
@@ -36,7 +36,7 @@ def test_values_that_differ_by_rounding_have_prints_that_do_too() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.uint8, torch.bool])
-def test_one_integer_of_many_that_differs_by_one_is_seen(kind: torch.dtype) -> None:
+def test_fingerprint_detects_one_changed_integer_among_millions(kind: torch.dtype) -> None:
     numbers = torch.full((3_000_000,), 1, dtype=kind)
     other = numbers.clone()
     other[1_234_567] = 0
@@ -45,13 +45,13 @@ def test_one_integer_of_many_that_differs_by_one_is_seen(kind: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("first", [2**53, 10**12, 1_700_000_000, -(2**63)])
-def test_large_whole_numbers_that_differ_by_one_are_seen(first: int) -> None:
+def test_fingerprint_detects_large_integers_that_differ_by_one(first: int) -> None:
     assert not is_close(torch.tensor([first]), torch.tensor([first + 1]))
     assert not is_close({"id": first}, {"id": first + 1})
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_beside_one_that_is_not_finite_are_seen_and_so_is_its_place(wrong: float) -> None:
+def test_fingerprint_detects_changes_next_to_non_finite_values(wrong: float) -> None:
     first = torch.tensor([1.0, wrong, 3.0, 4.0])
     assert is_close(first, first.clone())
     for other in ([1.0, wrong, 3.0, 5.0], [wrong, 1.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]):
@@ -78,12 +78,12 @@ def test_numbers_beside_one_that_is_not_finite_are_seen_and_so_is_its_place(wron
     ],
     ids=str,
 )
-def test_other_values_have_another_print_and_equal_ones_the_same(first: Any, other: Any) -> None:
+def test_fingerprint_differs_for_different_values_only(first: Any, other: Any) -> None:
     assert is_close(first, first)
     assert not is_close(first, other)
 
 
-def test_prints_depend_on_values_and_not_on_how_they_lie_in_memory() -> None:
+def test_fingerprint_is_independent_of_the_memory_layout() -> None:
     square = FLOATS[: 500 * 500].reshape(500, 500)
     assert print_of(square.T) == print_of(square.T.contiguous())
     assert print_of(INTEGERS[::3]) == print_of(INTEGERS[::3].clone())
@@ -91,7 +91,7 @@ def test_prints_depend_on_values_and_not_on_how_they_lie_in_memory() -> None:
     assert print_of([]) == print_of(object()) == 0.0
 
 
-def test_prints_are_the_same_in_every_version() -> None:  # nodes with different ones compare them
+def test_fingerprint_is_stable_across_versions() -> None:  # nodes with different ones compare them
     assert print_of(torch.arange(40_000)) == print_of(np.arange(40_000))
     assert print_of([torch.arange(20_000, dtype=torch.float64), "a", 3]) == pytest.approx(PINNED, rel=1e-12)
 

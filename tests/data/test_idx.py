@@ -47,7 +47,7 @@ def test_every_element_type_is_read_big_endian(text: str, expected: NDArray[Any]
 
 
 @given(data=st.data(), kind=st.sampled_from(sorted(CODES)), packed=st.booleans())
-def test_what_is_written_comes_back_gzipped_or_not(data: st.DataObject, kind: str, packed: bool) -> None:
+def test_written_arrays_are_read_back_gzipped_or_not(data: st.DataObject, kind: str, packed: bool) -> None:
     array = data.draw(arrays(np.dtype(kind), array_shapes(min_dims=1, max_dims=5, min_side=0, max_side=4)))
     raw = idx_bytes(array)
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +56,7 @@ def test_what_is_written_comes_back_gzipped_or_not(data: st.DataObject, kind: st
         np.testing.assert_array_equal(read_idx(file), array, strict=True)
 
 
-def test_the_array_can_be_written_to(tmp_path: Path) -> None:
+def test_array_is_writable(tmp_path: Path) -> None:
     file = tmp_path / "a-idx"
     file.write_bytes(idx_bytes(np.zeros(3, np.uint8)))
     assert read_idx(file).flags.writeable
@@ -84,7 +84,7 @@ PACKED = gzip.compress(GOOD, mtime=0)
         (PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:], "is a damaged gzip file (CRC check failed"),
     ],
 )
-def test_a_wrong_or_damaged_file_is_named_with_what_is_expected(content: bytes, sentence: str, tmp_path: Path) -> None:
+def test_invalid_file_is_named_with_the_expected_content(content: bytes, sentence: str, tmp_path: Path) -> None:
     file = tmp_path / "broken-idx"
     file.write_bytes(content)
     with pytest.raises(InvalidFile, match=re.escape(sentence)) as caught:
@@ -93,6 +93,6 @@ def test_a_wrong_or_damaged_file_is_named_with_what_is_expected(content: bytes, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match=re.escape(f"cannot read {tmp_path / 'none'}: No such file or directory")):
         read_idx(tmp_path / "none")

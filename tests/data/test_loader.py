@@ -38,7 +38,7 @@ def load(rank: int, weights: list[float], dataset: Dataset[Any], workers: int = 
     return found
 
 
-def test_random_transforms_do_not_depend_on_who_loads_a_sample() -> None:
+def test_random_transforms_are_independent_of_the_loading_rank() -> None:
     alone = load(0, [1.0], Noisy())
     first, second = load(0, [2.0, 1.0], Noisy()), load(1, [2.0, 1.0], Noisy())
     assert {**first, **second} == alone
@@ -49,7 +49,7 @@ def test_worker_processes_load_the_same_batches() -> None:
     assert load(0, [1.0], Noisy(), workers=1) == load(0, [1.0], Noisy())
 
 
-def test_the_random_state_of_training_is_left_as_it_was() -> None:
+def test_training_random_state_is_preserved() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3).tolist()
     torch.manual_seed(5)
@@ -57,7 +57,7 @@ def test_the_random_state_of_training_is_left_as_it_was() -> None:
     assert torch.rand(3).tolist() == expected
 
 
-def test_a_rank_without_samples_gets_one_that_counts_for_nothing() -> None:
+def test_rank_without_samples_loads_one_that_does_not_count() -> None:
     data = TensorDataset(torch.arange(12.0), torch.arange(12))
     division = Division(weights_to_workers([1.0, 0.0], [None, None]))
     sampler = ShuffledSampler(count=12, batch_size=6, accumulate=1, seed=1, rank=1, division=division)
@@ -67,21 +67,21 @@ def test_a_rank_without_samples_gets_one_that_counts_for_nothing() -> None:
     assert len(inputs) == 1
 
 
-def test_a_tensor_data_set_is_indexed_at_once() -> None:
+def test_tensor_dataset_is_indexed_in_one_operation() -> None:
     data = TensorDataset(torch.arange(12.0), torch.arange(12))
     inputs, targets = collect(data, torch.tensor([3, 1]).numpy(), 0, 0)
     assert inputs.tolist() == [3.0, 1.0]
     assert targets.tolist() == [3, 1]
 
 
-def test_a_data_set_that_gives_no_pairs_is_refused() -> None:
+def test_dataset_without_pairs_is_refused() -> None:
     with refused(InvalidInput):
         split_batch((1, 2, 3))
     with refused(InvalidInput):
         split_batch(torch.zeros(2))
 
 
-def test_a_samples_seed_depends_on_seed_epoch_and_sample_alone() -> None:
+def test_sample_seed_depends_only_on_seed_epoch_and_sample() -> None:
     every = sample_seeds(3, 0, np.arange(10_000))
     assert len(np.unique(every)) > 9_990  # 32 bits: a few may meet by chance
     assert sample_seeds(3, 0, np.array([4711])).tolist() == [every[4711]]
@@ -89,7 +89,7 @@ def test_a_samples_seed_depends_on_seed_epoch_and_sample_alone() -> None:
     assert not np.intersect1d(every[:100], sample_seeds(4, 0, np.arange(100))).size
 
 
-def test_a_batch_is_what_its_own_function_makes_of_the_samples() -> None:
+def test_custom_collate_function_builds_the_batch() -> None:
     indices = np.array([3, 1], dtype=np.int64)
     samples = collect(Noisy(), indices, 7, 0, lambda samples: samples)
     inputs, targets = collect(Noisy(), indices, 7, 0)

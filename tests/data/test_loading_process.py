@@ -76,7 +76,7 @@ class Wide(Dataset[Any]):
 
 
 @pytest.mark.parametrize("dataset", [SAMPLES, Wide()], ids=["tensors", "samples"])
-def test_where_shared_memory_is_too_small_the_rank_hears_of_it(dataset: Dataset[Any]) -> None:
+def test_small_shared_memory_is_reported_to_the_rank(dataset: Dataset[Any]) -> None:
     with pytest.raises(DoesNotFit, match=r"--workers 0.*--shm-size"), little_shared_memory():
         next(batches(dataset))
 
@@ -99,9 +99,7 @@ task = Task(model=lambda: nn.Linear(20_000, 2), loss=nn.functional.cross_entropy
 @pytest.mark.parametrize(
     "nodes", [(), ("--local-nodes", "1,1", "--shares", "1,1")], ids=["this process", "local nodes"]
 )
-def test_a_command_in_a_container_with_little_shared_memory_names_the_cure(
-    nodes: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_command_with_small_shared_memory_names_the_remedy(nodes: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "wide.py").write_text(TASK)
     words = shlex.join(command("train", "wide.py", "--workers", "2", "--output", "run", *nodes))
     mount = "mount -t tmpfs -o size=512k tmpfs /dev/shm"
@@ -116,17 +114,17 @@ def test_a_command_in_a_container_with_little_shared_memory_names_the_cure(
     assert "--shm-size" in told[0]
 
 
-def test_an_error_of_evener_keeps_its_class() -> None:
+def test_evener_error_preserves_its_class() -> None:
     with refused(InvalidInput):
         list(batches(Failing(InvalidInput("no such picture"))))
 
 
-def test_an_error_of_the_data_set_names_its_line_as_it_does_without_processes() -> None:
+def test_dataset_error_names_its_line() -> None:
     with refused(TrainingFailed):
         list(batches(Failing(ValueError("a bad picture"))))
 
 
-def test_a_loading_process_that_dies_is_named_with_what_may_have_killed_it() -> None:
+def test_dead_loading_process_is_reported_with_likely_causes() -> None:
     with pytest.raises(RuntimeError) as raised:
         list(batches(Failing(None)))
     death = loading_death(raised.value)

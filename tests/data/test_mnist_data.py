@@ -45,7 +45,7 @@ def test_images_and_labels_are_read_gzipped_or_not(suffix: str, tmp_path: Path) 
         (IMAGES, LABELS.astype(np.int8), "holds 3 of int8; expected 3 labels 0 to 9 of uint8"),
     ],
 )
-def test_files_that_are_not_what_their_name_says_are_refused(
+def test_files_whose_content_contradicts_their_name_are_refused(
     images: NDArray[Any], labels: NDArray[Any], sentence: str, tmp_path: Path
 ) -> None:
     write_idx(tmp_path / "train-images-idx3-ubyte", images)
@@ -54,7 +54,7 @@ def test_files_that_are_not_what_their_name_says_are_refused(
         read_mnist(tmp_path, "train")
 
 
-def test_a_missing_file_is_named_with_what_to_fetch_from_where_into_which_folder(tmp_path: Path) -> None:
+def test_missing_file_error_names_source_and_folder(tmp_path: Path) -> None:
     write_idx(tmp_path / "train-images-idx3-ubyte", IMAGES)
     expected = (
         f"MNIST is not in {tmp_path} (train-labels-idx1-ubyte.gz is missing): fetch train-images-idx3-ubyte.gz, "

@@ -48,7 +48,9 @@ def assert_rounded(counts: Sequence[int], weights: Sequence[float]) -> None:
         ([0, 2], [1, 1], [[0, 0], [1, 1]]),
     ],
 )
-def test_small_tables(counts: list[int], weights: list[float], expected: list[list[int]]) -> None:
+def test_small_tables_are_rounded_to_literal_values(
+    counts: list[int], weights: list[float], expected: list[list[int]]
+) -> None:
     assert round_table(counts, weights).tolist() == expected
 
 
@@ -69,7 +71,7 @@ def test_cells_and_totals_are_the_floor_or_the_ceiling_for_any_weights(counts: l
         ([10, 4, 10, 10, 20, 1, 12, 30, 2], [5, 20, 2, 2, 10, 15, 1]),  # one below
     ],
 )
-def test_columns_that_dealing_alone_leaves_outside_their_bounds_are_mended(
+def test_columns_outside_their_bounds_are_repaired(
     counts: list[int], weights: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_rounded(counts, weights)
@@ -78,12 +80,12 @@ def test_columns_that_dealing_alone_leaves_outside_their_bounds_are_mended(
         assert_rounded(counts, weights)
 
 
-def test_a_thousand_classes_on_sixty_four_nodes_are_rounded_too() -> None:
+def test_table_of_a_thousand_classes_on_64_nodes_is_rounded() -> None:
     generator = np.random.default_rng(0)
     assert_rounded(generator.integers(1, 600, 1000).tolist(), generator.random(64).tolist())
 
 
 @pytest.mark.parametrize("weights", [[], [0, 0.0], [1, -1], [1, math.inf], [math.nan]])
-def test_weights_that_divide_nothing_are_refused(weights: list[float]) -> None:
+def test_weights_without_a_positive_finite_sum_are_refused(weights: list[float]) -> None:
     with refused(InvalidValue):
         round_table([1], weights)

@@ -36,7 +36,7 @@ def taken(ranks: list[ShuffledSampler] | list[StationarySampler], step: int) -> 
     st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(sum),
     st.integers(1, 4),
 )
-def test_every_sample_is_taken_exactly_once_an_epoch(
+def test_every_sample_is_drawn_exactly_once_per_epoch(
     count: int, batch: int, weights: list[int], accumulate: int
 ) -> None:
     ranks = samplers(count, batch, [float(w) for w in weights], min(accumulate, batch))
@@ -46,7 +46,7 @@ def test_every_sample_is_taken_exactly_once_an_epoch(
         assert sorted(seen) == list(range(count))
 
 
-def test_a_step_learns_from_the_same_samples_in_the_same_micro_batches_for_any_division() -> None:
+def test_step_uses_the_same_samples_for_any_division() -> None:
     alone, three = samplers(50, 16, [1.0], accumulate=3), samplers(50, 16, [7.0, 2.0, 1.0], accumulate=3)
     for step in range(1, 9):
         assert taken(alone, step) == taken(three, step)
@@ -60,7 +60,7 @@ def test_epochs_and_seeds_differ_and_the_same_seed_repeats() -> None:
     assert one.step(1)[0].indices.tolist() != other.step(1)[0].indices.tolist()
 
 
-def test_a_change_of_division_holds_from_its_step_on() -> None:
+def test_division_change_takes_effect_at_its_step() -> None:
     division = Division(team(1, 1))
     division.change(3, team(3, 1))
     assert [division.sizes(step, 8) for step in (1, 2, 3, 9)] == [(4, 4), (4, 4), (6, 2), (6, 2)]
@@ -68,13 +68,13 @@ def test_a_change_of_division_holds_from_its_step_on() -> None:
     assert division.sizes(3, 8) == (2, 6)
 
 
-def test_the_weights_of_the_loss_know_the_whole_step() -> None:
+def test_loss_weights_cover_the_whole_step() -> None:
     last = samplers(20, 16, [1.0, 1.0], accumulate=2)[0].step(2)
     assert [(part.total, part.is_last) for part in last] == [(4, False), (4, True)]
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(sum), st.integers(1, 32), st.integers(1, 3))
-def test_stationary_data_is_taken_exactly_once_and_never_leaves_its_rank(
+def test_stationary_data_are_drawn_once_and_never_leave_their_rank(
     sizes: list[int], batch: int, accumulate: int
 ) -> None:
     bounds = np.cumsum([0, *sizes])
@@ -91,13 +91,13 @@ def test_stationary_data_is_taken_exactly_once_and_never_leaves_its_rank(
         assert {part.total for rank in ranks for part in rank.step(step)} == {total}
 
 
-def test_no_samples_are_refused() -> None:
+def test_empty_data_are_refused() -> None:
     with pytest.raises(ValueError, match="training samples must be at least one"):
         samplers(0, 4, [1.0])
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(sum))
-def test_a_validation_goes_through_the_data_in_their_order(count: int, batch: int, weights: list[int]) -> None:
+def test_validation_follows_the_order_of_the_data(count: int, batch: int, weights: list[int]) -> None:
     division = Division(team(*weights))
     ranks = [
         OrderedSampler(count=count, batch_size=batch, rank=rank, sizes=lambda total: division.sizes(1, total))

@@ -28,7 +28,7 @@ def test_every_sample_goes_to_exactly_one_node(labels: np.ndarray, weights: list
 
 
 @given(labels=LABELS, weights=WEIGHTS, seed=st.integers(0, 2**32))
-def test_sizes_and_class_counts_are_less_than_one_from_proportional(
+def test_sizes_and_class_counts_are_within_one_of_proportional(
     labels: np.ndarray, weights: list[int], seed: int
 ) -> None:
     for share, weight in zip(class_balanced_shares(labels, weights, seed), weights, strict=True):
@@ -39,7 +39,7 @@ def test_sizes_and_class_counts_are_less_than_one_from_proportional(
             assert (labels[share] == label).sum() in (math.floor(exact), math.ceil(exact))
 
 
-def test_classes_rarer_than_nodes_are_dealt_so_that_sizes_stay_equal() -> None:
+def test_rare_classes_are_dealt_so_that_sizes_stay_equal() -> None:
     shares = class_balanced_shares(np.arange(12), [1, 1, 1, 1, 1, 1], seed=0)
     assert [len(share) for share in shares] == [2] * 6
 
@@ -55,7 +55,7 @@ def test_uneven_nodes_get_the_same_mix_of_classes() -> None:
     ]
 
 
-def test_the_seed_decides_who_gets_which_samples_but_not_how_many() -> None:
+def test_seed_decides_which_samples_a_node_gets_but_not_how_many() -> None:
     labels = np.random.default_rng(0).integers(0, 7, 500)
     first, again, other = (class_balanced_shares(labels, [2, 3], seed) for seed in (1, 1, 2))
     assert [share.tolist() for share in first] == [share.tolist() for share in again]
@@ -63,12 +63,12 @@ def test_the_seed_decides_who_gets_which_samples_but_not_how_many() -> None:
     assert [len(share) for share in first] == [len(share) for share in other]
 
 
-def test_a_share_is_a_random_choice_within_each_class() -> None:
+def test_share_is_a_random_choice_within_each_class() -> None:
     share = class_balanced_shares(np.zeros(1000, np.int64), [1, 1], seed=0)[0]
     assert 200 < (share < 500).sum() < 300
 
 
-def test_labels_may_be_of_any_type_that_sorts() -> None:
+def test_labels_can_be_of_any_sortable_type() -> None:
     shares = class_balanced_shares(np.array(["cat", "dog", "cat", "dog"]), [1, 1], seed=0)
     assert [sorted(index % 2 for index in share) for share in shares] == [[0, 1], [0, 1]]
 
@@ -78,6 +78,6 @@ def test_labels_must_be_one_for_each_sample() -> None:
         class_balanced_shares(np.zeros((3, 2)), [1], seed=0)
 
 
-def test_weights_of_which_none_is_positive_are_refused() -> None:
+def test_weights_without_a_positive_value_are_refused() -> None:
     with refused(InvalidValue):
         class_balanced_shares(np.zeros(3), [0, 0], seed=0)

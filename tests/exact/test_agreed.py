@@ -37,7 +37,7 @@ _WRONG = ("different", "traceback", "hang")
 
 
 @pytest.mark.timeout(300)
-def test_sync_equals_one_process_or_is_refused() -> None:
+def test_sync_recipes_equal_one_process_or_are_refused() -> None:
     chosen = [name for kind in KINDS for name in [n for n in _names() if n.startswith(f"{kind}/")][:_QUICK]]
     count = _hold(judged(chosen, "sync"))
     assert count["equal"] > len(chosen) / 3
@@ -49,7 +49,7 @@ def test_sync_equals_one_process_or_is_refused() -> None:
 @pytest.mark.parametrize(
     ("with_ranks", "share"), [(False, _EQUAL_SHARE_ON_MASTER), (True, _EQUAL_SHARE)], ids=["master", "ranks"]
 )
-def test_every_recipe_under_sync_equals_one_process_or_is_refused(with_ranks: bool, share: float) -> None:
+def test_every_sync_recipe_equals_one_process_or_is_refused(with_ranks: bool, share: float) -> None:
     names = _names()
     count = _hold(judged(names, "sync", with_ranks=with_ranks))
     assert count["equal"] >= share * len(names)
@@ -58,13 +58,13 @@ def test_every_recipe_under_sync_equals_one_process_or_is_refused(with_ranks: bo
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("agreement", [name for name in AGREEMENTS if name != "sync"])
-def test_recipes_train_under_every_other_agreement_or_are_refused_by_name(agreement: str) -> None:
+def test_recipes_train_or_are_refused_by_name_without_sync(agreement: str) -> None:
     _hold(judged(_names()[::3], agreement))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("agreement", ["async", "average"])
-def test_one_node_alone_is_one_process(agreement: str) -> None:
+def test_single_node_equals_one_process(agreement: str) -> None:
     names = [name for name in _names()[1::3] if name not in _NOT_KEPT]
     assert _hold(judged(names, agreement, num_nodes=1))["equal"] > len(names) / 2

@@ -50,7 +50,7 @@ def test_many_drawn_recipes_are_equal_or_refused(made: Worlds) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_was_once_found_is_equal_or_refused(made: Worlds) -> None:
+def test_recorded_failures_are_equal_or_refused(made: Worlds) -> None:
     cases = cases_in(_FINDS)
     hold((one for way, name in cases for one in judge(made, name, [way])), known_failures("drawn"))
 
@@ -59,7 +59,7 @@ def test_what_was_once_found_is_equal_or_refused(made: Worlds) -> None:
 @pytest.mark.timeout(3600)
 @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(description=descriptions(), way=st.sampled_from(list(WAYS)))
-def test_whatever_hypothesis_draws(made: Worlds, description: dict[str, Any], way: str) -> None:
+def test_hypothesis_recipes_are_equal_or_refused(made: Worlds, description: dict[str, Any], way: str) -> None:
     try:
         (found,) = judge(made, name_of(description), [way])
     except IllegalRecipe:

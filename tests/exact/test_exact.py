@@ -35,12 +35,12 @@ def _quick() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.timeout(300)
-def test_equal_or_refused_in_one_way_each() -> None:
+def test_recipes_are_equal_or_refused_in_one_way_each() -> None:
     hold(_verdicts(_quick()))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
-def test_equal_or_refused_in_every_way(kind: str) -> None:
+def test_recipes_are_equal_or_refused_in_every_way(kind: str) -> None:
     hold(_verdicts((f"{kind}/{name}", list(WAYS)) for name in recipes_of(kind)), known_failures(kind))

@@ -11,7 +11,7 @@ from exact.worlds import worlds
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTS)
-def test_a_planted_defect_is_found_before_the_first_step(name: str) -> None:
+def test_planted_defect_is_detected_before_the_first_step(name: str) -> None:
     plant = PLANTS[name]
     with worlds() as made:
         (sound,) = judge(made, plant.recipe, [plant.way])
@@ -20,7 +20,7 @@ def test_a_planted_defect_is_found_before_the_first_step(name: str) -> None:
     assert defect.verdict == BY_CHECK, f"{defect.verdict}: {defect.symptom}"
 
 
-def test_the_check_finds_statistics_of_one_rank() -> None:
+def test_self_check_detects_statistics_of_one_rank() -> None:
     with worlds() as made:
         (found,) = judge(made, "norms/batch_norm", ["data 7,2,1"], plant="statistics of one rank")
         (unchecked,) = judge(made, "norms/batch_norm", ["data 7,2,1"], is_checked=False, plant="statistics of one rank")

@@ -28,7 +28,7 @@ def run(name: str, folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_the_parameter_server_learns_in_three_ways_and_only_rounds_are_never_stale(tmp_path: Path) -> None:
+def test_parameter_server_example_learns_and_only_sync_is_never_stale(tmp_path: Path) -> None:
     found = re.findall(
         r"^(\w+) +(\d+) updates .*accuracy ([\d.]+)%  at most (\d+) ", run("03_parameter_server.py", tmp_path), re.M
     )
@@ -39,7 +39,7 @@ def test_the_parameter_server_learns_in_three_ways_and_only_rounds_are_never_sta
     assert stale["bounded"] <= (3 - 1) * (2 * 2 + 1)
 
 
-def test_averaging_sends_a_fraction_of_the_bytes_and_outlives_a_node(tmp_path: Path) -> None:
+def test_averaging_example_learns_with_a_fraction_of_the_bytes(tmp_path: Path) -> None:
     found = re.findall(
         r"^(\w+) .* ([\d.]+) MB sent  accuracy ([\d.]+)%", run("04_averaging_many_machines.py", tmp_path), re.M
     )
@@ -49,7 +49,7 @@ def test_averaging_sends_a_fraction_of_the_bytes_and_outlives_a_node(tmp_path: P
     assert all(float(accuracy) > 85 for *_, accuracy in found)
 
 
-def test_two_nodes_hold_parts_of_large_images_and_learn_the_same(tmp_path: Path) -> None:
+def test_large_image_example_learns_the_same_on_two_nodes(tmp_path: Path) -> None:
     shown = run("05_large_images.py", tmp_path)
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)]
     alone, together = losses[: len(losses) // 2], losses[len(losses) // 2 :]
@@ -60,7 +60,7 @@ def test_two_nodes_hold_parts_of_large_images_and_learn_the_same(tmp_path: Path)
     assert smaller < larger < 0.8 * whole
 
 
-def test_a_pipeline_of_uneven_nodes_learns_and_leaves_its_timeline(tmp_path: Path) -> None:
+def test_pipeline_example_learns_and_writes_its_timeline(tmp_path: Path) -> None:
     shown = run("06_pipeline.py", tmp_path)
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)]
     assert losses[-1] < losses[0]
@@ -88,7 +88,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_of_ones_own_learns_on_uneven_nodes_what_it_learns_alone(name: str, tmp_path: Path) -> None:
+def test_custom_programs_learn_on_uneven_nodes_as_alone(name: str, tmp_path: Path) -> None:
     together, alone = (
         [float(one) for one in re.findall(r"\d+\.?\d*", text)]
         for text in (run(name, tmp_path, "--local-nodes", "1.0,0.5"), run(name, tmp_path))
@@ -96,7 +96,7 @@ def test_a_program_of_ones_own_learns_on_uneven_nodes_what_it_learns_alone(name:
     assert together == pytest.approx(alone, rel=2e-2)
 
 
-def test_an_imagenet_script_counts_on_uneven_nodes_what_it_counts_alone(tmp_path: Path) -> None:
+def test_imagenet_example_has_the_same_accuracy_on_uneven_nodes(tmp_path: Path) -> None:
     name = "10_imagenet.py"
     together, alone = (
         [float(one) for one in re.findall(r"top-\d ([\d.]+)", text)]
@@ -106,7 +106,7 @@ def test_an_imagenet_script_counts_on_uneven_nodes_what_it_counts_alone(tmp_path
     assert together == pytest.approx(alone, abs=3 / 48)  # of 48 images of noise, rounding decides about some
 
 
-def test_a_detector_that_draws_what_it_looks_at_learns_alike_on_uneven_nodes(tmp_path: Path) -> None:
+def test_detector_example_learns_on_uneven_nodes_as_alone(tmp_path: Path) -> None:
     name = "18_faster_rcnn.py"
     together, alone = (
         [float(one) for one in re.findall(r"loss ([\d.]+)", text)]

@@ -27,7 +27,7 @@ def trained(folder: Path, *words: str) -> tuple[dict[str, torch.Tensor], list[st
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("nodes", "shares"), [("1,1", "3,1"), pytest.param("1,1,1", "5,2,0", marks=pytest.mark.slow)])
-def test_the_front_end_of_the_example_equals_one_process(nodes: str, shares: str, tmp_path: Path) -> None:
+def test_front_end_example_equals_one_process(nodes: str, shares: str, tmp_path: Path) -> None:
     alone, said_alone = trained(tmp_path / "alone")
     weights, said = trained(tmp_path / "nodes", "--local-nodes", nodes, "--shares", shares)
     assert len(said) == 5

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_a_higher_temperature_draws_the_small_pair_more_often(example: Any) -> None:
+def test_higher_temperature_draws_the_small_pair_more_often(example: Any) -> None:
     sizes = [1000, 10]
     shares = [float(example.probabilities(sizes, temperature)[1]) for temperature in (1, 2, 5, 1e9)]
     assert shares[0] == pytest.approx(10 / 1010)
@@ -44,7 +44,7 @@ def test_a_higher_temperature_draws_the_small_pair_more_often(example: Any) -> N
     assert shares[3] == pytest.approx(0.5)
 
 
-def test_a_sample_is_a_source_with_its_language_and_a_target_with_its_successors(example: Any, folder: Path) -> None:
+def test_sample_holds_source_with_language_target_and_successors(example: Any, folder: Path) -> None:
     data = example.Sentences(folder, 40, samples=300, temperature=5.0, held_out=False)
     words = {number: word for word, number in data.numbers.items()}
     tags = set()
@@ -60,7 +60,7 @@ def test_a_sample_is_a_source_with_its_language_and_a_target_with_its_successors
     assert tags == {example.TO_GERMAN, example.TO_ENGLISH}
 
 
-def test_more_languages_are_more_pairs_and_temperature_draws_all_of_them(example: Any, tmp_path: Path) -> None:
+def test_all_language_pairs_are_drawn_by_temperature(example: Any, tmp_path: Path) -> None:
     for language, word, lines in (("deu", "katze", 2000), ("fra", "chat", 1200), ("spa", "gato", 700)):
         with zipfile.ZipFile(tmp_path / f"{language}-eng.zip", "w") as archive:
             archive.writestr(f"{language}.txt", "\n".join(f"cat {i % 9}\t{word} {i % 9}" for i in range(lines)))
@@ -78,17 +78,17 @@ def test_more_languages_are_more_pairs_and_temperature_draws_all_of_them(example
     assert counts[100.0][example.TO_GERMAN] < 1.3 * counts[100.0][7]
 
 
-def test_what_is_too_long_is_left_out(example: Any, folder: Path) -> None:
+def test_long_sentences_are_left_out(example: Any, folder: Path) -> None:
     assert len(example.pairs(folder)) == 1000
 
 
-def test_missing_data_is_told(example: Any, tmp_path: Path) -> None:
+def test_missing_data_are_reported(example: Any, tmp_path: Path) -> None:
     with refused(MissingFile):
         example.task(data_dir=tmp_path)
 
 
 @pytest.mark.slow
-def test_a_pipeline_of_uneven_nodes_learns_to_translate(folder: Path, tmp_path: Path) -> None:
+def test_pipeline_of_uneven_nodes_learns_to_translate(folder: Path, tmp_path: Path) -> None:
     config = RunConfig(
         task=str(FILE),
         data=folder,

@@ -49,7 +49,7 @@ def test_more_devices_train_a_larger_model_within_their_memory(done: tuple[Path,
         assert 0.5 < row["fullest"] / row["memory"] < 1.1, row
 
 
-def test_the_planned_memory_is_the_measured_memory(tmp_path: Path) -> None:
+def test_planned_models_fit_and_use_over_half_of_the_memory(tmp_path: Path) -> None:
     config = GpipeConfig(table="1", stages="2", micro_batches="4", planned=True, output=tmp_path)
     naive, one, two = run(config, as_json=False, families=[TINY])["1"]
     assert 0 < naive["parameters"] < one["parameters"] < two["parameters"]
@@ -60,7 +60,7 @@ def test_the_planned_memory_is_the_measured_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_trained_model_holds_the_planned_memory(done: tuple[Path, dict[str, list[Any]]], tmp_path: Path) -> None:
+def test_trained_model_uses_the_planned_memory(done: tuple[Path, dict[str, list[Any]]], tmp_path: Path) -> None:
     config = GpipeConfig(table="1", stages="2", micro_batches="4", planned=True, output=tmp_path)
     for planned, trained in zip(run(config, as_json=False, families=[TINY])["1"], done[1]["1"], strict=True):
         assert planned["parameters"] == trained["parameters"]
@@ -76,7 +76,7 @@ def test_every_number_of_micro_batches_is_timed_once(done: tuple[Path, dict[str,
 
 
 @pytest.mark.slow
-def test_the_files_hold_the_tables(done: tuple[Path, dict[str, list[Any]]]) -> None:
+def test_files_contain_the_tables(done: tuple[Path, dict[str, list[Any]]]) -> None:
     folder, tables = done
     for number, rows in tables.items():
         with (folder / f"gpipe-table-{number}.csv").open() as file:
@@ -87,11 +87,11 @@ def test_the_files_hold_the_tables(done: tuple[Path, dict[str, list[Any]]]) -> N
 
 @pytest.mark.parametrize("guess", [1, 4, 7, 8, 15])
 @pytest.mark.parametrize("last", [0, 1, 3, 7, 40])
-def test_the_search_finds_the_last_that_fits_from_any_guess(guess: int, last: int) -> None:
+def test_search_finds_the_largest_fit_from_any_guess(guess: int, last: int) -> None:
     assert largest_fitting(lambda count: count <= last, guess) == last
 
 
-def test_the_search_tries_few_models_for_any_guess() -> None:
+def test_search_tries_few_models_for_any_guess() -> None:
     tried: list[int] = []
 
     def fits(count: int) -> bool:
@@ -108,7 +108,7 @@ def largest(family: str, stages: int, parameters: int) -> Largest:
     )
 
 
-def test_published_models_stand_beside_ours_as_ratios_to_one_device() -> None:
+def test_published_models_are_compared_as_ratios_to_one_device() -> None:
     rows = memory_rows([largest(AMOEBANET, NAIVE, 10), largest(AMOEBANET, 1, 40), largest(AMOEBANET, 8, 200)])
     assert [row["of_one_device"] for row in rows] == [0.25, 1.0, 5.0]
     assert [row["published_of_one_device"] for row in rows] == pytest.approx([82 / 318, 1.0, 1800 / 318])
@@ -131,7 +131,7 @@ def test_measured_and_published_speeds_are_relative_to_the_first() -> None:
     assert [row["published_relative"] for row in host_rows([speed(2, 32, 1.0), speed(8, 32, 2.0)])] == [1.0, 3.3]
 
 
-def test_scales_are_of_both_families_and_have_the_papers_size() -> None:
+def test_scales_cover_both_families_with_the_size_of_the_paper() -> None:
     assert [scale.family for scale in SMALL] == [scale.family for scale in FULL] == [AMOEBANET, TRANSFORMER]
     model = FULL[0].build_without_memory(18)
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(123e6, rel=0.01)
@@ -152,7 +152,7 @@ def test_invalid_options_are_refused_before_anything_starts(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_command_makes_tables_of_both_families(tmp_path: Path) -> None:
+def test_command_makes_tables_of_both_families(tmp_path: Path) -> None:
     words = ("--table", "1,3", "--stages", "2", "--micro-batches", "8", "--steps", "1", "--output", "out", "--json")
     result = evener("experiment", "gpipe", *words, cwd=tmp_path, timeout=580)
     assert result.returncode == 0, result.stderr

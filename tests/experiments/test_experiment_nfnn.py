@@ -72,7 +72,7 @@ Done = tuple[Path, dict[tuple[str, int], Any], str]
 
 
 @pytest.mark.slow
-def test_every_cell_is_done_in_the_published_order_and_learns(done: Done) -> None:
+def test_every_cell_runs_in_the_published_order_and_learns(done: Done) -> None:
     _, cells, _ = done
     assert list(cells) == [("sync", 1), ("sync", 2), ("async", 1), ("async", 2)]
     for cell in cells.values():
@@ -83,14 +83,14 @@ def test_every_cell_is_done_in_the_published_order_and_learns(done: Done) -> Non
 
 
 @pytest.mark.slow
-def test_one_worker_learns_the_same_in_both_modes(done: Done) -> None:
+def test_single_worker_learns_the_same_in_both_modes(done: Done) -> None:
     _, cells, _ = done
     assert cells["sync", 1]["accuracy"] == cells["async", 1]["accuracy"]
     assert cells["sync", 1]["accuracy_interval"] > 0, "each repetition has an order of its own"
 
 
 @pytest.mark.slow
-def test_the_weights_travel_once_each_way_for_every_update_and_worker(done: Done) -> None:
+def test_weights_are_sent_once_each_way_per_update_and_worker(done: Done) -> None:
     _, cells, _ = done
     for (mode, workers), cell in cells.items():
         expected = WEIGHT_BYTES * 300 * (workers if mode == "sync" else 1)
@@ -99,7 +99,7 @@ def test_the_weights_travel_once_each_way_for_every_update_and_worker(done: Done
 
 
 @pytest.mark.slow
-def test_encryption_changes_nothing_but_the_time(digits: Path, done: Done, tmp_path: Path) -> None:
+def test_encryption_changes_only_the_time(digits: Path, done: Done, tmp_path: Path) -> None:
     words = ("--updates", "300", "--workers", "1", "--mode", "sync", "--repeat", "2", "--json", "--tls")
     result = evener("experiment", "nfnn", "--data", str(digits), *words, cwd=tmp_path, timeout=110)
     assert result.returncode == 0, result.stderr
@@ -108,7 +108,7 @@ def test_encryption_changes_nothing_but_the_time(digits: Path, done: Done, tmp_p
     assert {name: cell[name] for name in SEEDED} == {name: cells["sync", 1][name] for name in SEEDED}
 
 
-def test_what_frames_an_update_is_less_than_one_percent_of_it() -> None:
+def test_framing_overhead_of_an_update_is_below_one_percent() -> None:
     lease = Lease(number=2**62, version=2**31, samples=SampleRange(epoch=99, ranges=((47_000, 32),)), num_steps=1)
     push = Push(number=lease.number, seconds=0.123456789, loss=2.3456789)
     answer = Answer(answers=lease.number, verdict="applied", version=2**31, contents="weights", lease=lease)
@@ -118,7 +118,7 @@ def test_what_frames_an_update_is_less_than_one_percent_of_it() -> None:
 
 
 @pytest.mark.slow
-def test_tables_csv_and_figure_show_the_published_values_too(done: Done) -> None:
+def test_tables_csv_and_figure_include_the_published_values(done: Done) -> None:
     folder, cells, shown = done
     assert "published" in shown
     assert "±" in shown
@@ -129,7 +129,7 @@ def test_tables_csv_and_figure_show_the_published_values_too(done: Done) -> None
     assert (folder / "out" / "nfnn.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_difference_to_the_publication_is_in_points_of_accuracy() -> None:
+def test_difference_to_the_publication_is_in_points_of_accuracy() -> None:
     outcome = NfnnOutcome(10.0, 0.8800, 3 * PUBLISHED_BYTES, 3 * PUBLISHED_BYTES)
     cell = row_of("sync", 3, [outcome], PUBLISHED_UPDATES)
     seconds, accuracy = ([str(next(iter(column.cells))) for column in table.columns] for table in tables([cell]))
@@ -155,7 +155,7 @@ def test_invalid_options_are_refused_in_one_sentence(digits: Path, words: tuple[
     assert (result.returncode, result.stderr) == (2, f"evener: {sentence}\n")
 
 
-def test_missing_and_truncated_data_are_one_sentence(digits: Path, tmp_path: Path) -> None:
+def test_missing_and_truncated_data_are_reported_in_one_sentence(digits: Path, tmp_path: Path) -> None:
     result = evener("experiment", "nfnn", "--data", "nowhere", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("evener: MNIST is not in nowhere (train-images-idx3-ubyte.gz is missing): fetch")
@@ -200,7 +200,7 @@ def test_no_process_survives_the_command(digits: Path, tmp_path: Path, number: s
         assert not list(tmp_path.glob("evener-*"))
 
 
-def test_the_figure_has_a_tick_a_number_of_workers_and_seconds_in_words() -> None:
+def test_figure_has_a_tick_per_number_of_workers_and_readable_times() -> None:
     outcome = NfnnOutcome(10.0, 0.8800, PUBLISHED_BYTES, PUBLISHED_BYTES)
     cells = [row_of(mode, workers, [outcome], 500) for mode in ("sync", "async") for workers in (1, 2, 3)]
     figure = seconds_and_accuracy(cells)

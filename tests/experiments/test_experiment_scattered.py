@@ -70,7 +70,7 @@ def record(
     )
 
 
-def test_every_way_is_timed_on_every_set_of_nodes_between_the_node_alone(tmp_path: Path) -> None:
+def test_every_method_is_timed_on_all_nodes_between_single_node_runs(tmp_path: Path) -> None:
     methods = [(method.speeds, method.name) for method in methods_of(asked(tmp_path))]
     names = ("every batch", "average, threads", "average, device", "average, cores", "diloco")
     alone = ("1", "alone")
@@ -87,7 +87,7 @@ def test_nodes_are_compared_with_the_single_node_before_and_after_them() -> None
     assert [row["seconds"] for row in rows] == [10.0, 5.5, 12.0, 16.0, 20.0]
 
 
-def test_diloco_exchanges_about_once_an_epoch(tmp_path: Path) -> None:
+def test_diloco_exchanges_about_once_per_epoch(tmp_path: Path) -> None:
     method = Method("diloco", "1,0.5", ("--agreement", "diloco", "--local-steps", "{an epoch}"))
     words = command_of(asked(tmp_path, batch_size=8), method, tmp_path / "run", images=205)
     assert words[words.index("--local-steps") + 1] == "18"  # of the node that does two thirds of 26 batches
@@ -95,13 +95,13 @@ def test_diloco_exchanges_about_once_an_epoch(tmp_path: Path) -> None:
     assert "nbs=8" not in words
 
 
-def test_every_batch_is_a_step_where_nodes_synchronise(tmp_path: Path) -> None:
+def test_each_batch_is_a_step_if_nodes_synchronise(tmp_path: Path) -> None:
     words = command_of(asked(tmp_path, batch_size=8), Method("every batch", "1,1", ()), tmp_path / "run", images=205)
     assert "nbs=8" in words
     assert "--agreement" not in words
 
 
-def test_the_first_epoch_is_not_counted_and_the_ideal_is_the_sum_of_the_speeds() -> None:
+def test_first_epoch_is_ignored_and_the_ideal_is_the_sum_of_speeds() -> None:
     alone = row_of(TimedRun(Method("alone", "1", ()), record(90.0, 10.0, 10.0, shares=(1.0,)), 0.5), None)
     assert (alone["seconds"], alone["of_ideal"], alone["transfer_seconds"]) == (10.0, 1.0, 0.0)
     merged = row_of(TimedRun(Method("average, device", "1,1", ("--agreement",)), record(90.0, 6.25, 6.25), 0.4), alone)
@@ -124,7 +124,7 @@ def test_invalid_configurations_are_refused(tmp_path: Path) -> None:
 
 @needs_ultralytics
 @pytest.mark.slow
-def test_the_experiment_writes_table_picture_and_page(tmp_path: Path) -> None:
+def test_experiment_writes_table_figure_and_page(tmp_path: Path) -> None:
     data = draw_detection(tmp_path / "data")
     words = f"experiment scattered-gpus {data} --imgsz 64 --epochs 2 --batch-size 4 --nodes 1,0.5 --json"
     done = yolo(*words.split(), cwd=tmp_path, timeout=500)

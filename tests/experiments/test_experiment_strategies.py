@@ -50,7 +50,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> list[StrategyRow]:
 
 
 @pytest.mark.slow
-def test_every_cell_is_timed_one_process_first(done: list[StrategyRow]) -> None:
+def test_every_cell_is_timed_with_serial_first(done: list[StrategyRow]) -> None:
     names = ["serial", "data", "spatial", "filter", "sharded", "pipeline"]
     assert [(r.cell.batch, r.cell.strategy) for r in done] == [(4, name) for name in names]
     for row in done:
@@ -58,13 +58,13 @@ def test_every_cell_is_timed_one_process_first(done: list[StrategyRow]) -> None:
         assert 0 < row.timing.fastest <= row.timing.seconds <= row.timing.slowest
 
 
-def test_pipelines_of_teams_are_timed_where_there_are_two_ranks_for_every_stage() -> None:
+def test_team_pipelines_require_two_ranks_per_stage() -> None:
     config = StrategiesConfig(ranks="1,2,3,4", batch_size="8", chunks="2", strategies="pipeline,pipeline+hybrid")
     assert [cell.ranks for cell in cells_of(config) if cell.strategy == "pipeline+hybrid"] == [4]
 
 
 @pytest.mark.slow
-def test_a_pipeline_of_teams_is_timed(tmp_path: Path) -> None:
+def test_team_pipeline_is_timed(tmp_path: Path) -> None:
     config = StrategiesConfig(
         ranks="4", batch_size="4", chunks="2", strategies="pipeline+hybrid", steps=1, size=32, output=tmp_path
     )
@@ -82,7 +82,7 @@ def predicted(cell: StrategyCell) -> float:
 
 
 @pytest.mark.slow
-def test_the_bytes_are_those_of_the_table(done: list[StrategyRow]) -> None:
+def test_sent_bytes_match_the_prediction(done: list[StrategyRow]) -> None:
     for row in done:
         assert row.timing is not None
         if row.cell.strategy in ("spatial", "filter", "sharded"):
@@ -94,7 +94,7 @@ def timing(seconds: float) -> StepTime:
     return StepTime(seconds=seconds, fastest=seconds, slowest=seconds, sent_bytes=2_000_000)
 
 
-def test_files_hold_all_rows_and_curves_against_ranks_and_batches(tmp_path: Path) -> None:
+def test_files_contain_all_rows_and_curves_over_ranks_and_batches(tmp_path: Path) -> None:
     rows = [
         StrategyRow(cell=StrategyCell(strategy=strategy, ranks=ranks, batch=batch, chunks=chunks), timing=took)
         for batch, took in ((8, timing(1.0)), (16, timing(2.0)), (32, None))
@@ -111,7 +111,7 @@ def test_files_hold_all_rows_and_curves_against_ranks_and_batches(tmp_path: Path
         assert (tmp_path / f"strategies-by-{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_speed_up_is_over_one_process_with_the_same_batch() -> None:
+def test_speed_up_is_relative_to_one_process_with_the_same_batch() -> None:
     rows = [
         StrategyRow(cell=StrategyCell(strategy="serial", ranks=1, batch=8), timing=timing(3.0)),
         StrategyRow(cell=StrategyCell(strategy="serial", ranks=1, batch=16), timing=timing(7.0)),
@@ -143,7 +143,7 @@ def test_more_nodes_than_cores_share_them_at_one_speed() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "2,2", "two", "-1"])
-def test_numbers_are_different_and_positive(text: str) -> None:
+def test_invalid_number_lists_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         numbers("--ranks", text)
 
@@ -170,7 +170,7 @@ def test_invalid_options_are_refused_before_anything_starts(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_command_times_resnet152_itself(tmp_path: Path) -> None:
+def test_command_times_resnet152(tmp_path: Path) -> None:
     words = ("--steps", "1", "--batch-size", "4", "--output", "out", "--json")
     result = evener("experiment", "resnet152-strategies", *words, cwd=tmp_path, timeout=380)
     assert result.returncode == 0, result.stderr

@@ -45,7 +45,7 @@ def test_step_seconds_follow_the_formulas() -> None:
     assert prediction.summary == "0.805 s per step with it, 1.2 s without it"
 
 
-def test_every_norm_waits_for_a_link_of_high_latency() -> None:
+def test_norm_exchanges_wait_for_high_latency_links() -> None:
     norms = GradientSync(gradient_bytes=10**4, statistics=20, alpha=1e-4, beta=8e-9)
     prediction = forecast((FAST, FAST), FAST, (120, 1), norms, (LINE, LinkCost(5e-4 + 0.01, 2e-8)))
     assert prediction.after == pytest.approx(0.4 + 4 * (1.01e-2 + 1e4 / 3 * 8e-9) + 20 * 0.01)

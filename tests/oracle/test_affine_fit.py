@@ -32,7 +32,7 @@ def test_the_fixed_fraction_is_fitted_even_if_all_nodes_slow_down(part: float) -
     )
 
 
-def test_one_division_says_nothing_about_the_fixed_fraction() -> None:
+def test_single_division_does_not_determine_the_fixed_fraction() -> None:
     now = division((32, 32), 0.0, (1.0, 3.0))
     assert (
         fraction_probabilities([], now, 32)
@@ -41,7 +41,7 @@ def test_one_division_says_nothing_about_the_fixed_fraction() -> None:
     )
 
 
-def test_a_node_that_was_not_timed_says_nothing() -> None:
+def test_untimed_node_does_not_determine_the_fixed_fraction() -> None:
     before, now = division((64, 0), 0.0, (1.0, 3.0)), division((48, 16), 0.0, (1.0, 3.0))
     probabilities = fraction_probabilities([before], now, 32)
     assert max(probabilities) == pytest.approx(min(probabilities))  # of a single node all may be what befell it

@@ -39,7 +39,7 @@ def speeds(*values: float) -> list[Worker]:
         (4, [Worker(unit_seconds=1, fixed_seconds=10), Worker(unit_seconds=1)], (0, 4)),
     ],
 )
-def test_literal_divisions(total: int, team: list[Worker], expected: tuple[int, ...]) -> None:
+def test_divisions_match_literal_values(total: int, team: list[Worker], expected: tuple[int, ...]) -> None:
     assert apportion(total, team) == expected
 
 
@@ -79,7 +79,7 @@ def test_only_ratios_of_speeds_matter(total: int, values: list[int]) -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(sum))
-def test_given_weights_are_met_exactly_when_they_sum_to_the_total(weights: list[int]) -> None:
+def test_weights_that_sum_to_the_total_are_met_exactly(weights: list[int]) -> None:
     assert apportion(sum(weights), weights_to_workers(weights, [None] * len(weights))) == tuple(weights)
 
 

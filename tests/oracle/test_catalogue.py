@@ -57,7 +57,7 @@ def test_published_forward_passes_are_forecast_within_a_quarter(
     assert samples / seconds == pytest.approx(published, rel=0.25)
 
 
-def test_the_page_of_machines_lists_every_card_correctly() -> None:
+def test_machine_page_lists_every_card_correctly() -> None:
     page = (Path(__file__).parents[2] / "docs" / "machines.md").read_text()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.count("|") == 8]
     rows = {row[0].strip("`"): row[1:] for row in cells[2:]}
@@ -77,7 +77,7 @@ HALF_BY_GENERATION = {"gtx10": 1 / 64, "gtx16": 2, "rtx20": 4, "rtx30": 2, "rtx4
 
 
 @pytest.mark.parametrize("name", [name for name in CARDS if name[:5] in HALF_BY_GENERATION])
-def test_a_geforce_cards_peaks_are_those_of_its_generation(name: str) -> None:
+def test_geforce_peaks_match_those_of_their_generation(name: str) -> None:
     card, generation = CARDS[name], name[:5]
     assert card.half / card.fp32 == pytest.approx(HALF_BY_GENERATION[generation], rel=0.1)
     assert card.tf32 == (card.fp32 if generation in ("rtx30", "rtx40") else 0.0)
@@ -94,7 +94,7 @@ def test_common_cards_and_networks_are_in_the_catalogue() -> None:
     assert speeds[3:] == sorted(speeds[3:])
 
 
-def test_no_card_is_faster_than_its_sheet() -> None:
+def test_no_card_is_faster_than_its_data_sheet() -> None:
     for card in CARDS.values():
         device = card.profile()
         half, single = device.throughput("fp16"), device.throughput("fp32")

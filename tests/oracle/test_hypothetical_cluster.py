@@ -40,7 +40,7 @@ def test_every_network_joins_machines(network: str) -> None:
     )
 
 
-def test_cards_of_one_machine_are_joined_by_its_bus_and_others_keep_their_own_links() -> None:
+def test_cards_of_one_machine_use_its_bus_and_others_use_their_links() -> None:
     profile = hypothetical_profile("2xrtx3090:4,a100-node")
     assert [device.node for device in profile.devices] == 4 * ["node-0"] + 4 * ["node-1"] + 8 * ["node-2"]
     topology = Topology(profile)

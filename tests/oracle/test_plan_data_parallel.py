@@ -40,7 +40,7 @@ def test_three_uneven_nodes_share_in_proportion_to_speed() -> None:
     assert plan.prediction.step_seconds == 128
 
 
-def test_a_node_that_costs_more_than_it_brings_is_left_out_with_its_reason() -> None:
+def test_node_that_costs_more_than_it_gains_is_left_out_with_its_reason() -> None:
     slow_link = GradientSync(gradient_bytes=100, alpha=30.0, beta=0.0)
     plan = plan_data_parallel([node(0, 1.0), node(1, 4.0)], 64, slow_link)
     assert [a.node for a in plan.assignments] == ["n0"]
@@ -81,7 +81,7 @@ def test_a_batch_that_does_not_fit_names_the_accumulation_that_does() -> None:
     assert sum(a.samples for a in plan.assignments) == 13
 
 
-def test_named_shares_are_taken_as_they_are() -> None:
+def test_user_shares_are_used_unchanged() -> None:
     plan = plan_data_parallel([node(0, 1.0), node(1, 9.0), node(2, 5.0)], 10, FREE, shares=[7, 2, 1])
     assert [a.samples for a in plan.assignments] == [7, 2, 1]
 
@@ -115,7 +115,7 @@ def profiled(plan: Plan, computing: Sequence[float], waiting: float = 0.0) -> Pl
     return fitted_to_step_profile(replace(plan, prediction=replace(plan.prediction, **seconds)), computing)
 
 
-def test_two_equal_nodes_are_not_predicted_four_times_as_fast_after_a_busy_measurement() -> None:
+def test_two_equal_nodes_are_not_predicted_four_times_as_fast() -> None:
     plan = plan_data_parallel([node(0, 1.0), node(1, 1.0)], 64, FREE)
     after = profiled(plan, [15.5, 15.5])  # the machine has become idle: half of the seconds that were measured
     assert after.prediction is not None
@@ -128,7 +128,7 @@ def test_two_equal_nodes_are_not_predicted_four_times_as_fast_after_a_busy_measu
     st.integers(1, 3),
     st.floats(0, 50),
 )
-def test_several_nodes_are_never_predicted_to_be_faster_than_the_sum_of_their_speeds(
+def test_prediction_never_exceeds_the_sum_of_node_speeds(
     nodes: list[tuple[float, float, float]], batch: int, accumulate: int, waiting: float
 ) -> None:
     candidates = [node(i, unit, fixed) for i, (unit, fixed, _) in enumerate(nodes)]
@@ -178,7 +178,7 @@ def test_one_node_remains_where_exchanges_take_longer_than_computing() -> None:
     assert fewer.prediction.sent_bytes == 0
 
 
-def test_nodes_that_help_or_whose_memory_is_needed_stay() -> None:
+def test_helpful_nodes_and_nodes_needed_for_memory_stay() -> None:
     assert (
         without_slow_nodes(profiled(plan_data_parallel([node(0, 1.0), node(1, 1.0)], 64, FREE), [32, 32], 10)) is None
     )

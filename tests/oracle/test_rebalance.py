@@ -139,7 +139,7 @@ def test_nodes_finish_together_under_proportional_and_affine_costs() -> None:
         assert abs(state.shares[0] - 48) <= 3, seed
 
 
-def test_a_changed_speed_is_believed_despite_earlier_timings() -> None:
+def test_changed_speed_outweighs_earlier_timings() -> None:
     state, _ = learnt([(1e-3, 1e-3), (1e-3, 2e-3)], 100, 0)
     for _ in range(100):
         took = [3 * (1e-3 + state.shares[0] * 1e-3), 1e-3 + state.shares[1] * 2e-3]
@@ -152,7 +152,7 @@ def busy(draw: random.Random) -> float:
     return draw.lognormvariate(0, 0.2) * (draw.uniform(1, 3) if draw.random() < 0.1 else 1)
 
 
-def test_on_a_busy_machine_shares_of_small_models_do_not_drift_to_one_node() -> None:
+def test_small_model_shares_do_not_drift_on_a_busy_machine() -> None:
     for seed in range(4):
         draw = random.Random(seed)
         workers = (Worker(unit_seconds=1.0, min_units=2),) * 2
@@ -165,7 +165,7 @@ def test_on_a_busy_machine_shares_of_small_models_do_not_drift_to_one_node() -> 
         assert moves <= 4, seed
 
 
-def test_a_change_by_three_is_seen_after_little_learning() -> None:
+def test_threefold_slowdown_is_detected_after_brief_calibration() -> None:
     for seed in range(3):
         state, _ = learnt([(0.0, 1e-3), (0.0, 1.25e-3)], 100, seed)
         draw = random.Random(seed)

@@ -26,13 +26,13 @@ def one_second(_kind: ExchangeKind, _ranks: Ranks, _nbytes: int, _meanwhile: flo
     return 1.0
 
 
-def test_the_early_rank_waits_for_the_late_one_and_both_for_the_exchange() -> None:
+def test_early_rank_waits_for_the_late_one_and_both_for_the_exchange() -> None:
     early, late = replay([[begins(2), needs(), ends(3)], [begins(5), needs(), ends(1)]], one_second)
     assert (early.computing, early.waiting, early.exchanging, early.seconds) == (5, 3, 1, 9)
     assert (late.computing, late.waiting, late.exchanging, late.seconds) == (6, 0, 1, 7)
 
 
-def test_the_cost_receives_the_computing_between_beginning_and_need() -> None:
+def test_exchange_cost_receives_the_computing_that_overlaps_it() -> None:
     computed: list[float] = []
 
     def hidden(_kind: ExchangeKind, _ranks: Ranks, _nbytes: int, meanwhile: float) -> float:
@@ -54,7 +54,7 @@ def test_exchanges_are_matched_by_their_ranks_in_order() -> None:
     assert (third.seconds, first.seconds, second.seconds) == (4, 9, 9)
 
 
-def test_an_exchange_is_of_neighbours_if_any_rank_skips_a_peer() -> None:
+def test_exchange_counts_as_neighbours_if_any_rank_skips_a_peer() -> None:
     kinds: list[ExchangeKind] = []
 
     def heard(kind: ExchangeKind, _ranks: Ranks, _nbytes: int, _meanwhile: float) -> float:
@@ -73,7 +73,7 @@ def test_an_exchange_is_of_neighbours_if_any_rank_skips_a_peer() -> None:
     assert set(kinds) == {"neighbours"}
 
 
-def test_a_rank_that_would_wait_for_ever_is_reported() -> None:
+def test_rank_that_would_wait_forever_is_reported() -> None:
     with pytest.raises(InvalidValue) as caught:
         replay([[begins(1), needs()], [ends(1)]], one_second)
     assert caught.value.value == [0]
@@ -83,7 +83,7 @@ seconds = st.floats(min_value=0, max_value=10)
 
 
 @given(st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=6), seconds)
-def test_a_step_is_no_shorter_than_any_ranks_computing_and_no_longer_than_all_in_turn(
+def test_step_time_lies_between_any_rank_alone_and_all_in_turn(
     rounds: list[tuple[float, float, float]], cost: float
 ) -> None:
     ranks = (0, 1, 2)

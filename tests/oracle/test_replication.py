@@ -10,7 +10,7 @@ from evener.oracle.replication import replication_interval
 @pytest.mark.parametrize(
     ("copy", "step", "fault", "steps"), [(0.8, 1.0, 3600.0, 76), (0.01, 0.1, 3600.0, 85), (5.0, 900.0, 3600.0, 1)]
 )
-def test_literal_numbers_of_steps(copy: float, step: float, fault: float, steps: int) -> None:
+def test_intervals_match_literal_values(copy: float, step: float, fault: float, steps: int) -> None:
     assert replication_interval(copy, step, fault) == steps
 
 

@@ -13,7 +13,7 @@ from support.imagined_machines import cluster, convolutions
 JOB = TrainingJob(graph=convolutions(depth=6, width=32), batch_size=256, optimizer="sgd")
 
 
-def test_data_parallelism_scales_until_the_exchange_takes_as_long_as_the_computing() -> None:
+def test_data_parallelism_scales_until_exchange_equals_computing_time() -> None:
     curves = {curve.strategy: curve for curve in scale(JOB, cluster([1] * 64, beta=1e-9), [1, 2, 4, 8, 16, 32, 64])}
     data = curves["data"]
     assert [point.devices for point in data.points] == [2, 4, 8, 16, 32, 64]

@@ -70,7 +70,7 @@ def test_the_docstring_draws_the_schedule_correctly(name: ScheduleName, column: 
 
 
 @given(names, numbers, numbers)
-def test_every_micro_batch_passes_once_and_the_idle_share_is_that_of_gpipe(
+def test_micro_batches_pass_once_and_idle_share_matches_gpipe(
     name: ScheduleName, stages: int, micro_batches: int
 ) -> None:
     table = rows(name, stages, micro_batches)
@@ -84,14 +84,14 @@ def test_every_micro_batch_passes_once_and_the_idle_share_is_that_of_gpipe(
 
 
 @given(numbers, numbers)
-def test_gpipe_holds_all_micro_batches_1f1b_no_more_than_stages_behind(stages: int, micro_batches: int) -> None:
+def test_gpipe_holds_all_micro_batches_and_1f1b_one_per_remaining_stage(stages: int, micro_batches: int) -> None:
     for stage in range(stages):
         assert max_held(SCHEDULES["gpipe"](stage, stages, micro_batches)) == micro_batches
         assert max_held(SCHEDULES["1f1b"](stage, stages, micro_batches)) == min(micro_batches, stages - stage)
 
 
 @given(names, numbers, numbers, st.sets(st.integers(min_value=0, max_value=5)))
-def test_recomputing_comes_right_before_backward_and_adds_no_waiting(
+def test_recomputing_directly_precedes_backward_without_waiting(
     name: ScheduleName, stages: int, micro_batches: int, again: set[int]
 ) -> None:
     table = []
@@ -108,7 +108,7 @@ def test_recomputing_comes_right_before_backward_and_adds_no_waiting(
 @pytest.mark.parametrize("name", list(SCHEDULES))
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
 @pytest.mark.parametrize("micro_batches", [1, 4, 16])
-def test_the_bubble_of_equal_stages_is_the_published_one(name: ScheduleName, stages: int, micro_batches: int) -> None:
+def test_bubble_of_equal_stages_matches_the_published_one(name: ScheduleName, stages: int, micro_batches: int) -> None:
     step = simulate([1.0] * stages, [2.0] * stages, micro_batches, name)
     idle = 1 - sum(step.busy) / (stages * step.seconds)
     assert idle == pytest.approx((stages - 1) / (micro_batches + stages - 1))
@@ -116,12 +116,12 @@ def test_the_bubble_of_equal_stages_is_the_published_one(name: ScheduleName, sta
     assert step.seconds == pytest.approx(3 * (micro_batches + stages - 1))
 
 
-def test_the_passes_of_1f1b_take_turns_after_a_start() -> None:
+def test_passes_of_1f1b_alternate_after_the_warm_up() -> None:
     text = " ".join(f"{kind[0].upper()}{micro}" for kind, micro in SCHEDULES["1f1b"](1, 4, 5))
     assert text == "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4"
 
 
-def test_messages_delay_the_first_micro_batch_and_hide_behind_the_others() -> None:
+def test_messages_delay_the_first_micro_batch_and_overlap_with_others() -> None:
     assert simulate([1, 1], [1, 1], 1, transfer=[0.5]).seconds == pytest.approx(5.0)
     many = simulate([1, 1], [1, 1], 50, "gpipe", transfer=[0.5])
     assert many.seconds == pytest.approx(simulate([1, 1], [1, 1], 50, "gpipe").seconds + 1.0)

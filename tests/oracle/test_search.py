@@ -48,7 +48,7 @@ def test_a_slow_network_is_not_used() -> None:
     assert text.count(". ") <= 1
 
 
-def test_a_device_that_does_not_pay_is_left_out() -> None:
+def test_unprofitable_device_is_left_out() -> None:
     ranking = search(model([1, 1, 0.001], alpha=1e-7, beta=1e-11))
     assert sorted(ranking.best.devices) == [0, 1]
 
@@ -75,7 +75,7 @@ def test_only_requested_strategies_are_priced() -> None:
     assert {estimate.strategy for estimate in ranking.ranked} == {"data", "serial"}
 
 
-def test_the_base_install_can_plan_for_a_network_of_the_zoo() -> None:
+def test_base_install_plans_for_a_zoo_network() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from evener.oracle.advice import advice\n"
@@ -105,7 +105,7 @@ def test_groups_are_neighbours_or_nodes() -> None:
     st.floats(1e-12, 1e-7),
     st.integers(1, 3),
 )
-def test_no_set_of_devices_is_recommended_that_is_slower_than_its_best_member(
+def test_recommended_devices_are_not_slower_than_their_best_member(
     speeds: list[float], alpha: float, beta: float, per_node: int
 ) -> None:
     team = model(speeds, graph=convolutions(depth=2, norm=True), alpha=alpha, beta=beta, per_node=per_node)
@@ -153,7 +153,7 @@ def test_stages_of_a_planned_pipeline_name_their_first_layers() -> None:
     assert plan.assignments[1].first_layer in ranking.model.job.graph.by_name
 
 
-def test_the_table_names_what_is_not_used_once_for_each_reason() -> None:
+def test_table_names_unused_devices_once_per_reason() -> None:
     ranking = search(wired([1, 0.5]))
     table = ranking_table(ranking)
     assert len(table.rows) == len(ranking.ranked)

@@ -17,7 +17,7 @@ free = partial(model, alpha=0.0, beta=0.0)
 DEEP = convolutions(depth=6, width=32)
 
 
-def test_a_team_is_as_fast_as_its_devices_together_where_exchanges_cost_nothing() -> None:
+def test_team_is_as_fast_as_its_devices_together_if_exchanges_are_free() -> None:
     machines = free([1.0] * 4, graph=DEEP)
     alone = price_pipeline(machines, [[0, 1]], 4)
     teams = price_stage_teams(machines, [[0, 1], [2, 3]], "filter", 4)
@@ -28,7 +28,7 @@ def test_a_team_is_as_fast_as_its_devices_together_where_exchanges_cost_nothing(
     assert sum(teams.shares) == pytest.approx(1)
 
 
-def test_members_have_shares_by_their_speeds() -> None:
+def test_team_members_have_shares_by_their_speeds() -> None:
     shares = price_stage_teams(free([1.0, 0.5, 1.0, 0.5], graph=DEEP), [[0, 1], [2, 3]], "filter", 4).shares
     assert shares[0] == pytest.approx(2 * shares[1])
     assert shares[2] == pytest.approx(2 * shares[3])
@@ -40,7 +40,7 @@ def test_slow_links_are_named_as_the_limit() -> None:
     assert slow.sent_bytes > price_pipeline(model([1.0] * 4, graph=DEEP), [[0, 1, 2, 3]], 4).sent_bytes
 
 
-def test_a_model_too_large_for_a_row_fits_teams_that_divide_the_weights() -> None:
+def test_model_too_large_for_a_row_fits_teams_that_divide_weights() -> None:
     heavy = convolutions(depth=2, width=512, rows=2)
     free_of = partial(free, [1.0] * 4, graph=heavy)
     needed = max(price_stage_teams(free_of(), [[0, 1], [2, 3]], "filter", 4).memory_bytes)

@@ -41,7 +41,7 @@ def team(size: int, in_order: bool = False) -> DeviceGroup:
         ([2, 3, 4], [1], (3,), (0,), 9.0),
     ],
 )
-def test_literal_divisions(
+def test_stages_match_literal_divisions(
     costs: list[float], speeds: list[float], ends: tuple[int, ...], devices: tuple[int, ...], pace: float
 ) -> None:
     found = divide(units(costs, speeds), team(len(speeds)), ONE_EACH, len(speeds))
@@ -107,7 +107,7 @@ def test_no_other_division_is_faster(problem: tuple[Units, DeviceGroup, Held, in
 
 
 @given(problems())
-def test_tables_computed_in_strips_are_equal(problem: tuple[Units, DeviceGroup, Held, int]) -> None:
+def test_tables_computed_in_strips_are_equal_to_whole_ones(problem: tuple[Units, DeviceGroup, Held, int]) -> None:
     def found() -> StageCut | str:
         try:
             return divide(*problem)
@@ -120,7 +120,7 @@ def test_tables_computed_in_strips_are_equal(problem: tuple[Units, DeviceGroup, 
             assert found() == whole
 
 
-def test_devices_that_would_not_pay_are_left_out_if_the_number_is_free() -> None:
+def test_unprofitable_devices_are_left_out_if_the_number_is_free() -> None:
     slow_link = DeviceGroup(memory=(math.inf,) * 2, alpha=((0, 9), (9, 0)), beta=((0, 0), (0, 0)))
     found = divide(units([1, 1, 1], [1, 1]), slow_link, ONE_EACH)
     assert (found.ends, len(found.devices), found.pace) == ((3,), 1, 3.0)
@@ -134,12 +134,12 @@ def test_memory_moves_a_cut_away_from_the_fastest_position() -> None:
         divide(chain, DeviceGroup(memory=(10, 20)), ONE_EACH, 2)
 
 
-def test_a_micro_batch_takes_all_stages_and_the_next_one_follows_at_the_pace() -> None:
+def test_pipeline_emits_micro_batches_at_the_pace_of_its_slowest_stage() -> None:
     found = divide(units([2, 3, 2, 3], [1, 1]), team(2), ONE_EACH, 2)
     assert (found.pace, found.seconds) == (5.0, 10.0)
 
 
-def test_thousands_of_units_on_eight_equal_devices_take_seconds_at_most() -> None:
+def test_dividing_thousands_of_units_takes_seconds_at_most() -> None:
     found = divide(units([1.0 + i % 7 for i in range(1200)], [1.0] * 8), team(8), ONE_EACH, 8)
     assert found.pace == pytest.approx(sum(1.0 + i % 7 for i in range(1200)) / 8, rel=0.02)
 

@@ -45,7 +45,7 @@ def hold(expected: Serial, division: Division, replicas: tuple[Replica, ...], re
 
 
 QUICK = [name for name in CASES if name != "yolo"]
-"""Slow: `test_every_division_in_every_way`."""
+"""Slow: `test_every_division_in_every_arrangement_equals_serial`."""
 
 
 @pytest.mark.parametrize(
@@ -56,27 +56,27 @@ QUICK = [name for name in CASES if name != "yolo"]
     ],
 )
 @pytest.mark.parametrize("division", OURS)
-def test_our_divisions(name: str, division: Division, way: str) -> None:
+def test_our_divisions_equal_serial(name: str, division: Division, way: str) -> None:
     hold(serial(name), division, WAYS[way])
 
 
 @pytest.mark.parametrize("way", ["uneven", "data+two"])
 @pytest.mark.parametrize("division", PUBLISHED)
 @pytest.mark.parametrize("name", ["residual", "odd"])
-def test_published_divisions(name: str, division: Division, way: str) -> None:
+def test_published_divisions_equal_serial(name: str, division: Division, way: str) -> None:
     hold(serial(name), division, WAYS[way])
 
 
 @pytest.mark.parametrize(
     "name", [name if name != "yolo" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
-def test_rows_and_columns(name: str) -> None:
+def test_rows_and_columns_equal_serial(name: str) -> None:
     hold(serial(name), "spatial", GRID)
 
 
 @pytest.mark.parametrize("division", ["filter", *OURS])
 @pytest.mark.parametrize("name", ["residual", "mixed"])
-def test_with_activation_checkpointing(name: str, division: Division) -> None:
+def test_activation_checkpointing_equals_serial(name: str, division: Division) -> None:
     hold(serial(name), division, WAYS["idle"], recompute=True)
 
 
@@ -85,7 +85,7 @@ def test_with_activation_checkpointing(name: str, division: Division) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("division", [*PUBLISHED, *OURS])
 @pytest.mark.parametrize("name", CASES)
-def test_every_division_in_every_way(name: str, division: Division, way: str) -> None:
+def test_every_division_in_every_arrangement_equals_serial(name: str, division: Division, way: str) -> None:
     hold(serial(name), division, WAYS[way])
 
 
@@ -116,7 +116,7 @@ REAL = {
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("division", [*PUBLISHED, *OURS])
 @pytest.mark.parametrize("name", REAL)
-def test_real_networks(name: str, division: Division) -> None:
+def test_real_networks_equal_serial(name: str, division: Division) -> None:
     build, shape = REAL[name]
     torch.manual_seed(0)
     expected = train(build().double(), shape, 1e-3)
@@ -127,7 +127,7 @@ def test_real_networks(name: str, division: Division) -> None:
 @pytest.mark.parametrize(
     ("division", "way"), [("spatial", "two"), ("sharded", "data+two")], ids=["over all ranks", "along the data axis"]
 )
-def test_the_comparison_notices_gradients_that_are_not_summed(division: Division, way: str) -> None:
+def test_comparison_detects_gradients_that_are_not_summed(division: Division, way: str) -> None:
     """The checker itself."""
     with mock.patch("evener.parallel.sharded.GradientSums"), pytest.raises(AssertionError, match=r"bytes|gradient of"):
         hold(serial("residual"), division, WAYS[way])

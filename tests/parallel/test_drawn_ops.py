@@ -116,7 +116,7 @@ def _hold(group: Group, kind: type[nn.Module], arrangement: Arrangement, samples
     assert torch.allclose(part(own), model(own), atol=1e-12)
 
 
-def test_random_numbers_are_those_of_one_process() -> None:
+def test_divided_draws_equal_those_of_one_process() -> None:
     start(hold, 3)
 
 
@@ -130,7 +130,7 @@ def disagree(env: RankEnvironment, _order: None) -> None:
     part(x)
 
 
-def test_ranks_with_other_random_numbers_are_told() -> None:
+def test_ranks_with_different_random_states_are_refused() -> None:
     with refused(EvenerError):
         start(disagree, 2)
 

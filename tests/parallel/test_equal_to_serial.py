@@ -151,7 +151,7 @@ def unnormalised(env: RankEnvironment, order: str) -> None:
     leave_group()
 
 
-def test_the_comparison_notices_statistics_of_one_rank_alone(tmp_path: Path) -> None:
+def test_comparison_detects_statistics_of_one_rank_only(tmp_path: Path) -> None:
     nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(2)]
     run_local(unnormalised, nodes, str(tmp_path / "error"), patience=30, on_event=print)
     assert float((tmp_path / "error-0").read_text()) > 1e-3
@@ -162,7 +162,7 @@ def alone() -> Group:
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 5), (6, 4, 5, 3), (2, 4, 3, 3, 2)])
-def test_of_one_rank_it_is_batch_norm_with_gradients(shape: tuple[int, ...]) -> None:
+def test_synchronised_norm_on_one_rank_equals_batch_norm(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, dtype=torch.float64)
     plain = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[len(shape)](4).double()
     ours = synchronise_norms(type(plain)(4).double(), alone())
@@ -177,14 +177,14 @@ def test_of_one_rank_it_is_batch_norm_with_gradients(shape: tuple[int, ...]) -> 
     torch.testing.assert_close(ours(x), plain(x))
 
 
-def test_large_means_lose_no_digits() -> None:
+def test_large_means_lose_no_precision() -> None:
     x = torch.randn(64, 3, 4, 4) * 0.01 + 1000
     ours = synchronise_norms(nn.BatchNorm2d(3), alone())
     expected = F.batch_norm(x.double(), None, None, training=True).float()
     assert float((ours(x).detach() - expected).abs().max()) < 0.02
 
 
-def test_a_single_value_per_channel_is_refused_as_in_pytorch() -> None:
+def test_single_value_per_channel_is_refused_as_in_pytorch() -> None:
     with pytest.raises(ValueError, match="more than one value per channel in training, got 1"):
         synchronise_norms(nn.BatchNorm1d(3), alone())(torch.zeros(1, 3))
 
@@ -194,7 +194,7 @@ def test_half_precision_inputs_keep_their_type() -> None:
     assert ours(torch.randn(4, 3, 2, 2).bfloat16()).dtype == torch.bfloat16
 
 
-def test_exchanges_are_counted_before_and_after_the_replacement() -> None:
+def test_exchanges_are_counted_before_and_after_replacing_norms() -> None:
     model = residual_net()
     before = statistics_exchanges(model)
     assert before == statistics_exchanges(synchronise_norms(model, alone()))

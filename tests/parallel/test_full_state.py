@@ -94,7 +94,7 @@ def hold(found: tuple[dict[str, Tensor], dict[str, Any]], expected: tuple[dict[s
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_gathered_is_the_state_of_one_process(way: str, serial: list[Any]) -> None:
+def test_gathered_state_equals_one_process(way: str, serial: list[Any]) -> None:
     arrangement = WAYS[way]
 
     def work(group: Group) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -111,7 +111,7 @@ def test_what_is_gathered_is_the_state_of_one_process(way: str, serial: list[Any
 
 
 @pytest.mark.parametrize(("before", "after"), [("sharded", "spatial"), ("spatial", "idle"), ("idle", "data+channel")])
-def test_training_goes_on_under_another_arrangement(before: str, after: str, serial: list[Any]) -> None:
+def test_training_continues_under_another_arrangement(before: str, after: str, serial: list[Any]) -> None:
     def begin(group: Group) -> tuple[dict[str, Tensor], dict[str, Any]]:
         trainer = Trainer(group, WAYS[before])
         trainer.train(BATCHES[:2])
@@ -129,7 +129,7 @@ def test_training_goes_on_under_another_arrangement(before: str, after: str, ser
     hold(together(WAYS[after].size, go_on)[0], serial[1])
 
 
-def test_an_ordinary_state_dict_is_loaded_and_a_wrong_one_refused(serial: list[Any]) -> None:
+def test_plain_state_dict_loads_and_a_wrong_one_is_refused(serial: list[Any]) -> None:
     weights = serial[0][0]
 
     def work(group: Group) -> None:
@@ -145,7 +145,7 @@ def test_an_ordinary_state_dict_is_loaded_and_a_wrong_one_refused(serial: list[A
     together(3, work)
 
 
-def test_a_rank_holds_its_share_of_weights_gradients_and_state() -> None:
+def test_rank_holds_its_share_of_weights_gradients_and_state() -> None:
     whole = sum(p.numel() for p in NETWORK.parameters())
 
     def work(group: Group) -> list[int]:
@@ -164,7 +164,7 @@ def test_a_rank_holds_its_share_of_weights_gradients_and_state() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_in_evaluation_a_divided_model_answers_as_one_process_for_any_number_of_samples(way: str) -> None:
+def test_divided_evaluation_equals_one_process_for_any_batch_size(way: str) -> None:
     arrangement = WAYS[way]
     alone = copy.deepcopy(NETWORK)
     optimizer = adam(alone.parameters())
@@ -185,7 +185,7 @@ def test_in_evaluation_a_divided_model_answers_as_one_process_for_any_number_of_
 
 
 @pytest.mark.parametrize("way", ["sharded", "spatial"])
-def test_under_autocast_layers_compute_in_bf16_as_in_one_process(way: str) -> None:
+def test_autocast_layers_compute_in_bf16_as_in_one_process(way: str) -> None:
     arrangement, model = WAYS[way], copy.deepcopy(NETWORK).float()
     x = BATCHES[0].float()
     with torch.no_grad():

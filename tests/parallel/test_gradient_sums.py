@@ -16,7 +16,7 @@ from support.thread_ranks import together
 MODEL = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
 
 
-def test_after_an_error_gradients_are_summed_and_samples_count_again() -> None:
+def test_error_restores_gradient_sums_and_sample_counting() -> None:
     x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
     def work(group: Group) -> torch.Tensor:

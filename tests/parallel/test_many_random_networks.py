@@ -27,7 +27,7 @@ columns = st.sampled_from([(1.0,), (1.0,), (2.0, 1.0)])
     rows=st.lists(st.tuples(shares, columns), min_size=1, max_size=2),
     size=st.tuples(st.integers(3, 11), st.integers(3, 11)),
 )
-def test_any_network_in_any_arrangement(
+def test_any_network_equals_serial_in_any_arrangement(
     division: Division,
     model: nn.Sequential,
     rows: list[tuple[tuple[float, ...], tuple[float, ...]]],

@@ -19,7 +19,7 @@ COLUMN = {**TABLE["sharded"], "convolution": rules.by_filter, "linear": rules.by
 
 
 @pytest.mark.parametrize("name", ["residual", "unet"])
-def test_values_stay_divided_and_every_layer_is_divided_by_its_filters(name: str) -> None:
+def test_new_column_keeps_values_divided_and_equals_serial(name: str) -> None:
     arrangement = Arrangement(division=LAZY, replicas=(Replica(shares=(3, 1, 2)),))
     expected = serial(name)
     samples = [len(expected.inputs[0])]

@@ -49,7 +49,7 @@ class Changing(nn.Module):
 
 
 @pytest.mark.parametrize("division", ["filter", "spatial"])
-def test_changes_in_place_give_what_they_give_one_process(division: Any) -> None:
+def test_in_place_changes_equal_one_process(division: Any) -> None:
     torch.manual_seed(0)
     expected = train(Changing().double(), (2, 3, 6, 6))
     arrangement = Arrangement(division=division, replicas=(Replica(shares=(2, 1)),))
@@ -83,12 +83,12 @@ def _of_values_that_lie_apart(y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("code", [_through_what_is_detached, _without_gradients, _of_values_that_lie_apart])
-def test_changes_of_which_nobody_knows_the_new_value_are_refused_with_their_line(code: Any) -> None:
+def test_untraceable_in_place_changes_are_refused_with_their_line(code: Any) -> None:
     with refused(InvalidInput):
         op_graph(Model(code), [torch.zeros(3, 4)])
 
 
-def test_where_nothing_older_is_read_nothing_is_added() -> None:
+def test_unread_old_values_add_no_operations() -> None:
     def code(y: Tensor) -> Tensor:
         y.mul_(2)[:, 0].detach()
         return y.relu_()

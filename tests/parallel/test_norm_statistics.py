@@ -27,7 +27,7 @@ def layouts(x: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-13), (torch.float32, 2e-6)])
-def test_statistics_are_those_of_numpy_in_every_layout(shape: tuple[int, ...], dtype: torch.dtype, most: float) -> None:
+def test_statistics_equal_numpy_in_every_memory_layout(shape: tuple[int, ...], dtype: torch.dtype, most: float) -> None:
     x = (torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2 + 30).to(dtype)
     exact = x.double().numpy()
     axes = tuple(dim for dim in range(len(shape)) if dim != 1)
@@ -38,6 +38,6 @@ def test_statistics_are_those_of_numpy_in_every_layout(shape: tuple[int, ...], d
         torch.testing.assert_close(found.double(), torch.tensor(wanted), rtol=most, atol=0, msg=layout)
 
 
-def test_samples_that_do_not_count_have_statistics_and_no_number() -> None:
+def test_uncounted_samples_have_statistics_and_count_zero() -> None:
     assert channel_statistics(torch.ones(2, 3, 20, 20), counted=False).tolist() == [1, 1, 1, 0, 0, 0, 0]
     assert channel_statistics(torch.ones(0, 3, 20, 20)).tolist() == [0] * 7

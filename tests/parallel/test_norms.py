@@ -21,7 +21,7 @@ def whole(norm: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("momentum", [0.1, 0.7, None])
 @pytest.mark.parametrize("shape", [(9, 3), (9, 3, 5), (9, 3, 2, 2)])
-def test_running_statistics_are_those_of_the_whole_batch(shape: tuple[int, ...], momentum: float | None) -> None:
+def test_running_statistics_equal_those_of_the_whole_batch(shape: tuple[int, ...], momentum: float | None) -> None:
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     norm = kind(3, momentum=momentum).double()
     ours = copy.deepcopy(norm)
@@ -38,7 +38,7 @@ def test_running_statistics_are_those_of_the_whole_batch(shape: tuple[int, ...],
     torch.testing.assert_close(ours.eval()(x), norm.eval()(x))
 
 
-def test_a_norm_used_twice_moves_twice_in_order() -> None:
+def test_norm_used_twice_moves_twice_in_order() -> None:
     norm, x = nn.BatchNorm1d(3, momentum=0.3).double(), torch.randn(9, 3, dtype=torch.float64)
     deferred = DeferredStatistics(norm)
     for part in torch.split(x, [4, 5]):
@@ -52,7 +52,7 @@ def test_a_norm_used_twice_moves_twice_in_order() -> None:
     assert [Statistics(*seen)[2].tolist() for seen in deferred.collected()] == [[0, 0, 0], [0, 0, 0]]
 
 
-def test_micro_batches_that_do_not_count_leave_no_trace() -> None:
+def test_uncounted_micro_batches_change_nothing() -> None:
     norm = nn.BatchNorm1d(2)
     before = {name: value.clone() for name, value in norm.state_dict().items()}
     deferred = DeferredStatistics(norm)
@@ -62,7 +62,7 @@ def test_micro_batches_that_do_not_count_leave_no_trace() -> None:
     torch.testing.assert_close(dict(norm.state_dict()), before, rtol=0, atol=0)
 
 
-def test_without_running_statistics_each_micro_batch_is_on_its_own_also_in_evaluation() -> None:
+def test_norm_without_running_statistics_normalises_each_micro_batch() -> None:
     norm = nn.BatchNorm1d(2, track_running_stats=False)
     ours, x = copy.deepcopy(norm), torch.randn(4, 2)
     deferred = DeferredStatistics(ours)
@@ -71,7 +71,7 @@ def test_without_running_statistics_each_micro_batch_is_on_its_own_also_in_evalu
     assert not deferred.tracks
 
 
-def test_parts_are_combined_without_losing_digits() -> None:
+def test_statistics_of_parts_combine_without_losing_precision() -> None:
     x = torch.randn(6, 2, dtype=torch.float64) * 1e-3 + 1e6
     rows = [(part.mean(0), part.var(0, correction=0), torch.full((2,), len(part))) for part in torch.split(x, [1, 5])]
     parts = torch.stack([torch.stack(row) for row in rows])
@@ -81,7 +81,7 @@ def test_parts_are_combined_without_losing_digits() -> None:
     assert count.tolist() == [6, 6]
 
 
-def test_all_norms_inside_of_a_module_defer_and_keep_their_own_tensors() -> None:
+def test_all_norms_of_a_module_defer_and_keep_their_tensors() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2)), nn.BatchNorm1d(2, affine=False))
     names, tensors = list(model.state_dict()), {id(p) for p in (*model.parameters(), *model.buffers())}
     assert list(deferred_in(defer_statistics(model))) == ["1.0", "2"]
@@ -89,7 +89,7 @@ def test_all_norms_inside_of_a_module_defer_and_keep_their_own_tensors() -> None
     assert {id(p) for p in (*model.parameters(), *model.buffers())} == tensors
 
 
-def test_a_single_value_per_channel_is_refused_as_in_pytorch() -> None:
+def test_single_value_per_channel_is_refused_as_in_pytorch() -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         defer_statistics(nn.BatchNorm1d(3))(torch.zeros(1, 3))
 
@@ -134,7 +134,7 @@ def test_norms_of_every_class_move_once_for_all_micro_batches(norm: nn.Module) -
     torch.testing.assert_close(dict(ours.state_dict()), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_norm_that_moves_its_statistics_itself_is_refused_in_the_second_micro_batch() -> None:
+def test_norm_that_updates_itself_is_refused_after_one_micro_batch() -> None:
     norm = ByHand(3)
     deferred = DeferredStatistics(norm)
     for _ in range(2):  # one micro-batch a step

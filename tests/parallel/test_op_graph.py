@@ -62,7 +62,7 @@ class Everything(nn.Module):
 
 
 @pytest.mark.parametrize("division", ["sharded", "filter", "channel", "spatial"])
-def test_modes_custom_gradients_and_numbers_of_the_model_s_own_give_what_one_process_gives(division: Any) -> None:
+def test_modes_and_custom_gradients_equal_one_process(division: Any) -> None:
     torch.manual_seed(0)
     expected = train(Everything().double(), (2, 3, 6, 6))
     arrangement = Arrangement(division=division, replicas=(Replica(shares=(2, 1)),))
@@ -95,7 +95,7 @@ class BoundsGradients(nn.Module):
 
 
 @pytest.mark.parametrize("division", ["sharded", "filter", "channel", "spatial"])
-def test_what_a_user_does_with_gradients_is_done_with_whole_ones(division: Any) -> None:
+def test_user_gradient_operations_see_complete_gradients(division: Any) -> None:
     torch.manual_seed(0)
     expected = train(BoundsGradients().double(), (2, 3, 6, 6))
     arrangement = Arrangement(division=division, replicas=(Replica(shares=(2, 1)),))
@@ -122,7 +122,7 @@ class InModes(nn.Module):
 
 
 @pytest.mark.parametrize("division", ["sharded", "filter", "channel", "spatial"])
-def test_a_mode_is_followed_by_itself(division: Any) -> None:
+def test_training_and_evaluation_modes_are_traced_separately(division: Any) -> None:
     torch.manual_seed(0)
     whole = InModes().double()
     images = torch.randn(2, 3, 6, 6, dtype=torch.float64)
@@ -155,7 +155,7 @@ class Model(nn.Module):
         return self.code(self.conv(x))
 
 
-def test_halves_that_are_changed_apart_are_followed() -> None:
+def test_halves_changed_separately_are_traced() -> None:
     def code(y: Tensor) -> Tensor:
         first, last = y[:, :2], y[:, 2:]
         return torch.cat([last, first.relu_()], 1)
@@ -163,7 +163,7 @@ def test_halves_that_are_changed_apart_are_followed() -> None:
     assert op_graph(Model(code), [IMAGES]).network.operations[-2].kind == "concat"
 
 
-def test_a_model_without_memory_is_followed_too() -> None:
+def test_meta_model_is_traced() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
     kinds = [operation.kind for operation in op_graph(model, [IMAGES.to("meta")]).network.operations]
@@ -236,7 +236,9 @@ ONE, TWO = (Replica(shares=(2, 1)),), (Replica(shares=(1, 1)), Replica(shares=(1
     ],
 )
 @pytest.mark.parametrize("model", [Unusual, Recurrent, ReadTwice])
-def test_unusual_operations(model: type[nn.Module], division: Any, replicas: tuple[Replica, ...]) -> None:
+def test_unusual_operations_equal_one_process(
+    model: type[nn.Module], division: Any, replicas: tuple[Replica, ...]
+) -> None:
     torch.manual_seed(0)
     expected = train(model().double(), (4, 3, 6, 6))
     arrangement = Arrangement(division=division, replicas=replicas)
@@ -244,7 +246,7 @@ def test_unusual_operations(model: type[nn.Module], division: Any, replicas: tup
     together(arrangement.size, lambda group: hold_against(group, expected, arrangement, samples))
 
 
-def test_what_buffers_hold_after_a_pass_is_an_output_of_its_own_also_if_a_part_was_changed() -> None:
+def test_changed_buffers_are_outputs_of_the_graph() -> None:
     class Moves(nn.Module):
         mean: Tensor
         last: Tensor

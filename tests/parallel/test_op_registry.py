@@ -58,7 +58,7 @@ def test_only_plain_modules_are_divided(module: nn.Module, kind: str) -> None:
     assert {weight.role for weight in found["weights"]} == ({"kernel", "vector"} if kind == "convolution" else {"free"})
 
 
-def test_a_synchronised_norm_is_like_any_other() -> None:
+def test_sync_batch_norm_is_treated_as_batch_norm() -> None:
     norm: Any = nn.SyncBatchNorm
     model = without_synchronised(norm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())))
     assert type(model[0]) is BatchNorm  # type: ignore[index]

@@ -147,19 +147,19 @@ TARGETS = torch.arange(10) % 3
 
 
 @pytest.mark.parametrize("name", [*ELEMENT, *TENSOR, *MODEL])
-def test_a_probe_finds_out_what_an_optimiser_looks_at(name: str) -> None:
+def test_probe_detects_the_scope_of_an_optimizer(name: str) -> None:
     expected = "element" if name in ELEMENT else "tensor" if name in TENSOR else "model"
     shapes = [tuple(p.shape) for p in NETWORK.parameters()]
     assert scope_of({**STEPPED, **MODEL}[name], shapes, torch.device("cpu")) == expected
 
 
-def test_the_probe_leaves_the_random_generator_as_it_was() -> None:
+def test_probe_preserves_the_random_state() -> None:
     before = torch.get_rng_state()
     scope_of(MODEL["noisy"], [(3, 3)], torch.device("cpu"))
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_settings_of_large_tensors_are_probed_though_the_tensors_are_small() -> None:
+def test_probe_sees_settings_for_large_tensors() -> None:
     def make(parameters: Any) -> Optimizer:
         listed = list(parameters)
         return ByTensor(listed, lars) if listed[0].numel() > 10**12 else torch.optim.SGD(listed, lr=0.1)
@@ -215,7 +215,7 @@ def hold(found: tuple[dict[str, Tensor], dict[str, Any]], make: Make) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", STEPPED)
-def test_steps_on_divided_layers_are_those_of_one_process(name: str, way: str) -> None:
+def test_optimizer_steps_on_divided_layers_equal_one_process(name: str, way: str) -> None:
     make = STEPPED[name]
 
     def work(group: Group) -> Any:
@@ -229,7 +229,7 @@ def test_steps_on_divided_layers_are_those_of_one_process(name: str, way: str) -
 
 
 @pytest.mark.parametrize("name", STEPPED)
-def test_steps_of_stages_are_those_of_one_process(name: str) -> None:
+def test_optimizer_steps_on_stages_equal_one_process(name: str) -> None:
     make = STEPPED[name]
 
     def work(group: Group) -> Any:
@@ -244,7 +244,7 @@ def test_steps_of_stages_are_those_of_one_process(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "lamb", "muon", "clips", "groups by dims"])
 @pytest.mark.parametrize(("before", "after"), [("sharded", "idle"), ("channel", "stages"), ("stages", "data+sharded")])
-def test_training_goes_on_under_another_division(name: str, before: str, after: str) -> None:
+def test_training_continues_under_another_division(name: str, before: str, after: str) -> None:
     make = STEPPED[name]
 
     def part(group: Group, way: str) -> tuple[Any, slice, ModelOptimizer]:
@@ -270,7 +270,7 @@ def test_training_goes_on_under_another_division(name: str, before: str, after: 
     hold(together(size(after), go_on)[0], make)
 
 
-def test_an_optimiser_that_computes_losses_is_refused() -> None:
+def test_optimizer_that_computes_losses_is_refused() -> None:
     def work(group: Group) -> None:
         with refused(InvalidInput):
             ModelOptimizer(torch.optim.LBFGS, divided(group, "channel")[0].held())
@@ -278,7 +278,7 @@ def test_an_optimiser_that_computes_losses_is_refused() -> None:
     together(2, work)
 
 
-def test_tensors_that_are_not_the_models_are_refused() -> None:
+def test_optimizer_tensors_outside_the_model_are_refused() -> None:
     def make(parameters: Any) -> Optimizer:
         return torch.optim.SGD([*parameters, nn.Parameter(torch.ones(3))], lr=0.1)
 
@@ -289,7 +289,7 @@ def test_tensors_that_are_not_the_models_are_refused() -> None:
     together(2, work)
 
 
-def test_errors_of_the_users_optimiser_name_its_line() -> None:
+def test_error_in_a_user_optimizer_names_its_line() -> None:
     def missing(p: Tensor, grad: Tensor, state: dict[str, Any]) -> Any:
         return grad * state["momentum"]
 

@@ -23,7 +23,7 @@ replicas = st.builds(lambda shares: Replica(shares=tuple(shares)), st.lists(st.i
 @pytest.mark.parametrize("division", ["spatial", "sharded", "filter", "channel"])
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(model=networks(), ranks=st.lists(replicas, min_size=1, max_size=2), size=st.tuples(*[st.integers(5, 9)] * 2))
-def test_any_network_in_any_arrangement(
+def test_any_network_equals_serial_in_any_arrangement(
     division: Division, model: nn.Sequential, ranks: list[Replica], size: tuple[int, int]
 ) -> None:
     assume(runs_alone(model, size))

@@ -36,7 +36,7 @@ def by_rank(work: Callable[[Group], Tensor]) -> list[list[float]]:
     return [x.tolist() for x in together(3, work)]
 
 
-def test_a_gather_sums_what_each_rank_makes_of_a_value() -> None:
+def test_gather_sums_gradients_of_all_ranks_backward() -> None:
     def work(group: Group) -> Tensor:
         x = own(group.rank)
         return gradient(moved(group, x, SPLIT, WHOLE), x, float(WEIGHTS[group.rank]))
@@ -44,7 +44,7 @@ def test_a_gather_sums_what_each_rank_makes_of_a_value() -> None:
     assert by_rank(work) == [[222, 444, 666], [888], []]
 
 
-def test_a_reduce_scatter_is_its_transpose() -> None:
+def test_reduce_scatter_gathers_gradients_backward() -> None:
     def work(group: Group) -> Tensor:
         x = X.clone().requires_grad_()
         return gradient(moved(group, x, PARTIAL, SPLIT), x, 1.0)
@@ -52,7 +52,7 @@ def test_a_reduce_scatter_is_its_transpose() -> None:
     assert by_rank(work) == [[6, 12, 18, 24]] * 3
 
 
-def test_what_all_ranks_do_alike_is_gathered_without_a_sum_backward() -> None:
+def test_gather_of_replicated_work_skips_the_sum_backward() -> None:
     def work(group: Group) -> Tensor:
         x = own(group.rank)
         return gradient(moved(group, x, SPLIT, ALIKE), x, 1.0)
@@ -60,7 +60,7 @@ def test_what_all_ranks_do_alike_is_gathered_without_a_sum_backward() -> None:
     assert by_rank(work) == [[2, 4, 6], [8], []]
 
 
-def test_a_part_of_what_is_alike_gets_the_gradient_of_all() -> None:
+def test_slice_of_a_replicated_value_gets_the_gradient_of_all_ranks() -> None:
     def work(group: Group) -> Tensor:
         x = X.clone().requires_grad_()
         return gradient(moved(group, x, ALIKE, SPLIT), x, 1.0)
@@ -69,7 +69,7 @@ def test_a_part_of_what_is_alike_gets_the_gradient_of_all() -> None:
 
 
 @pytest.mark.parametrize(("need", "expected"), [(WHOLE, 3 * 2 * 111), (ALIKE, 3 * 2)], ids=["whole", "alike"])
-def test_a_sum_of_addends(need: Layout, expected: float) -> None:
+def test_all_reduce_of_addends_has_the_right_gradient(need: Layout, expected: float) -> None:
     def work(group: Group) -> Tensor:
         x = torch.ones(1, dtype=torch.float64, requires_grad=True)
         y = moved(group, x, PARTIAL, need, 1)
@@ -78,7 +78,7 @@ def test_a_sum_of_addends(need: Layout, expected: float) -> None:
     assert by_rank(work) == [[expected]] * 3
 
 
-def test_between_whole_and_alike_only_the_gradient_changes() -> None:
+def test_whole_and_replicated_layouts_differ_only_in_gradients() -> None:
     def there(group: Group) -> Tensor:
         x = X.clone().requires_grad_()
         return gradient(moved(group, x, ALIKE, WHOLE), x, float(WEIGHTS[group.rank]))

@@ -39,12 +39,12 @@ class Model(nn.Module):
         return self.code(self.conv(x))
 
 
-def test_what_depends_on_numbers_is_refused_with_its_line() -> None:
+def test_data_dependent_control_flow_is_refused_with_its_line() -> None:
     with pytest.raises(InvalidInput, match=rf"cannot be divided layer by layer, because of {HERE}, .*sum"):
         op_graph(Model(lambda y: y if y.sum() > 0 else -y), [IMAGES])
 
 
-def test_what_fails_in_a_step_names_its_place_in_the_model() -> None:
+def test_error_in_a_step_names_its_place_in_the_model() -> None:
     def code(y: Tensor) -> Any:
         return torch.linalg.cholesky(y[:, :2, :2, :2] * 0.0).sum((2, 3))  # zeros have no such factor
 
@@ -71,14 +71,14 @@ class Tied(nn.Module):
         return self.second(self.first(x))  # type: ignore[no-any-return]
 
 
-def test_a_weight_of_which_two_layers_need_different_parts_is_refused() -> None:
+def test_tied_weight_needed_in_different_parts_is_refused() -> None:
     model = Tied()
     plan = plan_replica(op_graph(model, [IMAGES]).network, "filter", Replica(shares=(1, 1)))
     with pytest.raises(InvalidInput, match=r"^first\.weight and second\.weight are the same weight"):
         sharded_copy(model, plan, 0)
 
 
-def test_inputs_are_tensors_in_order() -> None:
+def test_inputs_must_be_positional_tensors() -> None:
     x = torch.zeros(2)
     assert tensors_in_order(x) == [x]
     assert tensors_in_order((x, x)) == (x, x)
@@ -99,7 +99,7 @@ def refused(ranks: int, work: Callable[[Group], Any]) -> str:
     return said
 
 
-def test_ranks_of_a_replica_that_are_given_other_shapes_are_named() -> None:
+def test_ranks_of_a_replica_with_different_shapes_are_named() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 
     def work(group: Group) -> None:
@@ -111,7 +111,7 @@ def test_ranks_of_a_replica_that_are_given_other_shapes_are_named() -> None:
     assert said.startswith("nodes n0 and n1 of one replica must compute the same, but have inputs (((4, 3)")
 
 
-def test_ranks_of_a_replica_in_other_modes_are_named_and_replicas_may_have_other_samples() -> None:
+def test_ranks_in_different_modes_are_named_and_samples_may_differ() -> None:
     def work(group: Group) -> list[int]:
         replica, x = min(group.rank, 1), torch.zeros(2, 3)
         assert agree(group, Pass.of(replica, 2 + replica, [x], True, False)) == [2, 3]
@@ -122,13 +122,13 @@ def test_ranks_of_a_replica_in_other_modes_are_named_and_replicas_may_have_other
                          "one in evaluation mode")  # fmt: skip
 
 
-def test_what_has_to_be_the_same_is_compared_with_every_rank() -> None:
+def test_require_same_compares_a_value_with_every_rank() -> None:
     require_same(lambda own: [own, own], "the cut", "a")
     with pytest.raises(InvalidInput, match="the cut is not the same on all ranks: this one and rank 1 differ"):
         require_same(lambda own: [own, b"other"], "the cut", "a")
 
 
-def test_a_layer_that_waits_for_a_first_batch_is_refused() -> None:
+def test_lazy_layer_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"1.weight of the model \(LazyLinear\) gets its shape from the first batch"):
         refuse_lazy(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2)))
     assert refuse_lazy(nn.Linear(2, 2))
@@ -142,7 +142,7 @@ def test_a_layer_that_waits_for_a_first_batch_is_refused() -> None:
         (nn.EmbeddingBag(3, 4, max_norm=1.0), r"1 \(EmbeddingBag, with max_norm\) rescales the rows"),
     ],
 )
-def test_what_has_to_see_all_samples_is_refused_by_name_where_they_are_divided(module: nn.Module, rule: str) -> None:
+def test_modules_that_need_all_samples_are_refused_by_name(module: nn.Module, rule: str) -> None:
     refuse_parts_of_batches(nn.Sequential(nn.Embedding(3, 4), nn.BatchNorm1d(4)))
     with pytest.raises(InvalidInput, match=rule):
         refuse_parts_of_batches(nn.Sequential(nn.Identity(), module))

@@ -78,7 +78,7 @@ def replica(group: Group, model: nn.Module) -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def test_replicas_that_use_different_weights_sum_what_there_is() -> None:
+def test_replicas_that_use_different_weights_sum_their_gradients() -> None:
     torch.manual_seed(0)
     model = ByValue().double()
     expected = trained(copied(model))
@@ -94,12 +94,12 @@ def test_replicas_that_use_different_weights_sum_what_there_is() -> None:
         (ByValue(), False),
     ],
 )
-def test_whether_all_parameters_have_gradients(model: nn.Module, expected: bool) -> None:
+def test_uses_all_detects_parameters_without_gradients(model: nn.Module, expected: bool) -> None:
     assert uses_all(model.double(), loss, INPUTS, TARGETS) is expected
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_chance_that_decides_what_is_used_is_noticed_and_goes_on_as_before() -> None:
+def test_random_weight_use_is_detected_and_preserves_the_generator() -> None:
     class Drops(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -113,7 +113,7 @@ def test_chance_that_decides_what_is_used_is_noticed_and_goes_on_as_before() -> 
     assert random.getstate() == state
 
 
-def test_hooks_see_complete_gradients_once_a_step_and_copies_have_them() -> None:
+def test_hooks_and_copied_hooks_see_complete_gradients_once_per_step() -> None:
     model: Any = nn.Linear(4, 3).double()
     model.weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
     seen: list[float] = []
@@ -130,7 +130,7 @@ def test_hooks_see_complete_gradients_once_a_step_and_copies_have_them() -> None
     assert seen[0] == pytest.approx(seen[1])
 
 
-def test_a_copy_has_computed_tensors() -> None:
+def test_copied_module_has_its_computed_tensors() -> None:
     layer: Any = prune.l1_unstructured(nn.Linear(4, 3), "weight", 0.5)  # type: ignore[no-untyped-call]
     twin: Any = copied(layer)
     torch.testing.assert_close(twin(torch.ones(1, 4)), layer(torch.ones(1, 4)))

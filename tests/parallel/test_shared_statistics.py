@@ -33,7 +33,7 @@ def _pass(norm: Any, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         lambda x, mean, var: F.instance_norm(x, mean, var, momentum=0.3),
     ],
 )
-def test_functional_norms_are_those_of_one_process(norm: Any) -> None:
+def test_functional_norms_equal_one_process(norm: Any) -> None:
     images = torch.randn(5, 3, 2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = _pass(norm, images)
 

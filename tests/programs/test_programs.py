@@ -47,7 +47,7 @@ def test_programs_of_every_kind_equal_one_process(world: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_variations_of_them_equal_one_process(tmp_path: Path) -> None:
+def test_program_variations_equal_one_process(tmp_path: Path) -> None:
     _hold(MORE, WORLDS["nodes 5:2:0"], tmp_path)
 
 
@@ -58,14 +58,14 @@ def test_all_programs_equal_one_process_or_are_refused(world: str, tmp_path: Pat
     _hold(names(), WORLDS[world], tmp_path)
 
 
-def test_most_programs_change_five_lines_at_most() -> None:
+def test_most_programs_change_at_most_five_lines() -> None:
     lines = sorted(changed_lines(source(name)) for name in names())
     assert lines[len(lines) // 2] <= 5
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_plain_ddp_trains_some_programs_fails_with_some_and_lets_nodes_differ_in_others(tmp_path: Path) -> None:
+def test_plain_ddp_trains_only_some_programs_correctly(tmp_path: Path) -> None:
     assert not under_ddp("mnist", tmp_path).sentence
     assert not under_ddp("experts", tmp_path).sentence  # with the option that its error message advises
     assert "uninitialized" in under_ddp("lazy_layers_as_they_were", tmp_path).sentence
@@ -73,7 +73,7 @@ def test_plain_ddp_trains_some_programs_fails_with_some_and_lets_nodes_differ_in
 
 
 @pytest.mark.timeout(300)
-def test_programs_whose_layers_are_divided_equal_one_process_or_are_refused(tmp_path: Path) -> None:
+def test_programs_with_divided_layers_equal_one_process_or_are_refused(tmp_path: Path) -> None:
     chosen = ["mnist", "contrastive_as_it_was", "unet", "experts"]
     trained = _hold(chosen, World("1,2", "spatial"), tmp_path)
     assert trained == ["mnist", "contrastive_as_it_was", "unet"]

@@ -103,7 +103,7 @@ def outcome_of(name: str, world: str, folder: Path) -> Outcome:
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in cell_names()]
 )
 @pytest.mark.parametrize("world", [pytest.param("nodes 3:1", marks=pytest.mark.slow), "nodes 5:2:0"])
-def test_a_published_program_equals_one_process_or_is_refused(name: str, world: str, tmp_path: Path) -> None:
+def test_published_program_equals_one_process_or_is_refused(name: str, world: str, tmp_path: Path) -> None:
     found = outcome_of(name, world, tmp_path)
     assert bool(found.sentence) == (name in REFUSED), found.sentence
     if found.sentence:
@@ -122,12 +122,12 @@ def test_a_published_program_equals_one_process_or_is_refused(name: str, world: 
         for name in CAUSES
     ],
 )
-def test_a_refusal_names_what_the_nodes_have_each_for_themselves(name: str, tmp_path: Path) -> None:
+def test_refusal_names_the_values_that_differ_between_nodes(name: str, tmp_path: Path) -> None:
     sentence = outcome_of(name, "nodes 3:1", tmp_path).sentence
     assert CAUSES[name] in sentence
     assert "evener.gather(...) first" not in sentence
 
 
-def test_most_published_programs_are_trained_as_in_one_process() -> None:
+def test_most_published_programs_train_as_in_one_process() -> None:
     assert set(cell_names()) >= REFUSED | DRAWN
     assert len(REFUSED | DRAWN) <= 0.3 * len(cell_names())

@@ -18,7 +18,7 @@ def full(*_: object) -> None:
     raise OSError("No space left on device")
 
 
-def test_a_file_is_replaced_in_a_folder_that_is_made_for_it(tmp_path: Path) -> None:
+def test_file_is_replaced_and_its_folder_created(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     for data in (b"old", b"new"):
         atomic_write(path, data)
@@ -28,7 +28,7 @@ def test_a_file_is_replaced_in_a_folder_that_is_made_for_it(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("function", ["os.fsync", "pathlib.Path.replace", "pathlib.Path.write_bytes"])
 @pytest.mark.parametrize("private", [False, True])
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+def test_failed_write_leaves_the_old_file_and_nothing_else(
     function: str, private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(b"old")
@@ -39,16 +39,14 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_private_file_is_its_user_s_from_the_first_byte_on(tmp_path: Path) -> None:
+def test_private_file_has_user_permissions_from_the_first_byte(tmp_path: Path) -> None:
     with atomic_draft(tmp_path / "secret", private=True) as draft:
         assert stat.S_IMODE(draft.stat().st_mode) == 0o600
         draft.write_bytes(b"secret")
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
 
 
-def test_a_folder_appears_whole_and_all_of_it_was_on_the_disk_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_appears_whole_after_all_of_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, real = [], os.fsync
 
     def note(handle: int) -> None:
@@ -66,7 +64,7 @@ def test_a_folder_appears_whole_and_all_of_it_was_on_the_disk_before(
     assert sorted(synced) == sorted([("a", False), ("b", False), (draft.name, False), (tmp_path.name, True)])
 
 
-def test_a_folder_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_folder_write_leaves_nothing(tmp_path: Path) -> None:
     def write() -> None:
         with atomic_draft(tmp_path / "folder") as draft:
             draft.mkdir()
@@ -78,7 +76,7 @@ def test_a_folder_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_process_that_dies_amid_writing_leaves_the_old_file(tmp_path: Path) -> None:
+def test_process_killed_during_a_write_leaves_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
     code = (
         "import os, sys; from pathlib import Path; from evener.records.atomic import atomic_draft\n"
@@ -88,7 +86,7 @@ def test_a_process_that_dies_amid_writing_leaves_the_old_file(tmp_path: Path) ->
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
-def test_threads_that_write_the_same_file_do_not_mix(tmp_path: Path) -> None:
+def test_threads_that_write_the_same_file_do_not_interfere(tmp_path: Path) -> None:
     texts = [bytes([65 + i]) * 4096 for i in range(4)]
 
     def write(text: bytes) -> None:
@@ -108,7 +106,7 @@ def test_threads_that_write_the_same_file_do_not_mix(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_drafts_of_processes_that_live_are_left_alone(tmp_path: Path) -> None:
+def test_drafts_of_living_processes_are_not_removed(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     names = {pid: f".plan.json.{pid}.7" for pid in (os.getppid(), os.getpid(), ended.pid)}

@@ -19,14 +19,14 @@ from support.refusals import refused
 BOM = b"\xef\xbb\xbf"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_content(tmp_path: Path) -> None:
+def test_byte_order_mark_is_stripped(tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_bytes(BOM + b"{}")
     assert read_bounded(file, 10) == b"{}"
     assert given_token(None, file, {}) == "{}"
 
 
-def test_a_file_of_the_limit_is_read_and_a_larger_one_is_refused(tmp_path: Path) -> None:
+def test_file_at_the_limit_is_read_and_a_larger_one_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_bytes(bytes(2**20))
     assert len(read_bounded(file, 2**20)) == 2**20
@@ -36,7 +36,7 @@ def test_a_file_of_the_limit_is_read_and_a_larger_one_is_refused(tmp_path: Path)
 
 
 @pytest.mark.timeout(30)
-def test_a_device_without_an_end_is_refused() -> None:
+def test_endless_device_is_refused() -> None:
     with refused(InvalidFile):
         read_noun(Path("/dev/zero"), ClusterProfile)
     with refused(InvalidFile):
@@ -44,14 +44,14 @@ def test_a_device_without_an_end_is_refused() -> None:
 
 
 @pytest.mark.parametrize("start", [b"", BOM])
-def test_a_config_file_of_windows_is_read(tmp_path: Path, start: bytes) -> None:
+def test_windows_config_file_is_read(tmp_path: Path, start: bytes) -> None:
     (tmp_path / "evener.toml").write_bytes(start + b"epochs = 7\r\nbatch_size = 3\r\n")
     (tmp_path / "own.py").write_text("")
     with usual_options({"task": str(tmp_path / "own.py"), "option": {}}, ()) as options:
         assert (options["epochs"], options["batch_size"]) == (7, 3)
 
 
-def test_a_pipe_is_read_once_a_process_writes_into_it_and_refused_otherwise(tmp_path: Path) -> None:
+def test_pipe_is_read_with_a_writer_and_refused_without(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with refused(InvalidFile):

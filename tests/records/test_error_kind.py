@@ -70,14 +70,14 @@ def carried(error: BaseException) -> EvenerError:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_an_error_keeps_class_sentence_and_fields(error: EvenerError) -> None:
+def test_error_preserves_class_message_and_fields(error: EvenerError) -> None:
     found = carried(error)
     assert type(found) is type(error)
     assert (str(found), found.exit_code) == (str(error), error.exit_code)
     assert vars(found) == vars(error)
 
 
-def test_every_class_of_errors_is_tried_here() -> None:
+def test_error_list_covers_every_error_class() -> None:
     def below(kind: type[EvenerError]) -> set[type[EvenerError]]:
         return {kind}.union(*(below(lower) for lower in kind.__subclasses__()))
 
@@ -85,34 +85,34 @@ def test_every_class_of_errors_is_tried_here() -> None:
     assert {kind for kind in untried if kind.__module__ == "evener.records.errors"} == set()
 
 
-def test_a_loss_that_is_no_number_stays_one() -> None:
+def test_nan_loss_survives() -> None:
     found = carried(NonFiniteLoss("node-1", 3, float("nan")))
     assert isinstance(found, NonFiniteLoss)
     assert isnan(found.loss)
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("connection closed by peer")])
-def test_an_error_of_others_is_no_class_of_ours(error: Exception) -> None:
+def test_foreign_error_becomes_evener_error(error: Exception) -> None:
     assert type(carried(error)) is EvenerError
 
 
-def test_a_full_disk_is_what_cannot_be_written() -> None:
+def test_full_disk_becomes_cannot_write() -> None:
     assert type(carried(OSError(28, "No space left on device"))) is CannotWrite
 
 
-def test_ctrl_c_is_an_interruption() -> None:
+def test_ctrl_c_becomes_interrupted() -> None:
     assert type(carried(KeyboardInterrupt())) is Interrupted
     assert exit_code_of(KeyboardInterrupt()) == Interrupted.exit_code
 
 
-def test_a_class_that_is_not_known_here_is_the_nearest_one_that_is() -> None:
+def test_unknown_class_becomes_its_nearest_known_base() -> None:
     kind = kind_of(NoAnswer("here"))
     later = ErrorKind(kinds=("ClassOfALaterVersion", *kind.kinds[1:]), fields=kind.fields)
     assert type(later.as_error("why")) is CannotJoin
     assert type(ErrorKind(kinds=("int", "__builtins__")).as_error("why")) is EvenerError
 
 
-def test_what_a_stranger_puts_into_the_fields_is_left_out_or_made_printable() -> None:
+def test_invalid_fields_are_dropped_or_made_printable() -> None:
     encode = msgspec.msgpack.encode
     bad = {"nodes": encode(5), "exit_code": encode(0), "__class__": encode("x")}
     found = ErrorKind(kinds=("NodeLost",), fields=bad).as_error("why")
@@ -127,13 +127,13 @@ def test_what_a_stranger_puts_into_the_fields_is_left_out_or_made_printable() ->
 
 
 @pytest.mark.parametrize("value", [object(), 2**80, {1: {2}}, "x" * 10**6])
-def test_a_value_that_cannot_travel_does_not_keep_the_error_from_it(value: object) -> None:
+def test_unserialisable_value_does_not_block_the_error(value: object) -> None:
     found = carried(InvalidValue("field", value, "small"))
     assert isinstance(found, InvalidValue)
     assert (found.field, found.allowed) == ("field", "small")
 
 
-def test_another_sentence_leaves_class_and_fields() -> None:
+def test_new_message_preserves_class_and_fields() -> None:
     found = restated(NodeLost("gone", ["a"]), "gone, the 3rd time")
     assert isinstance(found, NodeLost)
     assert (str(found), found.nodes) == ("gone, the 3rd time", ("a",))

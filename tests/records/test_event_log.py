@@ -39,7 +39,7 @@ def read(path: Path) -> list[RunEvent]:
     return [event for moment in EventTail(path).read() for event in moment.events]
 
 
-def test_what_happened_comes_back_in_order(tmp_path: Path) -> None:
+def test_events_are_read_back_in_order(tmp_path: Path) -> None:
     path, record = tmp_path / EVENTS_FILE, fake_run(num_steps=5)
     note = Event(step=3, kind="excluded", message="node bob: late", nodes=("bob",))
     events: list[RunEvent] = [Phase(what="training", num_samples=500), record.plan, *record.steps, note]
@@ -49,7 +49,7 @@ def test_what_happened_comes_back_in_order(tmp_path: Path) -> None:
     assert [event.samples for event in read(path) if isinstance(event, Step)] == [100] * 5
 
 
-def test_steps_of_a_moment_are_one(tmp_path: Path) -> None:
+def test_steps_within_a_moment_are_summed(tmp_path: Path) -> None:
     path, record = tmp_path / EVENTS_FILE, fake_run(num_steps=20)
     log = EventLog(path, pytest.fail, lambda: 0.1)
     events: list[RunEvent] = [record.plan, *record.steps, record.validations[0]]
@@ -66,7 +66,7 @@ def test_steps_of_a_moment_are_one(tmp_path: Path) -> None:
     assert total.loss == pytest.approx(sum(step.loss or 0.0 for step in record.steps) / 20)
 
 
-def test_steps_before_another_plan_are_not_summed_with_those_after_it(tmp_path: Path) -> None:
+def test_steps_before_and_after_a_plan_are_not_summed(tmp_path: Path) -> None:
     path, plan = tmp_path / EVENTS_FILE, fake_plan()
     steps = fake_run(num_steps=4).steps
     log = EventLog(path, pytest.fail, lambda: 0.1)
@@ -78,7 +78,7 @@ def test_steps_before_another_plan_are_not_summed_with_those_after_it(tmp_path: 
 
 
 @pytest.mark.usefixtures("large")
-def test_who_comes_late_reads_chapters_and_then_lines(tmp_path: Path) -> None:
+def test_late_reader_gets_chapters_and_then_lines(tmp_path: Path) -> None:
     path, record = tmp_path / EVENTS_FILE, fake_run(num_steps=400)
     notes = [Event(step=100, kind="joined", message="node eve joined", nodes=("eve",))]
     events: list[RunEvent] = [record.plan, *record.steps[:100], *notes, *record.steps[100:]]
@@ -92,13 +92,13 @@ def test_who_comes_late_reads_chapters_and_then_lines(tmp_path: Path) -> None:
     assert [event for event in found if isinstance(event, Event)] == notes
 
 
-def test_who_comes_late_reads_every_line_of_a_small_log(tmp_path: Path) -> None:
+def test_late_reader_gets_every_line_of_a_small_log(tmp_path: Path) -> None:
     path, record = tmp_path / EVENTS_FILE, fake_run(num_steps=400)
     written(path, [record.plan, *record.steps])
     assert [event.step for event in read(path) if isinstance(event, Step)] == list(range(1, 401))
 
 
-def test_who_follows_reads_every_line_once(tmp_path: Path) -> None:
+def test_follower_reads_every_line_once(tmp_path: Path) -> None:
     path, record = tmp_path / EVENTS_FILE, fake_run(num_steps=300)
     clock, tail = slow_clock(), EventTail(path)
     assert tail.read() == []
@@ -113,7 +113,7 @@ def test_who_follows_reads_every_line_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b'{"back":17,"time":3.0,"eve', b'{"time":3.0,"eve'])
-def test_a_log_is_gone_on_with_after_a_line_that_was_torn(tmp_path: Path, torn: bytes) -> None:
+def test_log_continues_after_a_truncated_line(tmp_path: Path, torn: bytes) -> None:
     path, record = tmp_path / EVENTS_FILE, fake_run(num_steps=200)
     written(path, [record.plan, *record.steps[:100]])
     with path.open("ab") as file:
@@ -123,7 +123,7 @@ def test_a_log_is_gone_on_with_after_a_line_that_was_torn(tmp_path: Path, torn: 
     assert sum(step.samples for step in steps) == 100 * 200
 
 
-def test_a_line_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_line_is_reported(tmp_path: Path) -> None:
     path = tmp_path / EVENTS_FILE
     written(path, [Phase(what="measuring")])
     with path.open("ab") as file:
@@ -133,7 +133,7 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("back", [lambda at: at, lambda at: at + 1, lambda at: -1, lambda at: 10], ids="=>-<")
-def test_a_chapter_that_names_no_earlier_chapter_ends_the_reading(tmp_path: Path, back: Callable[[int], int]) -> None:
+def test_chapter_without_a_valid_predecessor_ends_the_reading(tmp_path: Path, back: Callable[[int], int]) -> None:
     path = tmp_path / EVENTS_FILE
     written(path, [fake_plan(), *fake_run(num_steps=200).steps])
     data = path.read_bytes()
@@ -145,7 +145,7 @@ def test_a_chapter_that_names_no_earlier_chapter_ends_the_reading(tmp_path: Path
     assert any(isinstance(event, Step) for event in read(path))
 
 
-def test_a_record_is_kept_without_its_steps_and_an_epoch_not_at_all(tmp_path: Path) -> None:
+def test_record_is_stored_without_steps_and_epochs_are_not_stored(tmp_path: Path) -> None:
     path, record = tmp_path / EVENTS_FILE, fake_run(num_steps=9)
     written(path, [Epoch(step=9, epoch=0, loss=1.0), record])
     [found] = read(path)
@@ -154,7 +154,7 @@ def test_a_record_is_kept_without_its_steps_and_an_epoch_not_at_all(tmp_path: Pa
     assert [type(event) for event in events_of(record)].count(Step) == 9
 
 
-def test_a_disk_that_is_full_is_told_once(tmp_path: Path) -> None:
+def test_full_disk_is_reported_once(tmp_path: Path) -> None:
     told: list[str] = []
     log = EventLog(tmp_path / "gone" / EVENTS_FILE, told.append)
     for _ in range(3):

@@ -16,13 +16,13 @@ FIELDS: dict[str, Any] = {"step": 3, "epoch": 0, "loss": 0.5, "accuracy": 0.5, "
 
 
 @pytest.mark.parametrize("loss", [nan, inf, -inf])
-def test_a_loss_that_is_not_finite_is_refused(loss: float) -> None:
+def test_non_finite_loss_is_refused(loss: float) -> None:
     with refused(NonFiniteLoss):
         finite_validation("a", **{**FIELDS, "loss": loss})
 
 
 @pytest.mark.parametrize("wrong", [nan, inf, -inf])
-def test_metrics_that_are_not_finite_are_left_out(wrong: float) -> None:
+def test_non_finite_metrics_are_left_out(wrong: float) -> None:
     validation = finite_validation("a", **{**FIELDS, "accuracy": wrong}, metrics={"mAP": wrong, "F1": 0.25})
     assert (validation.accuracy, validation.metrics) == (None, {"F1": 0.25})
     assert msgspec.json.decode(msgspec.json.encode(validation), type=Validation) == validation

@@ -21,7 +21,7 @@ def known(*names: str) -> History:
     return history
 
 
-def test_a_step_has_a_column_for_every_node_and_who_did_nothing_waited() -> None:
+def test_step_has_a_column_per_node_and_idle_nodes_wait() -> None:
     history = known("a", "b")
     work = NodeWork(5, 0.5, sent=100, saved=7)
     history.add(Entry(1, 0, 10, 20.0, 1.5, 1, 1, 1, {"a": work}))
@@ -33,7 +33,7 @@ def test_a_step_has_a_column_for_every_node_and_who_did_nothing_waited() -> None
     assert (b.samples, b.wait_seconds) == (0, 1.5)
 
 
-def test_what_was_appended_stays_as_it_was_also_when_neighbours_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_appended_entries_are_not_modified_by_summing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CAPACITY", 8)
     history, given, same = known("a", "b"), [], []
     for step in range(1, 40):
@@ -45,7 +45,7 @@ def test_what_was_appended_stays_as_it_was_also_when_neighbours_are_summed(monke
     assert sum(one.samples for one in history.steps()) == 390
 
 
-def test_nobody_is_told_news_who_does_not_ask_for_them() -> None:
+def test_history_without_news_returns_none() -> None:
     history = History(keeps_news=False)
     history.add_node("a")
     history.add(entry(1, "a"))
@@ -53,7 +53,7 @@ def test_nobody_is_told_news_who_does_not_ask_for_them() -> None:
     assert history.last_step == 1
 
 
-def test_phases_and_waiting_are_summed_where_they_were_measured() -> None:
+def test_phases_and_waiting_are_summed_where_measured() -> None:
     history = known("0")
     work = NodeWork(5, 1.0, sent=7, io_seconds=0.5, update_seconds=0.125, wait_seconds=0.25)
     for step in (1, 2):
@@ -65,7 +65,7 @@ def test_phases_and_waiting_are_summed_where_they_were_measured() -> None:
     assert (node.wait_seconds, node.sent_bytes, history.totals["0"].busy_seconds) == (0.5, 14, 3.25)
 
 
-def test_a_node_is_known_once_and_from_when() -> None:
+def test_node_is_added_once_with_its_start_time() -> None:
     history = known("a")
     history.add(entry(1, "a", seconds=3.0))
     history.add_node("b")
@@ -74,7 +74,7 @@ def test_a_node_is_known_once_and_from_when() -> None:
     assert history.since == {"a": 0.0, "b": 3.0}
 
 
-def test_the_last_loss_is_the_mean_over_the_samples_of_the_last_epoch() -> None:
+def test_last_loss_is_the_sample_mean_of_the_last_epoch() -> None:
     history = known("a")
     assert history.last_loss() is None
     history.add(entry(1, "a", loss=9.0))
@@ -130,7 +130,7 @@ def test_merged_losses_are_weighted_by_samples() -> None:
     assert news.loss == pytest.approx(2.0)
 
 
-def test_news_are_what_happened_since_they_were_asked_for_last() -> None:
+def test_news_covers_events_since_the_last_request() -> None:
     history = known("a")
     assert history.news(1) is None
     for step in (1, 2):
@@ -142,7 +142,7 @@ def test_news_are_what_happened_since_they_were_asked_for_last() -> None:
     assert len(history.steps()) == 2
 
 
-def test_a_history_that_was_written_down_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoded_history_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CAPACITY", 4)
     one = known("a")
     for step in range(1, 7):
@@ -157,13 +157,13 @@ def test_a_history_that_was_written_down_goes_on_where_it_was(monkeypatch: pytes
     assert two.since["b"] == 6.0
 
 
-def test_goodput_is_the_share_of_the_loop_that_was_not_lost() -> None:
+def test_goodput_is_the_share_of_time_that_was_not_lost() -> None:
     assert History().goodput == 1.0
     assert History(wall_seconds=8.0, lost_seconds=2.0).goodput == 0.75
     assert History(wall_seconds=1.0, lost_seconds=2.0).goodput == 0.0
 
 
-def test_the_last_step_is_that_of_the_entry_that_is_open_or_of_the_last_full_one() -> None:
+def test_last_step_is_that_of_the_open_or_last_full_entry() -> None:
     history = History()
     assert history.last_step == 0
     history.add(Entry(step=3, steps=1))

@@ -15,14 +15,14 @@ def _targets(model: nn.Module) -> list[str]:
     return [str(getattr(node.target, "__name__", node.target)) for node in trace(model, ROWS, CPU).operations]
 
 
-def test_forward_hooks_are_operations_around_their_module() -> None:
+def test_forward_hooks_become_operations_around_their_module() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model[0].register_forward_pre_hook(lambda module, args: (args[0].tanh(),))
     model[0].register_forward_hook(lambda module, args, output: output.exp())
     assert _targets(model) == ["tanh", "0", "exp", "1"]
 
 
-def test_hooks_that_compute_weights_stay_inside() -> None:
+def test_hooks_that_compute_weights_stay_inside_the_module() -> None:
     model, layer = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4)
     layer.scaled = layer.weight.detach() * 2
     model[0] = layer
@@ -30,13 +30,13 @@ def test_hooks_that_compute_weights_stay_inside() -> None:
     assert _targets(model) == ["0", "1"]
 
 
-def test_a_module_with_backward_hooks_is_one_operation() -> None:
+def test_module_with_backward_hooks_is_one_operation() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Tanh())
     model[0].register_full_backward_hook(lambda module, grads, outs: None)
     assert _targets(model) == ["0", "1"]
 
 
-def test_weights_that_are_not_the_model_s_are_refused() -> None:
+def test_weights_outside_the_model_are_refused() -> None:
     stray = nn.Parameter(torch.ones(4))
 
     class Captures(nn.Module):

@@ -12,7 +12,7 @@ from evener.tracer.meta_model import META, CostMeter
 
 @pytest.mark.parametrize("p", [0.0, 0.4])
 @pytest.mark.parametrize("training", [False, True])
-def test_what_draws_no_random_numbers_here_is_not_taken_for_what_does(training: bool, p: float) -> None:
+def test_operations_are_random_only_if_they_draw_numbers(training: bool, p: float) -> None:
     x = torch.empty(2, 3, 4, 5, device=META)
 
     def is_random(y: Tensor) -> bool:

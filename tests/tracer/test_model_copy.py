@@ -29,7 +29,7 @@ def _odd() -> Any:
     return model
 
 
-def test_its_functions_know_the_copy_and_share_what_is_no_part_of_the_model() -> None:
+def test_copied_functions_use_the_copy_and_share_unrelated_objects() -> None:
     model, x = _odd(), torch.randn(2, 3)
     twin: Any = copied_model(model, {})
     expected = model(x)
@@ -43,11 +43,11 @@ def test_its_functions_know_the_copy_and_share_what_is_no_part_of_the_model() ->
     assert twin[2].bend is torch.tanh
 
 
-def test_a_model_without_memory_is_followed_through_replaced_functions() -> None:
+def test_meta_model_runs_through_replaced_functions() -> None:
     assert on_meta(_odd())(torch.zeros(2, 3, device="meta")).is_meta
 
 
-def test_a_function_that_knows_nothing_of_the_model_stays_itself() -> None:
+def test_function_unrelated_to_the_model_is_not_copied() -> None:
     number = 2
 
     def double(x: int) -> int:

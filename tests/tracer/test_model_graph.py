@@ -77,7 +77,7 @@ class PreNorm(nn.Module):
 # --- costs
 
 
-def test_a_convolution_costs_what_the_closed_form_says() -> None:
+def test_convolution_cost_equals_the_closed_form() -> None:
     graph = trace_model_graph(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1)), IMAGE, name="one convolution")
     assert graph.name == "one convolution"
     assert graph.layers == (
@@ -95,14 +95,14 @@ def test_a_convolution_costs_what_the_closed_form_says() -> None:
     )
 
 
-def test_a_strided_convolution_with_groups_costs_a_group_s_share() -> None:
+def test_grouped_convolution_costs_the_share_of_a_group() -> None:
     one = trace_model_graph(nn.Conv2d(4, 8, 3, stride=2, groups=2), torch.zeros(1, 4, 9, 9)).layers[0]
     assert one.output_shape == (8, 4, 4)
     assert one.forward_flops == 2 * (8 * 4 * 4) * (2 * 3 * 3)
     assert one.parameters == 8 * 2 * 9 + 8
 
 
-def test_a_linear_layer_costs_what_the_closed_form_says() -> None:
+def test_linear_layer_cost_equals_the_closed_form() -> None:
     graph = trace_model_graph(nn.Linear(12, 5), torch.zeros(7, 12))
     assert graph.name == "Linear"
     assert graph.layers == (
@@ -119,7 +119,7 @@ def test_a_linear_layer_costs_what_the_closed_form_says() -> None:
     )
 
 
-def test_attention_inside_of_a_container_is_a_layer_of_the_container_s_name() -> None:
+def test_attention_in_a_container_is_one_layer_with_its_name() -> None:
     tokens, width = 6, 8
     one = layer(trace_model_graph(PreNorm(), torch.zeros(1, tokens, width)), "attention")
     projections = 4 * 2 * tokens * width * width
@@ -156,15 +156,13 @@ def kept_by_autograd(model: nn.Module, batch: Tensor) -> int:
     ],
     ids=["convolution", "perceptron", "residual", "statistics of the batch", "size of the traced batch"],
 )
-def test_kept_bytes_are_what_a_real_step_keeps_for_each_further_sample(
-    model: nn.Module, shape: tuple[int, ...]
-) -> None:
+def test_activation_bytes_equal_those_saved_by_a_real_step(model: nn.Module, shape: tuple[int, ...]) -> None:
     few, many = (kept_by_autograd(model, torch.randn(count, *shape)) for count in (3, 8))
     assert (many - few) % 5 == 0
     assert trace_model_graph(model, torch.zeros(1, *shape)).activation_bytes == (many - few) // 5 > 0
 
 
-def test_kept_storages_count_once_at_the_layer_that_keeps_them_first() -> None:
+def test_shared_storages_count_once_at_the_first_layer() -> None:
     graph = trace_model_graph(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.zeros(1, 4))
     assert [one.activation_bytes for one in graph.layers] == [16, 16, 0]
 
@@ -178,12 +176,12 @@ def test_resnet18_has_its_published_parameters_and_flops() -> None:
     assert len(graph.layers) == 4 + 8 * 6 + 3 * 2 + 3
 
 
-def test_the_samples_of_the_batch_do_not_matter() -> None:
+def test_graph_is_independent_of_the_batch_size() -> None:
     model = nn.Sequential(Residual(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
     assert trace_model_graph(model, IMAGE) == trace_model_graph(model, IMAGE.expand(9, 3, 16, 16))
 
 
-def test_a_caller_that_switched_gradients_off_changes_nothing() -> None:
+def test_graph_is_independent_of_no_grad_in_the_caller() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     with torch.no_grad():
         graph = trace_model_graph(model, torch.zeros(1, 4))
@@ -200,7 +198,7 @@ def test_bytes_follow_the_type_of_the_parameters() -> None:
 # --- names, shapes and edges
 
 
-def test_a_module_that_is_called_twice_is_two_layers_with_its_parameters_once() -> None:
+def test_module_called_twice_is_two_layers_with_parameters_once() -> None:
     linear = nn.Linear(4, 4)
     graph = trace_model_graph(nn.Sequential(linear, nn.ReLU(), linear), torch.zeros(1, 4))
     assert inputs(graph) == {"0": (), "1": ("0",), "0#2": ("1",)}
@@ -223,7 +221,7 @@ def test_weights_shared_by_two_modules_count_at_the_first_to_run() -> None:
     assert [one.output_shape for one in graph.layers] == [(5, 3), (5, 7)]
 
 
-def test_a_residual_sum_read_once_gives_its_reader_both_branches() -> None:
+def test_residual_sum_read_once_gives_its_reader_both_branches() -> None:
     graph = trace_model_graph(nn.Sequential(nn.Conv2d(3, 4, 1), Residual(4, 4, 1), Residual(4, 6, 2)), IMAGE)
     edges = inputs(graph)
     assert edges["1.conv1"] == ("0",)
@@ -233,7 +231,7 @@ def test_a_residual_sum_read_once_gives_its_reader_both_branches() -> None:
     assert edges["2.relu#2"] == ("2.bn2", "2.shortcut.1")
 
 
-def test_a_sum_read_twice_or_returned_is_a_layer_so_that_one_tensor_crosses_a_cut() -> None:
+def test_residual_sum_read_twice_or_returned_is_a_layer() -> None:
     graph = trace_model_graph(nn.Sequential(nn.Linear(8, 8), PreNorm(), nn.ReLU()), torch.zeros(1, 6, 8))
     assert inputs(graph) == {
         "0": (),
@@ -248,7 +246,7 @@ def test_a_sum_read_twice_or_returned_is_a_layer_so_that_one_tensor_crosses_a_cu
     assert (last.name, last.kind, last.output_shape, last.inputs) == ("1#2", "PreNorm", (6, 8), ("1", "1.feed"))
 
 
-def test_edges_pass_through_views_dictionaries_concatenation_and_writing_into_a_slice() -> None:
+def test_edges_follow_views_dictionaries_concatenation_and_slices() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -266,7 +264,7 @@ def test_edges_pass_through_views_dictionaries_concatenation_and_writing_into_a_
     assert edges == {"a": (), "b": (), "c": ("a", "b"), "d": ("a",)}
 
 
-def test_a_parameter_of_a_container_is_a_layer_where_it_is_read() -> None:
+def test_container_parameter_is_a_layer_where_it_is_read() -> None:
     class Positions(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -282,7 +280,7 @@ def test_a_parameter_of_a_container_is_a_layer_where_it_is_read() -> None:
     assert layer(graph, "Positions").output_shape == (5, 4)
 
 
-def test_parameters_that_are_not_reached_are_counted_all_the_same() -> None:
+def test_unreached_parameters_are_counted() -> None:
     class Spare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -304,7 +302,7 @@ def test_frozen_parameters_are_state_that_is_not_trained() -> None:
     assert graph.buffer_bytes == 4 * 9
 
 
-def test_samples_folded_into_another_dim_are_taken_out_of_the_shape() -> None:
+def test_samples_folded_into_another_dim_are_removed_from_shapes() -> None:
     class Windows(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.reshape(x.shape[0] * 4, 2, -1)
@@ -358,15 +356,13 @@ def test_several_inputs_are_positional_or_named_arguments(sample: Any) -> None:
         (nn.Softmax(dim=-1), "sample", (0, 0)),
     ],
 )
-def test_each_kind_of_layer_can_be_divided_along_its_own_dims(
-    module: nn.Module, splits: str, halo: tuple[int, int]
-) -> None:
+def test_layers_can_be_divided_along_their_own_dims(module: nn.Module, splits: str, halo: tuple[int, int]) -> None:
     one = trace_model_graph(module, torch.zeros(1, 4, 16, 16)).layers[0]
     assert one.splits == tuple(splits.split())
     assert (one.window.halo if one.window else (0, 0)) == halo
 
 
-def test_without_an_image_there_are_no_rows_to_divide() -> None:
+def test_graph_without_an_image_has_no_rows_to_divide() -> None:
     graph = trace_model_graph(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()), torch.zeros(1, 4))
     assert [one.splits for one in graph.layers[1:]] == [("sample", "channel")] * 2
 
@@ -375,7 +371,7 @@ def test_without_an_image_there_are_no_rows_to_divide() -> None:
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("padding", [0, 1, 2])
 @pytest.mark.parametrize("dilation", [1, 2])
-def test_the_halo_is_how_far_a_part_s_rows_reach_into_its_neighbours(
+def test_halo_equals_the_reach_of_rows_into_neighbouring_parts(
     kernel: int, stride: int, padding: int, dilation: int
 ) -> None:
     conv = nn.Conv2d(1, 1, (kernel, 1), (stride, 1), (padding, 0), (dilation, 1), bias=False, dtype=torch.float64)
@@ -394,7 +390,7 @@ def test_the_halo_is_how_far_a_part_s_rows_reach_into_its_neighbours(
 # --- no memory, no touch, clear errors
 
 
-def test_a_model_of_ten_billion_parameters_needs_no_memory() -> None:
+def test_model_of_ten_billion_parameters_needs_no_memory() -> None:
     on_meta = nn.Linear(100_000, 100_000, bias=False, device="meta")
     without_memory = nn.Linear(1, 1, bias=False)
     without_memory.weight = nn.Parameter(torch.zeros(1).expand(100_000, 100_000))  # a copy of it would be 40 GB
@@ -405,7 +401,7 @@ def test_a_model_of_ten_billion_parameters_needs_no_memory() -> None:
         assert graph.layers[0].activation_bytes == 400_000
 
 
-def test_the_model_and_the_random_numbers_are_left_as_they_were() -> None:
+def test_model_and_random_state_are_preserved() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.random.get_rng_state()
@@ -415,7 +411,7 @@ def test_the_model_and_the_random_numbers_are_left_as_they_were() -> None:
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_tensors_that_are_neither_parameters_nor_buffers_are_no_obstacle() -> None:
+def test_plain_tensor_attributes_are_accepted() -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -429,7 +425,7 @@ def test_tensors_that_are_neither_parameters_nor_buffers_are_no_obstacle() -> No
     assert [one.name for one in trace_model_graph(Plain(), torch.zeros(1, 4)).layers] == ["linear"]
 
 
-def test_a_model_that_looks_at_values_is_refused_with_place_cause_and_advice() -> None:
+def test_data_dependent_model_is_refused_with_place_and_advice() -> None:
     class Gate(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
@@ -440,6 +436,6 @@ def test_a_model_that_looks_at_values_is_refused_with_place_cause_and_advice() -
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_a_sample_of_the_wrong_shape_is_refused_with_the_shapes() -> None:
+def test_sample_of_the_wrong_shape_is_refused_with_the_shapes() -> None:
     with refused(TrainingFailed):
         trace_model_graph(nn.Linear(3, 3), torch.zeros(1, 4))

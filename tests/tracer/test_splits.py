@@ -45,7 +45,9 @@ MODULES: list[tuple[nn.Module, tuple[int, ...], Window | None]] = [
 
 
 @pytest.mark.parametrize(("module", "shape", "window"), MODULES, ids=[str(module) for module, *_ in MODULES])
-def test_a_layer_says_what_it_reads(module: nn.Module, shape: tuple[int, ...], window: Window | None) -> None:
+def test_layer_records_its_input_shape_and_window(
+    module: nn.Module, shape: tuple[int, ...], window: Window | None
+) -> None:
     layer = trace_model_graph(module, torch.zeros(1, *shape)).layers[0]
     assert layer.input_shape == shape
     assert layer.window == window
@@ -65,13 +67,13 @@ def test_channels_filters_and_bias_follow_from_shapes() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("kernel", (0, 3)), ("stride", (1,)), ("padding", (-1, 0)), ("dilation", (1, 0))]
 )
-def test_a_window_of_impossible_sizes_is_refused(field: str, value: tuple[int, ...]) -> None:
+def test_window_with_invalid_sizes_is_refused(field: str, value: tuple[int, ...]) -> None:
     sizes = {"kernel": (3, 3), "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)} | {field: value}
     with pytest.raises(InvalidValue, match=f"^{field} must be a size of at least [01] for each extent dim, got "):
         Window(**sizes)  # type: ignore[arg-type]
 
 
-def test_rows_of_a_volume_can_be_divided_too() -> None:
+def test_volume_layers_can_be_divided_by_rows() -> None:
     graph = trace_model_graph(nn.Sequential(nn.Conv3d(2, 4, 3, 1, 1), nn.MaxPool3d(2)), torch.zeros(1, 2, 8, 8, 8))
     assert all("row" in layer.splits for layer in graph.layers)
     window = graph.layers[0].window

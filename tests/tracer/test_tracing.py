@@ -46,12 +46,12 @@ def targets(found: TracedModel) -> list[str]:
     return [str(getattr(node.target, "__name__", node.target)) for node in found.operations]
 
 
-def test_modules_functions_and_methods_are_operations() -> None:
+def test_modules_functions_and_methods_become_operations() -> None:
     found = follow(lambda m, x: F.relu(m.inner(m.linear(x)) + x).sum())
     assert targets(found) == ["linear", "inner.0", "inner.1", "add", "relu", "sum"]
 
 
-def test_branches_and_loops_on_shapes_run_as_they_do() -> None:
+def test_branches_and_loops_on_shapes_are_traced() -> None:
     def code(m: Any, x: Tensor) -> Tensor:
         assert isinstance(x, Tensor)
         for row in x:
@@ -63,13 +63,13 @@ def test_branches_and_loops_on_shapes_run_as_they_do() -> None:
 
 
 @pytest.mark.parametrize(("training", "expected"), [(True, ["linear", "dropout"]), (False, ["linear"])])
-def test_training_and_evaluation_are_followed_apart(training: bool, expected: list[str]) -> None:
+def test_training_and_evaluation_are_traced_separately(training: bool, expected: list[str]) -> None:
     found = follow(lambda m, x: F.dropout(m.linear(x)) if m.training else m.linear(x), training)
     assert targets(found) == expected
     assert [record(node).is_random for node in found.operations] == [False, True][: len(expected)]
 
 
-def test_changes_in_place_are_noticed_through_views_and_items() -> None:
+def test_in_place_changes_through_views_and_items_are_detected() -> None:
     def code(m: Any, x: Tensor) -> Tensor:
         y = m.linear(x)
         z = y * 2
@@ -87,7 +87,7 @@ def test_inputs_that_the_model_changes_are_copied() -> None:
     assert targets(follow(lambda m, x: m.linear(x.sub_(1))))[0] == "clone"
 
 
-def test_tensors_made_from_nothing_are_operations_and_known_numbers_stay_known() -> None:
+def test_new_tensors_are_operations_and_known_numbers_stay_constant() -> None:
     outside = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
     def code(m: Any, x: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def test_tensors_made_from_nothing_are_operations_and_known_numbers_stay_known()
     assert [n.name for n in found.operations if record(n).is_random] == ["rand"]
 
 
-def test_a_number_that_comes_from_the_inputs_is_not_known_afterwards() -> None:
+def test_value_written_from_inputs_cannot_decide_control_flow() -> None:
     def code(m: Any, x: Tensor) -> Tensor:
         mask = torch.zeros(3, 4)
         mask[1:] = x[1:]
@@ -112,7 +112,7 @@ def test_a_number_that_comes_from_the_inputs_is_not_known_afterwards() -> None:
         follow(code)
 
 
-def test_gradients_switched_off_and_autocast_are_kept() -> None:
+def test_no_grad_and_autocast_are_recorded() -> None:
     def code(m: Any, x: Tensor) -> Tensor:
         with torch.no_grad():
             y = m.linear(x)
@@ -129,7 +129,7 @@ def test_gradients_switched_off_and_autocast_are_kept() -> None:
     assert contexts[2:] == [None, None, None]
 
 
-def test_buffers_that_a_pass_changes_are_told() -> None:
+def test_changed_buffers_are_reported() -> None:
     def code(m: Any, x: Tensor) -> Tensor:
         m.count += 1
         return m.linear(x)  # type: ignore[no-any-return]
@@ -165,7 +165,7 @@ class Opaque(nn.Module):
 _taken_before = Custom.apply
 
 
-def test_an_autograd_function_of_the_user_is_an_operation_wherever_it_was_taken_from() -> None:
+def test_custom_autograd_function_is_an_operation() -> None:
     found = follow(lambda m, x: Custom.apply(_taken_before(m.linear(x))))  # type: ignore[no-untyped-call]
     assert [getattr(node.target, "__name__", node.target) for node in found.operations] == [
         "linear",
@@ -176,14 +176,14 @@ def test_an_autograd_function_of_the_user_is_an_operation_wherever_it_was_taken_
     assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
 
 
-def test_a_module_that_cannot_be_looked_into_stays_whole() -> None:
+def test_untraceable_module_stays_one_operation() -> None:
     found = trace(nn.Sequential(nn.Linear(4, 4), Opaque(), nn.ReLU()), torch.zeros(3, 4), CPU)
     assert targets(found) == ["0", "1", "2"]
     assert list(found.whole) == ["1"]
     assert "a random number decides" in found.whole["1"]
 
 
-def test_the_line_that_cannot_be_followed_is_named() -> None:
+def test_untraceable_line_is_named() -> None:
     def code(m: Any, x: Tensor) -> Tensor:
         return x if m.linear(x).sum() > 0 else -x
 
@@ -192,12 +192,12 @@ def test_the_line_that_cannot_be_followed_is_named() -> None:
         follow(code)
 
 
-def test_a_result_of_an_unknown_kind_is_refused() -> None:
+def test_result_of_an_unknown_type_is_refused() -> None:
     with refused(NotTraceable):
         follow(lambda m, x: (m.linear(x), object()))
 
 
-def test_the_model_itself_is_left_alone() -> None:
+def test_traced_model_is_not_modified() -> None:
     model = Model(lambda m, x: m.linear(x))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trace(model, torch.zeros(3, 4), CPU, training=False)
@@ -207,7 +207,7 @@ def test_the_model_itself_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["densenet121", "mobilenet_v3_small", "swin_t", "vit_b_32", "convnext_tiny"])
-def test_models_of_torchvision_are_followed_to_the_end(name: str) -> None:
+def test_torchvision_models_are_traced_completely(name: str) -> None:
     import torchvision
 
     with torch.device("meta"):
@@ -220,7 +220,7 @@ def test_models_of_torchvision_are_followed_to_the_end(name: str) -> None:
 # --- numbers that come from no input
 
 
-def test_what_inputs_are_written_into_has_their_gradient() -> None:
+def test_tensor_with_written_inputs_has_their_gradient() -> None:
     def code(m: Any, x: Tensor) -> Tensor:
         mask = torch.zeros(3, 4)
         mask[:, 1:] = m.linear(x)[:, 1:]
@@ -232,7 +232,7 @@ def test_what_inputs_are_written_into_has_their_gradient() -> None:
     assert values["mul"].requires_grad
 
 
-def test_masks_made_on_the_device_of_the_inputs_keep_their_numbers() -> None:
+def test_masks_on_the_input_device_keep_their_values() -> None:
     def code(m: Any, x: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(4, device=x.device)
         outputs: Tensor = m.linear(x) if bool((mask.to(x.device) == mask).all()) else x
@@ -241,7 +241,7 @@ def test_masks_made_on_the_device_of_the_inputs_keep_their_numbers() -> None:
     assert "linear" in targets(follow(code))
 
 
-def test_random_numbers_that_the_model_draws_leave_the_generator_alone() -> None:
+def test_traced_random_draws_preserve_the_generator() -> None:
     model = Model(lambda m, x: x + torch.rand(4) + torch.rand(4, device=x.device))
     state = torch.random.get_rng_state()
     found = trace(model, torch.zeros(3, 4))
@@ -252,7 +252,7 @@ def test_random_numbers_that_the_model_draws_leave_the_generator_alone() -> None
 # --- modules as operations
 
 
-def test_a_module_that_fails_as_one_operation_is_looked_into() -> None:
+def test_leaf_module_that_fails_is_traced_inside() -> None:
     class Picky(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -273,14 +273,14 @@ def test_a_module_that_fails_as_one_operation_is_looked_into() -> None:
     assert "linear" in targets(found)
 
 
-def test_several_threads_follow_models_at_once() -> None:
+def test_several_threads_trace_models_concurrently() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: targets(trace(model, torch.zeros(3, 4))), range(12)))
     assert found == [["0", "1", "2", "3"]] * 12
 
 
-def test_an_operation_knows_the_line_and_the_costs_that_are_its_own() -> None:
+def test_operation_records_its_own_line_and_costs() -> None:
     def code(m: Any, x: Tensor) -> Tensor:
         y = m.linear(x)
         return (y * y).relu()  # type: ignore[no-any-return]
@@ -292,18 +292,18 @@ def test_an_operation_knows_the_line_and_the_costs_that_are_its_own() -> None:
     assert product.line == file_line(__file__, code.__code__.co_firstlineno + 2)
 
 
-def test_a_number_that_was_drawn_decides_nothing() -> None:
+def test_control_flow_on_random_numbers_is_refused() -> None:
     with refused(NotTraceable):
         follow(lambda m, x: m.linear(x) if torch.rand(()) > 0.5 else x)
     assert targets(follow(lambda m, x: m.linear(x) * torch.rand(3, 1).shape[0])) == ["linear", "rand", "mul"]
 
 
-def test_numbers_that_python_draws_are_refused() -> None:
+def test_python_random_numbers_are_refused() -> None:
     with refused(NotTraceable):
         follow(lambda m, x: m.linear(x) * random.random())
 
 
-def test_attributes_that_decide_what_comes_next_are_refused_and_caches_and_counters_are_not() -> None:
+def test_attributes_that_affect_later_passes_are_refused() -> None:
     def counted(m: Any, x: Tensor) -> Any:
         m.calls = getattr(m, "calls", 0) + 1
         return m.linear(x)
@@ -325,7 +325,7 @@ def test_attributes_that_decide_what_comes_next_are_refused_and_caches_and_count
         follow(kept)
 
 
-def test_a_module_that_remembers_is_one_operation_and_what_it_changes_is_a_state() -> None:
+def test_stateful_module_is_one_operation_with_a_state() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -340,7 +340,7 @@ def test_a_module_that_remembers_is_one_operation_and_what_it_changes_is_a_state
     assert found.states == ("1.calls",)
 
 
-def test_attributes_of_a_layer_are_not_set_from_outside() -> None:
+def test_setting_attributes_of_a_layer_from_outside_is_refused() -> None:
     def code(m: Any, x: Tensor) -> Any:
         m.linear.scale = x.shape[0]
         return m.linear(x)
@@ -349,7 +349,7 @@ def test_attributes_of_a_layer_are_not_set_from_outside() -> None:
         follow(code)
 
 
-def test_a_buffer_for_which_there_is_another_tensor_is_assigned() -> None:
+def test_replaced_buffer_is_assigned() -> None:
     def code(m: Any, x: Tensor) -> Any:
         m.count = m.count * 0.5 + x.sum()
         return m.linear(x) / m.count
@@ -359,7 +359,7 @@ def test_a_buffer_for_which_there_is_another_tensor_is_assigned() -> None:
     assert found.states == ("count",)
 
 
-def test_modes_that_the_model_sets_are_those_of_the_call() -> None:
+def test_modes_set_by_the_model_apply_to_the_call() -> None:
     def code(m: Any, x: Tensor) -> Any:
         m.inner.eval()
         return m.inner(m.linear(x))
@@ -367,7 +367,7 @@ def test_modes_that_the_model_sets_are_those_of_the_call() -> None:
     assert [record(node).training for node in follow(code).operations] == [(True,), (False,), (False,)]
 
 
-def test_a_container_with_backward_hooks_is_one_operation_and_a_model_with_them_is_refused() -> None:
+def test_container_with_backward_hooks_is_one_operation() -> None:
     model = Model(lambda m, x: m.inner(m.linear(x)).sum())
     model.inner.register_full_backward_hook(lambda module, grads, outs: None)
     model.linear.register_full_backward_hook(lambda module, grads, outs: None)
@@ -377,7 +377,7 @@ def test_a_container_with_backward_hooks_is_one_operation_and_a_model_with_them_
         trace(model, torch.zeros(3, 4), CPU)
 
 
-def test_hooks_of_tensors_are_operations_and_what_else_looks_at_gradients_is_refused() -> None:
+def test_tensor_hooks_become_operations_and_other_hooks_are_refused() -> None:
     def code(m: Any, x: Tensor) -> Any:
         y = m.linear(x)
         y.register_hook(lambda grad: grad * 2)
@@ -396,7 +396,7 @@ def test_hooks_of_tensors_are_operations_and_what_else_looks_at_gradients_is_ref
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_what_is_computed_twice_changes_nothing(reentrant: bool) -> None:
+def test_checkpointed_parts_are_traced_once(reentrant: bool) -> None:
     def code(m: Any, x: Tensor) -> Any:
         return checkpoint(m.inner, m.linear(x), use_reentrant=reentrant)
 
@@ -407,6 +407,6 @@ def test_what_is_computed_twice_changes_nothing(reentrant: bool) -> None:
         trace(model, torch.zeros(3, 4), CPU)
 
 
-def test_dictionaries_keep_their_type() -> None:
+def test_dictionaries_preserve_their_type() -> None:
     found = follow(lambda m, x: OrderedDict(out=m.linear(x), other=[x]))
     assert type(found.outputs) is OrderedDict

@@ -90,7 +90,7 @@ def weights(folder: Path, made: evener.Task, **options: Any) -> dict[str, Tensor
     ],
     ids=["model", "loss", "method", "optimizer", "state dict"],
 )
-def test_a_resumed_run_has_what_the_first_one_counted(tmp_path: Path, fields: Any) -> None:
+def test_resumed_run_restores_python_counters(tmp_path: Path, fields: Any) -> None:
     whole = weights(tmp_path / "whole", task(**fields()))
     kept = tmp_path / "kept"
     half = weights(tmp_path / "half", task(**fields()), callbacks=[_is_epoch], checkpoint=kept)
@@ -100,7 +100,7 @@ def test_a_resumed_run_has_what_the_first_one_counted(tmp_path: Path, fields: An
         assert torch.equal(resumed[name], expected), name
 
 
-def test_a_complete_run_is_resumed_without_a_step(tmp_path: Path) -> None:
+def test_resuming_a_complete_run_trains_no_step(tmp_path: Path) -> None:
     expected = weights(tmp_path / "run", task())
     found = weights(tmp_path / "again", task(), checkpoint=tmp_path / "run/checkpoints", resume=True)
     assert all(torch.equal(found[name], one) for name, one in expected.items())
@@ -112,7 +112,7 @@ def _is_epoch(event: Any) -> bool:
     return isinstance(event, evener.Epoch)
 
 
-def test_only_what_changed_is_kept_and_a_changed_option_of_the_model_stays() -> None:
+def test_changed_attributes_are_saved_and_model_options_are_not() -> None:
     model = nn.Sequential(nn.Dropout(0.5), Counting())
     attributes = Attributes(owners_of(model, nn.functional.mse_loss, _adam(model)))
     assert attributes.changed() == {}
@@ -124,7 +124,7 @@ def test_only_what_changed_is_kept_and_a_changed_option_of_the_model_stays() -> 
     assert (dropout.p, counting.passes) == (0.1, 1)
 
 
-def test_numbers_that_json_cannot_hold_are_left_out_and_those_that_are_not_finite_kept() -> None:
+def test_infinite_numbers_are_saved_and_values_outside_json_are_not() -> None:
     loss = CountingLoss()
     attributes = Attributes(owners_of(None, loss, _adam(loss)))
     loss.best, loss.last, loss.big = math.inf, torch.ones(1), 2**70  # type: ignore[assignment]
@@ -145,7 +145,7 @@ class Remembering(nn.Linear):
         assert state == {"passes": 3}
 
 
-def test_a_state_dict_that_no_file_can_hold_is_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_unsavable_state_dict_is_refused_before_the_first_step(tmp_path: Path) -> None:
     with refused(InvalidInput):
         weights(tmp_path, task(model=lambda: Remembering(4, 3)))
     with refused(InvalidInput):
@@ -169,9 +169,7 @@ class Caching(nn.Module):
 
 
 @pytest.mark.parametrize("is_batches", [False, True])
-def test_a_tensor_that_no_checkpoint_holds_is_named_instead_of_resumed_without(
-    tmp_path: Path, is_batches: bool
-) -> None:
+def test_tensor_missing_from_checkpoints_prevents_resuming(tmp_path: Path, is_batches: bool) -> None:
     kept, make = tmp_path / "kept", _batches if is_batches else task
     events: list[Event] = []
 
@@ -196,7 +194,7 @@ class Nested(SGD):
         return {**super().state_dict(), "sizes": {"first": torch.ones(2)}}
 
 
-def test_an_optimizer_whose_state_no_checkpoint_can_hold_is_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_unsavable_optimizer_state_is_refused_before_the_first_step(tmp_path: Path) -> None:
     with refused(InvalidInput):
         weights(tmp_path, task(optimizer=Nested))
     batches = _batches(optimizer=lambda model: Nested(model.parameters()))
@@ -205,7 +203,7 @@ def test_an_optimizer_whose_state_no_checkpoint_can_hold_is_refused_before_the_f
 
 
 @pytest.mark.parametrize("nodes", ["1", "1,1"])
-def test_a_schedule_of_validations_is_refused_alike_on_any_nodes(tmp_path: Path, nodes: str) -> None:
+def test_validation_scheduler_is_refused_on_any_number_of_nodes(tmp_path: Path, nodes: str) -> None:
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
     with refused(TaskCannot):
         weights(tmp_path, task(scheduler=lambda optimizer, _: plateau(optimizer)), local_nodes=nodes)

@@ -35,15 +35,17 @@ def ends(losses: list[float | None], stopping: EarlyStopping) -> int | None:
         ([1.0, float("nan"), float("nan")], 2),
     ],
 )
-def test_a_run_ends_when_the_loss_has_not_fallen_for_two_epochs(losses: list[float | None], end: int | None) -> None:
+def test_early_stopping_ends_a_run_after_epochs_without_improvement(
+    losses: list[float | None], end: int | None
+) -> None:
     assert ends(losses, EarlyStopping(patience=2)) == end
 
 
-def test_a_fall_has_to_be_large_enough() -> None:
+def test_early_stopping_ignores_small_improvements() -> None:
     assert ends([1.0, 0.99, 0.98], EarlyStopping(patience=2, least=0.05)) == 2
 
 
-def test_the_loss_of_the_validation_counts_where_there_is_one() -> None:
+def test_early_stopping_prefers_the_validation_loss() -> None:
     stopping = EarlyStopping(patience=1)
     for epoch, loss in enumerate([1.0, 2.0]):
         validation = Validation(step=1, epoch=epoch, loss=loss, accuracy=None, seconds=0.1)
@@ -51,7 +53,7 @@ def test_the_loss_of_the_validation_counts_where_there_is_one() -> None:
     assert answer
 
 
-def test_another_run_begins_anew() -> None:
+def test_early_stopping_resets_for_another_run() -> None:
     stopping = EarlyStopping(patience=1)
     assert ends([1.0, 2.0], stopping) == 1
     assignment = Assignment(rank=0, node="ada", device="cpu", samples=1)
@@ -59,12 +61,12 @@ def test_another_run_begins_anew() -> None:
     assert ends([3.0, 2.5], stopping) is None
 
 
-def test_patience_is_positive() -> None:
+def test_early_stopping_patience_must_be_positive() -> None:
     with refused(InvalidValue):
         EarlyStopping(patience=0)
 
 
-def test_all_are_called_though_one_wants_an_end() -> None:
+def test_all_callbacks_run_even_if_one_ends_the_run() -> None:
     called = []
 
     def first(event: RunEvent) -> bool:
@@ -83,7 +85,7 @@ def test_all_are_called_though_one_wants_an_end() -> None:
     ("watch", "elastic", "is_elastic"),
     [(None, None, True), (bool, None, False), (bool, True, True), (None, False, False)],
 )
-def test_a_run_that_is_watched_goes_on_without_a_node_only_if_that_was_asked_for(
+def test_watched_run_is_elastic_only_on_request(
     watch: Any, elastic: bool | None, is_elastic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[bool] = []

@@ -21,7 +21,7 @@ from support.refusals import refused
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "RMSprop", "SGD"])
-def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Path, optimizer: str) -> None:
+def test_resumed_training_equals_uninterrupted_training(tmp_path: Path, optimizer: str) -> None:
     straight, resumed = Material(7, optimizer), Material(0, optimizer)
     Material(4, optimizer).save(tmp_path, 4)
     assert resumed.load(tmp_path) == 4
@@ -32,20 +32,20 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path:
     assert resumed.scheduler.get_last_lr() == straight.scheduler.get_last_lr()
 
 
-def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+def test_newest_two_checkpoints_remain(tmp_path: Path) -> None:
     material = Material(1)
     for step in (1, 2, 3):
         material.save(tmp_path, step)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 
 
-def test_nothing_to_resume_from_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_checkpoint_raises_missing_file(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "none").is_empty
     with refused(MissingFile):
         Checkpoints(tmp_path / "none").latest()
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     Material(1).save(tmp_path, 1)
     other = Material(0)
     other.model = nn.Sequential(nn.Linear(3, 5))
@@ -53,7 +53,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         other.load(tmp_path)
 
 
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_damaged_file_is_refused(tmp_path: Path) -> None:
     folder = Material(1).save(tmp_path, 1)
     (folder / "model.safetensors").write_bytes(b"\0" * 20)
     with refused(InvalidFile):
@@ -68,7 +68,7 @@ def flip(path: Path, at: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS"])
-def test_a_checkpoint_that_was_damaged_is_set_aside_and_the_one_before_taken(tmp_path: Path, name: str) -> None:
+def test_damaged_checkpoint_is_set_aside_for_the_previous_one(tmp_path: Path, name: str) -> None:
     material = Material(1)
     material.save(tmp_path, 1)
     folder = material.save(tmp_path, 2)
@@ -78,7 +78,7 @@ def test_a_checkpoint_that_was_damaged_is_set_aside_and_the_one_before_taken(tmp
     assert Checkpoints(tmp_path).set_aside_damaged() == []
 
 
-def test_where_all_are_damaged_none_is_taken(tmp_path: Path) -> None:
+def test_damaged_checkpoints_leave_nothing_to_resume(tmp_path: Path) -> None:
     material = Material(1)
     for step in (1, 2):
         (material.save(tmp_path, step) / "SHA256SUMS").unlink()
@@ -87,7 +87,7 @@ def test_where_all_are_damaged_none_is_taken(tmp_path: Path) -> None:
         Checkpoints(tmp_path).latest()
 
 
-def test_what_is_copied_stays_while_training_goes_on() -> None:
+def test_checkpoint_values_do_not_change_while_training_continues() -> None:
     material = Material(1)
     before = {name: value.clone() for name, value in material.model.state_dict().items()}
     made = Checkpoint.of(state(1), material.model.state_dict(), material.optimizer.state_dict(), None, material.scaler)
@@ -97,7 +97,7 @@ def test_what_is_copied_stays_while_training_goes_on() -> None:
     assert not torch.equal(made.optimizer["0.exp_avg"], material.optimizer.state_dict()["state"][0]["exp_avg"])
 
 
-def test_state_that_is_no_plain_value_is_refused_before_anything_is_published(tmp_path: Path) -> None:
+def test_state_that_is_not_plain_is_refused_before_publishing(tmp_path: Path) -> None:
     material = Material(1)
     material.scheduler.mystery = object()  # type: ignore[attr-defined]
     with refused(TrainingFailed):
@@ -128,7 +128,7 @@ while True:
 
 
 @pytest.mark.parametrize("after", [0.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.003, 0.01, 0.02, 0.05))])
-def test_killed_at_any_moment_the_last_good_one_is_there(tmp_path: Path, after: float) -> None:
+def test_latest_checkpoint_survives_a_kill_at_any_moment(tmp_path: Path, after: float) -> None:
     code = _WRITER.format(path=sys.path)
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None

@@ -44,7 +44,7 @@ for _ in range({kills}):
 """
 
 
-def test_a_sound_checkpoint_is_there_whenever_its_writer_is_killed(tmp_path: Path) -> None:
+def test_valid_checkpoint_exists_whenever_the_writer_is_killed(tmp_path: Path) -> None:
     code = _NURSERY.format(path=sys.path, kills=KILLS)
     result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=110, check=False

@@ -31,7 +31,7 @@ class SlowDisk(Checkpoints):
         return super().write(checkpoint)
 
 
-def test_nobody_waits_for_the_disk_until_a_second_one_waits(tmp_path: Path) -> None:
+def test_training_waits_for_the_disk_if_two_checkpoints_are_pending(tmp_path: Path) -> None:
     disk = SlowDisk(tmp_path)
     with CheckpointWriter(disk) as writer:
         writer.submit(checkpoint(1))
@@ -44,7 +44,7 @@ def test_nobody_waits_for_the_disk_until_a_second_one_waits(tmp_path: Path) -> N
     assert disk.latest()[1].step == 3
 
 
-def test_what_is_done_is_told_once(tmp_path: Path) -> None:
+def test_writer_reports_each_checkpoint_once(tmp_path: Path) -> None:
     with CheckpointWriter(Checkpoints(tmp_path)) as writer:
         writer.submit(checkpoint(1))
         [event] = writer.wait()
@@ -52,7 +52,7 @@ def test_what_is_done_is_told_once(tmp_path: Path) -> None:
         assert writer.finished() == writer.wait() == []
 
 
-def test_whoever_leaves_waits_until_all_is_written(tmp_path: Path) -> None:
+def test_writer_exit_waits_for_all_checkpoints(tmp_path: Path) -> None:
     disk = SlowDisk(tmp_path)
     with CheckpointWriter(disk) as writer:
         writer.submit(checkpoint(1))
@@ -61,7 +61,7 @@ def test_whoever_leaves_waits_until_all_is_written(tmp_path: Path) -> None:
     assert disk.latest()[1].step == 2
 
 
-def test_a_full_disk_is_an_event_and_the_next_checkpoint_tries_again(tmp_path: Path) -> None:
+def test_full_disk_is_an_event_and_the_next_checkpoint_tries_again(tmp_path: Path) -> None:
     with CheckpointWriter(Checkpoints(tmp_path)) as writer:
         writer.submit(checkpoint(1))
         writer.wait()

@@ -37,7 +37,7 @@ def signs_of(
 
 
 @pytest.mark.parametrize("shows_steps", [True, False])
-def test_a_phase_is_shown_again_and_again_in_a_log(
+def test_log_repeats_a_long_phase(
     shows_steps: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sign_of_life, "_SILENCE_SECONDS", 0.02)
@@ -54,7 +54,7 @@ def test_a_phase_is_shown_again_and_again_in_a_log(
         (Event(step=0, kind="begins again", message="node b is lost"), "starting: the nodes ("),
     ],
 )
-def test_the_wait_for_the_first_step_is_shown_again_and_again_in_a_log(
+def test_log_repeats_the_wait_for_the_first_step(
     event: RunEvent, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sign_of_life, "_SILENCE_SECONDS", 0.02)
@@ -64,7 +64,7 @@ def test_the_wait_for_the_first_step_is_shown_again_and_again_in_a_log(
 
 
 @pytest.mark.parametrize("sentence", ["pip install 'evener[report]'", "size [1, 8]", "[/tmp/run] is not a folder"])
-def test_brackets_are_no_markup(sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_brackets_are_not_markup(sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     open_console(to_stderr=False).print(sentence)
     assert capsys.readouterr().out == sentence + "\n"
 
@@ -76,7 +76,7 @@ def losing_bob(folder: Path) -> None:
         raise NodeLost("ann waited for node bob (rank 1), which was killed at step 3", ["bob"])
 
 
-def test_a_node_that_is_lost_is_named_in_the_log_of_its_run(tmp_path: Path) -> None:
+def test_log_of_a_run_names_a_lost_node(tmp_path: Path) -> None:
     with pytest.raises(NodeLost):
         losing_bob(tmp_path)
     [*_, lost, end] = [event for moment in EventTail(tmp_path / EVENTS_FILE).read() for event in moment.events]
@@ -97,7 +97,7 @@ def failing_after(steps: int, folder: Path) -> None:
         raise NodeLost("node bob (rank 1) was killed at step 3")
 
 
-def test_a_run_that_fails_leaves_a_record_of_what_it_did(tmp_path: Path) -> None:
+def test_failed_run_leaves_a_record(tmp_path: Path) -> None:
     with pytest.raises(NodeLost):
         failing_after(3, tmp_path)
     record = read_noun(tmp_path / "record.json", TrainRecord)
@@ -110,9 +110,7 @@ def test_a_run_that_fails_leaves_a_record_of_what_it_did(tmp_path: Path) -> None
     assert [event.kind for event in record.events] == ["node lost"]
 
 
-def test_a_process_that_a_thread_ends_leaves_a_record_of_what_its_run_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_ended_by_a_thread_leaves_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[EvenerError] = []
     monkeypatch.setattr(console, "end_process", ended.append)
     view, lost = RunView(tmp_path), NodeLost("node bob (rank 1) was killed at step 3")
@@ -127,7 +125,7 @@ def test_a_process_that_a_thread_ends_leaves_a_record_of_what_its_run_did(
     assert read_noun(tmp_path / "record.json", TrainRecord).ending == str(lost)
 
 
-def test_a_run_that_fails_before_its_first_step_leaves_none(tmp_path: Path) -> None:
+def test_run_that_fails_before_its_first_step_leaves_no_record(tmp_path: Path) -> None:
     with pytest.raises(NodeLost):
         losing_bob(tmp_path)
     assert not (tmp_path / "record.json").exists()
@@ -136,7 +134,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_none(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("width", "last"), [(120, "waits for bob"), (75, "of the ideal"), (50, "samples/s"), (10, "epoch 1")]
 )
-def test_the_line_of_a_step_says_as_much_as_fits(width: int, last: str) -> None:
+def test_step_line_shows_as_much_as_fits(width: int, last: str) -> None:
     run, record = LiveRun("run"), fake_run(num_steps=60)
     run.take(Moment(0.0, [record.plan]))
     run.take(Moment(1.0, list(record.steps)))

@@ -16,7 +16,7 @@ def test_complex_values_differ_in_their_imaginary_parts_too() -> None:
     assert as_real(expected.conj()).tolist() == [[1.0, -1.0]]
 
 
-def test_a_running_mean_is_as_large_as_the_values_that_it_is_made_of() -> None:
+def test_running_mean_is_compared_relative_to_the_values_it_averages() -> None:
     state = nn.Sequential(nn.BatchNorm1d(2)).state_dict()
     state["0.running_var"].copy_(torch.tensor([4.0, 9.0]))
     assert statistic_size("0.running_mean", state) == 3.0
@@ -24,7 +24,7 @@ def test_a_running_mean_is_as_large_as_the_values_that_it_is_made_of() -> None:
     assert statistic_size("running_mean", {"running_mean": torch.zeros(1)}) == 0.0
 
 
-def test_a_cast_from_double_precision_is_noted_by_the_type_that_it_is_made_to() -> None:
+def test_cast_from_double_precision_sets_the_tolerance_of_its_target() -> None:
     def tolerance(dtype: torch.dtype, source: torch.dtype = torch.float64) -> float:
         with Narrowing() as narrowing:
             torch.ones(2, dtype=source).to(dtype)
@@ -38,7 +38,7 @@ def test_a_cast_from_double_precision_is_noted_by_the_type_that_it_is_made_to() 
     assert narrowing.tolerance == tolerance(torch.float32)
 
 
-def test_a_sum_into_a_narrower_tensor_is_noted_and_a_new_tensor_of_the_same_shape_is_not() -> None:
+def test_sum_into_a_narrower_tensor_is_noted_and_allocation_is_not() -> None:
     value = torch.ones((), dtype=torch.float64)
     with Narrowing() as narrowing:
         torch.zeros_like(value, dtype=torch.float32)
@@ -66,7 +66,5 @@ NAN, INF = float("nan"), float("inf")
         ([1.0], [1.0, 2.0], INF),
     ],
 )
-def test_values_of_which_only_one_is_a_number_are_infinitely_far_apart(
-    value: list[float], expected: list[float], off: float
-) -> None:
+def test_nan_and_number_are_infinitely_far_apart(value: list[float], expected: list[float], off: float) -> None:
     assert off_by(torch.tensor(value), torch.tensor(expected), 2.0) == off

@@ -33,7 +33,7 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("cut", [1, 3])
-def test_parts_are_given_what_the_whole_is_given(name: str, cut: int) -> None:
+def test_parts_draw_the_same_numbers_as_the_whole_batch(name: str, cut: int) -> None:
     x = torch.randn(5, 6, 4, 4, requires_grad=True)
     whole, parts = drawn(name, x), [drawn(name, part) for part in (x[:cut], x[cut:])]
     torch.testing.assert_close(whole, torch.cat(parts))
@@ -49,7 +49,7 @@ def drawn(name: str, x: Tensor, first: int = 0, parts: Sequence[Interval] = ()) 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("cut", [1, 3])
-def test_samples_draw_differently_and_alike_in_every_part(name: str, cut: int) -> None:
+def test_samples_draw_different_numbers_equal_in_every_part(name: str, cut: int) -> None:
     x = torch.randn(1, 6, 4, 4).expand(7, 6, 4, 4).clone()
     intervals = ((0, 7), (0, cut), (cut, 7 - cut))
     whole, *parts = [drawn(name, x[first : first + count], first, intervals) for first, count in intervals]
@@ -59,7 +59,7 @@ def test_samples_draw_differently_and_alike_in_every_part(name: str, cut: int) -
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (7, 5, 3), (5, 7, 3), (7, 4, 3), (4, 7, 3)], ids=str)
-def test_numbers_of_samples_are_theirs_whichever_dimension_they_are_in(shape: tuple[int, ...]) -> None:
+def test_draws_follow_their_samples_in_any_dimension(shape: tuple[int, ...]) -> None:
     dim, intervals = shape.index(7), ((0, 7), (0, 4), (4, 3))
     made = []
     for own in intervals:
@@ -70,7 +70,7 @@ def test_numbers_of_samples_are_theirs_whichever_dimension_they_are_in(shape: tu
 
 
 @pytest.mark.parametrize("rows", [2, 3, 4, 5, 7, 12])
-def test_what_is_of_no_sample_is_drawn_alike_in_every_part_whatever_its_size(rows: int) -> None:
+def test_draws_without_samples_are_equal_in_every_part(rows: int) -> None:
     intervals = ((0, 7), (0, 4), (4, 3))
     made = []
     for own in intervals:
@@ -90,7 +90,7 @@ def test_another_round_draws_other_numbers_and_shapes_are_noted() -> None:
     assert draws.shapes == {(1,), (5, 6), (4, 6), (5, 9)}
 
 
-def test_a_recurrent_network_with_time_first_has_the_same_masks() -> None:
+def test_time_first_recurrent_network_has_the_same_masks() -> None:
     network, x = nn.LSTM(8, 4, 2, dropout=0.5), torch.randn(7, 5, 8)
     made = []
     for part in (x, x[:, :2], x[:, 2:]):
@@ -99,26 +99,26 @@ def test_a_recurrent_network_with_time_first_has_the_same_masks() -> None:
     torch.testing.assert_close(made[0], torch.cat(made[1:], 1))
 
 
-def test_different_values_are_drawn_within_a_sample() -> None:
+def test_draws_differ_within_a_sample() -> None:
     dropped = drawn("dropout", torch.ones(2, 6, 4, 4)) == 0
     assert 0 < int(dropped[0].sum()) < dropped[0].numel()
 
 
-def test_a_mask_is_not_taken_for_samples_because_there_are_as_many() -> None:
+def test_attention_mask_is_not_mistaken_for_samples() -> None:
     x, mask = torch.randn(4, 2, 4, 8), torch.ones(4, 4, dtype=torch.bool).tril()
     with SameDraws():
         found = F.scaled_dot_product_attention(x, x, x, mask)
     torch.testing.assert_close(found, F.scaled_dot_product_attention(x, x, x, mask))
 
 
-def test_a_loop_that_waits_for_another_number_ends() -> None:
+def test_loop_that_waits_for_another_number_ends() -> None:
     with SameDraws():
         first = torch.rand(())
         while torch.equal(torch.rand(()), first):
             pass
 
 
-def test_a_share_of_a_beta_distribution_is_between_zero_and_one() -> None:
+def test_beta_distribution_stays_between_zero_and_one() -> None:
     draws: Any = SameDraws((0, 4), ((0, 6), (0, 4), (4, 2)))
     with draws:
         share = torch.distributions.Beta(1.0, 1.0).sample()

@@ -44,7 +44,7 @@ def told(outcome: Outcome, kind: str) -> list[str]:
     return [event.message for event in outcome.history.events if event.kind == kind]
 
 
-def test_a_step_that_one_rank_knows_to_be_complete_is_made_by_all_who_are_left(tmp_path: Path, serial: Serial) -> None:
+def test_step_known_as_complete_by_one_rank_completes_on_all(tmp_path: Path, serial: Serial) -> None:
     faults = [Fault(node=1, step=5, place="between"), Fault(node=2, step=9)]
     outcome = ElasticThreads(settings(tmp_path), "data+filter", [[0, 1], [2, 3]], faults).run()
     require_exact(outcome, serial(True))
@@ -54,7 +54,7 @@ def test_a_step_that_one_rank_knows_to_be_complete_is_made_by_all_who_are_left(t
     assert "again" not in first + second
 
 
-def test_of_one_pipeline_all_go_back_to_the_step_of_the_last_copies(tmp_path: Path, serial: Serial) -> None:
+def test_lone_pipeline_returns_to_the_step_of_its_last_copies(tmp_path: Path, serial: Serial) -> None:
     config = settings(tmp_path, strategy="pipeline", micro_batches=1)
     outcome = ElasticThreads(config, "pipeline", [[0, 1, 2]], [Fault(node=0, step=8, returns=True)]).run()
     require_exact(outcome, serial(True))
@@ -71,7 +71,7 @@ def test_of_one_pipeline_all_go_back_to_the_step_of_the_last_copies(tmp_path: Pa
         pytest.param("pipeline", [[0, 1, 2]], {"micro_batches": 1}, marks=pytest.mark.slow),
     ],
 )
-def test_a_new_node_has_the_place_of_one_that_is_gone(
+def test_new_node_takes_the_place_of_a_lost_one(
     tmp_path: Path, serial: Serial, strategy: str, rows: list[list[int]], more: dict[str, Any]
 ) -> None:
     faults = [Fault(node=1, step=6, returns=True, by="new"), Fault(node=0, step=12)]
@@ -98,7 +98,7 @@ def test_a_new_node_has_the_place_of_one_that_is_gone(
         ("pipeline", [[0, 1, 2]], [Fault(node=1, step=5), Fault(node=2, step=7)], True),
     ],
 )
-def test_every_division_goes_on_and_trains_what_one_process_trains(
+def test_every_division_continues_and_equals_one_process(
     tmp_path: Path, serial: Serial, strategy: str, rows: list[list[int]], faults: list[Fault], norm: bool
 ) -> None:
     more = {"strategy": strategy, "micro_batches": 1} if strategy.endswith("pipeline") else {}
@@ -117,7 +117,7 @@ def test_every_division_goes_on_and_trains_what_one_process_trains(
     ],
     ids=["here", "on the nodes of a master"],
 )
-def test_what_fits_those_who_are_left_no_more_is_kept_whole_and_there_is_a_sentence(
+def test_state_is_saved_if_the_model_no_longer_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool, sentence: str
 ) -> None:
     def no_room(*_: object) -> None:

@@ -35,7 +35,7 @@ def first(strategy: str, rows: Rows, batch: int = 24) -> Plan:
         ("pipeline", ((0, 1, 2),), "c", "pipeline", (24,)),
     ],
 )
-def test_replicas_keep_who_is_left_and_samples_follow_speeds(
+def test_replicas_keep_remaining_nodes_and_samples_follow_speeds(
     strategy: str, rows: Rows, left: str, expected: str, samples: tuple[int, ...]
 ) -> None:
     plan = plan_among(first(strategy, rows), list(left), "measured")
@@ -43,12 +43,12 @@ def test_replicas_keep_who_is_left_and_samples_follow_speeds(
     assert [a.node for a in plan.assignments] == list(left)
 
 
-def test_all_nodes_in_their_order_have_the_plan_that_was_made() -> None:
+def test_plan_among_all_nodes_in_order_is_the_original() -> None:
     plan = first("data+filter", ((0, 1), (2, 3)))
     assert plan_among(plan, list("abcd"), "measured") is plan
 
 
-def test_shares_that_the_user_named_stay() -> None:
+def test_shares_set_by_the_user_remain() -> None:
     plan = plan_among(first("data+filter", ((0, 1), (2, 3))), list("abd"), "1,1,1,2")
     assert plan.replica_samples == (12, 12)
 
@@ -68,14 +68,12 @@ def came_for(place: Assignment, node: str, seconds: float) -> Assignment:
         (((0, 1, 2),), "c", "ab"),
     ],
 )
-def test_a_place_is_vacant_where_a_replica_has_fewer_nodes_than_it_began_with(
-    rows: Rows, left: str, expected: str
-) -> None:
+def test_place_is_vacant_where_a_replica_has_lost_a_node(rows: Rows, left: str, expected: str) -> None:
     plan = first("data+filter" if len(rows) > 1 else "pipeline", rows)
     assert "".join(place.node for place in vacant_places(plan, list(left), [])) == expected
 
 
-def test_a_node_that_comes_fills_the_place_of_one_that_is_gone() -> None:
+def test_new_node_fills_the_place_of_a_lost_one() -> None:
     plan = first("data+filter", ((0, 1), (2, 3)))
     (place,) = vacant_places(plan, list("acd"), [])
     came = [came_for(place, "new", 0.5)]
@@ -88,7 +86,7 @@ def test_a_node_that_comes_fills_the_place_of_one_that_is_gone() -> None:
     assert [a.node for a in among.assignments] == nodes
 
 
-def test_one_that_comes_back_beside_the_one_in_its_place_makes_its_replica_larger() -> None:
+def test_returning_node_enlarges_the_replica_of_its_replacement() -> None:
     plan = first("data+filter", ((0, 1), (2, 3)))
     came = [came_for(plan.assignments[1], "new", 1.0)]
     among = plan_among(plan, [*"acd", "new", "b"], "measured", came)
@@ -96,7 +94,7 @@ def test_one_that_comes_back_beside_the_one_in_its_place_makes_its_replica_large
     assert vacant_places(plan, [*"cd", "new", "b"], came) == []
 
 
-def test_where_shares_were_named_one_that_comes_has_as_much_as_the_others_on_the_average() -> None:
+def test_new_node_gets_the_average_share_where_shares_are_set() -> None:
     plan = first("data+filter", ((0, 1), (2, 3)))
     came = [came_for(plan.assignments[3], "new", 1.0)]
     among = plan_among(plan, [*"abc", "new"], "1,1,1,3", came)
@@ -104,7 +102,7 @@ def test_where_shares_were_named_one_that_comes_has_as_much_as_the_others_on_the
     assert [a.share for a in among.assignments] == pytest.approx([1 / 2, 1 / 2, 2 / 5, 3 / 5])
 
 
-def test_a_plan_names_all_that_ever_came_as_its_last_ranks() -> None:
+def test_plan_lists_all_joined_nodes_as_its_last_ranks() -> None:
     plan = first("data+filter", ((0, 1), (2, 3)))
     came = [came_for(plan.assignments[1], "new", 1.0), came_for(plan.assignments[3], "newer", 1.0)]
     assert with_nodes(plan, []) is plan

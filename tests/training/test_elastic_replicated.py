@@ -69,7 +69,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, run: ElasticThreads, steps: int) -> No
     monkeypatch.setattr(background_transfer, "send_state", send_slowly)
 
 
-def test_steps_are_made_while_the_state_travels_and_made_up_for_when_it_is_there(
+def test_training_continues_during_a_state_transfer_and_rank_catches_up(
     tmp_path: Path, serial: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = ElasticThreads(of_epochs(tmp_path, 1), "data", [[0], [1]], [Fault(node=1, step=2, returns=True)])
@@ -83,7 +83,7 @@ def test_steps_are_made_while_the_state_travels_and_made_up_for_when_it_is_there
     assert samples[caught_up + 3] > 0
 
 
-def test_a_rank_that_comes_has_what_the_optimizer_counted(tmp_path: Path) -> None:
+def test_joining_rank_has_the_counters_of_the_optimizer(tmp_path: Path) -> None:
     option = {"samples": "60", "norm": "true", "counted": "true"}
     expected = serial_weights(settings(tmp_path / "serial", option=option))
     run = ElasticThreads(
@@ -103,7 +103,7 @@ def test_a_rank_that_comes_has_what_the_optimizer_counted(tmp_path: Path) -> Non
         pytest.param([Fault(node=0, step=5, place="late"), Fault(node=2, step=5, place="torn")], id="one lags"),
     ],
 )
-def test_whoever_goes_meanwhile_the_run_trains_what_one_process_trains(
+def test_run_equals_one_process_despite_losses_during_a_join(
     tmp_path: Path, serial: Any, monkeypatch: pytest.MonkeyPatch, faults: list[Fault], epochs: int
 ) -> None:
     run = ElasticThreads(of_epochs(tmp_path, epochs), "data", [[0], [1], [2]], faults)
@@ -111,7 +111,7 @@ def test_whoever_goes_meanwhile_the_run_trains_what_one_process_trains(
     require_exact(run.run(), serial(epochs))
 
 
-def test_no_more_gradients_are_kept_than_there_is_room_for(
+def test_stored_gradients_stay_within_the_memory_bound(
     tmp_path: Path, serial: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background_transfer, "_KEPT_BYTES", 0)

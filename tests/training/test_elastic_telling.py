@@ -16,7 +16,7 @@ from evener.records.record import Event
 from evener.training.elastic.telling import tell_generation
 
 
-def test_one_whose_givers_of_the_state_are_gone_before_they_said_what_it_cost_tells_so_itself() -> None:
+def test_rank_reports_a_generation_if_its_state_senders_are_lost() -> None:
     told: list[Event] = []
     device = torch.device("cpu")
     group = Group(rank=0, size=1, device=device, nodes=["b"], timer=StepTimer(device))

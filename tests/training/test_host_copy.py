@@ -10,13 +10,13 @@ from support.accelerator import DEVICE, NEEDS_DEVICE
 
 
 @pytest.mark.parametrize("value", [1.5, torch.tensor(1.5), torch.tensor([1.5], dtype=torch.float64)])
-def test_a_number_of_the_host_is_read_as_it_is(value: float | torch.Tensor) -> None:
+def test_number_on_the_host_is_read_unchanged(value: float | torch.Tensor) -> None:
     assert HostCopy(value).read() == 1.5
 
 
 @NEEDS_DEVICE[0]
 @NEEDS_DEVICE[1]
-def test_a_number_that_the_device_changes_later_is_read_as_it_was() -> None:
+def test_number_is_read_as_it_was_before_the_device_changes_it() -> None:
     value = torch.full((), 2.0, device=DEVICE)
     copies = []
     for _ in range(5):
@@ -27,7 +27,7 @@ def test_a_number_that_the_device_changes_later_is_read_as_it_was() -> None:
 
 @NEEDS_DEVICE[0]
 @pytest.mark.skipif(DEVICE == "cpu" or not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_copy_is_read_while_later_work_still_runs() -> None:
+def test_copy_is_read_while_later_work_still_runs() -> None:
     device = torch.device(DEVICE)
     value, work = torch.full((), 2.0, device=device), torch.randn(4096, 4096, device=device)
     float(value)

@@ -18,13 +18,13 @@ from support.commands import TINY
 from support.refusals import refused
 
 
-def test_ranks_stand_in_rows_whose_shares_are_those_of_their_ranks() -> None:
+def test_grid_rows_and_columns_sum_the_shares_of_their_ranks() -> None:
     assert grid_of((3, 1, 2, 2), 2) == Replica(shares=(4, 4), columns=(5, 3))
     assert grid_of((2, 1), 1) == Replica(shares=(2, 1), columns=(3,))
     assert grid_of((2, 1, 0), 3) == Replica(shares=(3,), columns=(2, 1, 0))
 
 
-def test_a_plan_tells_the_products_of_shares_which_sum_to_one_model() -> None:
+def test_plan_shares_are_products_of_row_and_column_shares() -> None:
     shares = (0.375, 0.125, 0.25, 0.25)
     one = Plan(
         strategy="spatial",
@@ -40,7 +40,7 @@ def test_a_plan_tells_the_products_of_shares_which_sum_to_one_model() -> None:
     assert in_columns(plan, 2) == plan
 
 
-def test_columns_are_for_images() -> None:
+def test_columns_require_the_spatial_strategy() -> None:
     with refused(InvalidInput):
         RunConfig(task="digits", strategy="filter", columns=2)
     with refused(InvalidInput):
@@ -51,7 +51,7 @@ def test_columns_are_for_images() -> None:
         RunConfig(task="digits", strategy="spatial", columns=0)
 
 
-def test_the_nodes_have_to_fill_whole_rows(tmp_path: Path) -> None:
+def test_nodes_must_fill_whole_rows(tmp_path: Path) -> None:
     config = RunConfig(task=TINY, strategy="spatial", columns=2, local_nodes="1,1,1", output=tmp_path / "run")
     with refused(EvenerError):
         perform(config, quiet=True)
@@ -80,7 +80,7 @@ def test_divided_volumes_equal_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "columns", "shares"), [("1,1", 2, "2,1"), ("1,1,1,1", 2, "3,1,2,2")])
-def test_a_grid_of_ranks_equals_one_process(tmp_path: Path, nodes: str, columns: int, shares: str) -> None:
+def test_grid_of_ranks_equals_one_process(tmp_path: Path, nodes: str, columns: int, shares: str) -> None:
     alone = RunConfig(task=TINY, precision="fp64", seed=3, local_nodes="1", output=tmp_path / "alone")
     perform(alone, quiet=True)
     grid = replace(

@@ -40,7 +40,7 @@ def task(samples: int = 32):
         pytest.param("--local-nodes 1,1 --agreement sync --option samples=33", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_a_batch_of_one_sample_is_refused_before_the_first_step(tmp_path: Path, words: str) -> None:
+def test_single_sample_batch_is_refused_before_the_first_step(tmp_path: Path, words: str) -> None:
     (tmp_path / "norm.py").write_text(TASK)
     end = evener_here("train", "norm.py", *words.split(), "--output", "out", cwd=tmp_path)
     assert end.returncode == 2, end.stderr

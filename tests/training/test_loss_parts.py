@@ -29,11 +29,11 @@ def _off(loss: Any, outputs: Any, targets: Tensor) -> float:
 @pytest.mark.parametrize(
     "loss", [_tokens, lambda y, t: y.square().mean(), lambda y, t: y.sum((1, 2)).sigmoid().mean() + t.double().mean()]
 )
-def test_means_over_samples_are_the_same_in_parts(loss: Any) -> None:
+def test_mean_over_samples_is_equal_in_parts(loss: Any) -> None:
     assert _off(loss, SCORES, TOKENS) < 1e-12
 
 
-def test_one_more_padded_token_among_equal_halves_is_seen() -> None:
+def test_padding_that_equal_halves_hide_is_detected() -> None:
     targets = TOKENS.clone()
     targets[1], targets[5] = 0, 0  # both halves have as many
     halves = [_tokens(SCORES[a : a + 4], targets[a : a + 4]) for a in (0, 4)]
@@ -42,17 +42,17 @@ def test_one_more_padded_token_among_equal_halves_is_seen() -> None:
 
 
 @pytest.mark.parametrize("loss", [lambda y, t: y.sum(), lambda y, t: (y[:, 0] @ y[:, 0].t()).logsumexp(1).mean()])
-def test_sums_and_losses_between_samples_are_seen(loss: Any) -> None:
+def test_sums_and_losses_between_samples_are_detected(loss: Any) -> None:
     assert _off(loss, SCORES, TOKENS) > 1e-3
 
 
-def test_outputs_without_a_row_a_sample_say_nothing() -> None:
+def test_outputs_without_one_row_per_sample_are_not_judged() -> None:
     rows, total = SCORES[:, 0], SCORES.sum()
     assert off_in_parts(lambda y, t: y[1], (rows, total), TOKENS, (rows[:-1], total)) == 0.0
     assert _off(lambda y, t: y[0].mean() * y[1].mean(), (rows, rows), torch.zeros(7)) == 0.0
 
 
-def test_samples_that_are_padded_only_later_in_the_data_are_seen() -> None:
+def test_padding_late_in_the_data_is_detected() -> None:
     late = torch.tensor([[1, 2, 3, 1, 2]] * 6 + [[1, 0, 0, 0, 0]] * 4)
     first, outputs = late[:4], SCORES[:4]
     assert _off(_tokens, outputs, first) < 1e-12
@@ -61,7 +61,7 @@ def test_samples_that_are_padded_only_later_in_the_data_are_seen() -> None:
     assert off_over_data(_tokens, outputs, first, outputs[:-1], late[:, :2]) == 0.0
 
 
-def test_a_mean_over_what_a_random_mask_leaves_is_seen_and_noise_of_samples_is_none() -> None:
+def test_random_mask_mean_is_detected_and_sample_noise_is_not() -> None:
     def drawing(first: int, last: int) -> Any:
         return SameDraws((first, last - first))
 
@@ -76,7 +76,7 @@ def test_a_mean_over_what_a_random_mask_leaves_is_seen_and_noise_of_samples_is_n
     assert off_in_parts(noisy, SCORES, TOKENS, SCORES[:-1], drawing) < 1e-12
 
 
-def test_a_loss_that_counts_its_calls_differs_when_it_is_called_again() -> None:
+def test_loss_that_counts_its_calls_differs_on_the_next_call() -> None:
     calls: list[int] = []
 
     def counting(y: Tensor, _: Tensor) -> Tensor:

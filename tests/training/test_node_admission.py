@@ -44,11 +44,11 @@ def rank_that(*, is_leader: bool) -> Any:
     return SimpleNamespace(is_leader=is_leader)
 
 
-def test_one_that_makes_a_step_shorter_is_taken_and_knows_what_later_ones_are_compared_with(store: SignedStore) -> None:
+def test_node_that_shortens_the_step_is_admitted_with_a_reference(store: SignedStore) -> None:
     assert require_beneficial(context_of(store), PLAN, CONFIG, Worker(unit_seconds=0.02)) == LINE
 
 
-def test_one_that_makes_it_longer_is_not_and_says_what_was_predicted(store: SignedStore) -> None:
+def test_node_that_lengthens_the_step_is_refused_with_predictions(store: SignedStore) -> None:
     slow = Worker(unit_seconds=0.01, fixed_seconds=2.0)
     with refused(NotNeeded):
         require_beneficial(context_of(store), PLAN, CONFIG, slow)
@@ -62,18 +62,18 @@ def test_one_that_makes_it_longer_is_not_and_says_what_was_predicted(store: Sign
         pytest.param(PLAN, CONFIG, False, 2.0, id="nodes of one machine"),
     ],
 )
-def test_where_nothing_can_be_compared_all_are_taken(
+def test_all_nodes_are_admitted_without_a_comparison(
     store: SignedStore, plan: Plan, config: RunConfig, is_of_master: bool, own: float
 ) -> None:
     worker = Worker(unit_seconds=0.01, fixed_seconds=own)
     assert require_beneficial(context_of(store, is_of_master=is_of_master), plan, config, worker) is None
 
 
-def test_a_node_of_the_plan_is_taken_back_however_slow_it_has_become(store: SignedStore) -> None:
+def test_node_of_the_plan_is_readmitted_at_any_speed(store: SignedStore) -> None:
     assert require_beneficial(context_of(store), PLAN, CONFIG, None) == LINE
 
 
-def test_a_line_is_timed_by_values_that_are_gone_afterwards() -> None:
+def test_link_timing_removes_its_values() -> None:
     store = memory_store()
     group = SimpleNamespace(all_reduce_max=list)
     training: Any = SimpleNamespace(context=context_of(store), plan=PLAN, group=group)
@@ -84,21 +84,21 @@ def test_a_line_is_timed_by_values_that_are_gone_afterwards() -> None:
     assert store.get("elastic/line/new") == b""
 
 
-def test_a_divided_model_has_a_place_for_a_new_node_where_one_is_gone(store: SignedStore) -> None:
+def test_divided_model_has_a_place_where_a_node_is_lost(store: SignedStore) -> None:
     context = context_of(store)
     publish_places(context.env, rank_that(is_leader=True), [ASSIGNED])
     publish_places(context.env, rank_that(is_leader=False), [])
     assert place_for(context.env, PLAN) == ASSIGNED
 
 
-def test_a_divided_model_has_none_where_all_are_there(store: SignedStore) -> None:
+def test_divided_model_has_no_place_if_all_nodes_are_present(store: SignedStore) -> None:
     context = context_of(store)
     publish_places(context.env, rank_that(is_leader=True), [])
     with refused(NotNeeded):
         place_for(context.env, PLAN)
 
 
-def test_a_node_of_the_plan_has_its_own_place_in_a_divided_model(store: SignedStore) -> None:
+def test_node_of_the_plan_has_its_own_place_in_a_divided_model(store: SignedStore) -> None:
     context = context_of(store)
     context.env.node.name = "a"
     assert place_for(context.env, PLAN) is None

@@ -12,7 +12,7 @@ from evener.training.checkpoint import flatten, plain, revived, unflatten
 from support.refusals import refused
 
 
-def test_tensors_of_lists_are_kept_at_their_places() -> None:
+def test_tensors_in_lists_are_restored_at_their_positions() -> None:
     first, second, third = (torch.full((2,), float(i)) for i in range(3))
     state: dict[int, dict[str, Any]] = {
         0: {"step": 3, "average": first, "directions": [second, None, third]},
@@ -24,13 +24,13 @@ def test_tensors_of_lists_are_kept_at_their_places() -> None:
     assert unflatten(tensors, plain(values, "the optimiser")) == state
 
 
-def test_numbers_that_are_not_finite_come_back() -> None:
+def test_non_finite_numbers_are_restored() -> None:
     found = revived(plain({"best": math.inf, "worst": [-math.inf, 1.5], "unknown": math.nan}, "the schedule"))
     assert found["best"] == math.inf
     assert found["worst"] == [-math.inf, 1.5]
     assert math.isnan(found["unknown"])
 
 
-def test_what_is_no_plain_value_is_told() -> None:
+def test_state_that_is_not_plain_is_refused() -> None:
     with refused(TrainingFailed):
         plain({"state": torch.zeros(2)}, "the optimiser")

@@ -40,11 +40,11 @@ def estimate(strategy: str, seconds: float, accumulate: int = 1) -> Any:
     ],
     ids=["no prices", "slower", "not much faster", "much faster", "the fastest", "whole models fit only in parts"],
 )
-def test_the_first_is_taken_unless_another_is_much_faster(estimates: list[Any], chosen: str) -> None:
+def test_first_strategy_is_chosen_unless_another_is_much_faster(estimates: list[Any], chosen: str) -> None:
     assert choose(NAMES, "", estimates) == chosen
 
 
-def test_what_no_node_holds_is_cut_into_stages_if_it_may_be() -> None:
+def test_model_too_large_for_any_node_becomes_a_pipeline_if_allowed() -> None:
     assert choose(NAMES, "node-1: too large", []) == "pipeline"
     with refused(DoesNotFit):
         choose(["data"], "node-1: too large", [])
@@ -58,18 +58,18 @@ def test_what_no_node_holds_is_cut_into_stages_if_it_may_be() -> None:
         ("sharded", "", [estimate("data", 0.5, accumulate=2), estimate("sharded", 1.0)], "do not fit the memory"),
     ],
 )
-def test_why_a_model_is_divided_is_said(chosen: str, misfit: str, estimates: list[Any], reason: str) -> None:
+def test_plan_explains_why_a_model_is_divided(chosen: str, misfit: str, estimates: list[Any], reason: str) -> None:
     [rejected] = why_divided(NAMES, chosen, misfit, estimates)
     assert rejected.what == "data"
     assert reason in rejected.reason
 
 
-def test_nothing_is_said_of_a_model_that_stays_whole_or_has_to_be_divided() -> None:
+def test_plan_explains_no_division_of_whole_or_pipelined_models() -> None:
     assert why_divided(NAMES, "data", "", [estimate("data", 1.0)]) == ()
     assert why_divided(["pipeline"], "pipeline", "", []) == ()
 
 
-def test_auto_leaves_pipelines_out_where_batch_norm_would_see_micro_batches() -> None:
+def test_auto_excludes_pipelines_for_models_with_batch_norm() -> None:
     names = ["data", "filter", "pipeline", "data+pipeline"]
     normalised = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     assert those_of_one_process(names, normalised) == ["data", "filter"]
@@ -85,7 +85,7 @@ def staged(strategy: str, nodes: str, folder: Path, shares: str = "measured") ->
 
 
 @pytest.mark.slow
-def test_a_pipeline_says_before_the_first_step_what_it_will_send(tmp_path: Path) -> None:
+def test_pipeline_predicts_its_sent_bytes_before_the_first_step(tmp_path: Path) -> None:
     record = staged("pipeline", "1,1", tmp_path / "run")
     said = record.plan.prediction
     assert said is not None
@@ -117,7 +117,7 @@ task = Task(model=Words, loss=nn.functional.cross_entropy, train_data=lambda: Te
 
 
 @pytest.mark.parametrize("nodes", ["1,1", pytest.param("1,1,1", marks=pytest.mark.slow)])
-def test_a_pipeline_foretells_what_stages_send_of_weights_that_both_hold(tmp_path: Path, nodes: str) -> None:
+def test_pipeline_predicts_the_bytes_of_tied_weights(tmp_path: Path, nodes: str) -> None:
     (tmp_path / "tied.py").write_text(TIED)
     folder = tmp_path / "run"
     perform(
@@ -131,11 +131,11 @@ def test_a_pipeline_foretells_what_stages_send_of_weights_that_both_hold(tmp_pat
 
 
 @pytest.mark.slow
-def test_replicas_that_are_cut_elsewhere_predict_nothing(tmp_path: Path) -> None:
+def test_replicas_with_different_cuts_predict_nothing(tmp_path: Path) -> None:
     assert staged("data+pipeline", "1,1,1", tmp_path / "run", "equal").plan.prediction is None
 
 
-def test_the_plan_and_the_page_of_a_node_that_was_not_timed_predict_no_seconds(tmp_path: Path) -> None:
+def test_untimed_node_has_no_predicted_seconds_in_plan_and_figure(tmp_path: Path) -> None:
     perform(RunConfig(task=TINY, output=tmp_path / "run"))
     record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
     [assignment] = read_noun(tmp_path / "run" / "plan.json", Plan).assignments
@@ -145,7 +145,7 @@ def test_the_plan_and_the_page_of_a_node_that_was_not_timed_predict_no_seconds(t
     assert "Nothing to compare: the plan holds no prediction" in (tmp_path / "page.html").read_text()
 
 
-def test_a_plan_without_seconds_is_performed_by_its_samples(tmp_path: Path) -> None:
+def test_plan_without_seconds_is_followed_by_its_samples(tmp_path: Path) -> None:
     parts = [Assignment(rank=rank, node=f"node-{rank}", device="cpu", samples=n) for rank, n in enumerate((7, 3))]
     write_noun(Plan(strategy="data", batch_size=10, assignments=tuple(parts)), tmp_path / "plan.json")
     perform(RunConfig(task=TINY, plan=tmp_path / "plan.json", epochs=1, local_nodes="1,1", output=tmp_path / "run"))

@@ -36,16 +36,16 @@ def monitor() -> Monitor:
         (report(0.1, 1.2), "in step 7 a weight is 1 on node ada and 1.2 on node bob: something that only one node"),
     ],
 )
-def test_another_learning_rate_or_weight_ends_the_run(other: StepReport, sentence: str) -> None:
+def test_different_learning_rate_or_weight_ends_the_run(other: StepReport, sentence: str) -> None:
     with pytest.raises(TrainingFailed, match=sentence):
         monitor()._refuse_different([report(0.1, 1.0), other])
 
 
-def test_the_last_digits_may_differ() -> None:
+def test_rounding_differences_between_replicas_are_accepted() -> None:
     monitor()._refuse_different([report(0.1, 1.0), report(0.1 + 1e-15, 1.0 + 1e-6)])
 
 
-def test_what_is_nan_on_all_nodes_is_alike_as_in_one_process_and_on_one_node_it_is_not() -> None:
+def test_nan_is_accepted_on_all_nodes_and_refused_on_one() -> None:
     nan = float("nan")
     monitor()._refuse_different([report(nan, nan), report(nan, nan)])
     for first, other in ((report(0.1, 1.0), report(nan, 1.0)), (report(0.1, nan), report(0.1, 1.0))):

@@ -43,7 +43,7 @@ def draft_names(folder: Path) -> list[str]:
     return [path.name for path in folder.rglob(".*")]
 
 
-def test_a_second_run_is_refused_and_names_the_first(tmp_path: Path) -> None:
+def test_second_run_in_a_folder_is_refused_and_names_the_first(tmp_path: Path) -> None:
     with RunView(tmp_path) as first, pytest.raises(FolderInUse) as refused:
         RunView(tmp_path)
     first.console.print()
@@ -54,7 +54,7 @@ def test_a_second_run_is_refused_and_names_the_first(tmp_path: Path) -> None:
     assert draft_names(tmp_path) == []
 
 
-def test_a_folder_of_checkpoints_elsewhere_is_of_one_run_too(tmp_path: Path) -> None:
+def test_shared_checkpoint_folder_is_locked_by_one_run(tmp_path: Path) -> None:
     for name in ("a", "b", "checkpoints"):
         (tmp_path / name).mkdir()
     with RunView(tmp_path / "a", checkpoints=tmp_path / "checkpoints"):
@@ -63,12 +63,12 @@ def test_a_folder_of_checkpoints_elsewhere_is_of_one_run_too(tmp_path: Path) -> 
         assert refused.value.folder == str(tmp_path / "checkpoints")
 
 
-def test_a_rank_that_does_not_lead_needs_no_lock(tmp_path: Path) -> None:
+def test_non_leader_rank_needs_no_lock(tmp_path: Path) -> None:
     with RunView(tmp_path), RunView(tmp_path, is_leader=False):
         pass
 
 
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+def test_lock_ends_with_its_process(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
         with FolderLock(tmp_path):
@@ -79,7 +79,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     assert draft_names(tmp_path) == []
 
 
-def test_a_process_that_was_forked_does_not_hold_a_lock_longer_than_its_parent(tmp_path: Path) -> None:
+def test_forked_process_does_not_extend_the_lock_of_its_parent(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -104,7 +104,7 @@ def test_a_process_that_was_forked_does_not_hold_a_lock_longer_than_its_parent(t
         os.close(writing)
 
 
-def test_a_locked_folder_that_is_new_and_stays_empty_is_removed(tmp_path: Path) -> None:
+def test_empty_new_folder_is_removed_after_its_lock(tmp_path: Path) -> None:
     with locked_folder(tmp_path / "empty") as empty, pytest.raises(FolderInUse), locked_folder(empty):
         pass
     with locked_folder(tmp_path / "full") as full:
@@ -138,7 +138,7 @@ def test_no_command_writes_into_the_folder_of_a_run(tmp_path: Path) -> None:
         assert first.poll() is None
 
 
-def test_a_rank_that_is_killed_amid_a_checkpoint_leaves_nothing_of_it(tmp_path: Path) -> None:
+def test_rank_killed_during_a_checkpoint_leaves_no_drafts(tmp_path: Path) -> None:
     (tmp_path / "killed_once.py").write_text(
         "import os, signal\n"
         "from pathlib import Path\n"
@@ -161,7 +161,7 @@ def test_a_rank_that_is_killed_amid_a_checkpoint_leaves_nothing_of_it(tmp_path: 
     assert draft_names(tmp_path / "run") == []
 
 
-def test_a_run_that_goes_on_removes_what_the_killed_one_left(tmp_path: Path) -> None:
+def test_resumed_run_removes_drafts_of_the_killed_one(tmp_path: Path) -> None:
     first = evener_here("train", TINY, "--output", "run", "--epochs", "1", "--checkpoint-every", "1", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     for name in DRAFTS:

@@ -57,7 +57,7 @@ def train(folder: Path, *words: str, plant: str = "", model: str = NETWORK, loss
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["data", "sharded", "pipeline"])
-def test_what_was_checked_is_in_the_plan_and_on_the_terminal(tmp_path: Path, strategy: str) -> None:
+def test_checked_values_appear_in_the_plan_and_on_the_terminal(tmp_path: Path, strategy: str) -> None:
     shares = () if strategy == "pipeline" else ("--shares", "7,2,1")
     assert train(tmp_path, "--strategy", strategy, *shares, options="clip_norm=1.0") == ""
     check = json.loads((tmp_path / "out" / "plan.json").read_text())["check"]
@@ -77,21 +77,21 @@ def test_what_was_checked_is_in_the_plan_and_on_the_terminal(tmp_path: Path, str
         pytest.param("(outputs @ outputs.t()).logsumexp(1).mean()", marks=pytest.mark.slow),
     ],
 )
-def test_a_loss_that_is_no_mean_over_samples_is_refused(tmp_path: Path, loss: str) -> None:
+def test_loss_that_is_not_a_sample_mean_is_refused(tmp_path: Path, loss: str) -> None:
     sentence = train(tmp_path, "--strategy", "data", "--shares", "5,0,3", loss=loss)
     assert sentence.startswith("evener: --strategy data divides the samples, but the loss of a batch is no mean over")
     assert "differs by a factor of" in sentence
 
 
 @pytest.mark.slow
-def test_a_loss_that_counts_its_calls_is_refused_as_such(tmp_path: Path) -> None:
+def test_loss_that_counts_its_calls_is_refused_with_that_reason(tmp_path: Path) -> None:
     counting = f"calls.append(0) or {MEAN} / len(calls)"
     words = ("--local-nodes", "1,1", "--shares", "1,1", "--strategy", "data")
     sentence = train(tmp_path, *words, loss=counting, plant="calls = []")
     assert "the loss changes from call to call" in sentence
 
 
-def test_a_run_that_is_not_checked_trains_all_the_same(tmp_path: Path) -> None:
+def test_no_check_option_trains_without_the_check(tmp_path: Path) -> None:
     assert train(tmp_path, "--strategy", "data", "--no-check", loss="F.cross_entropy(outputs, targets).sqrt()") == ""
 
 
@@ -127,13 +127,13 @@ SHUFFLE_NET = (
         pytest.param(NETWORK, "F.cross_entropy(outputs.float(), targets)", marks=pytest.mark.slow),
     ],
 )
-def test_rounding_errors_are_not_taken_for_a_difference(tmp_path: Path, model: str, loss: str) -> None:
+def test_rounding_errors_are_not_mistaken_for_differences(tmp_path: Path, model: str, loss: str) -> None:
     words = ("--strategy", "data", "--precision", "fp64", "--local-nodes", "1,1", "--shares", "3,1")
     assert train(tmp_path, *words, plant=SHUFFLE if "Shuffle" in model else "", model=model, loss=loss) == ""
 
 
 @pytest.mark.slow
-def test_a_loss_between_samples_is_exact_where_every_rank_has_all_of_them(tmp_path: Path) -> None:
+def test_loss_between_samples_passes_where_ranks_have_whole_batches(tmp_path: Path) -> None:
     loss = "(outputs @ outputs.t()).logsumexp(1).mean()"
     assert train(tmp_path, "--strategy", "filter", loss=loss) == ""
 
@@ -155,7 +155,7 @@ SharedStatistics.__torch_function__ = lambda self, func, types, args=(), kwargs=
 
 
 @pytest.mark.parametrize("plant", [UNSUMMED, pytest.param(OWN_STATISTICS, marks=pytest.mark.slow)])
-def test_planted_defects_are_found(tmp_path: Path, plant: str) -> None:
+def test_planted_defects_are_detected(tmp_path: Path, plant: str) -> None:
     sentence = train(tmp_path, "--strategy", "data", "--shares", "5,2,1", plant=plant)
     assert "would not train like a single process" in sentence
 
@@ -173,7 +173,7 @@ Trial.divided = fails
 
 
 @pytest.mark.slow
-def test_what_fails_on_one_rank_ends_the_run_though_the_others_wait(tmp_path: Path) -> None:
+def test_failure_on_one_rank_ends_the_run_while_others_wait(tmp_path: Path) -> None:
     words = ("--strategy", "data", "--shares", "5,2,1", "--patience", "8")
     sentence = train(tmp_path, *words, plant=FAILS_ON_ONE_RANK)
     assert "--strategy data cannot train this model" in sentence
@@ -195,13 +195,13 @@ Trial.divided = waits
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_for_each_other_end_the_run_in_time(tmp_path: Path) -> None:
+def test_deadlocked_ranks_end_the_run_in_time(tmp_path: Path) -> None:
     sentence = train(tmp_path, "--strategy", "data", "--shares", "5,2,1", plant=WAITS_FOR_OTHERS)
     assert "--strategy data cannot train this model: in the check before the first step node" in sentence
     assert "waited 4 s for the others" in sentence
 
 
-def test_auto_takes_the_next_strategy_instead_of_one_that_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_skips_a_strategy_that_raises_and_a_named_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise InvalidInput("no")
 
@@ -214,7 +214,7 @@ def test_auto_takes_the_next_strategy_instead_of_one_that_is_refused_by_name(mon
         rank.checked(context, None, RunConfig(task="digits", strategy="data"))  # type: ignore[arg-type]
 
 
-def test_auto_takes_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_tries_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     strategies, asked = ["data", "filter"], []
 
     def make_plan(_context: Any, _config: RunConfig, refused: list[Rejected]) -> Any:
@@ -244,5 +244,5 @@ def test_auto_takes_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
         rank.prepare(context, RunConfig(task="digits", strategy="data"))  # type: ignore[arg-type]
 
 
-def test_without_prices_and_data_parallelism_the_first_of_the_others_is_taken() -> None:
+def test_first_remaining_strategy_is_chosen_without_estimates() -> None:
     assert choose(["filter", "channel"], "", []) == "filter"

@@ -29,7 +29,7 @@ def task():
 """
 
 
-def test_a_warning_of_the_data_is_shown_once_for_all_nodes(tmp_path: Path) -> None:
+def test_data_warning_is_shown_once_for_all_nodes(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(TASK)
     words = ("train", "odd.py", "--local-nodes", "1,1", "--shares", "1,1", "--no-check")
     run = evener(*words, cwd=tmp_path, timeout=120)

@@ -47,9 +47,7 @@ def plan_and_record(folder: Path, *words: str, task: str = SLOW) -> tuple[Plan, 
     [("train", "--local-nodes", "1,1"), pytest.param((*TORCHRUN, "train"), marks=pytest.mark.slow)],
     ids=["local nodes", "torchrun"],
 )
-def test_a_node_that_the_rehearsal_shows_to_be_slow_is_left_out_with_both_predictions(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_node_with_slow_profiled_steps_is_left_out_with_predictions(words: tuple[str, ...], tmp_path: Path) -> None:
     plan, record = plan_and_record(tmp_path, *words)
     assert plan.prediction is not None
     [left] = plan.assignments
@@ -67,9 +65,7 @@ def test_a_node_that_the_rehearsal_shows_to_be_slow_is_left_out_with_both_predic
     [("train", "--local-nodes", "1,1"), pytest.param((*TORCHRUN, "train"), marks=pytest.mark.slow)],
     ids=["local nodes", "torchrun"],
 )
-def test_nodes_that_were_busy_when_they_were_timed_are_not_predicted_faster_than_together(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_busy_timings_do_not_predict_more_than_the_sum_of_speeds(words: tuple[str, ...], tmp_path: Path) -> None:
     plan, _ = plan_and_record(tmp_path, *words, task=BUSY)
     assert plan.prediction is not None
     assert plan.prediction.alone_seconds is not None
@@ -78,7 +74,7 @@ def test_nodes_that_were_busy_when_they_were_timed_are_not_predicted_faster_than
     assert 1 < plan.prediction.alone_seconds / plan.prediction.step_seconds <= speeds * (1 + 1e-9)
 
 
-def test_a_node_that_the_user_gave_a_share_stays_and_the_plan_says_why(tmp_path: Path) -> None:
+def test_node_with_a_user_share_stays_and_the_plan_gives_the_reason(tmp_path: Path) -> None:
     plan, record = plan_and_record(
         tmp_path, "train", "--local-nodes", "1,1", "--shares", "26,24", "--option", "slow=0.5"
     )
@@ -89,7 +85,7 @@ def test_a_node_that_the_user_gave_a_share_stays_and_the_plan_says_why(tmp_path:
     assert "--shares" in plan.advice
 
 
-def test_a_plan_that_is_slower_than_one_device_names_the_first_reason_that_holds() -> None:
+def test_plan_slower_than_one_device_names_the_first_valid_reason() -> None:
     nodes = (
         Assignment(rank=0, node="a", device="cpu", samples=1),
         Assignment(rank=1, node="b", device="cpu", samples=1),
@@ -136,9 +132,7 @@ for x, y in loader:
     ],
     ids=["local nodes", "torchrun", "torchrun without a command"],
 )
-def test_a_program_that_a_node_slows_down_says_so_once_with_both_predictions(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_program_reports_a_slow_node_once(words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     result = subprocess.run(
         [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
@@ -156,9 +150,7 @@ def test_a_program_that_a_node_slows_down_says_so_once_with_both_predictions(
 
 
 @pytest.mark.parametrize(("wall", "told"), [(0.9, [("bob",)]), (0.3, [])])
-def test_nodes_are_named_when_a_step_is_much_longer_than_one_of_the_others(
-    wall: float, told: list[tuple[str, ...]]
-) -> None:
+def test_slow_nodes_are_named_if_steps_are_much_longer(wall: float, told: list[tuple[str, ...]]) -> None:
     workers = (Worker(unit_seconds=0.01), Worker(unit_seconds=0.01, fixed_seconds=0.01 if wall < 0.5 else 0.6))
     shown: list[Event] = []
     env = RankEnvironment(0, [LocalNode(name="ada"), LocalNode(name="bob")], CPU, 1.0, shown.append)

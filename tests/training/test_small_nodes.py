@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(120)
     ],
     ids=["measured", "a share of its own", "equal shares", "filters are divided", "a pipeline", "a pipeline of two"],
 )
-def test_a_node_that_is_too_small_is_left_out_and_the_others_train(
+def test_node_that_is_too_small_is_left_out_and_the_others_train(
     speeds: str, memory: str, words: dict[str, Any], tmp_path: Path
 ) -> None:
     config = RunConfig(task=TINY, epochs=1, local_nodes=speeds, memory=memory, output=tmp_path / "run", **words)
@@ -52,14 +52,14 @@ def test_a_node_that_is_too_small_is_left_out_and_the_others_train(
         assert [one.node for one in plan.assignments] == [name for name in others if name != small]
 
 
-def test_what_no_node_holds_and_no_pipeline_divides_is_refused(tmp_path: Path) -> None:
+def test_model_that_fits_no_node_or_pipeline_is_refused(tmp_path: Path) -> None:
     config = RunConfig(task=TINY, epochs=1, local_nodes="1,1", memory="1KB", output=tmp_path / "run")
     with pytest.raises(EvenerError) as error:
         perform(config, quiet=True)
     assert error.value.exit_code == DoesNotFit.exit_code
 
 
-def test_nodes_that_hold_the_model_but_not_a_batch_are_refused_with_what_helps(tmp_path: Path) -> None:
+def test_batch_too_large_for_the_nodes_is_refused(tmp_path: Path) -> None:
     config = RunConfig(
         task=TINY, epochs=1, local_nodes="1,1", memory="60KB,1KB", output=tmp_path / "run", strategy="data",
         batch_size=50,
@@ -69,7 +69,7 @@ def test_nodes_that_hold_the_model_but_not_a_batch_are_refused_with_what_helps(t
     assert error.value.exit_code == DoesNotFit.exit_code
 
 
-def test_a_node_that_comes_later_and_is_too_small_is_not_needed() -> None:
+def test_joining_node_that_is_too_small_is_refused() -> None:
     def time() -> None:
         raise DoesNotFit("not even one sample fits")
 
@@ -77,7 +77,7 @@ def test_a_node_that_comes_later_and_is_too_small_is_not_needed() -> None:
         time_to_come(time)  # type: ignore[arg-type]
 
 
-def test_nodes_are_timed_once_though_strategies_are_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_are_timed_once_even_if_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[tuple[int, int]] = []
 
     def measure(_context: Any, micro: int, accumulate: int) -> MeasuredCosts:

@@ -189,7 +189,7 @@ def check(task: Task | ThinTask, **options: Any) -> tuple[Check | None, list[Run
 
 
 @pytest.mark.parametrize("changes", EQUAL.values(), ids=EQUAL.keys())
-def test_what_nodes_train_as_one_process_does_is_found_equal(changes: dict[str, Any]) -> None:
+def test_sync_check_accepts_tasks_equal_to_one_process(changes: dict[str, Any]) -> None:
     found, _ = checked(changes)
     assert found is not None
     assert (found.samples, found.precisions) == ((4, 2), ("fp32", "fp64"))
@@ -199,19 +199,19 @@ def test_what_nodes_train_as_one_process_does_is_found_equal(changes: dict[str, 
 @pytest.mark.parametrize(
     "loss", [summed_in_single_precision, lambda outputs, targets: F.cross_entropy(outputs.float(), targets)]
 )
-def test_what_a_task_rounds_itself_is_held_to_that_rounding(loss: Any) -> None:
+def test_sync_check_allows_for_rounding_by_the_task_itself(loss: Any) -> None:
     found, _ = checked({"loss": loss}, precision="fp64")
     assert found is not None
 
 
 @pytest.mark.parametrize("changes", DIFFERENT.values(), ids=DIFFERENT.keys())
-def test_what_nodes_would_train_otherwise_is_refused(changes: dict[str, Any]) -> None:
+def test_sync_check_refuses_tasks_that_differ_from_one_process(changes: dict[str, Any]) -> None:
     with pytest.raises(NotExact):
         checked(changes)
 
 
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
-def test_a_run_in_another_precision_is_checked_too(precision: str) -> None:
+def test_sync_check_covers_other_precisions(precision: str) -> None:
     found, _ = checked({}, precision=precision)
     assert found is not None
     assert set(found.precisions) == {precision, "fp64"}
@@ -224,11 +224,11 @@ def test_a_run_in_another_precision_is_checked_too(precision: str) -> None:
     [{"check": False}, {"local_nodes": "1"}, {"batch_size": 1}, {"agreement": "average"}, {"agreement": "async"}],
     ids=str,
 )
-def test_nothing_is_checked_where_nothing_is_divided_or_promised(options: dict[str, Any]) -> None:
+def test_sync_check_is_skipped_where_nothing_is_divided_or_promised(options: dict[str, Any]) -> None:
     assert checked(DIFFERENT["BatchNorm"], **options) == (None, [])
 
 
-def test_a_task_that_does_not_compute_on_this_machine_is_left_to_the_nodes() -> None:
+def test_sync_check_skips_a_task_that_needs_another_machine() -> None:
     def fails(outputs: Tensor, targets: Tensor) -> Tensor:
         raise RuntimeError("this needs a GPU")
 
@@ -253,7 +253,7 @@ def thin(*layers: Any, loss: Any = ad.functional.cross_entropy) -> ThinTask:
     )
 
 
-def test_a_thin_task_is_checked_likewise() -> None:
+def test_sync_check_covers_thin_tasks() -> None:
     found, _ = check(thin(ad.nn.Dropout(0.4)))
     assert found is not None
     assert found.off < 1e-9
@@ -266,7 +266,7 @@ def test_a_thin_task_is_checked_likewise() -> None:
 TINY = str(Path(__file__).parents[1] / "support_tasks" / "tiny.py")
 
 
-def test_a_command_says_what_it_checked_and_refuses_before_any_node_works(tmp_path: Path) -> None:
+def test_command_reports_the_check_and_refuses_before_nodes_work(tmp_path: Path) -> None:
     words: dict[str, Any] = {"task": TINY, "agreement": "sync", "local_nodes": "1,0.3"}
     with pytest.raises(NeedsRanks):  # ranks have no compression of contributions
         train_by_agreement(RunConfig(**words, compress="bf16", output=tmp_path / "refused"), as_json=False)
@@ -278,7 +278,7 @@ def test_a_command_says_what_it_checked_and_refuses_before_any_node_works(tmp_pa
 
 
 @pytest.mark.slow
-def test_without_the_check_it_trains_all_the_same_and_one_node_is_one_process(tmp_path: Path) -> None:
+def test_sync_trains_without_the_check_and_one_node_is_one_process(tmp_path: Path) -> None:
     words: dict[str, Any] = {"task": TINY, "precision": "fp64", "seed": 3}
     agreed: dict[str, Any] = {**words, "agreement": "sync", "check": False}
     perform(RunConfig(**words, output=tmp_path / "alone"))
@@ -289,7 +289,7 @@ def test_without_the_check_it_trains_all_the_same_and_one_node_is_one_process(tm
     assert max(float((alone[name].double() - two[name].double()).abs().max()) for name in alone) > 1e-3
 
 
-def test_a_trial_of_a_search_is_checked_where_nodes_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_trial_is_checked_where_nodes_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def no_master(_: Any) -> Iterator[Any]:
         yield None

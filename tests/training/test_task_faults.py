@@ -111,7 +111,7 @@ def train(folder: Path, options: str, *words: str) -> tuple[int, str, bool]:
         pytest.param("model=Hidden", "as large as its inputs", marks=pytest.mark.slow),
     ],
 )
-def test_what_a_task_cannot_have_is_said_before_the_first_step(tmp_path: Path, options: str, cure: str) -> None:
+def test_unsupported_tasks_are_refused_before_the_first_step(tmp_path: Path, options: str, cure: str) -> None:
     code, sentence, has_stepped = train(tmp_path, options)
     assert code == 2
     assert cure in sentence
@@ -119,7 +119,7 @@ def test_what_a_task_cannot_have_is_said_before_the_first_step(tmp_path: Path, o
 
 
 @pytest.mark.slow
-def test_weights_that_no_file_holds_are_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_unsavable_weights_are_refused_before_the_first_step(tmp_path: Path) -> None:
     code, sentence, has_stepped = train(tmp_path, "model=Complex", "--precision", "fp64")
     assert code == 2
     assert "complex128" in sentence
@@ -164,7 +164,7 @@ class Dropping(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_task_whose_layers_chance_leaves_out_ends_instead_of_standing_still(tmp_path: Path) -> None:
+def test_randomly_skipped_layers_end_the_run_instead_of_blocking(tmp_path: Path) -> None:
     (tmp_path / "dropping.py").write_text("import torch\nfrom torch import nn\n" + DROPPING)
     code, sentence, _ = train(tmp_path, "model=__import__('dropping').Dropping")
     assert code == 2

@@ -41,7 +41,7 @@ def seat(
 
 
 @pytest.mark.parametrize("stops_after", [0, 5, 9])
-def test_an_interruption_at_any_step_changes_nothing(tmp_path: Path, stops_after: int) -> None:
+def test_interruption_at_any_step_changes_nothing(tmp_path: Path, stops_after: int) -> None:
     whole: list[Epoch] = []
     train_thin(seat(whole), config(tmp_path / "whole"))
     pieces: list[Epoch] = []
@@ -56,14 +56,14 @@ def test_an_interruption_at_any_step_changes_nothing(tmp_path: Path, stops_after
     assert all(np.array_equal(array, weights[1][name]) for name, array in weights[0].items())
 
 
-def test_a_run_ends_where_it_is_told_to(tmp_path: Path) -> None:
+def test_run_ends_at_the_requested_epoch(tmp_path: Path) -> None:
     epochs: list[Epoch] = []
     train_thin(seat(epochs, is_over=lambda epoch: epoch.epoch == 1), config(tmp_path))
     assert [epoch.epoch for epoch in epochs] == [0, 1]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
-def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
+def test_thin_training_errors_are_reported(tmp_path: Path) -> None:
     with refused(MissingFile):
         train_thin(seat([]), config(tmp_path / "none", resume=True))
     with refused(NonFiniteLoss), np.errstate(all="ignore"):
@@ -73,7 +73,7 @@ def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
         train_thin(seat([]), config(tmp_path / "other", resume=True, width="9"))
 
 
-def test_a_complete_run_is_resumed_without_a_step(tmp_path: Path) -> None:
+def test_resuming_a_complete_run_trains_no_step(tmp_path: Path) -> None:
     train_thin(seat([]), config(tmp_path))
     weights = tmp_path / "model.safetensors"
     before = load_file(weights)
@@ -85,7 +85,7 @@ def test_a_complete_run_is_resumed_without_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"epochs": 2}, {"seed": 5}, {"batch_size": 7}, {"resume": False}])
-def test_a_checkpoint_of_other_settings_is_not_resumed(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_checkpoint_of_other_settings_is_not_resumed(tmp_path: Path, changed: dict[str, Any]) -> None:
     train_thin(seat([]), config(tmp_path))
     with refused(InvalidInput):
         train_thin(seat([]), config(tmp_path, **{"resume": True, **changed}))

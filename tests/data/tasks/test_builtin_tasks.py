@@ -70,7 +70,7 @@ def size(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "synthetic", "tiny-imagenet"])
-def test_weights_follow_the_seed_of_torch(name: str) -> None:
+def test_weights_follow_the_torch_seed(name: str) -> None:
     task = load_task(name)
     models = []
     for seed in (1, 1, 2):
@@ -90,14 +90,14 @@ def test_a_residual_block_adds_its_input_to_two_convolutions() -> None:
 # digits
 
 
-def test_digits_are_normalised_and_in_classes_of_the_right_type() -> None:
+def test_digits_are_normalised_and_have_integer_classes() -> None:
     inputs, targets = cast(Any, load_task("digits").train_data()).tensors
     assert (inputs.shape[1:], inputs.dtype, targets.dtype) == ((1, 8, 8), torch.float32, torch.int64)
     assert inputs.mean().item() == pytest.approx(0, abs=0.01)
     assert inputs.std().item() == pytest.approx(1, abs=0.01)
 
 
-def test_digits_train_and_validation_are_all_samples_once() -> None:
+def test_digits_training_and_validation_cover_all_samples_once() -> None:
     task = load_task("digits")
     assert task.validation_data is not None
     sizes = [len(cast(Any, make())) for make in (task.train_data, task.validation_data)]
@@ -108,7 +108,7 @@ def test_the_digits_model_is_small_enough_to_be_sent_often() -> None:
     assert size(load_task("digits").model()) == 380_170
 
 
-def test_a_narrower_digits_model_learns_in_a_moment() -> None:
+def test_narrow_digits_model_learns_quickly() -> None:
     task = replace(load_task("digits", options={"channels": "16", "blocks": "2"}), batch_size=32, epochs=2)
     model, losses = train(task)
     assert losses[0] > 2
@@ -116,7 +116,7 @@ def test_a_narrower_digits_model_learns_in_a_moment() -> None:
 
 
 @pytest.mark.slow
-def test_digits_are_recognised_after_the_epochs_of_the_task() -> None:
+def test_default_digits_task_reaches_its_accuracy() -> None:
     task = load_task("digits")
     model, _ = train(task)
     assert accuracy(task, model) > 0.97
@@ -137,7 +137,7 @@ def write_mnist(folder: Path, count: int) -> None:
             (folder / f"{kind}-{name}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
 
 
-def test_mnist_stays_bytes_until_the_model_takes_it(tmp_path: Path) -> None:
+def test_mnist_stays_in_bytes_until_the_model_converts_it(tmp_path: Path) -> None:
     write_mnist(tmp_path, 20)
     task = load_task("mnist", tmp_path)
     inputs, targets = cast(Any, task.train_data()).tensors
@@ -162,13 +162,13 @@ def test_the_mnist_model_learns(tmp_path: Path) -> None:
     assert accuracy(task, model) == 1
 
 
-def test_mnist_that_is_missing_is_told_when_the_data_are_first_used(tmp_path: Path) -> None:
+def test_missing_mnist_is_reported_on_first_use_of_the_data(tmp_path: Path) -> None:
     sentence = f"MNIST is not in {tmp_path} (train-images-idx3-ubyte.gz is missing): fetch "
     with pytest.raises(MissingFile, match=re.escape(sentence)):
         load_task("mnist", tmp_path).train_data()
 
 
-def test_mnist_is_looked_for_in_data_mnist_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_is_read_from_data_mnist_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with refused(MissingFile):
         load_task("mnist").train_data()
@@ -177,7 +177,7 @@ def test_mnist_is_looked_for_in_data_mnist_by_default(tmp_path: Path, monkeypatc
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not REAL_MNIST.is_dir(), reason=f"MNIST is not in {REAL_MNIST}")
-def test_real_mnist_is_recognised_after_two_epochs() -> None:
+def test_real_mnist_reaches_its_accuracy_after_two_epochs() -> None:
     task = replace(load_task("mnist", REAL_MNIST), epochs=2)
     model, _ = train(task)
     assert accuracy(task, model) > 0.985
@@ -212,7 +212,7 @@ def test_a_resnet_trains_on_tiny_imagenet(tmp_path: Path) -> None:
         ({"model": "resnet50"}, 23_917_832, 2),
     ],
 )
-def test_resnets_have_200_outputs_and_the_stem_that_is_asked_for(
+def test_resnets_have_200_outputs_and_the_requested_stem(
     options: Mapping[str, str], parameters: int, rows: int
 ) -> None:
     with torch.device("meta"):
@@ -239,12 +239,12 @@ def test_only_the_training_images_are_augmented(tmp_path: Path) -> None:
     assert torch.equal(bare[0][0], bare[0][0])
 
 
-def test_a_model_that_torchvision_lacks_is_refused_with_those_it_has() -> None:
+def test_model_missing_from_torchvision_is_refused_with_alternatives() -> None:
     with refused(InvalidValue):
         load_task("tiny-imagenet", options={"model": "resnet19"})
 
 
-def test_tiny_imagenet_that_is_missing_is_told_when_the_data_are_first_used(tmp_path: Path) -> None:
+def test_missing_tiny_imagenet_is_reported_on_first_use_of_the_data(tmp_path: Path) -> None:
     with refused(MissingFile):
         load_task("tiny-imagenet", tmp_path).train_data()
 
@@ -268,7 +268,7 @@ def test_tiny_imagenet_that_is_missing_is_told_when_the_data_are_first_used(tmp_
         ),
     ],
 )
-def test_synthetic_models_have_the_size_that_is_asked_for(options: Mapping[str, str], parameters: int) -> None:
+def test_synthetic_models_have_the_requested_size(options: Mapping[str, str], parameters: int) -> None:
     task = load_task("synthetic", options=options)
     model = task.model()
     inputs = torch.stack([task.train_data()[index][0] for index in range(2)])
@@ -283,7 +283,7 @@ def test_synthetic_data_follow_their_seed() -> None:
     assert [first[index][1] for index in range(8)] == first.targets
 
 
-def test_synthetic_samples_all_differ_but_those_of_a_class_are_alike() -> None:
+def test_synthetic_samples_differ_and_cluster_by_class() -> None:
     data = NoisyImages((3, 8, 8), 5, 1000, seed=0)
     images = torch.stack([data[index][0] for index in range(1000)])
     assert len(np.unique(images.flatten(1).numpy(), axis=0)) == 1000
@@ -292,7 +292,7 @@ def test_synthetic_samples_all_differ_but_those_of_a_class_are_alike() -> None:
     assert nearest.tolist() == data.targets
 
 
-def test_synthetic_validation_has_the_classes_of_training_and_other_noise() -> None:
+def test_synthetic_validation_has_the_training_classes_and_other_noise() -> None:
     task = load_task("synthetic", options={"samples": "12", "classes": "3", "image": "1x8x8"})
     assert task.validation_data is not None
     train_data, validation = cast(Any, task.train_data()), cast(Any, task.validation_data())
@@ -303,7 +303,7 @@ def test_synthetic_validation_has_the_classes_of_training_and_other_noise() -> N
 
 
 @pytest.mark.parametrize("kind", ["cnn", "mlp"])
-def test_synthetic_tasks_are_learned(kind: str) -> None:
+def test_synthetic_tasks_can_be_learned(kind: str) -> None:
     options = {"kind": kind, "image": "1x8x8", "width": "16", "depth": "1", "classes": "4", "samples": "512"}
     task = replace(load_task("synthetic", options=options), epochs=3)
     model, losses = train(task)
@@ -328,12 +328,12 @@ _SIZES = "image must be channels, rows and columns, such as 3x32x32, or 1x16x16x
         ("digits", {"blocks": "0"}, "blocks must be positive, got 0"),
     ],
 )
-def test_sizes_and_words_that_make_no_sense_are_refused(name: str, options: Mapping[str, str], sentence: str) -> None:
+def test_invalid_sizes_and_options_are_refused(name: str, options: Mapping[str, str], sentence: str) -> None:
     with pytest.raises(InvalidValue, match="^" + re.escape(sentence)):
         load_task(name, options=options)
 
 
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
-def test_a_data_folder_for_a_task_that_has_its_data_is_refused(name: str) -> None:
+def test_data_folder_for_a_task_with_its_own_data_is_refused(name: str) -> None:
     with refused(InvalidValue):
         load_task(name, Path("d"))

@@ -56,7 +56,7 @@ def test_every_built_in_name_loads(name: str) -> None:
     assert isinstance(task.model(), torch.nn.Module)
 
 
-def test_the_names_that_are_listed_are_those_that_exist() -> None:
+def test_listed_names_are_the_existing_ones() -> None:
     assert BUILT_IN_TASKS == ("digits", "mnist", "nfnn", "synthetic", "tiny-imagenet")
 
 
@@ -65,33 +65,33 @@ def test_options_reach_a_built_in_task() -> None:
     assert next(tuple(p.shape) for p in model.parameters()) == (5, 6)
 
 
-def test_a_task_in_a_file_loads(file: Path) -> None:
+def test_task_file_loads(file: Path) -> None:
     assert load_task(write(file, "task = make('mine')")).name == "mine"
 
 
-def test_a_file_is_a_path_with_a_separator_or_the_ending_py(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_task_paths_load(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(file, "task = make('mine')")
     monkeypatch.chdir(file.parent)
     for reference in ("my_task.py", f".{os.sep}my_task.py", f"..{os.sep}{file.parent.name}{os.sep}my_task.py"):
         assert load_task(reference).name == "mine"
 
 
-def test_a_function_is_called_with_the_data_folder_and_the_options(file: Path) -> None:
+def test_function_receives_the_data_folder_and_options(file: Path) -> None:
     reference = write(file, "def task(data_dir=None, depth: int = 3): return make(f'{data_dir} {depth + 1}')")
     assert load_task(reference).name == "None 4"
     assert load_task(reference, Path("there"), {"depth": "6"}).name == "there 7"
 
 
-def test_a_function_without_a_data_folder_is_called_without(file: Path) -> None:
+def test_function_without_a_data_folder_parameter_is_called_without_it(file: Path) -> None:
     assert load_task(write(file, "def task(): return make('plain')")).name == "plain"
 
 
-def test_a_file_is_read_afresh_each_time(file: Path) -> None:
+def test_task_file_is_read_again_each_time(file: Path) -> None:
     assert load_task(write(file, "task = make('first')")).name == "first"
     assert load_task(write(file, "task = make('the second')")).name == "the second"
 
 
-def test_two_files_of_one_name_do_not_mix(tmp_path: Path) -> None:
+def test_task_files_with_the_same_name_do_not_mix(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         write(tmp_path / folder / "my_task.py", f"task = make('{folder}')\nclass Mark: pass")
@@ -100,12 +100,12 @@ def test_two_files_of_one_name_do_not_mix(tmp_path: Path) -> None:
     assert len([name for name in sys.modules if name.startswith("evener_task_my_task_")]) == 2
 
 
-def test_a_task_file_may_import_the_files_beside_it(file: Path) -> None:
+def test_task_file_can_import_files_from_its_folder(file: Path) -> None:
     (file.parent / "beside_model.py").write_text("NAME = 'from beside'")
     assert load_task(write(file, "from beside_model import NAME\ntask = make(NAME)")).name == "from beside"
 
 
-def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
+def test_unknown_name_lists_known_and_similar_names() -> None:
     sentence = (
         "there is no task 'mnits', did you mean 'mnist'?; Evener has digits, mnist, nfnn, synthetic, tiny-imagenet; "
         "for one of your own give the path of its Python file"
@@ -116,12 +116,12 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
         load_task("xyz")
 
 
-def test_a_file_that_is_not_there_is_named(file: Path) -> None:
+def test_missing_task_file_is_named(file: Path) -> None:
     with pytest.raises(MissingFile, match=re.escape(f"there is no task file {file}")):
         load_task(str(file))
 
 
-def test_a_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
+def test_task_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "task.yaml"
     file.write_text("a: 1")
     with pytest.raises(MissingFile, match=re.escape(f"{file} is not a Python file: a task file ends in .py")):
@@ -151,7 +151,7 @@ def test_a_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
         ("import beside_broken", TrainingFailed, " line 7: RuntimeError: elsewhere"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_with_file_and_line(
+def test_task_file_errors_are_reported_with_file_and_line(
     text: str, kind: type[EvenerError], sentence: str, file: Path
 ) -> None:
     (file.parent / "beside_broken.py").write_text("\n\n\nraise RuntimeError('elsewhere')")
@@ -160,20 +160,20 @@ def test_what_is_wrong_in_a_file_is_told_with_file_and_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_fails_leaves_no_module_behind(file: Path) -> None:
+def test_failed_task_file_leaves_no_module(file: Path) -> None:
     with pytest.raises(TrainingFailed):
         load_task(write(file, "1 / 0"))
     assert not [name for name in sys.modules if name.startswith("evener_task_my_task_")]
 
 
-def test_errors_of_evener_pass_through_a_file_as_they_are(file: Path) -> None:
+def test_evener_errors_in_a_task_file_are_raised_unchanged(file: Path) -> None:
     text = "from evener.records.errors import InvalidValue\ndef task(): raise InvalidValue('depth', 0, 'positive')"
     with refused(InvalidValue):
         load_task(write(file, text))
 
 
 @pytest.mark.parametrize(("data_dir", "options"), [(Path("d"), {}), (None, {"depth": "1"})])
-def test_a_task_that_is_not_a_function_takes_nothing(
+def test_task_that_is_not_a_function_refuses_options(
     data_dir: Path | None, options: dict[str, str], file: Path
 ) -> None:
     reference = write(file, "task = make('mine')")
@@ -182,7 +182,7 @@ def test_a_task_that_is_not_a_function_takes_nothing(
         load_task(reference, data_dir, options)
 
 
-def test_a_wrong_option_names_the_task() -> None:
+def test_unknown_option_error_names_the_task() -> None:
     with refused(InvalidInput):
         load_task("synthetic", options={"dept": "2"})
 
@@ -195,7 +195,7 @@ def test_a_wrong_option_names_the_task() -> None:
         ("load_task('./my_task.py')", f"MissingExtra: PyTorch is not installed: {pip_install('torch')}"),
     ],
 )
-def test_without_torch_names_are_known_and_loading_says_what_to_install(code: str, expected: str, file: Path) -> None:
+def test_loading_without_torch_names_the_install_command(code: str, expected: str, file: Path) -> None:
     write(file, "task = make('mine')")
     script = dedent(f"""
         import sys
@@ -211,13 +211,13 @@ def test_without_torch_names_are_known_and_loading_says_what_to_install(code: st
     assert (result.stdout.strip(), result.stderr) == (expected, "")
 
 
-def test_torchvision_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torchvision_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with refused(MissingExtra):
         load_task("tiny-imagenet")
 
 
-def test_torchvision_that_does_not_load_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_torchvision_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, name)
@@ -234,14 +234,14 @@ def test_a_loaded_task_is_a_task() -> None:
     assert isinstance(load_task("digits"), Task)
 
 
-def test_what_is_no_file_for_every_node_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_special_file_is_refused_before_loading(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for nowhere in ("pipe", "."):
         with refused(InvalidInput):
             require_task(f"{tmp_path}/{nowhere}")
 
 
-def test_a_program_is_refused_as_a_task_without_running_it(tmp_path: Path) -> None:
+def test_program_is_refused_as_a_task_without_running_it(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("import evener\nraise SystemExit('it ran')\nrun = evener.join()\n")
     with refused(InvalidInput):
@@ -251,7 +251,7 @@ def test_a_program_is_refused_as_a_task_without_running_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "task", ["task = make()", "def task(): ...", "from beside import task", "from beside import *"]
 )
-def test_a_file_with_a_task_is_none_of_the_programs_that_are_refused(tmp_path: Path, task: str) -> None:
+def test_file_with_a_task_and_a_program_part_is_accepted(tmp_path: Path, task: str) -> None:
     file = tmp_path / "both.py"
     file.write_text(f"import evener\n{task}\nif __name__ == '__main__':\n    run = evener.join()\n")
     require_task(str(file))

@@ -17,7 +17,7 @@ def test_nine_steps_rise_for_a_fifth_and_fall_along_half_a_cosine() -> None:
 
 
 @given(steps=st.integers(1, 300))
-def test_the_rate_is_positive_in_every_step_and_falls_once_it_has_risen(steps: int) -> None:
+def test_rate_is_positive_and_falls_after_its_peak(steps: int) -> None:
     shares = [share_of_peak(step, steps) for step in range(steps)]
     assert all(0 < share <= 1 for share in shares)
     top = shares.index(max(shares))
@@ -25,7 +25,7 @@ def test_the_rate_is_positive_in_every_step_and_falls_once_it_has_risen(steps: i
     assert (top + 1) / (steps + 1) <= 0.5
 
 
-def test_the_optimiser_gets_the_rate_and_keeps_the_last_after_the_end() -> None:
+def test_optimizer_receives_the_rate_and_holds_the_last_value() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
     schedule = one_cycle(optimizer, 4)
     rates = []

@@ -12,7 +12,7 @@ from evener.records.errors import CannotWrite, InvalidInput
 from support.refusals import refused
 
 
-def test_the_task_that_is_written_learns(tmp_path: Path) -> None:
+def test_written_task_learns(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     write_task(path)
     assert "from evener import Task" in path.read_text()
@@ -22,7 +22,7 @@ def test_the_task_that_is_written_learns(tmp_path: Path) -> None:
     assert record.validation_accuracy > 0.9
 
 
-def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("mine")
     with refused(InvalidInput):
@@ -30,14 +30,14 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_paths_are_reported(tmp_path: Path) -> None:
     with refused(CannotWrite):
         write_task(tmp_path / "gone" / "mine.py")
     with refused(InvalidInput):
         write_task(tmp_path / "mine")
 
 
-def test_the_options_that_are_written_are_such_when_their_mark_is_removed(tmp_path: Path) -> None:
+def test_written_options_apply_once_uncommented(tmp_path: Path) -> None:
     assert write_options(tmp_path) == tmp_path / FILE
     assert write_options(tmp_path) is None
     text = (tmp_path / FILE).read_text()

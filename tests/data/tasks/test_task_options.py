@@ -69,7 +69,7 @@ def test_options_are_read_by_their_type(
     assert [type(value) for value in result.values()] == [type(value) for value in expected.values()]
 
 
-def test_the_data_folder_is_passed_on_as_it_is() -> None:
+def test_data_folder_is_passed_on_unchanged() -> None:
     assert arguments_for(typed, "task a", {}, {"data_dir": Path("d")}) == {"data_dir": Path("d")}
 
 
@@ -114,12 +114,12 @@ def test_options_that_do_not_fit_the_function_are_refused(
         ("limit", "none", "a whole number"),
     ],
 )
-def test_a_value_that_does_not_fit_its_type_is_refused(name: str, text: str, allowed: str) -> None:
+def test_value_of_the_wrong_type_is_refused(name: str, text: str, allowed: str) -> None:
     with pytest.raises(InvalidValue, match=re.escape(f"option {name} of task a must be {allowed}, got {text!r}")):
         arguments_for(typed, "task a", {name: text}, {})
 
 
-def test_a_data_folder_that_is_not_taken_is_refused() -> None:
+def test_data_folder_without_a_parameter_is_refused() -> None:
     sentence = "task a takes no data_dir: leave it out, or give its function that parameter"
     with pytest.raises(InvalidInput, match=re.escape(sentence)):
         arguments_for(bare, "task a", {}, {"data_dir": Path("d")})

@@ -26,24 +26,24 @@ def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", BUILT_IN_THIN_TASKS)
-def test_a_built_in_task_and_its_twin_are_the_same(name: str, mnist: Path) -> None:
+def test_thin_built_in_task_equals_its_pytorch_twin(name: str, mnist: Path) -> None:
     data, options = (None if name == "digits" else mnist), OPTIONS.get(name, {})
     check_parity(load_task(name, data, options), load_thin_task(name, data, options))
 
 
-def test_a_file_has_its_thin_twin_beside_it(tmp_path: Path) -> None:
+def test_thin_task_is_found_in_the_file_next_to_the_task(tmp_path: Path) -> None:
     (tmp_path / "row.py").write_text("import nothing_that_exists\n")
     (tmp_path / "row_thin.py").write_text(_THIN_FILE)
     assert has_thin_task(str(tmp_path / "row.py"))
     assert load_thin_task(str(tmp_path / "row.py")).name == "line"
 
 
-def test_a_file_of_its_own_may_be_thin_only(tmp_path: Path) -> None:
+def test_thin_only_task_file_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "line.py").write_text(_THIN_FILE)
     assert load_thin_task(str(tmp_path / "line.py")).name == "line"
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_missing_thin_tasks_are_reported(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("")
     with refused(InvalidInput):
         load_thin_task(str(tmp_path / "empty.py"))
@@ -53,9 +53,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert not has_thin_task("tiny-imagenet")
 
 
-def test_a_thin_task_that_imports_pytorch_says_so_where_it_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thin_task_that_imports_missing_pytorch_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "line.py").write_text("import torch\n" + _THIN_FILE)
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with refused(MissingExtra):

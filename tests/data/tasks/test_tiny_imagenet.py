@@ -54,7 +54,7 @@ def test_training_images_are_normalised_and_numbered_in_the_order_of_wnids(root:
     np.testing.assert_allclose(colour_of(image), COLOURS["n01"], atol=4)
 
 
-def test_training_images_come_in_the_order_of_their_names(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_images_are_sorted_by_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_image(root / "train" / "n02" / "images" / "n02_0.JPEG", (0, 200, 0))
     listing = Path.glob
     monkeypatch.setattr(Path, "glob", lambda path, pattern: iter(sorted(listing(path, pattern), reverse=True)))
@@ -70,7 +70,7 @@ def test_validation_images_follow_the_annotations(root: Path) -> None:
     np.testing.assert_allclose(colour_of(data[1][0]), COLOURS["n02"], atol=4)
 
 
-def test_the_folder_above_will_do_too(root: Path) -> None:
+def test_parent_folder_is_accepted(root: Path) -> None:
     assert len(TinyImageNet(root.parent, "train")) == 4
 
 
@@ -80,7 +80,7 @@ def test_greyscale_images_become_rgb(root: Path) -> None:
     np.testing.assert_allclose(colour_of(image), (90, 90, 90), atol=1)
 
 
-def test_without_a_cache_every_access_reads_the_file(root: Path) -> None:
+def test_uncached_images_are_read_on_every_access(root: Path) -> None:
     data = TinyImageNet(root, "val")
     data[0]
     file = root / "val" / "images" / "val_7.JPEG"
@@ -89,14 +89,14 @@ def test_without_a_cache_every_access_reads_the_file(root: Path) -> None:
         data[0]
 
 
-def test_with_a_cache_each_image_is_decoded_once(root: Path) -> None:
+def test_cached_images_are_decoded_once(root: Path) -> None:
     data = TinyImageNet(root, "val", cache=True)
     first, _ = data[0]
     (root / "val" / "images" / "val_7.JPEG").unlink()
     assert torch.equal(data[0][0], first)
 
 
-def test_a_data_set_can_be_sent_to_the_processes_of_a_loader(root: Path) -> None:
+def test_dataset_can_be_pickled_for_loader_processes(root: Path) -> None:
     data = TinyImageNet(root, "val", cache=True)
     copy = pickle.loads(pickle.dumps(data))
     assert torch.equal(copy[1][0], data[1][0])
@@ -138,7 +138,7 @@ def test_augmentation_follows_the_default_generator_of_torch(root: Path) -> None
     assert not torch.equal(images[0], images[2])
 
 
-def test_without_augmentation_no_random_number_is_drawn(root: Path) -> None:
+def test_plain_images_draw_no_random_numbers(root: Path) -> None:
     before = torch.get_rng_state()
     TinyImageNet(root, "train")[0]
     assert torch.equal(torch.get_rng_state(), before)
@@ -153,7 +153,7 @@ def test_without_augmentation_no_random_number_is_drawn(root: Path) -> None:
         ("val/images/val_3.JPEG", "val"),
     ],
 )
-def test_a_missing_part_is_named_with_what_to_fetch_and_where_to_unpack_it(gone: str, split: str, root: Path) -> None:
+def test_missing_part_is_named_with_its_source_and_folder(gone: str, split: str, root: Path) -> None:
     for file in list(root.glob(gone)):
         file.unlink()
     sentence = f"Tiny-ImageNet-200 is not whole: {root / gone} is missing; {SOURCE}{root.parent}, or name the folder"
@@ -161,19 +161,19 @@ def test_a_missing_part_is_named_with_what_to_fetch_and_where_to_unpack_it(gone:
         TinyImageNet(root, split)  # type: ignore[arg-type]
 
 
-def test_an_absent_folder_is_to_be_unpacked_into_the_one_that_was_named(tmp_path: Path) -> None:
+def test_missing_folder_error_names_the_folder_for_unpacking(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match=re.escape(f"{SOURCE}{tmp_path / 'here'}, or")):
         TinyImageNet(tmp_path / "here", "train")
 
 
-def test_an_annotation_of_an_unknown_class_is_named_by_its_line(root: Path) -> None:
+def test_annotation_of_an_unknown_class_is_named_by_line(root: Path) -> None:
     annotations = root / "val" / "val_annotations.txt"
     annotations.write_text("val_7.JPEG\tn01\nval_3.JPEG\tn99\n")
     with pytest.raises(InvalidFile, match=re.escape(f"{annotations} line 2: class 'n99' is not one of those in")):
         TinyImageNet(root, "val")
 
 
-def test_a_list_that_is_not_text_is_refused(root: Path) -> None:
+def test_class_list_that_is_not_text_is_refused(root: Path) -> None:
     (root / "wnids.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidFile, match=re.escape(f"{root / 'wnids.txt'} is not a text file: ")):
         TinyImageNet(root, "val")
@@ -187,7 +187,7 @@ def test_a_damaged_image_is_named(root: Path) -> None:
             TinyImageNet(root, "val")[0]
 
 
-def test_an_image_of_another_size_is_named(root: Path) -> None:
+def test_image_of_the_wrong_size_is_named(root: Path) -> None:
     file = root / "val" / "images" / "val_7.JPEG"
     write_image(file, (1, 2, 3), side=32)
     with pytest.raises(InvalidFile, match=re.escape(f"{file} is 32x32 pixels; Tiny-ImageNet-200 has 64x64")):
@@ -199,7 +199,7 @@ def test_an_unknown_split_is_refused(root: Path) -> None:
         TinyImageNet(root, "test")  # type: ignore[arg-type]
 
 
-def test_without_pillow_it_says_what_to_install(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pillow_error_names_the_install_command(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     sentence = f"Pillow, which reads the images, is not installed: {pip_install('vision')}"

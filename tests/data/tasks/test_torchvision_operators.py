@@ -15,22 +15,22 @@ BOXES = torch.tensor([[0, 0, 10, 10], [1, 0, 10, 10], [20, 20, 30, 30], [0, 0, 1
 SCORES = torch.tensor([0.5, 0.9, 0.3, 0.7])
 
 
-def test_the_overlap_of_boxes_is_intersection_over_union() -> None:
+def test_box_overlap_is_intersection_over_union() -> None:
     expected = torch.tensor([1, 0.9, 0, 0.4])
     torch.testing.assert_close(torchvision_operators.overlap(BOXES[0], BOXES), expected)
 
 
-def test_suppression_keeps_the_best_of_boxes_that_overlap_more_than_the_threshold() -> None:
+def test_suppression_selects_the_best_of_overlapping_boxes() -> None:
     for threshold, kept in ((0.95, [1, 3, 0, 2]), (0.5, [1, 3, 2]), (0.3, [1, 2])):
         assert torchvision_operators.non_maximum_suppression(BOXES, SCORES, threshold).tolist() == kept
 
 
-def test_suppression_of_no_boxes_keeps_none() -> None:
+def test_suppression_of_no_boxes_returns_none() -> None:
     kept = torchvision_operators.non_maximum_suppression(torch.zeros(0, 4), torch.zeros(0), 0.5)
     assert (kept.shape, kept.dtype) == ((0,), torch.int64)
 
 
-def test_torchvision_imports_and_suppresses_after_the_module_is_imported() -> None:
+def test_torchvision_imports_with_the_stand_in_operators() -> None:
     code = """
 import torchvision_operators, torch, torchvision
 boxes = torch.tensor([[0, 0, 10, 10], [1, 0, 10, 10], [20, 20, 30, 30.0]])

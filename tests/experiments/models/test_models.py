@@ -34,7 +34,7 @@ def test_amoebanet_has_the_parameters_of_gpipes_table_1(layers: int, filters: in
 
 
 @pytest.mark.parametrize(("layers", "billions"), [((36, 544), 1.056), ((72, 512), 1.845)])
-def test_the_largest_amoebanets_have_over_a_billion(layers: tuple[int, int], billions: float) -> None:
+def test_largest_amoebanets_have_over_a_billion_parameters(layers: tuple[int, int], billions: float) -> None:
     with torch.device("meta"):
         assert size(AmoebaNetD(*layers)) / 1e9 == pytest.approx(billions, abs=0.001)
 
@@ -51,7 +51,7 @@ def test_resnet152_has_the_published_parameters_in_eight_segments() -> None:
 
 @pytest.mark.parametrize("pixels", [64, 75])
 @pytest.mark.parametrize("model", [AmoebaNetD(3, 16, 7), resnet152(7, width=4, depths=(1, 1, 2, 1))])
-def test_classifiers_take_images_of_any_size(model: nn.Module, pixels: int) -> None:
+def test_classifiers_accept_images_of_any_size(model: nn.Module, pixels: int) -> None:
     assert model(torch.randn(2, 3, pixels, pixels)).shape == (2, 7)
 
 
@@ -70,7 +70,7 @@ def small(**options: Any) -> Transformer:
     return Transformer(**{"vocabulary": 30, "layers": 2, "dim": 16, "heads": 2, "hidden": 32, **options}).eval()
 
 
-def test_a_target_token_sees_the_source_and_itself_and_none_behind() -> None:
+def test_target_token_attends_to_the_source_and_earlier_targets_only() -> None:
     model, source, target = small(), tokens(2, 6), tokens(2, 5)
     logits = model(source, target)
     assert logits.shape == (2, 5, 30)
@@ -81,13 +81,13 @@ def test_a_target_token_sees_the_source_and_itself_and_none_behind() -> None:
     assert not torch.allclose(model(source.flip(1), target)[:, 0], logits[:, 0])
 
 
-def test_padding_of_the_source_is_not_seen() -> None:
+def test_source_padding_is_masked() -> None:
     model, source, target = small(), tokens(2, 6), tokens(2, 5)
     padded = torch.cat((source, torch.zeros(2, 3, dtype=torch.long)), dim=1)
     torch.testing.assert_close(model(padded, target), model(source, target))
 
 
-def test_logits_are_clipped_and_feed_forward_layers_begin_smaller_the_deeper_the_model() -> None:
+def test_logits_are_clipped_and_feed_forward_init_shrinks_with_depth() -> None:
     model = small()
     with torch.no_grad():
         model.classify.weight.mul_(1e4)
@@ -101,13 +101,13 @@ def test_logits_are_clipped_and_feed_forward_layers_begin_smaller_the_deeper_the
     assert deviations[0] / deviations[1] == pytest.approx(8.0)
 
 
-def test_one_weight_embeds_and_classifies_if_tied() -> None:
+def test_tied_models_share_embedding_and_classifier_weights() -> None:
     model = small()
     assert model.classify.weight is model.embedding.weight
     assert size(small(tied=False)) - size(model) == 30 * 16
 
 
-def test_the_loss_is_a_mean_over_tokens_that_are_there() -> None:
+def test_loss_is_a_mean_over_non_padding_tokens() -> None:
     logits, successors = torch.randn(2, 4, 30), tokens(2, 4)
     successors[0, 2:] = 0
     assert int(tokens_in(successors)) == 6
@@ -116,7 +116,7 @@ def test_the_loss_is_a_mean_over_tokens_that_are_there() -> None:
     assert float(translation_loss(logits, torch.zeros_like(successors))) == 0.0
 
 
-def test_a_transformer_learns_to_turn_around() -> None:
+def test_transformer_learns_to_reverse_a_sequence() -> None:
     torch.manual_seed(0)
     model = Transformer(12, layers=1, dim=32, heads=2, hidden=64, dropout=0.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -140,6 +140,6 @@ def test_a_transformer_learns_to_turn_around() -> None:
         (lambda: Transformer(dim=30, heads=4), "dim must be an even multiple of heads"),
     ],
 )
-def test_impossible_sizes_are_refused(make: type, message: str) -> None:
+def test_invalid_sizes_are_refused(make: type, message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
         make()

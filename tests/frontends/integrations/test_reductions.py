@@ -49,7 +49,7 @@ def rank(env: RankEnvironment, folder: str) -> None:
     leave_group()
 
 
-def test_ranks_agree_about_means_sums_decisions_and_objects(tmp_path: Path) -> None:
+def test_ranks_agree_on_means_sums_decisions_and_objects(tmp_path: Path) -> None:
     nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
     run_local(rank, nodes, str(tmp_path), patience=30, on_event=print)
     found = torch.load(tmp_path / "found.pt", weights_only=False)

@@ -43,7 +43,7 @@ def losses(done: subprocess.CompletedProcess[str]) -> list[str]:
         pytest.param("17_hugging_face.py", marks=needing("transformers", "transformers")),
     ],
 )
-def test_a_trainer_learns_under_torchrun_what_it_learns_alone(name: str, tmp_path: Path) -> None:
+def test_trainer_under_torchrun_equals_one_process(name: str, tmp_path: Path) -> None:
     alone, together = (losses(started(tmp_path, EXAMPLES / name, ranks=ranks)) for ranks in (1, 2))
     assert set(together) == set(alone)
     assert alone
@@ -60,7 +60,7 @@ def accelerate_script(folder: Path, old: str, new: str) -> Path:
 
 
 @needing("accelerate", "transformers")
-def test_a_script_of_accelerates_trains_under_torchrun_what_it_trains_alone(tmp_path: Path) -> None:
+def test_accelerate_script_under_torchrun_equals_one_process(tmp_path: Path) -> None:
     path = accelerate_script(tmp_path, "x = torch.randn", "torch.manual_seed(0)\nx = torch.randn")
     alone, together = (float(losses(started(tmp_path, path, ranks=ranks))[0]) for ranks in (1, 2))
     assert together == pytest.approx(alone, rel=1e-5)
@@ -79,9 +79,7 @@ def test_a_script_of_accelerates_trains_under_torchrun_what_it_trains_alone(tmp_
          "import accelerate before it calls evener.join()"),
     ],
 )  # fmt: skip
-def test_what_would_divide_batches_twice_is_refused_in_one_sentence(
-    old: str, new: str, sentence: str, tmp_path: Path
-) -> None:
+def test_batches_divided_twice_are_refused_in_one_sentence(old: str, new: str, sentence: str, tmp_path: Path) -> None:
     done = started(tmp_path, accelerate_script(tmp_path, old, new), ranks=2)
     assert done.returncode != 0
     told = [line for line in done.stderr.splitlines() if line.startswith("evener: ")]

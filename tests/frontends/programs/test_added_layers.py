@@ -67,13 +67,13 @@ def trained(text: str, folder: Path) -> Outcome:
 @pytest.mark.parametrize(
     "kind", ["a norm", *(pytest.param(kind, marks=pytest.mark.slow) for kind in NEW if kind != "a norm")]
 )
-def test_what_comes_in_between_two_epochs_is_trained_as_in_one_process(kind: str, tmp_path: Path) -> None:
+def test_layers_added_between_epochs_train_as_in_one_process(kind: str, tmp_path: Path) -> None:
     text = PROGRAM.format(before=f"if epoch == 1: {NEW[kind]}", amid="pass")
     assert off(trained(text, tmp_path), perform(plain(text), "program")) < 1e-10
 
 
 @pytest.mark.slow
-def test_copies_that_are_compared_later_take_in_what_the_run_does(tmp_path: Path) -> None:
+def test_equivalence_check_accepts_a_layer_added_between_epochs(tmp_path: Path) -> None:
     text = PROGRAM.format(before=f"if epoch == 1: {NEW['a head']}", amid="pass")
     text = text.replace("run.equivalence_check.is_wanted = False  # added", "").replace("(2)", "(4)")
     assert off(trained(text, tmp_path), perform(plain(text), "program")) < 1e-10
@@ -81,7 +81,7 @@ def test_copies_that_are_compared_later_take_in_what_the_run_does(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a head", "a norm without weights"])
-def test_what_comes_in_after_a_batch_was_loaded_is_refused(kind: str, tmp_path: Path) -> None:
+def test_layer_added_after_loading_a_batch_is_refused(kind: str, tmp_path: Path) -> None:
     text = PROGRAM.format(before="pass", amid=f"if epoch: {NEW[kind]}")
     with pytest.raises(EvenerError) as raised:
         trained(text, tmp_path)

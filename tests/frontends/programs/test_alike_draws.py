@@ -54,14 +54,14 @@ def a_node(samples: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
     return shared, own
 
 
-def test_coins_and_noise_for_weights_are_alike_on_all_nodes() -> None:
+def test_draws_without_samples_are_equal_on_all_nodes() -> None:
     (shared, own), (other, others_own) = a_node(2, 0), a_node(5, 1)
     assert all(torch.equal(a, b) for a, b in zip(shared, other, strict=True))
     assert len({float(one.sum()) for one in shared}) > 15  # other ones each time
     assert not torch.equal(own[0], others_own[0][:2])
 
 
-def test_what_is_drawn_for_no_samples_is_what_one_process_draws() -> None:
+def test_draws_without_samples_equal_those_of_one_process() -> None:
     shared = a_node(2, 0)[0]
     torch.manual_seed(3)
     for i in range(0, 21, 7):
@@ -74,7 +74,7 @@ def test_what_is_drawn_for_no_samples_is_what_one_process_draws() -> None:
         assert torch.equal(shared[i + 6], torch.rand(1))
 
 
-def test_a_coin_that_a_backward_pass_would_draw_again_is_refused() -> None:
+def test_scalar_draw_inside_a_checkpointed_block_is_refused() -> None:
     class Block(nn.Module):
         def forward(self, x: Tensor) -> Any:
             return checkpoint(lambda y: y * torch.rand(1), x, use_reentrant=False)
@@ -84,7 +84,7 @@ def test_a_coin_that_a_backward_pass_would_draw_again_is_refused() -> None:
         model(torch.ones(1, 2))
 
 
-def test_a_generator_of_the_programs_own_is_left_alone() -> None:
+def test_generator_of_the_program_is_not_replaced() -> None:
     with active(AlikeDraws(5, [])):
         own = torch.rand(1, generator=torch.Generator().manual_seed(3))
     assert torch.equal(own, torch.rand(1, generator=torch.Generator().manual_seed(3)))
@@ -95,7 +95,7 @@ def _modes() -> Any:
     return stack._get_current_function_mode_stack()
 
 
-def test_modes_of_the_program_are_left_in_their_order() -> None:
+def test_program_modes_and_draws_exit_in_any_order() -> None:
     draws = AlikeDraws(5, [])
     with torch.device("meta"):
         draws.begin()

@@ -19,7 +19,7 @@ def give(batches: HandedBatches, owner: object, *tensors: Tensor, trains: bool =
     return batches.give(tensors, owner, PART, 1.0, trains)
 
 
-def test_a_batch_is_known_by_its_tensors_and_by_views_of_them() -> None:
+def test_lookup_finds_a_batch_by_its_tensors_and_their_views() -> None:
     batches, x, y = HandedBatches(), torch.randn(4, 3), torch.arange(4)
     first, second = give(batches, "a", x, y), give(batches, "a", torch.randn(4, 3))
     assert batches.of([x]) is batches.of([y]) is batches.of([torch.ones(1), x[1:].t()]) is first
@@ -28,7 +28,7 @@ def test_a_batch_is_known_by_its_tensors_and_by_views_of_them() -> None:
     assert not batches.is_last(first)
 
 
-def test_parts_of_one_piece_of_memory_are_of_different_batches() -> None:
+def test_slices_of_one_tensor_belong_to_different_batches() -> None:
     batches, data = HandedBatches(), torch.randn(12, 3)
     given = [give(batches, "a", data[i : i + 4]) for i in (0, 4, 8)]
     assert [batches.of([data[i : i + 2]]) for i in (0, 5, 8)] == given
@@ -37,7 +37,7 @@ def test_parts_of_one_piece_of_memory_are_of_different_batches() -> None:
     assert not batches.are_kept()  # all data are there, whatever the program keeps
 
 
-def test_memory_that_is_used_again_is_of_no_old_batch() -> None:
+def test_reused_memory_matches_no_earlier_batch() -> None:
     batches = HandedBatches()
     for _ in range(50):
         x = torch.randn(100)
@@ -46,7 +46,7 @@ def test_memory_that_is_used_again_is_of_no_old_batch() -> None:
         del x
 
 
-def test_batches_that_a_program_keeps_are_noticed_but_not_the_last_ones() -> None:
+def test_lookup_detects_batches_that_stay_alive_except_the_latest() -> None:
     batches = HandedBatches()
     kept = torch.randn(3)
     give(batches, "a", kept)
@@ -83,7 +83,7 @@ def followed(
         provenance.end()
 
 
-def test_what_is_made_of_a_batch_is_followed_to_the_model_and_no_further() -> None:
+def test_derived_tensors_are_traced_to_the_model_and_no_further() -> None:
     batches, model = HandedBatches(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     x, y = torch.randn(4, 3), torch.randn(4, 3)
     first = give(batches, "a", x, y)
@@ -106,7 +106,7 @@ def test_what_is_made_of_a_batch_is_followed_to_the_model_and_no_further() -> No
     assert len(called) == 4
 
 
-def test_an_error_in_a_model_leaves_the_next_call_to_be_noticed() -> None:
+def test_model_error_does_not_hide_the_next_call() -> None:
     batches, model = HandedBatches(), nn.Sequential(nn.Linear(3, 3), nn.Linear(4, 3))
     x = torch.randn(4, 3)
     given = give(batches, "a", x)

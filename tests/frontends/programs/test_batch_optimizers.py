@@ -74,7 +74,7 @@ def test_an_optimizer_that_takes_no_closure_trains_as_one_that_calls_it(tmp_path
     assert torch.equal(found[Plain], found[Calling])
 
 
-def test_an_error_in_the_step_is_one_sentence(tmp_path: Path) -> None:
+def test_optimizer_step_error_is_reported_in_one_sentence(tmp_path: Path) -> None:
     made = batches(optimizer=lambda model: SparseAdam(list(model.parameters())))
     with refused(TrainingFailed):
         evener.train(made, output=tmp_path / "x", quiet=True)

@@ -36,7 +36,7 @@ def alone(size: int = 1) -> Group:
         ([0, 1], [(0, 1), (0, 1)], [0, 1]),
     ],
 )
-def test_parts_follow_each_other_and_a_rank_without_samples_computes_some(
+def test_parts_are_contiguous_and_empty_ranks_get_stand_ins(
     sizes: list[int], rows: list[tuple[int, int]], samples: list[int]
 ) -> None:
     parts = [part_of(rank, sizes) for rank in range(len(sizes))]
@@ -46,12 +46,12 @@ def test_parts_follow_each_other_and_a_rank_without_samples_computes_some(
 
 
 @pytest.mark.parametrize(("count", "weight"), [("samples", 2 * 3 / 4), ("sum", 2.0)])
-def test_a_mean_counts_by_samples_and_a_sum_as_it_is(count: Count, weight: float) -> None:
+def test_means_are_weighted_by_samples_and_sums_are_not(count: Count, weight: float) -> None:
     assert weight_of(part_of(0, [3, 1]), None, count, alone(2)) == weight
     assert weight_of(part_of(1, [4, 0]), None, count, alone(2)) == 0
 
 
-def test_what_is_counted_by_a_function_is_a_number_of_zero_or_more() -> None:
+def test_count_function_must_return_a_non_negative_number() -> None:
     assert weight_of(part_of(0, [3]), torch.ones(3), lambda batch: batch.sum(), alone()) == 1
     with refused(InvalidInput):
         weight_of(part_of(0, [3]), None, lambda batch: batch, alone())
@@ -61,7 +61,7 @@ def test_what_is_counted_by_a_function_is_a_number_of_zero_or_more() -> None:
         require_count("tokens")
 
 
-def test_batches_of_two_loaders_have_to_count_alike() -> None:
+def test_loaders_open_together_must_have_equal_weights() -> None:
     parts = OpenParts()
     assert parts.weight() == 1.0
     parts.open("a", 0.5)
@@ -74,7 +74,7 @@ def test_batches_of_two_loaders_have_to_count_alike() -> None:
     assert parts.weight() == 0.25
 
 
-def test_a_batch_made_by_hand_is_cut_in_the_dimension_of_its_samples() -> None:
+def test_handmade_batch_is_cut_along_its_sample_dimension() -> None:
     batch = {"x": torch.arange(12).view(2, 6), "name": "text"}
     assert rows_of(batch, 1) == 6
     cut = cut_rows(batch, BatchPart(first=4, samples=2, total=6, loaded=2), 1)
@@ -84,7 +84,7 @@ def test_a_batch_made_by_hand_is_cut_in_the_dimension_of_its_samples() -> None:
         rows_of((torch.ones(3), torch.ones(4)), 0)
 
 
-def test_an_evaluation_amid_the_training_has_weights_of_its_own() -> None:
+def test_evaluation_during_training_has_its_own_weights() -> None:
     parts = OpenParts()
     parts.open("train", 1.5)
     parts.open("others", 1.2, is_training=False)
@@ -102,7 +102,7 @@ def test_an_evaluation_amid_the_training_has_weights_of_its_own() -> None:
     assert parts.weight() == 1.0
 
 
-def test_what_is_summed_after_an_evaluation_amid_the_training_counts_also_of_a_rank_without_samples_to_train() -> None:
+def test_sum_after_nested_evaluation_includes_ranks_without_samples() -> None:
     parts = OpenParts()
     parts.open("train", 0.0)
     assert parts.weight_of_open() == 0.0
@@ -114,7 +114,7 @@ def test_what_is_summed_after_an_evaluation_amid_the_training_counts_also_of_a_r
     assert parts.weight_of_open() == 0.0
 
 
-def test_a_batch_counts_after_its_loader_was_left_until_another_one_is_loaded() -> None:
+def test_batch_stays_open_after_its_loader_until_the_next_load() -> None:
     parts = OpenParts()
     parts.open("train", 1.5)
     parts.close("train", is_over=False)
@@ -126,7 +126,7 @@ def test_a_batch_counts_after_its_loader_was_left_until_another_one_is_loaded() 
     assert parts.weight() == 0.7
 
 
-def test_what_models_are_called_with_counts_and_not_what_was_loaded_last() -> None:
+def test_weight_follows_the_batch_in_use_not_the_last_loaded_one() -> None:
     parts = OpenParts()
     parts.open("train", 1.5)
     parts.open("train", 0.5)  # loaded ahead
@@ -146,7 +146,7 @@ def test_what_models_are_called_with_counts_and_not_what_was_loaded_last() -> No
 @pytest.mark.parametrize(
     ("samples", "counts"), [((True, True), {True}), ((False, False), {False}), ((True, False), {True, False})]
 )
-def test_a_sum_after_a_loop_is_of_all_its_batches(samples: Sequence[bool], counts: set[bool]) -> None:
+def test_sum_after_a_loop_covers_all_its_batches(samples: Sequence[bool], counts: set[bool]) -> None:
     parts = OpenParts()
     for has_samples in samples:
         parts.open("train", 1.0, has_samples=has_samples)
@@ -159,7 +159,7 @@ def test_a_sum_after_a_loop_is_of_all_its_batches(samples: Sequence[bool], count
     assert parts.of_sum() == set()
 
 
-def test_a_sum_inside_a_loop_is_of_the_batches_since_the_last_one() -> None:
+def test_sum_inside_a_loop_covers_batches_since_the_last_sum() -> None:
     parts = OpenParts()
     assert parts.of_sum() == set()
     parts.open("train", 1.0)
@@ -171,7 +171,7 @@ def test_a_sum_inside_a_loop_is_of_the_batches_since_the_last_one() -> None:
     assert parts.of_sum() == {True}
 
 
-def test_a_sum_in_evaluation_mode_after_a_loop_with_stand_ins_is_refused() -> None:
+def test_evaluation_sum_after_a_loop_with_stand_ins_is_refused() -> None:
     parts = OpenParts()
     parts.open("train", 1.0, has_stand_ins=True)
     parts.close("train", is_over=True)

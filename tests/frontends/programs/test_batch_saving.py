@@ -88,7 +88,7 @@ def assert_alike(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_goes_on_amid_an_epoch_on_other_nodes_equals_one_process(tmp_path: Path) -> None:
+def test_resume_mid_epoch_on_other_nodes_equals_one_process(tmp_path: Path) -> None:
     folder = tmp_path / "nodes"
     in_world(config_of(folder, shares="5,2,0"))
     for kind in GOING_ON:
@@ -101,7 +101,7 @@ def test_what_goes_on_amid_an_epoch_on_other_nodes_equals_one_process(tmp_path: 
         assert_alike(resumed[kind], alone(task(kind), config_of(tmp_path / kind.replace(" ", "-"))), kind)
 
 
-def test_who_is_asked_to_stop_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_resume_continues_where_a_stop_request_ended_the_run(tmp_path: Path) -> None:
     expected = alone(task("noisy"), config_of(tmp_path / "whole"))
     config = config_of(tmp_path / "parts")
     environments: list[RankEnvironment] = []
@@ -124,13 +124,13 @@ def test_who_is_asked_to_stop_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert_alike(alone(task("noisy"), replace(config, resume=True)), expected, "noisy")
 
 
-def test_a_complete_run_is_resumed_without_a_step(tmp_path: Path) -> None:
+def test_resuming_a_complete_run_trains_no_step(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run")
     expected = alone(task("schedule"), config)
     assert_alike(alone(task("schedule"), replace(config, resume=True)), expected, "schedule")
 
 
-def test_what_cannot_go_on_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_invalid_resume_settings_are_refused(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run")
     alone(task("schedule"), config)
     with refused(InvalidInput):

@@ -83,7 +83,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         pytest.param("5,2,0", list(KINDS), marks=pytest.mark.slow),
     ],
 )
-def test_kinds_equal_one_process_or_are_refused(
+def test_batch_task_kinds_equal_one_process_or_are_refused(
     shares: str, kinds: list[str], tmp_path: Path, alone: dict[str, Any]
 ) -> None:
     found = trained(shares, tmp_path / "nodes", kinds)
@@ -120,7 +120,7 @@ def rank_with_metric(env: RankEnvironment, folder: str) -> None:
         raise
 
 
-def test_a_metric_that_is_no_mean_over_samples_is_refused_on_nodes(tmp_path: Path) -> None:
+def test_metric_that_is_not_a_sample_mean_is_refused_on_nodes(tmp_path: Path) -> None:
     nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
     with pytest.raises(EvenerError):
         run_local(rank_with_metric, nodes, str(tmp_path), patience=30, on_event=lambda _: None)
@@ -129,7 +129,7 @@ def test_a_metric_that_is_no_mean_over_samples_is_refused_on_nodes(tmp_path: Pat
     assert ["BatchTask.metrics['largest'] is " in sentence for sentence in said] == [True, True], said
 
 
-def test_validations_are_those_of_all_samples(alone: dict[str, Any]) -> None:
+def test_validation_covers_all_samples(alone: dict[str, Any]) -> None:
     assert len(alone["plateau"][1]) == 4
     for kind in ("count", "ratio"):
         loss, accuracy, metrics = alone[kind][1][-1]
@@ -141,7 +141,7 @@ def test_validations_are_those_of_all_samples(alone: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_trains_a_file(tmp_path: Path) -> None:
+def test_train_command_trains_a_batch_task_file(tmp_path: Path) -> None:
     words = ("train", BATCHES, "--option", "kind=ratio", "--local-nodes", "1,0.5", "--precision", "fp64", "--json")
     summary = last_json(evener(*words, "--output", "out", cwd=tmp_path))
     assert summary["validation_accuracy"] > 0.05
@@ -157,7 +157,7 @@ def test_the_command_trains_a_file(tmp_path: Path) -> None:
         ({"precision": "fp16"}, "--precision fp16 does not go with a BatchTask: take bf16"),
     ],
 )
-def test_options_that_do_not_go_with_it_are_refused(words: dict[str, Any], sentence: str) -> None:
+def test_options_incompatible_with_batch_tasks_are_refused(words: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         refuse_batches(RunConfig(task="x", **words))
     assert sentence in str(refused.value)
@@ -178,7 +178,7 @@ def test_options_that_do_not_go_with_it_are_refused(words: dict[str, Any], sente
         ({"epochs": 0}, "BatchTask.epochs must be a positive whole number, got 0"),
     ],
 )
-def test_what_is_written_wrongly_is_refused(words: dict[str, Any], sentence: str) -> None:
+def test_invalid_batch_task_arguments_are_refused(words: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidValue) as refused:
         BatchTask(**{**KINDS["count"], **words})
     assert str(refused.value) == sentence
@@ -214,7 +214,7 @@ class Numbered(torch.utils.data.Dataset[Any]):
         ),
     ],
 )
-def test_what_cannot_be_trained_is_told_in_one_sentence(words: dict[str, Any], sentence: str) -> None:
+def test_untrainable_batch_tasks_are_refused_in_one_sentence(words: dict[str, Any], sentence: str) -> None:
     def rank(env: RankEnvironment, config: RunConfig) -> None:
         run = Run(env, join_world(env), ScriptConfig(script=Path("x")))
         BatchTraining(run, BatchTask(**{**KINDS["schedule"], "batch_size": 8, **words}), config).train()
@@ -223,12 +223,12 @@ def test_what_cannot_be_trained_is_told_in_one_sentence(words: dict[str, Any], s
         run_inprocess(rank, LocalNode(name="a"), RunConfig(task="x"), patience=30, on_event=lambda _: None)
 
 
-def test_samples_that_do_not_collate_are_named_with_the_remedy() -> None:
+def test_collate_error_names_the_remedy() -> None:
     with pytest.raises(RuntimeError) as caught:
         _collate([torch.ones(4), torch.ones(5)])
     assert "without a BatchTask.collate" in place_of(caught.value)
 
 
-def test_other_commands_say_what_they_need(tmp_path: Path) -> None:
+def test_load_task_refuses_a_batch_task_file(tmp_path: Path) -> None:
     with refused(InvalidInput):
         load_task(BATCHES)

@@ -46,7 +46,7 @@ def trained(tmp_path: Path, what: Any, **words: Any) -> evener.Trained:
     return evener.train(what, output=tmp_path / "run", quiet=True, precision="fp64", **words)
 
 
-def test_alone_it_trains_here_and_leaves_the_random_state_as_it_was(tmp_path: Path) -> None:
+def test_train_without_nodes_preserves_the_random_state(tmp_path: Path) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -61,7 +61,7 @@ def test_alone_it_trains_here_and_leaves_the_random_state_as_it_was(tmp_path: Pa
         assert float(nn.functional.cross_entropy(model.eval()(x.double()), targets)) < 1.2
 
 
-def test_named_tasks_are_trained_too_and_a_function_takes_its_options(tmp_path: Path) -> None:
+def test_train_accepts_named_tasks_and_functions_with_options(tmp_path: Path) -> None:
     model, _ = trained(tmp_path / "named", TINY, option={"lr": 0.2}, epochs=1)
     assert isinstance(model, nn.Sequential)
     _, record = trained(tmp_path / "made", lambda rate="0.1": task(epochs=int(float(rate) * 10)), option={"rate": 0.2})
@@ -112,7 +112,7 @@ print("off", float((found[True] - found[False]).abs().max()))
 
 
 @pytest.mark.slow
-def test_a_program_from_stdin_trains_on_local_nodes_what_it_trains_alone(tmp_path: Path) -> None:
+def test_program_from_stdin_on_local_nodes_equals_one_process(tmp_path: Path) -> None:
     pytest.importorskip("cloudpickle")
     words = [sys.executable, "-"]
     done = subprocess.run(words, input=SCRIPT, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
@@ -131,14 +131,14 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
     assert float(done.stdout.rsplit("off", 1)[1]) < 1e-12
 
 
-def test_what_belongs_to_this_process_cannot_be_sent(tmp_path: Path) -> None:
+def test_task_holding_an_open_file_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("cloudpickle")
     held = (tmp_path / "file").open("w")
     with held, refused(InvalidInput):
         trained(tmp_path, task(loss=lambda o, t: held), local_nodes="1,1")
 
 
-def test_without_cloudpickle_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cloudpickle_error_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(MissingExtra, match=re.escape(pip_install("notebook"))):
         trained(tmp_path, task(), local_nodes="1,1")
@@ -155,20 +155,20 @@ def test_without_cloudpickle_it_says_what_to_install(tmp_path: Path, monkeypatch
         ({"batch_size": 31}, "--batch-size must be at most the 30 training samples, got 31"),
     ],
 )
-def test_what_is_asked_wrongly_is_refused(tmp_path: Path, words: dict[str, Any], sentence: str) -> None:
+def test_invalid_train_arguments_are_refused(tmp_path: Path, words: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         trained(tmp_path, task(), **words)
     assert sentence in str(refused.value)
 
 
-def test_under_torchrun_it_says_what_to_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_under_torchrun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with refused(InvalidInput):
         trained(tmp_path, task())
 
 
-def test_an_error_of_a_callback_is_the_users(tmp_path: Path) -> None:
+def test_callback_error_reaches_the_caller(tmp_path: Path) -> None:
     def fail(event: object) -> None:
         if isinstance(event, Step):
             raise RuntimeError(dedent("mine"))

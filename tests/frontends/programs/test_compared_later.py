@@ -120,7 +120,7 @@ def refusals(text: str, folder: Path) -> list[str]:
 
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_class_weights_of_a_class_that_the_first_batch_has_not_are_found(workers: int, tmp_path: Path) -> None:
+def test_late_check_detects_class_weights_of_a_rare_class(workers: int, tmp_path: Path) -> None:
     found = refusals(RARE.format(weights="weight", workers=workers), tmp_path)
     assert found
     assert all(sentence.startswith("after step ") for sentence in found)
@@ -128,12 +128,12 @@ def test_class_weights_of_a_class_that_the_first_batch_has_not_are_found(workers
 
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize(("epochs", "loss"), CHANGES.values(), ids=CHANGES)
-def test_a_loss_that_changes_in_a_late_epoch_is_found(epochs: str, loss: str, tmp_path: Path) -> None:
+def test_late_check_detects_a_loss_that_changes_in_a_late_epoch(epochs: str, loss: str, tmp_path: Path) -> None:
     assert refusals(CHANGING.format(epochs=epochs, loss=loss), tmp_path)
 
 
 @pytest.mark.timeout(100)
-def test_weights_that_follow_a_nodes_own_losses_are_found_and_named(tmp_path: Path) -> None:
+def test_late_check_names_weights_that_follow_local_losses(tmp_path: Path) -> None:
     found = refusals(FOLLOWING.format(seen="errors.detach()"), tmp_path)
     assert found
     assert all("`weights`" in sentence for sentence in found)
@@ -144,12 +144,12 @@ def test_weights_that_follow_a_nodes_own_losses_are_found_and_named(tmp_path: Pa
 @pytest.mark.parametrize(
     "text", [RARE.format(weights="None", workers=2), FOLLOWING.format(seen="run.mean(errors.detach())")]
 )
-def test_programs_that_equal_one_process_are_trained(text: str, tmp_path: Path) -> None:
+def test_late_check_accepts_programs_equal_to_one_process(text: str, tmp_path: Path) -> None:
     assert refusals(text, tmp_path) == []
 
 
 @pytest.mark.timeout(100)
-def test_a_table_of_targets_that_is_read_from_the_third_epoch_on_is_found_and_named(tmp_path: Path) -> None:
+def test_late_check_names_a_target_table_read_from_epoch_three_on(tmp_path: Path) -> None:
     found = refusals(TABLE.format(learn="table[index] = output.detach()"), tmp_path)
     assert found
     assert all("`table`" in sentence for sentence in found)
@@ -157,6 +157,6 @@ def test_a_table_of_targets_that_is_read_from_the_third_epoch_on_is_found_and_na
 
 @pytest.mark.slow
 @pytest.mark.timeout(100)
-def test_a_table_of_targets_of_all_nodes_is_trained(tmp_path: Path) -> None:
+def test_late_check_accepts_a_target_table_gathered_from_all_nodes(tmp_path: Path) -> None:
     text = TABLE.format(learn="table[evener.gather(index)] = evener.gather(output).detach()")
     assert refusals(text, tmp_path) == []

@@ -97,14 +97,14 @@ def as_it_is(samples: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("shares", [[1], [2, 1], [5, 2, 0]])
-def test_every_batch_is_that_of_one_process_in_its_order(shares: list[float]) -> None:
+def test_divided_batches_equal_those_of_one_process_in_order(shares: list[float]) -> None:
     def make() -> DataLoader[Any]:
         return DataLoader(numbers(23), batch_size=5, collate_fn=as_it_is)
 
     assert epochs(make, shares, number=2) == [[list(batch) for batch in make()]] * 2
 
 
-def test_the_leaders_sampler_decides_whatever_it_draws_from() -> None:
+def test_leader_sampler_decides_even_with_its_own_generator() -> None:
     def make() -> DataLoader[Any]:
         sampler = RandomSampler(numbers(20), generator=torch.Generator().manual_seed(7))
         return DataLoader(numbers(20), sampler=sampler, batch_size=6, collate_fn=as_it_is)
@@ -129,7 +129,7 @@ class Words:
         return key[0] * key[1]
 
 
-def test_batch_samplers_of_any_size_and_indices_of_any_kind_are_divided() -> None:
+def test_batch_samplers_with_any_size_or_index_type_are_divided() -> None:
     words: Any = Words()
     batches: Any = OfWords()
 
@@ -139,7 +139,7 @@ def test_batch_samplers_of_any_size_and_indices_of_any_kind_are_divided() -> Non
     assert epochs(make, [2, 1]) == [[["a", "bb", "ccc"], ["dddd"]]]
 
 
-def test_no_rank_is_without_samples_in_an_evaluation() -> None:
+def test_evaluation_leaves_no_rank_without_samples() -> None:
     def make() -> DataLoader[Any]:
         return DataLoader(numbers(10), batch_size=3, collate_fn=as_it_is)
 
@@ -148,7 +148,7 @@ def test_no_rank_is_without_samples_in_an_evaluation() -> None:
         epochs(lambda: DataLoader(numbers(2), batch_size=3), [1, 1, 1], trains=False)
 
 
-def test_batches_whose_statistics_norms_take_stay_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_that_move_norm_statistics_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shares, "moves", True)
     assert epochs(lambda: DataLoader(numbers(7), batch_size=3, collate_fn=as_it_is), [9, 1, 1], trains=False) == [
         [[0, 1, 2], [3, 4, 5], [6]]
@@ -163,7 +163,7 @@ class Stream(IterableDataset[int]):
         return iter(torch.arange(self._first, self._first + 7))
 
 
-def test_of_a_stream_every_rank_keeps_its_part_and_all_read_the_same() -> None:
+def test_all_ranks_read_the_same_stream_and_use_their_part() -> None:
     def make(first: int = 0) -> DataLoader[Any]:
         return DataLoader(Stream(first), batch_size=3, collate_fn=lambda some: [int(one) for one in some])
 
@@ -186,12 +186,12 @@ def test_of_a_stream_every_rank_keeps_its_part_and_all_read_the_same() -> None:
         (DataLoader(numbers(4), batch_size=None), "or give every batch to run.share"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(loader: DataLoader[Any], sentence: str) -> None:
+def test_indivisible_loaders_are_refused(loader: DataLoader[Any], sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         DividedLoader(loader, Shares(alone(), [1], True), "samples")
 
 
-def test_workers_and_samplers_of_batches_are_taken_over() -> None:
+def test_divided_loader_preserves_workers_and_batch_sampler() -> None:
     sampler = BatchSampler(SequentialSampler(range(9)), 4, drop_last=True)
     made: DataLoader[Any] = DataLoader(numbers(9), batch_sampler=sampler, collate_fn=as_it_is, num_workers=2)
     group = alone()

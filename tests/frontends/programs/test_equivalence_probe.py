@@ -39,7 +39,7 @@ print(run.sum(os.getpid()))
 
 
 @pytest.mark.slow
-def test_only_what_trains_is_compiled(tmp_path: Path) -> None:
+def test_only_training_processes_compile(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     words = ("run", "program.py", "--local-nodes", "1,1", "--shares", "2,1", "--run-folder", "out")
     result = evener(*words, cwd=tmp_path, timeout=170)
@@ -67,6 +67,6 @@ print([name for name in sys.modules if name.startswith("torch._inductor")])
 
 
 @pytest.mark.slow
-def test_functions_are_wrapped_without_importing_compilers() -> None:
+def test_probe_wraps_functions_without_importing_compilers() -> None:
     result = subprocess.run([sys.executable, "-c", WITHOUT_COMPILERS], capture_output=True, text=True, timeout=100)
     assert result.stdout == "[]\n", result.stderr

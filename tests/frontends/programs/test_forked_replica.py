@@ -35,9 +35,7 @@ def forks(monkeypatch: pytest.MonkeyPatch, num_stuck: int) -> list[int]:
 
 
 @pytest.mark.parametrize("num_stuck", [0, 1])
-def test_a_copy_that_stands_still_is_ended_and_another_one_made(
-    monkeypatch: pytest.MonkeyPatch, num_stuck: int
-) -> None:
+def test_stuck_replica_is_ended_and_forked_again(monkeypatch: pytest.MonkeyPatch, num_stuck: int) -> None:
     made = forks(monkeypatch, num_stuck)
     if (pid := forked()) == 0:
         os._exit(7)
@@ -48,14 +46,14 @@ def test_a_copy_that_stands_still_is_ended_and_another_one_made(
             os.waitpid(stuck, os.WNOHANG)
 
 
-def test_where_none_begins_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_fails_after_three_stuck_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     made = forks(monkeypatch, 3)
     with refused(TrainingFailed):
         forked()
     assert len(made) == 3
 
 
-def test_a_copy_that_leaves_the_program_alone_changes_no_file_but_its_own(tmp_path: Path) -> None:
+def test_replica_changes_no_file_outside_its_own_folder(tmp_path: Path) -> None:
     theirs, own = tmp_path / "weights.pt", tmp_path / "own"
     theirs.write_text("kept")
     own.mkdir()

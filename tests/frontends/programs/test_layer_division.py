@@ -87,7 +87,7 @@ def trained(model: nn.Module, share: Callable[[Tensor], Tensor], steps: int = 3)
 
 @pytest.mark.parametrize("shares", ["3,1", "5,2,0"])
 @pytest.mark.parametrize("strategy", ["filter", "channel", "sharded", "spatial"])
-def test_weights_statistics_and_copies_are_those_of_one_process(strategy: str, shares: str) -> None:
+def test_layer_division_equals_one_process_in_weights_and_statistics(strategy: str, shares: str) -> None:
     model = made()  # not in the threads, which share a generator
     expected = trained(copy.deepcopy(model), lambda x: x)
 
@@ -102,7 +102,7 @@ def test_weights_statistics_and_copies_are_those_of_one_process(strategy: str, s
 
 
 @pytest.mark.parametrize("strategy", ["sharded", "spatial"])
-def test_a_synchronised_norm_stays_one_and_its_momentum_may_change(strategy: str) -> None:
+def test_sync_batch_norm_preserves_its_class_and_accepts_new_momentum(strategy: str) -> None:
     first = made().first  # not in the threads, which share a generator
 
     def statistics(kind: type[nn.BatchNorm2d | nn.SyncBatchNorm], prepare: Callable[[nn.Module], nn.Module]) -> State:
@@ -122,7 +122,7 @@ def test_a_synchronised_norm_stays_one_and_its_momentum_may_change(strategy: str
             torch.testing.assert_close(state[name], value, rtol=1e-10, atol=1e-12, msg=name)
 
 
-def test_sums_means_and_ratios_are_those_of_the_whole_batch_that_every_node_has() -> None:
+def test_reductions_count_a_fully_replicated_batch_once() -> None:
     def work(group: Group) -> tuple[float, int, float, list[list[float]]]:
         run = run_of(group, "spatial", "equal")
         x = run.share(torch.arange(4.0), count="sum")
@@ -131,7 +131,7 @@ def test_sums_means_and_ratios_are_those_of_the_whole_batch_that_every_node_has(
     assert together(2, work) == [(6.0, 4, 2.0, [[0.0], [1.0], [2.0], [3.0]])] * 2
 
 
-def test_a_generator_and_a_critic_have_the_gradients_of_one_process() -> None:
+def test_generator_and_critic_gradients_equal_one_process() -> None:
     def gradients(generator: nn.Module, critic: nn.Module) -> list[Tensor]:
         torch.autograd.backward(critic(generator(drawn(0)))[0].square().mean())
         return [p.grad for p in (*generator.parameters(), *critic.parameters()) if p.grad is not None]
@@ -155,7 +155,7 @@ def test_a_generator_and_a_critic_have_the_gradients_of_one_process() -> None:
             torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-12)
 
 
-def test_a_model_that_takes_no_tensors_in_order_is_refused() -> None:
+def test_model_without_positional_tensor_inputs_is_refused() -> None:
     class ByName(nn.Linear):
         def forward(self, input: Tensor, *, scale: Tensor | None = None) -> Tensor:
             return super().forward(input) if scale is None else super().forward(input) * scale
@@ -172,7 +172,7 @@ def test_a_model_that_takes_no_tensors_in_order_is_refused() -> None:
     together(2, work)
 
 
-def test_a_model_of_which_nothing_can_be_divided_is_told() -> None:
+def test_model_without_divisible_layers_is_reported() -> None:
     arrangement = Arrangement(division="spatial", replicas=(Replica(shares=(2.0, 1.0)),))
 
     def work(group: Group) -> list[str]:
@@ -184,7 +184,7 @@ def test_a_model_of_which_nothing_can_be_divided_is_told() -> None:
     assert together(2, work) == [["no layer of Linear can be divided so: every node computes all of it"]] * 2
 
 
-def test_batches_that_differ_from_node_to_node_are_refused() -> None:
+def test_batches_that_differ_between_nodes_are_refused() -> None:
     def work(group: Group) -> None:
         run = run_of(group, "sharded", "equal")
         with refused(InvalidInput):

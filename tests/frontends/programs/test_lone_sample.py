@@ -77,7 +77,7 @@ def ended(folder: Path, loader: str, *words: str, norm: str = "nn.BatchNorm1d", 
         pytest.param("DataLoader(Stream(), batch_size=1)", "", marks=pytest.mark.slow),
     ],
 )
-def test_a_batch_of_one_sample_is_known_before_the_first_step(tmp_path: Path, loader: str, first: str) -> None:
+def test_single_sample_batch_is_refused_before_the_first_step(tmp_path: Path, loader: str, first: str) -> None:
     end = ended(tmp_path, loader, first=first)
     assert end.returncode == 2, end.stderr
     assert not (tmp_path / "stepped").exists()
@@ -88,7 +88,7 @@ def test_a_batch_of_one_sample_is_known_before_the_first_step(tmp_path: Path, lo
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["", UNFORKED], ids=["forked", "not forked"])
 @pytest.mark.parametrize("norm", ["nn.LayerNorm", "PIXELS"])
-def test_a_batch_of_one_sample_that_the_model_takes_is_trained_on(tmp_path: Path, norm: str, first: str) -> None:
+def test_single_sample_batch_trains_if_the_model_accepts_it(tmp_path: Path, norm: str, first: str) -> None:
     pixels = "nn.Unflatten(1, (2, 4)), nn.BatchNorm1d(2), nn.Flatten(), nn.Identity"
     end = ended(tmp_path, PLAIN, norm=norm.replace("PIXELS", pixels), first=first)
     assert end.returncode == 0, end.stderr
@@ -105,9 +105,7 @@ def test_a_batch_of_one_sample_that_the_model_takes_is_trained_on(tmp_path: Path
         pytest.param(DRAWN, ("--local-nodes", "1,1", "--strategy", "filter"), marks=pytest.mark.slow),
     ],
 )
-def test_a_batch_of_one_sample_that_was_not_known_ends_the_program_with_the_cure(
-    tmp_path: Path, loader: str, words: tuple[str, ...]
-) -> None:
+def test_unpredicted_single_sample_batch_ends_with_advice(tmp_path: Path, loader: str, words: tuple[str, ...]) -> None:
     end = ended(tmp_path, loader, *words)
     assert end.returncode == 2, end.stderr
     assert "drop_last=True" in end.stderr
@@ -116,7 +114,7 @@ def test_a_batch_of_one_sample_that_was_not_known_ends_the_program_with_the_cure
 
 
 @pytest.mark.slow
-def test_a_batch_of_one_sample_that_was_not_known_ends_the_ranks_of_torchrun_with_the_cure(tmp_path: Path) -> None:
+def test_unpredicted_single_sample_batch_ends_torchrun_with_advice(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.format(norm="nn.BatchNorm1d", loader=DRAWN, first=""))
     words = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
     ranks = subprocess.run(
@@ -168,6 +166,6 @@ ROWS = SequentialSampler(DATA)
         (DataLoader(Stream(), batch_size=10, drop_last=True), False),
     ],
 )
-def test_sizes_of_batches_are_known_without_reading_any(loader: DataLoader[Any], is_known: bool) -> None:
+def test_single_sample_batches_are_predicted_without_loading_any(loader: DataLoader[Any], is_known: bool) -> None:
     assert bool(single_sample_advice(loader)) == is_known
     assert getattr(loader.batch_sampler, "passes", 0) == 0

@@ -81,7 +81,7 @@ def calls_of(text: str, folder: Path) -> Mapping[str, str]:
 
 
 @pytest.mark.timeout(100)
-def test_a_layer_with_batch_norm_that_one_node_skips_ends_the_run(tmp_path: Path) -> None:
+def test_batch_norm_skipped_on_one_node_ends_the_run(tmp_path: Path) -> None:
     calls = calls_of(PROGRAM.format(drop=True, node=9, decision="pass", afterwards="pass"), tmp_path)
     assert set(calls) == {"node-0", "node-1"}
     assert any(call.startswith(message_topics.statistics("blocks")) for call in calls.values())
@@ -97,7 +97,7 @@ def test_a_layer_with_batch_norm_that_one_node_skips_ends_the_run(tmp_path: Path
         pytest.param("pass", "if epoch and run.rank == {node}: break", message_topics.END, marks=pytest.mark.slow),
     ],
 )
-def test_a_decision_of_one_node_alone_ends_the_run(
+def test_decision_made_on_one_node_only_ends_the_run(
     decision: str, afterwards: str, expected: str, node: int, tmp_path: Path
 ) -> None:
     text = PROGRAM.format(drop=False, node=node, decision=decision, afterwards=afterwards.format(node=node))

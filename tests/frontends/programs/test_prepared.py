@@ -83,7 +83,7 @@ def _prepared(norm: nn.Module, group: Group) -> Any:
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_every_public_attribute_of_every_norm_is_what_it_was(name: str) -> None:
+def test_prepared_norms_preserve_all_public_attributes(name: str) -> None:
     norm = NORMS[name][0]().double()
     before, text, kind, names = _public(norm), repr(norm), type(norm), set(dir(norm))
 
@@ -103,7 +103,7 @@ def test_every_public_attribute_of_every_norm_is_what_it_was(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_norms_train_evaluate_and_are_copied_as_in_one_process(name: str) -> None:
+def test_prepared_norms_train_evaluate_and_copy_as_in_one_process(name: str) -> None:
     make, shape = NORMS[name]
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 1
     whole = make().double()
@@ -127,7 +127,7 @@ def test_norms_train_evaluate_and_are_copied_as_in_one_process(name: str) -> Non
     together(2, check)
 
 
-def test_a_changed_momentum_and_reset_statistics_count() -> None:
+def test_changed_momentum_and_reset_statistics_take_effect() -> None:
     x = torch.randn(6, 3, dtype=torch.float64)
     whole = nn.BatchNorm1d(3).double()
     whole(x)
@@ -150,7 +150,7 @@ def test_a_changed_momentum_and_reset_statistics_count() -> None:
     together(2, check)
 
 
-def test_a_prepared_model_is_saved_whole_and_loaded_as_a_plain_one() -> None:
+def test_prepared_model_saves_and_loads_as_a_plain_model() -> None:
     def check(group: Group) -> None:
         x = torch.randn(5, 3, dtype=torch.float64)
         model = _prepared(nn.BatchNorm1d(3), group)
@@ -164,7 +164,7 @@ def test_a_prepared_model_is_saved_whole_and_loaded_as_a_plain_one() -> None:
     together(2, check)
 
 
-def test_a_norm_that_exchanges_statistics_itself_is_refused() -> None:
+def test_norm_that_synchronises_its_own_statistics_is_refused() -> None:
     def check(group: Group) -> None:
         with refused(InvalidInput):
             _prepared(OwnSynchronised(3), group)
@@ -172,7 +172,7 @@ def test_a_norm_that_exchanges_statistics_itself_is_refused() -> None:
     together(2, check)
 
 
-def test_batches_put_together_for_an_evaluation_move_no_statistics() -> None:
+def test_joined_evaluation_batches_do_not_move_statistics() -> None:
     def check(group: Group) -> None:
         model = PreparedModel(nn.BatchNorm1d(3), group, lambda: 1.0, lambda: True)
         model.compute(BatchPart(first=0, samples=2, total=4, loaded=2, is_joined=True))
@@ -183,14 +183,14 @@ def test_batches_put_together_for_an_evaluation_move_no_statistics() -> None:
     together(2, check)
 
 
-def test_every_norm_of_pytorch_is_among_those_that_are_tried() -> None:
+def test_norm_list_covers_every_norm_of_pytorch() -> None:
     tried = {base for make, _ in NORMS.values() for base in type(make()).__mro__}
     known = {kind for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, _NormBase)}
     alike = {kind for kind in known if "Lazy" in kind.__name__ or kind is nn.InstanceNorm3d}
     assert known - alike <= tried
 
 
-def test_a_batch_that_every_node_has_whole_moves_statistics_as_in_one_process() -> None:
+def test_replicated_batch_moves_statistics_as_in_one_process() -> None:
     x = torch.randn(6, 3, dtype=torch.float64)
     whole = nn.BatchNorm1d(3).double()
     whole(x)

@@ -60,7 +60,7 @@ def rank_of_noise(env: RankEnvironment, folder: str) -> None:
 
 
 @pytest.mark.timeout(100)
-def test_noise_in_gradients_weights_and_optimisers_is_alike_and_that_of_samples_is_not(tmp_path: Path) -> None:
+def test_weight_noise_is_equal_on_nodes_and_sample_noise_differs(tmp_path: Path) -> None:
     nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
     run_local(rank_of_noise, nodes, str(tmp_path), patience=10, on_event=lambda _: None)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))

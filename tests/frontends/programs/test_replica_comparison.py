@@ -53,14 +53,14 @@ def comparison_of(
         (torch.tensor([9.0, 0.0, 0.0, 0.0], dtype=torch.float64), "evener.gather"),
     ],
 )
-def test_the_sentence_says_which_tool_to_use(tmp_path: Path, whole: Tensor, advice: str) -> None:
+def test_comparison_message_names_the_tool_to_use(tmp_path: Path, whole: Tensor, advice: str) -> None:
     found = comparison(tmp_path, MEAN, whole)
     assert found.sentence.startswith("the program would train something else than in one process: the gradient of w")
     assert advice in found.sentence
     assert found.sentence.endswith("or --no-check for a task")
 
 
-def test_equal_gradients_say_nothing(tmp_path: Path) -> None:
+def test_equal_gradients_give_no_message(tmp_path: Path) -> None:
     found = comparison(tmp_path, MEAN, MEAN @ PARTS)
     assert found.sentence == ""
     assert found.off == 0.0
@@ -86,7 +86,7 @@ ACROSS = {"0/gradient/w": torch.tensor([9.0, 0.0, 0.0, 0.0], dtype=torch.float64
         ([Facts(rows=((1.0,),)), Facts(rows=((2.0,),))], Facts(rows=((1.0, 2.0),)), None, "evener.gather"),
     ],
 )
-def test_what_differs_between_nodes_is_named(
+def test_comparison_names_the_gradient_that_differs_between_nodes(
     tmp_path: Path, copies: Sequence[Facts], alone: Facts, names: Sequence[str] | None, advice: str
 ) -> None:
     found = comparison_of(tmp_path, {"0/gradient/w": MEAN @ PARTS}, ACROSS, copies, alone, names)
@@ -94,7 +94,7 @@ def test_what_differs_between_nodes_is_named(
     assert advice in found.sentence
 
 
-def test_the_first_batch_that_differs_is_named(tmp_path: Path) -> None:
+def test_comparison_names_the_first_batch_that_differs(tmp_path: Path) -> None:
     same = {"0/gradient/w": MEAN @ PARTS}
     values = {f"0/gradient/w of batch {number}": torch.full((4,), float(number)) for number in (10, 2)}
     expected = {name: 2 * value for name, value in values.items()}

@@ -19,7 +19,7 @@ def between(rows: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("sizes", [[3, 1], [4, 2, 0]])
 @pytest.mark.parametrize("of_own_rows", [False, True])
-def test_gradients_are_those_of_one_process(sizes: list[int], of_own_rows: bool) -> None:
+def test_gathered_row_gradients_equal_one_process(sizes: list[int], of_own_rows: bool) -> None:
     """Whether every rank computes the whole loss, or the mean over its own rows."""
     whole = torch.randn(sum(sizes), 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     leaf = whole.clone().requires_grad_()
@@ -42,7 +42,7 @@ def test_gradients_are_those_of_one_process(sizes: list[int], of_own_rows: bool)
     assert torch.allclose(torch.cat(together(len(sizes), work)), leaf.grad, rtol=0, atol=1e-14)
 
 
-def test_rows_of_other_shapes_are_refused() -> None:
+def test_rows_of_mismatched_shapes_are_refused() -> None:
     with refused(InvalidInput):
         together(2, lambda group: gather_rows(torch.ones(2, 2 + group.rank), group, 1.0))
     with refused(InvalidInput):

@@ -13,10 +13,10 @@ from support.refusals import refused
 
 
 @pytest.mark.parametrize("batch", [[], {"x": 3}, torch.ones(0, 4), [torch.ones(2), torch.ones(3)]], ids=str)
-def test_batches_without_samples_or_of_several_sizes_are_refused(batch: Any) -> None:
+def test_batches_without_samples_or_with_unequal_sizes_are_refused(batch: Any) -> None:
     with refused(InvalidInput):
         rows_of(batch, 0)
 
 
-def test_samples_are_counted_in_their_dimension() -> None:
+def test_samples_are_counted_along_the_sample_dimension() -> None:
     assert rows_of([torch.ones(3, 2), {"y": torch.ones(4, 2)}], 1) == 2

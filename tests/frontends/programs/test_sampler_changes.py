@@ -71,13 +71,13 @@ def weights(folder: Path, learn: str, shares: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learn", [OF_ALL, AT_THE_LEADER])
-def test_a_sampler_that_learns_from_the_losses_of_all_nodes_equals_one_process(tmp_path: Path, learn: str) -> None:
+def test_sampler_fed_with_losses_of_all_nodes_equals_one_process(tmp_path: Path, learn: str) -> None:
     alone, divided = weights(tmp_path, learn, "1"), weights(tmp_path, learn, "3,1")
     for name, value in alone.items():
         torch.testing.assert_close(divided[name], value, rtol=0.0, atol=1e-10)
 
 
-def test_a_sampler_that_learns_from_the_losses_of_its_node_is_refused(tmp_path: Path) -> None:
+def test_sampler_fed_with_local_losses_is_refused(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.format(learn=OWN, path=""))
     ended = evener_here("run", "--local-nodes", "1,1", "--shares", "3,1", "program.py", cwd=tmp_path)
     assert ended.returncode == InvalidInput.exit_code, ended.stderr
@@ -133,7 +133,7 @@ OUTSIDE = {
 
 
 @pytest.mark.parametrize("place", OUTSIDE)
-def test_losses_of_one_node_that_a_sampler_reads_elsewhere_are_refused(tmp_path: Path, place: str) -> None:
+def test_sampler_reading_local_losses_elsewhere_is_refused(tmp_path: Path, place: str) -> None:
     made, read, learn, name = OUTSIDE[place]
     program = PROGRAM.format(learn=learn, path="").replace("multinomial(weights", read)
     program = program.replace("hard = Hard(40)", f"{made}\nhard = Hard(40)\nhard.data = data")
@@ -153,7 +153,7 @@ def test_attributes_of_every_plain_type_are_compared(kept: Any) -> None:
     assert all("kept" in error for error in changed_attributes(change))
 
 
-def test_a_cache_of_the_data_set_that_no_sampler_reads_is_not_compared() -> None:
+def test_dataset_cache_unread_by_the_sampler_is_not_compared() -> None:
     class Cached(TensorDataset):
         def __init__(self) -> None:
             super().__init__(torch.arange(8))
@@ -186,14 +186,14 @@ def changed_attributes(change: Callable[[int, WeightedRandomSampler], None]) -> 
     return together(2, work)
 
 
-def test_weights_that_change_otherwise_on_another_node_are_found() -> None:
+def test_different_weight_changes_between_nodes_are_detected() -> None:
     def change(rank: int, sampler: WeightedRandomSampler) -> None:
         sampler.weights[rank] = 1.0
 
     assert all("weights" in error for error in changed_attributes(change))
 
 
-def test_what_only_the_first_node_changes_is_accepted() -> None:
+def test_change_on_the_first_node_only_is_accepted() -> None:
     def change(rank: int, sampler: WeightedRandomSampler) -> None:
         if rank == 0:
             sampler.weights[3] = 1.0
@@ -208,7 +208,7 @@ def test_equal_changes_are_accepted() -> None:
     assert changed_attributes(change) == ["", ""]
 
 
-def test_the_data_set_of_a_sampler_is_not_compared() -> None:
+def test_dataset_of_a_sampler_is_not_compared() -> None:
     data = TensorDataset(torch.arange(8))
     state = SamplerChanges(BatchSampler(RandomSampler(data), 2, drop_last=False), data)
     assert not any("data_source" in name for name in state._prints())

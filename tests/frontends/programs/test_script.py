@@ -50,7 +50,7 @@ def write(folder: Path, more: str = "") -> Path:
 
 
 @pytest.mark.slow
-def test_a_program_with_collectives_of_its_own_is_compared_all_the_same(tmp_path: Path) -> None:
+def test_program_with_its_own_collectives_is_still_compared(tmp_path: Path) -> None:
     own = """
         if run.size > 1 and torch.distributed.is_initialized():  # as Lightning asks in every batch
             torch.distributed.broadcast(torch.zeros(1), src=0)
@@ -74,7 +74,7 @@ atexit.register(lambda: Path(f"ended-{run.rank}").touch())
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["evener", "torchrun"])
-def test_what_a_program_has_registered_for_its_exit_is_done_on_every_node(tmp_path: Path, launcher: str) -> None:
+def test_exit_handlers_run_on_every_node(tmp_path: Path, launcher: str) -> None:
     write(tmp_path, AT_EXIT)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py")
     here = ("-m", "evener", "run", "program.py", "--local-nodes", "1,1")
@@ -85,7 +85,7 @@ def test_what_a_program_has_registered_for_its_exit_is_done_on_every_node(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_program_trains_alike_alone_on_uneven_nodes_and_under_torchrun(tmp_path: Path) -> None:
+def test_program_trains_equally_alone_on_nodes_and_under_torchrun(tmp_path: Path) -> None:
     write(tmp_path)
     alone = subprocess.run(
         [sys.executable, "program.py", "--lr", "3"],
@@ -146,9 +146,7 @@ if run.leader:
 
 
 @pytest.mark.parametrize("nodes", ["1,0.5", pytest.param("1", marks=pytest.mark.slow)])
-def test_a_script_without_a_guard_loads_in_workers_with_a_lambda_and_a_class_of_its_own(
-    nodes: str, tmp_path: Path
-) -> None:
+def test_script_without_main_guard_loads_lambdas_in_workers(nodes: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WITH_WORKERS)
     alone = [sys.executable, "program.py"]
     subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
@@ -171,7 +169,7 @@ def test_a_script_without_a_guard_loads_in_workers_with_a_lambda_and_a_class_of_
         ),
     ],
 )
-def test_a_mistake_is_one_sentence(tmp_path: Path, more: str, sentence: str) -> None:
+def test_program_error_is_reported_in_one_sentence(tmp_path: Path, more: str, sentence: str) -> None:
     write(tmp_path, more)
     result = evener("run", "program.py", "--local-nodes", "1,1", cwd=tmp_path, timeout=100)
     assert result.returncode != 0
@@ -179,14 +177,14 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, more: str, sentence: str) -> 
     assert sentence in result.stderr.strip().splitlines()[-1]
 
 
-def test_a_program_that_does_not_join_is_told_how(tmp_path: Path) -> None:
+def test_program_without_join_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("print('I am alone')\n")
     result = evener_here("run", "program.py", "--local-nodes", "1,1", cwd=tmp_path)
     assert result.returncode == 2
     assert "let it call evener.join()" in result.stderr
 
 
-def test_a_file_that_defines_a_task_is_refused_with_the_command_that_trains_it(tmp_path: Path) -> None:
+def test_task_file_is_refused_with_the_train_command(tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text("from evener import Task\n\ntask = Task(name='t')\n")
     result = evener_here("run", "my_task.py", cwd=tmp_path)
     assert result.returncode == InvalidInput.exit_code
@@ -194,7 +192,7 @@ def test_a_file_that_defines_a_task_is_refused_with_the_command_that_trains_it(t
 
 
 @pytest.mark.parametrize("strategy", ["pipeline", "data+sharded", "data+pipeline"])
-def test_strategies_that_a_loop_cannot_have_are_refused_with_what_to_use(strategy: str, tmp_path: Path) -> None:
+def test_unsupported_loop_strategies_are_refused_with_alternatives(strategy: str, tmp_path: Path) -> None:
     write(tmp_path)
     result = evener_here("run", "program.py", "--local-nodes", "1,1", "--strategy", strategy, cwd=tmp_path)
     assert result.returncode == 2
@@ -204,7 +202,7 @@ def test_strategies_that_a_loop_cannot_have_are_refused_with_what_to_use(strateg
 
 
 @pytest.mark.parametrize("strategy", ["auto", "data", "filter", "channel", "hybrid", "sharded", "spatial"])
-def test_strategies_that_divide_batches_or_layers_are_what_a_program_has(strategy: str) -> None:
+def test_config_accepts_strategies_that_divide_batches_or_layers(strategy: str) -> None:
     config = ScriptConfig(script=Path("x"), strategy=strategy, shares="3,1", local_nodes="1,1")
     layers = config.layers(2)
     assert (layers.division if layers else None) == (None if strategy in ("auto", "data") else strategy)
@@ -214,7 +212,7 @@ def test_strategies_that_divide_batches_or_layers_are_what_a_program_has(strateg
         ScriptConfig(script=Path("x"), strategy="date")
 
 
-def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_program_is_reported(tmp_path: Path) -> None:
     result = evener_here("run", "nothing.py", cwd=tmp_path)
     assert result.returncode == 2
     assert "nothing.py is not there" in result.stderr
@@ -223,7 +221,7 @@ def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [("program.py",), ("-m", "evener", "run", "program.py")], ids=["alone", "evener run"])
 @pytest.mark.parametrize(("who", "other"), [("0", "pass"), ("1", "pass"), ("1", "time.sleep(60)")])
-def test_a_program_of_torchruns_that_fails_leaves_a_record_of_what_it_did(
+def test_failed_program_under_torchrun_leaves_a_record(
     tmp_path: Path, who: str, other: str, words: tuple[str, ...]
 ) -> None:
     path = write(tmp_path)

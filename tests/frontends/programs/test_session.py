@@ -25,7 +25,7 @@ from support.refusals import refused
 from support.thread_ranks import together
 
 
-def test_what_a_timed_copy_computes_is_not_taken_for_what_lies_between_two_steps(tmp_path: Path) -> None:
+def test_timing_probe_counts_work_after_share_as_the_forward_pass(tmp_path: Path) -> None:
     group = Group(rank=0, size=1, device=torch.device("cpu"), nodes=["a"], timer=StepTimer(torch.device("cpu")))
     env = RankEnvironment(0, [LocalNode(name="a")], group.device, 10, lambda _: None)
     run = Run(env, group, ScriptConfig(script=Path("program.py")))
@@ -71,14 +71,14 @@ def sum_amid(group: Group, shares: str, sums: list[float]) -> list[float]:
     return sums
 
 
-def test_sums_of_a_batch_after_an_evaluation_amid_it_are_those_of_one_process() -> None:
+def test_sums_after_nested_evaluation_equal_one_process() -> None:
     x = VALUES[:8]
     of_batch = [float(len(x)), float(x.sum()), float(x.mean())]
     for sums in together(2, lambda group: sum_amid(group, "3,1", [])):
         assert sums == pytest.approx([*of_batch, float(VALUES.sum()), *of_batch], rel=1e-12)
 
 
-def test_a_sum_of_a_batch_after_an_evaluation_is_refused_on_all_nodes_if_one_has_no_sample_of_it() -> None:
+def test_sum_after_nested_evaluation_needs_samples_on_every_node() -> None:
     def work(group: Group) -> list[float]:
         sums: list[float] = []
         with pytest.raises(InvalidInput):
@@ -90,7 +90,7 @@ def test_a_sum_of_a_batch_after_an_evaluation_is_refused_on_all_nodes_if_one_has
         assert sums == pytest.approx([8.0, float(x.sum()), float(x.mean()), float(VALUES.sum())], rel=1e-12)
 
 
-def test_samples_that_the_count_leaves_out_still_count_in_a_sum() -> None:
+def test_samples_excluded_by_the_count_still_count_in_a_sum() -> None:
     def work(group: Group) -> int:
         run = run_on(group, "1,1")
         x = run.share(VALUES[:8], count=lambda x: (x < 4).sum())  # the second node has none of these
@@ -99,7 +99,7 @@ def test_samples_that_the_count_leaves_out_still_count_in_a_sum() -> None:
     assert together(2, work) == [8] * 2
 
 
-def test_what_a_node_without_samples_computes_counts_for_nothing_even_if_it_is_no_number() -> None:
+def test_nan_from_a_node_without_samples_is_ignored() -> None:
     def work(group: Group) -> tuple[float, float, int]:
         env = RankEnvironment(
             rank=group.rank,
@@ -118,7 +118,7 @@ def test_what_a_node_without_samples_computes_counts_for_nothing_even_if_it_is_n
 
 
 @pytest.mark.parametrize("targets", [(3.0, 3.0), (3.0, 4.0)])
-def test_weights_of_an_optimizer_that_is_not_prepared_are_compared(targets: tuple[float, float]) -> None:
+def test_unprepared_optimizer_weights_are_compared(targets: tuple[float, float]) -> None:
     weights = [torch.nn.Parameter(torch.ones(1)) for _ in targets]
     optimizers = [torch.optim.SGD([weight], lr=0.5) for weight in weights]
     sentences: list[str] = []
@@ -134,7 +134,7 @@ def test_weights_of_an_optimizer_that_is_not_prepared_are_compared(targets: tupl
     assert [bool(sentence) for sentence in sentences] == [targets[0] != targets[1]] * 2
 
 
-def test_a_data_set_of_another_size_on_another_node_is_refused() -> None:
+def test_unequal_dataset_sizes_on_nodes_are_refused() -> None:
     def rank(group: Group) -> None:
         with refused(InvalidInput):
             require_same_size(group, DataLoader(TensorDataset(VALUES[: 9 + group.rank]), batch_size=9))

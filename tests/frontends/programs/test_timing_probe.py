@@ -42,7 +42,7 @@ def step(copy: TimingProbe, clock: Clock, owner: object, loading: float, update:
 
 
 @pytest.mark.parametrize(("workers", "loading"), [(0, 7.0), (2, 0.0)])
-def test_steps_of_two_sizes_tell_what_is_fixed_and_what_a_sample_takes(
+def test_two_step_sizes_separate_fixed_and_per_sample_seconds(
     clock: Clock, tmp_path: Path, workers: int, loading: float
 ) -> None:
     class Owner:
@@ -66,7 +66,7 @@ def test_steps_of_two_sizes_tell_what_is_fixed_and_what_a_sample_takes(
     assert affine(timing) == pytest.approx((5 + loading + 2.0, 3))
 
 
-def test_where_nothing_was_timed_nothing_is_told(tmp_path: Path) -> None:
+def test_probe_without_timings_raises_value_error(tmp_path: Path) -> None:
     group = Group(rank=0, size=2, device=CPU, nodes=["a", "b"], timer=StepTimer(CPU))
     copy = TimingProbe(group, tmp_path / "alone.json", math.inf)
     assert list(copy.sizes(1)) == [1]
@@ -96,7 +96,7 @@ for epoch in run.epochs(2):
 
 
 @pytest.mark.slow
-def test_slowed_nodes_of_a_program_alone_are_told_before_its_first_step(tmp_path: Path) -> None:
+def test_slowed_nodes_of_a_program_have_a_reference_time(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     words: Any = ("run", "program.py", "--local-nodes", "1,0.5,0.25", "--run-folder", "out")
     result = evener(*words, cwd=tmp_path, timeout=100)

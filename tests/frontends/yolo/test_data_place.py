@@ -19,7 +19,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("said", [None, "/"])
-def test_what_holds_here_is_left_as_it_is(tmp_path: Path, said: str | None) -> None:
+def test_valid_description_is_used_unchanged(tmp_path: Path, said: str | None) -> None:
     folder = written(tmp_path, "train: images\n" + (f"path: {said}\n" if said else ""))
     assert described_here(folder, "data.yaml", tmp_path) == folder / "data.yaml"
 
@@ -27,13 +27,13 @@ def test_what_holds_here_is_left_as_it_is(tmp_path: Path, said: str | None) -> N
 @pytest.mark.parametrize(
     ("said", "place"), [(".", "sent"), ("images", "sent/images"), ("/home/somebody/data", "sent"), ("else", "sent")]
 )
-def test_a_place_that_is_not_here_is_that_of_the_description(tmp_path: Path, said: str, place: str) -> None:
+def test_missing_data_path_is_replaced_by_the_description_folder(tmp_path: Path, said: str, place: str) -> None:
     folder = written(tmp_path, f"path: {said}\ntrain: images\nnames: {{0: cat}}\n")
     found = yaml.safe_load(described_here(folder, "data.yaml", tmp_path / "own").read_text())
     assert (Path(found["path"]).resolve(), found["train"], found["names"]) == (tmp_path / place, "images", {0: "cat"})
 
 
-def test_what_is_no_description_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_invalid_description_is_refused_in_one_sentence(tmp_path: Path) -> None:
     folder = written(tmp_path, "path: [")
     with refused(InvalidInput):
         described_here(folder, "data.yaml", tmp_path)

@@ -42,7 +42,7 @@ print(json.dumps({
 @pytest.mark.parametrize(
     ("model", "task"), [("yolov8n.yaml", "detect"), ("yolov8s-seg.yaml", "segment"), ("yolo26n-cls.yaml", "classify")]
 )
-def test_a_node_begins_with_the_weights_of_a_file_that_it_does_not_have(tmp_path: Path, model: str, task: str) -> None:
+def test_node_starts_with_weights_of_a_file_that_it_lacks(tmp_path: Path, model: str, task: str) -> None:
     told = subprocess.run(
         [sys.executable, "-c", SENT_AND_MADE, str(tmp_path), model],
         env={**os.environ, **ENVIRONMENT, "YOLO_CONFIG_DIR": str(tmp_path)},

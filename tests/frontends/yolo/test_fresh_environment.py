@@ -109,14 +109,14 @@ def stop_after(lines: int, process: subprocess.Popen[str], folder: Path) -> None
 
 
 @pytest.mark.parametrize("line", OF_THIS_MACHINE, ids=["two nodes", "all devices", "other words", "average"])
-def test_a_command_for_nodes_of_this_machine(line: str, programs: Path, folder: Path) -> None:
+def test_documented_commands_for_local_nodes_train(line: str, programs: Path, folder: Path) -> None:
     end(start(small(line), programs, folder))
     run = folder / "runs" / "detect" / "train"
     assert (run / "weights" / "best.pt").is_file()
     assert (run / "record.json").is_file()
 
 
-def test_the_commands_for_two_machines(programs: Path, folder: Path) -> None:
+def test_documented_commands_for_two_machines_train(programs: Path, folder: Path) -> None:
     (line,) = (line for line in LINES if line.startswith("torchrun"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
@@ -129,7 +129,7 @@ def test_the_commands_for_two_machines(programs: Path, folder: Path) -> None:
     assert (folder / "runs" / "detect" / "train" / "weights" / "best.pt").is_file()
 
 
-def test_the_command_that_goes_on(programs: Path, folder: Path) -> None:
+def test_documented_resume_command_continues_training(programs: Path, folder: Path) -> None:
     line = next(line for line in LINES if line.startswith("evener yolo") and "my-data" in line)
     stop_after(2, start([*line.split(), "epochs=300", "imgsz=64"], programs, folder), folder)
     before = results(folder)

@@ -15,7 +15,7 @@ def detection(*objects: list[int]) -> Any:
     return SimpleNamespace(labels=[{"cls": np.array(own, np.float32).reshape(-1, 1)} for own in objects])
 
 
-def test_the_rarest_object_decides() -> None:
+def test_rarest_object_decides_the_class_of_an_image() -> None:
     found = image_classes(detection([0, 0, 1], [0], [], [2, 0, 1], [1, 0]))
     assert found.tolist() == [1, 0, -1, 2, 1]
 
@@ -24,7 +24,7 @@ def test_a_set_without_objects_has_one_class() -> None:
     assert image_classes(detection([], [])).tolist() == [-1, -1]
 
 
-def test_of_a_classifier_it_is_the_class() -> None:
+def test_classifier_image_has_its_own_class() -> None:
     dataset = SimpleNamespace(samples=[("a.png", 3, None), ("b.png", 0, None)])
     assert image_classes(dataset).tolist() == [3, 0]
 

@@ -39,9 +39,7 @@ SETTINGS: dict[str, Any] = {
         ("classify", "yolov8n-cls.yaml", "AdamW"),
     ],
 )
-def test_a_node_computes_what_the_loop_of_ultralytics_computes(
-    tmp_path: Path, task: str, model: str, optimizer: str
-) -> None:
+def test_local_training_equals_the_ultralytics_loop(tmp_path: Path, task: str, model: str, optimizer: str) -> None:
     data = draw_classes(tmp_path / "data") if task == "classify" else draw_detection(tmp_path / "data")
     asked = {**SETTINGS, "data": str(data), "optimizer": optimizer, "val": False}
     loop = train(Case(model=model, settings=asked, out=str(tmp_path / "loop"), dtype="float32"), 1)[0]
@@ -101,9 +99,7 @@ def test_a_killed_node_is_named_and_the_others_complete_the_run(
 
 
 @needs_ultralytics
-def test_a_node_that_stood_still_sits_out_comes_back_and_trains_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frozen_node_sits_out_returns_and_trains_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (ENVIRONMENT | {"YOLO_CONFIG_DIR": str(tmp_path)}).items():
         monkeypatch.setenv(name, value)
     data, patience = draw_detection(tmp_path / "data", count=16), 3
@@ -143,6 +139,6 @@ def samples_of(ps: Cluster, name: str) -> int:
         ("batch=0", "batch must be a number of images of one step"),
     ],
 )
-def test_what_does_not_go_with_merges_is_one_sentence(tmp_path: Path, option: str, sentence: str) -> None:
+def test_options_incompatible_with_merges_are_refused(tmp_path: Path, option: str, sentence: str) -> None:
     done = evener_here("train", "yolov8n.yaml", "--agreement", "average", "--option", option, cwd=tmp_path)
     assert (done.returncode, done.stderr.startswith(f"evener: {sentence}")) == (2, True), done.stderr

@@ -20,7 +20,7 @@ from evener.records.errors import InvalidInput
 from support.refusals import refused
 
 
-def test_the_words_of_yolo_are_settings_by_name() -> None:
+def test_yolo_arguments_are_read_as_named_settings() -> None:
     words = ("segment", "train", "model=yolov8n-seg.yaml", "data = coco8-seg.yaml", "epochs=3", "lr0=0.01")
     assert read_overrides(words) == {
         "task": "segment",
@@ -31,7 +31,7 @@ def test_the_words_of_yolo_are_settings_by_name() -> None:
     }
 
 
-def test_a_training_goes_on_from_a_checkpoint() -> None:
+def test_resume_arguments_name_the_checkpoint() -> None:
     assert read_overrides(("train", "resume", "model=last.pt")) == {"resume": "True", "model": "last.pt"}
     assert read_overrides(("train", "resume=last.pt")) == {"resume": "last.pt"}
 
@@ -56,24 +56,24 @@ def test_a_training_goes_on_from_a_checkpoint() -> None:
         (("train", "model=a.pt", "epochs="), "epochs must be key=value, got ''"),
     ],
 )
-def test_what_nodes_cannot_do_is_refused_in_a_sentence(words: tuple[str, ...], sentence: str) -> None:
+def test_settings_unsupported_on_nodes_are_refused(words: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_overrides(words)
     assert sentence in str(caught.value)
 
 
-def test_settings_at_their_defaults_are_no_reason_to_refuse() -> None:
+def test_unsupported_settings_at_their_defaults_are_accepted() -> None:
     read_overrides(("train", "mode=train", "model=a.pt", "rect=False", "compile=false", "time=None"))
 
 
-def test_models_are_told_from_tasks_by_their_suffix() -> None:
+def test_suffix_distinguishes_yolo_models_from_tasks() -> None:
     assert RunConfig(task="yolov8n.pt").is_yolo
     assert RunConfig(task="path/to/yolov8n.yaml").is_yolo
     assert not RunConfig(task="digits").is_yolo
     assert not RunConfig(task="path/to/task.py").is_yolo
 
 
-def test_options_of_train_are_put_into_the_words_of_ultralytics() -> None:
+def test_train_options_become_yolo_arguments() -> None:
     config = RunConfig(
         task="yolov8n.yaml",
         data=Path("coco8.yaml"),
@@ -89,19 +89,19 @@ def test_options_of_train_are_put_into_the_words_of_ultralytics() -> None:
     assert not yolo_config(msgspec.structs.replace(config, elastic=False)).elastic
 
 
-def test_an_option_that_ultralytics_does_not_know_is_refused() -> None:
+def test_unsupported_train_options_are_refused() -> None:
     with refused(InvalidInput):
         yolo_config(RunConfig(task="yolov8n.pt", strategy="filter"))
     with refused(InvalidInput):
         yolo_config(RunConfig(task="last.pt", resume=True))
 
 
-def test_a_configuration_travels_as_json() -> None:
+def test_configuration_survives_json() -> None:
     config = YoloConfig(overrides=("train", "model=a.pt"), local_nodes="1,1")
     assert msgspec.json.decode(msgspec.json.encode(config), type=YoloConfig) == config
 
 
-def test_the_words_of_yolo_are_options_of_train_on_a_masters_nodes() -> None:
+def test_yolo_arguments_become_train_options_on_a_master() -> None:
     words = ("detect", "train", "model=yolov8n.pt", "data=coco8.yaml", "batch=16", "imgsz=640")
     asked = run_config(YoloConfig(overrides=words, master="192.168.1.10:7117", shares="2,1", ship_data=True))
     assert (asked.task, asked.data, asked.master) == ("yolov8n.pt", Path("coco8.yaml"), "192.168.1.10:7117")
@@ -118,19 +118,19 @@ def test_the_words_of_yolo_are_options_of_train_on_a_masters_nodes() -> None:
         ({"token": "secret"}, "--token belongs to"),
     ],
 )
-def test_options_that_do_not_go_with_a_master_or_without_one_are_refused(said: dict[str, Any], told: str) -> None:
+def test_options_incompatible_with_or_without_a_master_are_refused(said: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         run_config(YoloConfig(overrides=("train", "model=a.pt", "data=b.yaml"), **said))
 
 
 @pytest.mark.parametrize("is_agreed", [True, False])
-def test_a_file_of_another_machine_is_not_gone_on_from(is_agreed: bool) -> None:
+def test_resume_from_a_file_is_refused_on_a_master(is_agreed: bool) -> None:
     with refused(InvalidInput):
         read_master_overrides(("train", "resume", "model=last.pt"), is_agreed=is_agreed)
     assert read_master_overrides(("train", "model=a.pt", "resume=False"), is_agreed=is_agreed)
 
 
-def test_each_batch_of_a_node_that_trains_by_itself_is_a_step() -> None:
+def test_nbs_setting_is_refused_where_every_batch_is_a_step() -> None:
     with refused(InvalidInput):
         read_master_overrides(("train", "model=a.pt", "nbs=64"), is_agreed=True)
     assert read_master_overrides(("train", "model=a.pt", "nbs=64"), is_agreed=False)["nbs"] == "64"

@@ -43,7 +43,7 @@ def trained(folder: Path, rows: str = "epoch,loss\n1,0.5\n") -> Any:
     return SimpleNamespace(best=folder / "weights/best.pt", last=folder / "weights/last.pt", csv=folder / "results.csv")
 
 
-def test_one_is_due_at_the_end_of_an_epoch_or_when_one_lasts_long(tmp_path: Path, clock: Clock) -> None:
+def test_checkpoint_is_due_at_epoch_ends_or_within_long_epochs(tmp_path: Path, clock: Clock) -> None:
     checkpoints = RemoteCheckpoints(tmp_path, resumes=False)
     for now, at_end, inside in ((9.0, False, False), (10.0, True, False), (599.0, True, False), (600.0, True, True)):
         clock.now = now
@@ -51,7 +51,7 @@ def test_one_is_due_at_the_end_of_an_epoch_or_when_one_lasts_long(tmp_path: Path
         assert checkpoints.is_due(ends_epoch=False) is inside, now
 
 
-def test_writing_takes_no_more_than_a_fiftieth_of_the_time(
+def test_checkpoint_writing_takes_at_most_a_fiftieth_of_the_time(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write_slowly(trainer: Any, file: Path) -> None:
@@ -67,7 +67,7 @@ def test_writing_takes_no_more_than_a_fiftieth_of_the_time(
     assert checkpoints.is_due(ends_epoch=True)
 
 
-def test_the_newest_two_are_kept_and_the_newest_is_gone_on_from(tmp_path: Path) -> None:
+def test_newest_two_checkpoints_remain_and_the_newest_is_resumed(tmp_path: Path) -> None:
     checkpoints = RemoteCheckpoints(tmp_path, resumes=True)
     for batch in (6, 9, 12):
         assert checkpoints.write(trained(tmp_path / "run"), f"state {batch}".encode(), batch).step == batch
@@ -75,14 +75,14 @@ def test_the_newest_two_are_kept_and_the_newest_is_gone_on_from(tmp_path: Path) 
     assert checkpoints.state() == b"state 12"
 
 
-def test_a_disk_that_takes_none_does_not_end_the_run(tmp_path: Path) -> None:
+def test_unwritable_disk_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder would be")
     told = RemoteCheckpoints(tmp_path, resumes=False).write(trained(tmp_path / "run"), b"state", 6)
     assert (told.step, told.kind) == (6, "no checkpoint")
     assert told.message.startswith(f"cannot write the checkpoint of step 6 in {tmp_path / 'checkpoints'}: ")
 
 
-def test_results_travel_as_numbers_and_words_and_come_back_as_files_of_ultralytics(tmp_path: Path) -> None:
+def test_results_are_sent_as_tensors_and_restored_as_yolo_files(tmp_path: Path) -> None:
     trainer, file, model = trained(tmp_path / "there"), tmp_path / "results.safetensors", nn.Linear(2, 3)
     write_results(trainer, file)
     with safe_open(file, framework="pt") as sent:
@@ -97,7 +97,7 @@ def test_results_travel_as_numbers_and_words_and_come_back_as_files_of_ultralyti
     assert (tmp_path / "here" / "results.csv").read_text() == trainer.csv.read_text()
 
 
-def test_a_training_that_was_ended_before_its_first_epoch_brings_nothing_back(tmp_path: Path) -> None:
+def test_training_ended_before_its_first_epoch_restores_nothing(tmp_path: Path) -> None:
     nothing = SimpleNamespace(best=tmp_path / "best.pt", last=tmp_path / "last.pt", csv=tmp_path / "results.csv")
     write_results(nothing, tmp_path / "results.safetensors")
     restore_results(nn.Linear(2, 3), {}, tmp_path / "results.safetensors", tmp_path / "here")

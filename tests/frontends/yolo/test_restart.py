@@ -28,12 +28,12 @@ def saved(folder: Path, epoch: int) -> Path:
     return path
 
 
-def test_before_the_first_checkpoint_they_begin_again(tmp_path: Path) -> None:
+def test_loss_before_the_first_checkpoint_restarts_training(tmp_path: Path) -> None:
     config = asked(tmp_path)
     assert without(config, [0], LOST) == msgspec.structs.replace(config, lost=(LOST,))
 
 
-def test_they_go_on_from_the_last_checkpoint_and_remember_who_was_lost_before(tmp_path: Path) -> None:
+def test_restart_resumes_the_last_checkpoint_and_lists_all_losses(tmp_path: Path) -> None:
     last, earlier = saved(tmp_path, epoch=2), msgspec.structs.replace(LOST, step=1, nodes=("c",))
     again = without(asked(tmp_path, lost=(earlier,), shares="3,2,1"), [0, 2], LOST)
     assert again is not None
@@ -41,13 +41,11 @@ def test_they_go_on_from_the_last_checkpoint_and_remember_who_was_lost_before(tm
     assert (again.shares, again.lost) == ("3,1", (earlier, LOST))
 
 
-def test_what_was_complete_is_not_begun_again(tmp_path: Path) -> None:
+def test_complete_training_is_not_restarted(tmp_path: Path) -> None:
     assert is_complete(saved(tmp_path, epoch=-1))
     assert without(asked(tmp_path), [0], LOST) is None
 
 
 @pytest.mark.parametrize("options", [{"elastic": False}, {"stationary": True}, {"shares": "0,1"}])
-def test_a_loss_ends_the_run_where_the_rest_is_not_to_go_on_or_cannot(
-    tmp_path: Path, options: dict[str, object]
-) -> None:
+def test_node_loss_ends_a_run_that_may_not_or_cannot_restart(tmp_path: Path, options: dict[str, object]) -> None:
     assert without(asked(tmp_path, **options), [0], LOST) is None

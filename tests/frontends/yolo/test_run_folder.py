@@ -55,12 +55,12 @@ def folders_of(leaders: Path, others: Path) -> list[Path]:
     return found
 
 
-def test_machines_with_disks_of_their_own_write_into_their_own_folders(tmp_path: Path) -> None:
+def test_machines_with_separate_disks_write_into_their_own_folders(tmp_path: Path) -> None:
     assert folders_of(tmp_path / "a", tmp_path / "b") == [tmp_path / "a", tmp_path / "b"]
     assert list((tmp_path / "a").iterdir()) == []
 
 
-def test_of_machines_that_share_a_disk_the_first_one_writes(tmp_path: Path) -> None:
+def test_first_machine_writes_on_a_shared_disk(tmp_path: Path) -> None:
     first, second = folders_of(tmp_path / "run", tmp_path / "run")
     assert first == tmp_path / "run"
     assert second.parent == tmp_path / "run"
@@ -74,14 +74,14 @@ def trainer_in(folder: Path) -> Any:
     )  # fmt: skip
 
 
-def test_the_next_leader_leaves_the_head_of_results_to_ultralytics_where_no_epoch_has_ended(tmp_path: Path) -> None:
+def test_next_leader_writes_no_results_before_the_first_epoch_ends(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     take_folder(trainer_in(tmp_path / "own"), tmp_path / "run")
     assert list((tmp_path / "run").iterdir()) == []
 
 
 @pytest.mark.parametrize("written", [0, 2, 3])
-def test_the_next_leader_adds_what_the_one_before_could_not_write(tmp_path: Path, written: int) -> None:
+def test_next_leader_adds_missing_results_of_its_predecessor(tmp_path: Path, written: int) -> None:
     own, kept = tmp_path / "own", tmp_path / "run"
     (own / "weights").mkdir(parents=True)
     kept.mkdir()

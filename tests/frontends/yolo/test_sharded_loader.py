@@ -50,7 +50,7 @@ def epochs_of(rank: int, shares: list[float], order: tuple[int, ...]) -> list[li
     return found
 
 
-def test_parts_of_all_ranks_are_the_batches_of_one_process() -> None:
+def test_parts_of_all_ranks_equal_the_batches_of_one_process() -> None:
     alone = epochs_of(0, [1], (0, 1))
     first, second = epochs_of(0, [3, 1], (0, 1)), epochs_of(1, [3, 1], (0, 1))
     for whole, one, other in zip(alone, first, second, strict=True):
@@ -59,19 +59,19 @@ def test_parts_of_all_ranks_are_the_batches_of_one_process() -> None:
     assert alone[0] != alone[1]
 
 
-def test_an_epoch_that_is_done_again_has_the_same_batches() -> None:
+def test_repeated_epoch_has_the_same_batches() -> None:
     again = epochs_of(0, [3, 1], (0, 1, 1, 2))
     assert again[1] == again[2] != again[3]
 
 
-def test_a_rank_without_images_is_given_one_that_counts_for_nothing() -> None:
+def test_rank_without_images_loads_one_that_does_not_count() -> None:
     loader = loader_of(1, [1, 0], [0])
     for batch in loader:
         assert loader.part is not None
         assert (len(batch), len(loader.part.indices)) == (1, 0)
 
 
-def test_after_a_reset_nothing_is_used_that_was_loaded_before() -> None:
+def test_reset_discards_batches_loaded_before() -> None:
     dataset, epoch = Numbers(), [0]
     loader = loader_of(0, [1], epoch, dataset)
     list(loader)
@@ -86,7 +86,7 @@ def test_mosaics_choose_among_all_images() -> None:
     assert not dataset.mosaic.buffer_enabled
 
 
-def test_as_many_images_are_kept_for_mosaics_as_fit() -> None:
+def test_image_buffer_for_mosaics_fills_the_available_memory() -> None:
     for imgsz, nbytes, kept in (
         (100, 0, 4),  # no fewer than Ultralytics keeps
         (100, 7 * 30_000, 7),
@@ -99,14 +99,14 @@ def test_as_many_images_are_kept_for_mosaics_as_fit() -> None:
         assert dataset.max_buffer_length == kept
 
 
-def test_a_set_that_keeps_no_images_keeps_none() -> None:
+def test_dataset_without_image_buffer_stays_without() -> None:
     validation: Any = SimpleNamespace(max_buffer_length=0)
     keep_images(validation, 1 << 40)
     keep_images(SimpleNamespace(), 1 << 40)
     assert validation.max_buffer_length == 0
 
 
-def test_a_validation_is_in_the_order_of_the_data_and_begins_anew() -> None:
+def test_validation_follows_data_order_and_can_be_repeated() -> None:
     plain = SimpleNamespace(dataset=Numbers(), batch_size=BATCH, num_workers=0, collate_fn=list, pin_memory=False)
     sizes = {4: (3, 1), 2: (2, 0)}
     for rank, wanted in ((0, [[0, 1, 2], [4, 5, 6], [8, 9]]), (1, [[3], [7], []])):

@@ -45,24 +45,24 @@ def steps_of_the_loop(gradients: StepGradients, numbers: range, accumulate: int,
 
 
 @pytest.mark.parametrize(("accumulate", "warm_up"), [(1, 0), (4, 0), (4, 15), (3, 5)])
-def test_every_step_of_the_loop_is_foreseen(accumulate: int, warm_up: int) -> None:
+def test_every_step_of_the_loop_is_predicted(accumulate: int, warm_up: int) -> None:
     gradients = gradients_of(accumulate, warm_up)
     found = steps_of_the_loop(gradients, range(5 * BATCHES), accumulate, warm_up)
     assert set(np.diff(found[len(found) // 2 :])) == {accumulate}
 
 
-def test_a_training_that_is_resumed_steps_after_its_first_batch() -> None:
+def test_resumed_training_steps_after_its_first_batch() -> None:
     assert steps_of_the_loop(gradients_of(4, 5), range(3 * BATCHES, 5 * BATCHES), 4, 5)[:2] == [21, 25]
 
 
-def test_an_epoch_that_is_done_again_steps_after_its_first_batch() -> None:
+def test_repeated_epoch_steps_after_its_first_batch() -> None:
     gradients = gradients_of(4, 0)
     steps_of_the_loop(gradients, range(2 * BATCHES), 4, 0)
     gradients.restart()
     assert steps_of_the_loop(gradients, range(BATCHES, 2 * BATCHES), 4, 0)[0] == BATCHES
 
 
-def test_gradients_of_batches_without_a_step_stay_and_add_up() -> None:
+def test_gradients_accumulate_over_batches_without_a_step() -> None:
     model = nn.Linear(2, 1, bias=False)
     gradients = gradients_of(2, 0, model)
     for number in (0, 1):
@@ -74,7 +74,7 @@ def test_gradients_of_batches_without_a_step_stay_and_add_up() -> None:
     assert model.weight.grad.tolist() == [[2.0, 2.0]]
 
 
-def test_gradients_that_are_summed_at_the_end_of_an_epoch_are_not_summed_again() -> None:
+def test_gradients_reduced_at_epoch_end_are_not_reduced_again() -> None:
     model = nn.Linear(2, 1, bias=False)
     gradients = gradients_of(BATCHES + 2, 0, model, is_elastic=True)
     completed = []
@@ -97,7 +97,7 @@ def test_gradients_that_are_summed_at_the_end_of_an_epoch_are_not_summed_again()
 
 @pytest.mark.parametrize("is_elastic", [False, True])
 @pytest.mark.parametrize(("accumulate", "warm_up"), [(1, 0), (4, 0), (4, 15), (3, 5), (16, 100)])
-def test_the_cadence_is_that_of_the_batches_of_a_whole_training(
+def test_update_interval_follows_the_batches_of_the_whole_training(
     accumulate: int, warm_up: int, is_elastic: bool
 ) -> None:
     trainer: Any = SimpleNamespace(

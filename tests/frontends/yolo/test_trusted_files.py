@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"model": "yolov8n.pt", "data": "coco8.yaml"}, []),
     ],
 )
-def test_what_runs_as_a_program_is_named(words: dict[str, str], names: list[str], folder: Path) -> None:
+def test_files_that_run_code_are_named(words: dict[str, str], names: list[str], folder: Path) -> None:
     found = what_runs(words)
     assert len(found) == len(names)
     assert all(any(name in one for one in found) for name in names)
@@ -71,13 +71,13 @@ def test_what_runs_as_a_program_is_named(words: dict[str, str], names: list[str]
 
 
 @pytest.mark.parametrize("model", ["evaluated.yaml", "yolov8n.yaml"])
-def test_it_is_refused_before_anything_is_loaded(model: str, folder: Path) -> None:
+def test_trusted_only_refuses_code_before_loading_anything(model: str, folder: Path) -> None:
     with refused(InvalidInput):
         refuse_programs({"model": model, "data": "code.yaml"})
 
 
 @pytest.mark.parametrize("home", [None, Path("home")])
-def test_a_checkpoint_is_refused_where_ultralytics_cannot_load_known_classes_alone(
+def test_checkpoint_is_refused_without_safe_loading_in_ultralytics(
     home: Path | None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evener.frontends.yolo.trusted_files._loads_safely", lambda: False)
@@ -95,7 +95,7 @@ def test_a_checkpoint_is_refused_where_ultralytics_cannot_load_known_classes_alo
 @pytest.mark.parametrize(
     ("task", "data"), [("x.pt", "plain.yaml"), ("x.pt", "code.yaml"), ("evaluated.yaml", "plain.yaml")]
 )
-def test_train_refuses_what_yolo_refuses(
+def test_train_refuses_the_same_files_as_yolo(
     options: dict[str, Any], task: str, data: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evener.frontends.yolo.trusted_files._loads_safely", lambda: False)
@@ -107,7 +107,7 @@ def test_train_refuses_what_yolo_refuses(
 
 
 @pytest.mark.parametrize("agreement", [None, "average"])
-def test_nodes_are_sent_a_task_of_their_own_after_trusted_files_were_read(agreement: Any) -> None:
+def test_trusted_only_survives_conversion_and_refuses_program_tasks(agreement: Any) -> None:
     config = RunConfig(task="x.pt", home=Path("home"), agreement=agreement, trusted_only=True)
     assert yolo_config(config).trusted_only
     assert run_config(YoloConfig(overrides=("train", "model=x.pt"), home=Path("home"), trusted_only=True)).trusted_only
@@ -115,20 +115,20 @@ def test_nodes_are_sent_a_task_of_their_own_after_trusted_files_were_read(agreem
         replace(config, task="node_program.py")
 
 
-def test_a_task_that_is_a_program_is_refused_with_trusted_only() -> None:
+def test_trusted_only_refuses_program_tasks() -> None:
     for task in ("digits", "my_task.py"):
         with pytest.raises(InvalidInput):
             RunConfig(task=task, trusted_only=True)
 
 
-def test_what_is_plain_is_not_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusted_only_accepts_plain_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SAFE_LOAD, "")
     refuse_programs({"model": "yolov8n.yaml", "data": "archive.yaml"})
     assert os.environ[SAFE_LOAD] == "1"
 
 
 @pytest.mark.parametrize("way", ["local", "master"])
-def test_it_is_told_once_on_every_way(
+def test_code_warning_appears_once_for_local_and_master_runs(
     way: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Begun(EvenerError):
@@ -165,7 +165,7 @@ except Exception as error:
 
 
 @pytest.mark.slow
-def test_a_pickle_with_a_program_in_it_is_not_run(tmp_path: Path) -> None:
+def test_pickle_with_code_is_not_run(tmp_path: Path) -> None:
     tests = Path(__file__).parents[2]
     path = os.pathsep.join([str(tests), str(tests.parent / "src")])
     words = [sys.executable, "-c", MALICE]
@@ -194,7 +194,7 @@ STRANGERS = [
 @needs_ultralytics
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "words"), STRANGERS, ids=["pickle", "download"])
-def test_the_terminal_names_a_strangers_file_before_it_runs(name: str, words: str, folder: Path) -> None:
+def test_terminal_names_an_untrusted_file_before_it_runs(name: str, words: str, folder: Path) -> None:
     subprocess.run([sys.executable, "-c", EVIL], cwd=folder, check=True)
     with (folder / "code.yaml").open("a") as file:
         file.write("train: images\nval: images\n")  # which are missing

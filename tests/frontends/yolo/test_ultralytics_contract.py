@@ -120,7 +120,7 @@ print(json.dumps(missing))
 """
 
 
-def test_ultralytics_has_every_name_that_is_used() -> None:
+def test_ultralytics_provides_every_name_that_evener_uses() -> None:
     paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -133,7 +133,7 @@ def test_ultralytics_has_every_name_that_is_used() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
-def test_the_room_imports_no_other_name() -> None:
+def test_yolo_package_imports_no_other_ultralytics_name() -> None:
     found: dict[str, set[str]] = {}
     for path in ROOM.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -27,7 +27,7 @@ from support.yolo_commands import ENVIRONMENT, TESTS, read_by_plain_yolo, yolo
 PAGE = TESTS.parent / "docs" / "yolo.md"
 
 
-def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
+def test_unsupported_requests_are_refused_in_one_sentence(tmp_path: Path) -> None:
     for words, sentence in (
         ("yolo detekt train model=yolov8n.yaml", "evener: 'detekt' is neither train, nor one of detect, segment"),
         ("yolo train model=yolov8n.yaml batch=-1", "evener: batch must be a number of images of one step"),
@@ -40,7 +40,7 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
 
 @needs_ultralytics
 @pytest.mark.slow
-def test_a_last_batch_of_one_small_image_is_refused_in_ultralytics_words(tmp_path: Path) -> None:
+def test_last_batch_of_one_small_image_is_refused_before_training(tmp_path: Path) -> None:
     data = draw_classes(tmp_path / "data", 9)
     words = ("yolo", "classify", "train", "model=yolov8n-cls.yaml", f"data={data}", "imgsz=32", "batch=8", "workers=0")
     done = yolo(*words, "--local-nodes", "1,1", cwd=tmp_path)
@@ -49,7 +49,7 @@ def test_a_last_batch_of_one_small_image_is_refused_in_ultralytics_words(tmp_pat
     assert "Traceback" not in done.stderr
 
 
-def test_without_ultralytics_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ultralytics_error_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     done = evener_here("yolo", "train", "model=yolov8n.yaml", cwd=tmp_path)
     assert done.returncode == 2
@@ -66,7 +66,7 @@ def test_without_ultralytics_the_command_says_what_to_install(tmp_path: Path, mo
         "train yolov8n.yaml --data data/data.yaml --agreement average --local-nodes 1,1",
     ],
 )
-def test_a_torchvision_that_does_not_load_is_one_sentence_at_once(words: str, tmp_path: Path) -> None:
+def test_broken_torchvision_is_reported_at_once(words: str, tmp_path: Path) -> None:
     broken = tmp_path / "site" / "torchvision"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text('raise RuntimeError("operator torchvision::nms does not exist")\n')
@@ -82,7 +82,7 @@ def test_a_torchvision_that_does_not_load_is_one_sentence_at_once(words: str, tm
 
 @needs_ultralytics
 @pytest.mark.slow
-def test_a_detector_is_trained_on_uneven_nodes_and_read_by_plain_yolo(tmp_path: Path) -> None:
+def test_detector_trains_on_uneven_nodes_and_loads_in_plain_yolo(tmp_path: Path) -> None:
     data = draw_detection(tmp_path / "data")
     words = f"model=yolov8n.yaml data={data} epochs=2 imgsz=64 batch=8 project={tmp_path} name=run plots=False"
     done = yolo("yolo", "detect", "train", *words.split(" "), "--local-nodes", "1,0.5", "--json", cwd=tmp_path)
@@ -112,7 +112,7 @@ def test_a_detector_is_trained_on_uneven_nodes_and_read_by_plain_yolo(tmp_path: 
     ],
     ids=["another", "first", "too small", "too small for its share"],
 )
-def test_a_node_that_would_make_batches_longer_or_does_not_hold_the_model_is_left_out(
+def test_node_that_is_too_slow_or_too_small_is_left_out(
     tmp_path: Path, nodes: tuple[str, ...], kept: int, others: int
 ) -> None:
     data = draw_detection(tmp_path / "data")
@@ -130,7 +130,7 @@ def test_a_node_that_would_make_batches_longer_or_does_not_hold_the_model_is_lef
 
 @needs_ultralytics
 @pytest.mark.slow
-def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
+def test_commands_of_the_yolo_page_work(tmp_path: Path) -> None:
     draw_detection(tmp_path / "data", count=16).rename(tmp_path / "my-data.yaml")
     lines = [line.strip() for line in PAGE.read_text().splitlines() if line.startswith("    evener ")]
     typed = [shlex.split(line, comments=True)[1:] for line in lines if " resume " not in line]  # there is a test of it
@@ -169,9 +169,7 @@ main()
 @needs_ultralytics
 @pytest.mark.slow
 @pytest.mark.parametrize(("slow", "shares", "count"), [("1", "measured", 1), ("0", "measured", 2), ("", "1,1", 2)])
-def test_torchrun_starts_ranks_of_which_all_but_the_first_may_be_left_out(
-    tmp_path: Path, slow: str, shares: str, count: int
-) -> None:
+def test_torchrun_ranks_except_the_first_can_be_left_out(tmp_path: Path, slow: str, shares: str, count: int) -> None:
     (tmp_path / "command.py").write_text(SLOW_RANK)
     data = draw_detection(tmp_path / "data")
     words = f"model=yolov8n.yaml data={data} epochs=1 imgsz=64 batch=8 project={tmp_path} name=run plots=False"
@@ -223,7 +221,9 @@ FILES = {
         ("segment model=yolov8n.yaml", "yolov8n.yaml is a model to detect, not to segment"),
     ],
 )
-def test_what_ultralytics_does_not_know_is_one_sentence(tmp_path: Path, words: str, sentence: str) -> None:
+def test_invalid_models_data_and_settings_are_reported_in_one_sentence(
+    tmp_path: Path, words: str, sentence: str
+) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     done = yolo("yolo", "train", *words.split(" "), cwd=tmp_path)
@@ -234,7 +234,7 @@ def test_what_ultralytics_does_not_know_is_one_sentence(tmp_path: Path, words: s
 
 @needs_ultralytics
 @pytest.mark.slow
-def test_images_of_a_size_that_the_model_has_no_use_for_are_made_larger(tmp_path: Path) -> None:
+def test_unsupported_image_size_is_rounded_up(tmp_path: Path) -> None:
     data = draw_detection(tmp_path / "data")
     words = f"model=yolov8n.yaml data={data} epochs=1 imgsz=50 batch=8 project={tmp_path} name=run plots=False"
     done = yolo("yolo", "train", *words.split(" "), "--local-nodes", "1,1", cwd=tmp_path)
@@ -244,7 +244,7 @@ def test_images_of_a_size_that_the_model_has_no_use_for_are_made_larger(tmp_path
 
 @needs_ultralytics
 @pytest.mark.slow
-def test_a_training_that_was_stopped_goes_on(tmp_path: Path) -> None:
+def test_stopped_training_resumes(tmp_path: Path) -> None:
     data = draw_detection(tmp_path / "data")
     last = tmp_path / "run" / "weights" / "last.pt"
     words = f"model=yolov8n.yaml data={data} imgsz=64 batch=4 plots=False epochs=200 project={tmp_path} name=run"
@@ -273,7 +273,7 @@ def lines_when_stopped(folder: Path, lines: int, *words: str) -> int:
 
 @needs_ultralytics
 @pytest.mark.slow
-def test_nodes_keep_to_images_of_their_own(tmp_path: Path) -> None:
+def test_stationary_nodes_train_on_their_own_images(tmp_path: Path) -> None:
     data = draw_detection(tmp_path / "data", count=12)
     words = f"model=yolov8n.yaml data={data} epochs=2 imgsz=64 batch=4 project={tmp_path} name=run plots=False"
     asked = ("--local-nodes", "1,1", "--shares", "3,1", "--stationary", "--json")

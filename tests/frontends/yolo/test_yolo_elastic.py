@@ -47,23 +47,23 @@ def assert_as_one_process(
     ],
     ids=["a node", "the leader", "after the sums", "a torn step", "a torn step and the leader"],
 )
-def test_a_node_that_is_killed_costs_no_image(tmp_path: Path, fault: Fault) -> None:
+def test_killed_node_costs_no_image(tmp_path: Path, fault: Fault) -> None:
     ranks = assert_as_one_process(tmp_path, (fault,))
     assert any("go on with step" in message for message in ranks[0]["events"])
 
 
-def test_batches_whose_gradients_are_not_summed_yet_are_done_again(tmp_path: Path) -> None:
+def test_batches_with_unreduced_gradients_are_repeated(tmp_path: Path) -> None:
     faults = (Fault("n1", 6, "forward"), Fault("n2", 11, "forward"))
     assert_as_one_process(tmp_path, faults, nbs=32, warmup_epochs=0, epochs=5)
 
 
-def test_one_node_is_left_and_the_others_come_back(tmp_path: Path) -> None:
+def test_lone_surviving_node_readmits_the_others(tmp_path: Path) -> None:
     faults = (Fault("n1", 4, "forward"), Fault("n0", 4, "update"))
     ranks = assert_as_one_process(tmp_path, faults, epochs=12, lr0=1e-5, model="yolo26n.yaml")
     assert any("came" in message for message in ranks[0]["events"]), ranks[0]["events"]
 
 
-def test_nodes_are_lost_in_a_validation_and_the_last_one_writes_all_results(tmp_path: Path) -> None:
+def test_last_node_writes_all_results_after_losses_in_validation(tmp_path: Path) -> None:
     data = draw_detection(tmp_path / "data", count=IMAGES)
     faults = (Fault("n1", 6, "validate"), Fault("n0", 9, "validate"))
     settings = {**SETTINGS, "epochs": 4, "data": str(data)}

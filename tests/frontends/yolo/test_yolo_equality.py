@@ -39,14 +39,14 @@ def assert_equal(
             assert rank["metrics"] == pytest.approx(one["metrics"], abs=2e-3)
 
 
-def test_detection_with_uneven_shares(tmp_path: Path) -> None:
+def test_detection_with_uneven_shares_equals_one_process(tmp_path: Path) -> None:
     assert_equal(tmp_path, "detect", "yolov8n.yaml", ("5,3",))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nbs", [8, 32], ids=["accumulate 1", "accumulate 4"])
 @pytest.mark.parametrize("model", ["yolov8n.yaml", "yolo26n.yaml"])
-def test_detection_with_all_kinds_of_shares(tmp_path: Path, model: str, nbs: int) -> None:
+def test_detection_with_all_kinds_of_shares_equals_one_process(tmp_path: Path, model: str, nbs: int) -> None:
     assert_equal(tmp_path, "detect", model, ("3,3", "7,1", "1,0", "4,3,1"), nbs=nbs, epochs=4)
 
 
@@ -55,7 +55,7 @@ WITHOUT_GRADIENT = re.compile(r"model\.9\.cv1|\.attn\.(proj|pe)|\.ffn\.1")
 
 
 @pytest.mark.slow
-def test_the_optimiser_that_ultralytics_chooses(tmp_path: Path) -> None:
+def test_auto_optimizer_equals_one_process(tmp_path: Path) -> None:
     """It is AdamW, which makes of a gradient that is nothing but rounding errors a step as long as any other.
 
     So some biases differ on which nothing depends; the other weights do not, nor does what the model finds.
@@ -85,7 +85,7 @@ def test_the_optimiser_that_ultralytics_chooses(tmp_path: Path) -> None:
         ("pose", "yolo26n-pose.yaml"),
     ],
 )
-def test_other_tasks(tmp_path: Path, task: str, model: str) -> None:
+def test_other_tasks_equal_one_process(tmp_path: Path, task: str, model: str) -> None:
     assert_equal(tmp_path, task, model, ("5,3", "1,0"))
 
 
@@ -103,12 +103,12 @@ SHORT: dict[str, Any] = {"epochs": 2, "warmup_epochs": 0, "lr0": 1e-4}
         ("classify", "yolov8n-cls.yaml"),
     ],
 )
-def test_single_precision_with_validation(tmp_path: Path, task: str, model: str) -> None:
+def test_single_precision_with_validation_equals_one_process(tmp_path: Path, task: str, model: str) -> None:
     assert_equal(tmp_path, task, model, ("5,3",), "float32", **SHORT)
 
 
 @pytest.mark.slow
-def test_nodes_in_single_precision_are_as_near_to_double_precision_as_one_process(tmp_path: Path) -> None:
+def test_nodes_in_single_precision_are_as_accurate_as_one_process(tmp_path: Path) -> None:
     """In YOLO26 the biases of some norms, a millionth by then, are off by 1e-4 of themselves in either, by chance."""
     data = str(draw_detection(tmp_path / "data", task="segment"))
     distances = {"one": 0.0, "nodes": 0.0}

@@ -73,7 +73,7 @@ def epochs_of(folder: Path) -> list[int]:
     return [int(line.split(",")[0]) for line in (folder / "run" / "results.csv").read_text().splitlines()[1:]]
 
 
-def test_a_killed_node_is_named_in_one_sentence_and_those_who_are_left_go_on_when_asked(tmp_path: Path) -> None:
+def test_killed_node_is_named_and_the_last_epoch_can_be_resumed(tmp_path: Path) -> None:
     process = trained(tmp_path, 12, "--local-nodes", "1,1", "--no-elastic")
     begin = time.monotonic()
     nodes_of(process)[1].kill()
@@ -111,7 +111,7 @@ def assert_complete(folder: Path, process: subprocess.Popen[str], told: str, epo
 
 
 @pytest.mark.parametrize(("rank", "how"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
-def test_the_others_go_on_without_a_node_that_is_lost(tmp_path: Path, rank: int, how: signal.Signals) -> None:
+def test_remaining_nodes_continue_after_a_loss(tmp_path: Path, rank: int, how: signal.Signals) -> None:
     process = trained(tmp_path, 14, "--local-nodes", "1,1,1", "--shares", "3,2,1", "--json")
     begin = time.monotonic()
     nodes_of(process)[rank].send_signal(how)
@@ -138,7 +138,7 @@ if __name__ == "__main__":
 """As GPUs are started, whose collectives cannot be left."""
 
 
-def test_nodes_that_cannot_be_left_are_started_anew_from_the_last_epoch(tmp_path: Path) -> None:
+def test_nodes_with_fixed_collectives_restart_from_the_last_epoch(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     environment = {**os.environ, **ENVIRONMENT, "YOLO_CONFIG_DIR": str(tmp_path)}
@@ -154,7 +154,7 @@ def test_nodes_that_cannot_be_left_are_started_anew_from_the_last_epoch(tmp_path
     assert [node.name for node in record.nodes] == ["node-0", "node-2"]
 
 
-def test_ctrl_c_ends_nodes_that_train_by_themselves(tmp_path: Path) -> None:
+def test_ctrl_c_ends_nodes_that_train_independently(tmp_path: Path) -> None:
     data = draw_detection(tmp_path / "data")
     words = f"train yolov8n.yaml --data {data} --epochs 500 --batch-size 4 --agreement average --local-nodes 1,1"
     options = f"imgsz=64 plots=False project={tmp_path} name=run"
@@ -169,7 +169,7 @@ def test_ctrl_c_ends_nodes_that_train_by_themselves(tmp_path: Path) -> None:
     assert not any(node.is_running() for node in nodes)
 
 
-def test_the_first_machine_names_the_data_that_the_second_lacks(tmp_path: Path) -> None:
+def test_first_machine_names_data_missing_on_the_second(tmp_path: Path) -> None:
     draw_detection(tmp_path / "0" / "data")
     words = "-m evener yolo train model=yolov8n.yaml data=data/data.yaml imgsz=64 batch=4 epochs=2 plots=False name=run"
     variables = {

@@ -30,7 +30,7 @@ def asked(tmp_path: Path, **settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", ["yolov8n.yaml", "yolo26n.yaml"])
-def test_one_node_trains_what_plain_yolo_train_trains_from_the_same_batches(tmp_path: Path, model: str) -> None:
+def test_one_node_equals_plain_yolo_bit_for_bit(tmp_path: Path, model: str) -> None:
     """To the last bit, in single precision: loop, loss, norms, averages and validation are Ultralytics' own."""
     settings = asked(tmp_path)
     found = [
@@ -43,7 +43,7 @@ def test_one_node_trains_what_plain_yolo_train_trains_from_the_same_batches(tmp_
     assert found[1]["metrics"] == found[0]["metrics"]
 
 
-def test_nodes_train_what_plain_yolo_train_trains_from_the_same_batches(tmp_path: Path) -> None:
+def test_nodes_equal_plain_yolo_on_the_same_batches(tmp_path: Path) -> None:
     settings = asked(tmp_path)
     plain = train(Case(model="yolov8n.yaml", settings=settings, out=str(tmp_path / "plain"), is_plain=True), 1)[0]
     nodes = train(Case(model="yolov8n.yaml", settings=settings, out=str(tmp_path / "nodes"), shares="3,1"), 2)[1]
@@ -52,7 +52,7 @@ def test_nodes_train_what_plain_yolo_train_trains_from_the_same_batches(tmp_path
             assert torch.allclose(nodes[state][name].double(), value.double(), rtol=1e-8, atol=1e-9), name
 
 
-def test_batches_that_are_divided_anew_during_the_run_change_nothing(tmp_path: Path) -> None:
+def test_redistributing_batches_during_a_run_changes_nothing(tmp_path: Path) -> None:
     settings = asked(tmp_path)
     one = train(Case(model="yolov8n.yaml", settings=settings, out=str(tmp_path / "one")), 1)[0]
     case = Case(
@@ -63,7 +63,7 @@ def test_batches_that_are_divided_anew_during_the_run_change_nothing(tmp_path: P
             assert torch.allclose(rank["weights"][name].double(), value.double(), rtol=1e-8, atol=1e-9), name
 
 
-def test_an_epoch_whose_loss_is_no_number_on_one_node_is_done_again_by_all(tmp_path: Path) -> None:
+def test_epoch_with_non_finite_loss_is_repeated_by_all(tmp_path: Path) -> None:
     settings = asked(tmp_path)
     case = Case(model="yolov8n.yaml", settings=settings, out=str(tmp_path / "one"), spoiled_epoch=2)
     one = train(case, 1)[0]
@@ -75,20 +75,20 @@ def test_an_epoch_whose_loss_is_no_number_on_one_node_is_done_again_by_all(tmp_p
             assert torch.allclose(rank["weights"][name].double(), value.double(), rtol=1e-7, atol=1e-8), name
 
 
-def test_all_stop_early_when_the_leaders_validation_does_not_get_better(tmp_path: Path) -> None:
+def test_early_stopping_follows_the_validation_of_the_leader(tmp_path: Path) -> None:
     """On the other rank it would, every time."""
     settings = asked(tmp_path, epochs=20, patience=2)
     case = Case(model="yolov8n.yaml", settings=settings, out=str(tmp_path / "out"), shares="3,1", fitness=1.0)
     assert [rank["epochs"] for rank in train(case, 2)] == [3, 3]
 
 
-def test_what_is_done_between_epochs_is_no_part_of_a_step(tmp_path: Path) -> None:
+def test_step_time_excludes_work_between_epochs(tmp_path: Path) -> None:
     settings = asked(tmp_path, epochs=2, nbs=4)
     found = train(Case(model="yolov8n.yaml", settings=settings, out=str(tmp_path / "out"), save_seconds=1.0), 1)[0]
     assert 0 < found["step_seconds"] <= found["epoch_seconds"]
 
 
-def test_a_node_is_given_no_more_images_than_its_memory_holds(tmp_path: Path) -> None:
+def test_share_of_a_node_respects_its_memory(tmp_path: Path) -> None:
     """Of one batch, where Ultralytics' AutoBatch would choose another batch; both nodes are equally fast."""
     settings = asked(tmp_path, batch=8, epochs=1)
     case = Case(model="yolov8n.yaml", settings=settings, out=str(tmp_path / "out"), shares="measured", memory=MEMORY)

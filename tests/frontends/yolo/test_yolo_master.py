@@ -97,7 +97,7 @@ def process_on(ps: Cluster, name: str) -> int:
 
 
 @pytest.mark.parametrize("words", [(), ("--ship-data",)], ids=["data on every node", "data sent"])
-def test_nodes_of_a_master_train_together_and_outlive_each_other(ps: Cluster, words: tuple[str, ...]) -> None:
+def test_nodes_of_a_master_train_together_and_survive_losses(ps: Cluster, words: tuple[str, ...]) -> None:
     join(ps, "one", "two")
     data = draw_detection(ps.folder / "data", count=IMAGES)
     if words:  # as data lie that are to be sent: beside their description
@@ -123,7 +123,7 @@ def epochs_of(folder: Path) -> list[int]:
     return [int(line.split(",")[0]) for line in (folder / "results.csv").read_text().splitlines()[1:]]
 
 
-def test_a_node_with_other_images_does_not_take_part(ps: Cluster) -> None:
+def test_node_with_different_images_does_not_take_part(ps: Cluster) -> None:
     join(ps, "one", "two")
     data = draw_detection(ps.folder / "data", count=IMAGES)
     other = draw_detection(ps.folder / "other", count=IMAGES - 1)
@@ -135,7 +135,7 @@ def test_a_node_with_other_images_does_not_take_part(ps: Cluster) -> None:
     assert training.wait(200) == 0, ended(ps)
 
 
-def test_a_run_that_has_one_node_takes_in_another(ps: Cluster) -> None:
+def test_run_with_one_node_admits_another(ps: Cluster) -> None:
     join(ps, "one")
     training = start(ps, "yolov8n.yaml", draw_detection(ps.folder / "data", count=IMAGES))
     ps.join("two")
@@ -146,7 +146,7 @@ def test_a_run_that_has_one_node_takes_in_another(ps: Cluster) -> None:
     assert sorted(node.samples for node in record.steps[-1].nodes) in ([1, 3], [2, 2])
 
 
-def test_a_training_that_is_stopped_brings_back_what_it_has_come_to(ps: Cluster) -> None:
+def test_stopped_training_returns_its_results(ps: Cluster) -> None:
     join(ps, "one", "two")
     training = start(ps, "yolov8n.yaml", draw_detection(ps.folder / "data", count=IMAGES), epochs=20 * EPOCHS)
     wait_until(lambda: len(list((ps.home / "blobs").glob("[0-9a-f]*"))) == 2, "that a checkpoint comes")
@@ -160,7 +160,7 @@ def test_a_training_that_is_stopped_brings_back_what_it_has_come_to(ps: Cluster)
         read_by_plain_yolo(ps.folder / "run" / "weights" / name, ps.folder)
 
 
-def test_a_training_whose_nodes_are_all_gone_goes_on_from_the_masters_checkpoint(ps: Cluster) -> None:
+def test_training_without_nodes_resumes_from_the_masters_checkpoint(ps: Cluster) -> None:
     """To the last bit, on one node: nothing is rounded otherwise there when it begins again."""
     join(ps, "one")
     data, epochs = draw_detection(ps.folder / "data", count=IMAGES), 2 * EPOCHS

@@ -16,7 +16,7 @@ from support.imagined_machines import convolutions, model
 free = partial(model, alpha=0.0, beta=0.0)
 
 
-def test_the_bytes_across_a_cut_are_those_that_later_layers_read() -> None:
+def test_bytes_across_a_cut_are_the_values_read_by_later_layers() -> None:
     layers = columns(unet((3, 32, 32)))
     names = [layer.name for layer in layers.graph.layers]
     crossing = dict(zip(names, layers.boundary_bytes, strict=True))
@@ -51,7 +51,7 @@ def test_a_faster_device_gets_the_longer_stage() -> None:
     assert sorted(line.order) == [0, 1, 2]
 
 
-def test_no_cut_into_three_is_faster_by_brute_force() -> None:
+def test_no_three_stage_cut_is_faster_by_brute_force() -> None:
     team = free(
         [1.0, 0.6, 0.8],
         graph=convolutions(depth=4),
@@ -67,7 +67,7 @@ def test_no_cut_into_three_is_faster_by_brute_force() -> None:
     assert max(make_pipeline(team, [0, 1, 2], 4, 6).timeline.busy) == pytest.approx(6 * best)
 
 
-def test_stages_recompute_where_activations_do_not_fit_and_take_longer_for_it() -> None:
+def test_stages_recompute_if_activations_do_not_fit_and_take_longer() -> None:
     graph = convolutions(depth=8, width=32)
     roomy = make_pipeline(model([1, 1], graph=graph), [0, 1], 4, 8)
     tight_bytes = int(max(roomy.memory_bytes) * 0.75)
@@ -90,7 +90,7 @@ def test_more_micro_batches_leave_smaller_bubbles() -> None:
     assert sum(many.shares) == pytest.approx(1)
 
 
-def test_rows_of_stages_share_the_samples_by_their_speed_and_exchange_gradients() -> None:
+def test_rows_of_stages_share_samples_by_speed_and_sum_gradients() -> None:
     team = model([1, 1, 0.5, 0.5], batch_size=96, beta=1e-12)
     estimate = price_pipeline(team, [[0, 1], [2, 3]], 8)
     assert estimate.strategy == "data+pipeline"
@@ -100,7 +100,7 @@ def test_rows_of_stages_share_the_samples_by_their_speed_and_exchange_gradients(
     assert estimate.sent_bytes > alone.sent_bytes
 
 
-def test_messages_between_stages_are_counted_there_and_back() -> None:
+def test_messages_between_stages_count_in_both_directions() -> None:
     estimate = price_pipeline(model([1, 1], graph=convolutions(depth=2), batch_size=8), [[0, 1]], 4)
     image = 4 * 16 * 16 * 16
     assert estimate.sent_bytes % (4 * 2) == 0

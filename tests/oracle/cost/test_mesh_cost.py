@@ -27,7 +27,7 @@ free = partial(model, alpha=0.0, beta=0.0)
 slow = partial(model, alpha=1e-3, beta=1e-7)
 
 
-def test_one_device_takes_its_workers_seconds() -> None:
+def test_lone_device_takes_the_seconds_of_its_worker() -> None:
     alone = model()
     estimate = price_mesh(alone, [[0]])
     assert estimate.strategy == "serial"
@@ -35,7 +35,7 @@ def test_one_device_takes_its_workers_seconds() -> None:
     assert estimate.communication_seconds == estimate.sent_bytes == 0
 
 
-def test_twice_the_devices_of_a_free_network_take_half_the_seconds() -> None:
+def test_twice_the_devices_take_half_the_time_on_a_free_network() -> None:
     estimate, two = (
         price_mesh(free(), [[0]]),
         price_mesh(
@@ -60,7 +60,7 @@ def test_samples_follow_the_speeds() -> None:
     ).samples == (32, 16, 8)
 
 
-def test_without_overlap_the_whole_exchange_is_added_and_packed() -> None:
+def test_exchange_without_overlap_adds_its_full_time_and_packing() -> None:
     team = model([1, 1], overlap=False, alpha=1e-3, beta=1e-8)
     nbytes = team.parameter_bytes
     estimate = price_mesh(team, [[0], [1]])
@@ -107,7 +107,7 @@ def test_strips_hold_less_memory_and_filters_hold_fewer_weights() -> None:
     assert filters.state_bytes[1] == pytest.approx(four.whole_state_bytes / 4, rel=0.01)
 
 
-def test_a_batch_that_does_not_fit_is_done_in_as_few_micro_batches_as_fit() -> None:
+def test_batch_that_does_not_fit_uses_the_fewest_micro_batches() -> None:
     assert fewest_micro_batches(64, [None]) == 1
     assert fewest_micro_batches(64, [10, 20]) == 4
     with pytest.raises(DoesNotFit):
@@ -120,12 +120,12 @@ def test_a_batch_that_does_not_fit_is_done_in_as_few_micro_batches_as_fit() -> N
     assert estimate.step_seconds > price_mesh(team, [[0]]).step_seconds
 
 
-def test_the_error_for_a_model_that_fits_nowhere_names_the_devices() -> None:
+def test_error_for_a_model_that_fits_nowhere_names_the_devices() -> None:
     with refused(DoesNotFit):
         price_mesh(model([1, 1], per_node=2, memory=1000), [[0, 1]], "filter")
 
 
-def test_the_slowest_of_many_alike_devices_is_slower_than_their_mean() -> None:
+def test_slowest_of_many_equal_devices_is_slower_than_their_mean() -> None:
     team = model([1] * 8)
     assert team.stretch(range(8)) == 1.0
     devices = tuple(msgspec.structs.replace(device, spread=0.01) for device in team.profile.devices)
@@ -134,7 +134,7 @@ def test_the_slowest_of_many_alike_devices_is_slower_than_their_mean() -> None:
     assert spread.stretch([0]) == 1.0
 
 
-def test_buckets_are_sent_while_the_backward_pass_goes_on() -> None:
+def test_buckets_are_sent_during_the_backward_pass() -> None:
     channel = LinkCost(0.0, 1.0)
     gradients, backward = np.array([4.0, 4.0, 4.0]), np.array([10.0, 10.0, 10.0])
     assert exposed_seconds(gradients, backward, 4, 2, channel) == pytest.approx(4.0)  # the first layer's, at the end
@@ -147,7 +147,7 @@ def test_buckets_are_sent_while_the_backward_pass_goes_on() -> None:
     st.integers(1, 100),
     st.integers(2, 9),
 )
-def test_at_least_the_last_bucket_and_at_most_everything_is_exposed(
+def test_exposed_time_lies_between_the_last_bucket_and_the_total(
     layers: list[tuple[float, float]], bucket: int, size: int
 ) -> None:
     gradients, backward = (np.array(column) for column in zip(*layers, strict=True))
@@ -206,7 +206,7 @@ def test_a_faster_device_never_gets_fewer_samples(speeds: list[float]) -> None:
     assert all(a[1] <= b[1] or isclose(a[0], b[0], rel_tol=1e-12) for a, b in pairwise(ordered))
 
 
-def test_averaging_pays_for_the_exchange_once_in_so_many_steps() -> None:
+def test_averaging_divides_the_exchange_cost_by_its_interval() -> None:
     team = slow(
         [1, 1],
     )
@@ -221,7 +221,7 @@ def test_averaging_pays_for_the_exchange_once_in_so_many_steps() -> None:
     )
 
 
-def test_a_server_waits_for_the_slowest_and_its_one_link_serves_all() -> None:
+def test_server_waits_for_the_slowest_and_its_link_is_shared() -> None:
     team = slow(
         [1, 1, 1],
     )
@@ -231,7 +231,7 @@ def test_a_server_waits_for_the_slowest_and_its_one_link_serves_all() -> None:
     assert estimate.sent_bytes == team.parameter_bytes
 
 
-def test_no_device_of_an_asynchronous_server_waits_for_a_slow_one() -> None:
+def test_asynchronous_devices_do_not_wait_for_a_slow_one() -> None:
     team = model([1, 1, 1, 0.1], alpha=0.0, beta=1e-12)
     synchronous, free = (price_server(team, range(4), 0, asynchronous=flag) for flag in (False, True))
     assert free.samples == (16,) * 4

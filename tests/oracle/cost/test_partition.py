@@ -37,7 +37,7 @@ def names(flags: np.ndarray) -> set[str]:
 
 
 @given(st.integers(0, 500), st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
-def test_units_are_divided_as_apportion_does(size: int, shares: list[float]) -> None:
+def test_units_are_divided_as_by_apportion(size: int, shares: list[float]) -> None:
     by_hand = by_shares(size, tuple(shares))
     assert sum(by_hand) == size
     workers = weights_to_workers(shares, [None] * len(shares))
@@ -62,7 +62,7 @@ def test_the_parts_of_all_ranks_cover_the_layer(mode: Division, shares: list[flo
 
 
 @pytest.mark.parametrize("mode", ["filter", "channel", "hybrid", "sharded"])
-def test_divided_weights_are_held_once(mode: Division) -> None:
+def test_divided_weights_have_no_duplicates(mode: Division) -> None:
     graph = draw("vgg16", {"image": "3x32x32"})
     layers, split = columns(graph), divided(mode, [3.0, 2.0, 1.0], graph)
     held = split.parameter_bytes.sum(axis=0)
@@ -92,7 +92,7 @@ def test_hybrid_divides_filters_where_there_are_too_few_channels() -> None:
     assert names(layers.by_channel) == {"conv1", "conv2", "head"}
 
 
-def test_ranks_divide_layers_equally_where_all_are_wide_enough() -> None:
+def test_layers_are_divided_equally_if_all_are_wide_enough() -> None:
     graph = convolutions(depth=4, width=12, rows=4)
     job = TrainingJob(graph=graph, batch_size=8)
     cases: tuple[tuple[bool, Division], ...] = ((False, "hybrid"), (True, "channel"), (True, "hybrid"))
@@ -105,12 +105,12 @@ def test_ranks_divide_layers_equally_where_all_are_wide_enough() -> None:
             assert found.parameter_bytes.tolist() == expected.parameter_bytes.tolist()
 
 
-def test_published_divisions_leave_linear_layers_and_few_channels_whole() -> None:
+def test_published_divisions_do_not_divide_linear_or_narrow_layers() -> None:
     assert names(divided("filter", [1, 1], published=True).layers.by_filter) == {"conv0", "conv1", "conv2"}
     assert names(divided("channel", [1] * 4, published=True).layers.by_channel) == {"conv1", "conv2"}
 
 
-def test_sharded_moves_the_narrower_side_and_nothing_else() -> None:
+def test_sharded_moves_only_the_narrower_side() -> None:
     net = Sketch("bottleneck")
     x = net.relu(net.conv(net.input(64, 8, 8), "first", 64, 1, bias=False), "relu0")
     x = net.relu(net.norm(net.conv(x, "narrow", 16, 1, bias=False), "norm1"), "relu1")
@@ -128,14 +128,14 @@ def test_sharded_moves_the_narrower_side_and_nothing_else() -> None:
     assert follows == set(order) - {"first", "narrow", "middle", "wide", "next"}
 
 
-def test_sharded_sends_at_most_two_fifths_of_what_filter_sends_for_resnet152() -> None:
+def test_sharded_sends_at_most_two_fifths_of_filter_for_resnet152() -> None:
     graph = draw("resnet152", {"image": "3x64x64"})
     for size in (2, 4):
         own, published = (divided(mode, [1.0] * size, graph).sent_bytes.max() for mode in ("sharded", "filter"))
         assert own <= 0.4 * published
 
 
-def test_rows_end_where_a_layer_cannot_be_divided_by_them() -> None:
+def test_row_division_ends_at_layers_that_rows_cannot_divide() -> None:
     graph = draw("vgg16", {"image": "3x64x64"})
     order = [layer.name for layer in graph.layers]
     split = divided("spatial", [1.0] * 5, graph)
@@ -144,7 +144,7 @@ def test_rows_end_where_a_layer_cannot_be_divided_by_them() -> None:
     assert split.parts.rows[:, last].tolist().count(0) == 3
 
 
-def test_the_gradient_of_a_value_that_two_layers_read_is_exchanged_once_but_not_as_published() -> None:
+def test_gradient_read_by_two_layers_is_exchanged_once_unless_published() -> None:
     net = Sketch("fork")
     x = net.relu(net.conv(net.input(8, 4, 4), "stem", 8, 1, bias=False), "relu")
     net.add(net.conv(x, "left", 8, 1, bias=False), net.conv(x, "right", 8, 1, bias=False))
@@ -154,7 +154,7 @@ def test_the_gradient_of_a_value_that_two_layers_read_is_exchanged_once_but_not_
     assert published.backward.nbytes.tolist() == [0, 0, size, size]
 
 
-def test_a_halo_is_a_row_on_either_side_of_a_3x3_window_and_the_samples_need_none() -> None:
+def test_halo_of_a_3x3_window_is_one_row_on_either_side() -> None:
     received = divided("spatial", [1, 1, 1, 1]).forward.nbytes
     assert received[NAMES.index("conv1")] == 2 * 4 * 16 * 8
     assert received[NAMES.index("conv0")] == received[NAMES.index("norm1")] == 0

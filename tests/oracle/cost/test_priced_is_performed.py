@@ -110,7 +110,7 @@ def plain() -> nn.Module:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ranks", [(1.0, 1.0), (1.0,) * 4, (3.0, 1.0, 2.0), (1.0, 0.0, 2.5, 0.4)])
 @pytest.mark.parametrize("build", [plain, residual_net])
-def test_a_traced_model_is_priced_as_its_modules_are_divided(
+def test_traced_model_is_priced_like_its_divided_modules(
     build: Callable[[], nn.Module], ranks: tuple[float, ...], mode: Division
 ) -> None:
     model, images = build(), torch.zeros(6, 3, 16, 16)
@@ -136,7 +136,7 @@ def volumes() -> nn.Module:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ranks", [(1.0, 1.0), (1.0, 0.0, 2.5, 0.4)])
-def test_a_traced_model_of_volumes_is_priced_as_it_is_divided(ranks: tuple[float, ...], mode: Division) -> None:
+def test_traced_volume_model_is_priced_like_its_division(ranks: tuple[float, ...], mode: Division) -> None:
     model, inputs = volumes(), torch.zeros(4, 2, 11, 8, 6)
     expected = performed(op_graph(model, [inputs]).network, mode, ranks, samples=len(inputs))
     assert priced(trace_model_graph(model, inputs), mode, ranks) == expected

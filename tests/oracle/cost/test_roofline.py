@@ -61,7 +61,7 @@ def test_the_gradient_of_the_input_costs_as_much_again() -> None:
     assert seconds.each[BACKWARD, 0, 2] == pytest.approx(2 * second)
 
 
-def test_a_residual_sum_reads_and_writes_and_its_gradients_are_added_up() -> None:
+def test_residual_sum_reads_and_writes_and_adds_its_gradients() -> None:
     layers = columns(resnet50())
     index = [layer.name for layer in layers.graph.layers].index("layer1.1.relu#3")
     size = 256 * 56 * 56 * 4
@@ -69,14 +69,14 @@ def test_a_residual_sum_reads_and_writes_and_its_gradients_are_added_up() -> Non
     assert layers.backward_in[index] + layers.backward_out[index] == (3 + 3) * size
 
 
-def test_every_pass_of_a_layer_has_to_be_started() -> None:
+def test_every_pass_of_a_layer_has_a_launch_cost() -> None:
     quick, slow = (DeviceSpeed(conv_flops=1e12, matmul_flops=1e12, bandwidth=1e12, pass_seconds=s) for s in (0.0, 1.0))
     assert layer_seconds(LAYERS, [slow]).sum(0) == pytest.approx(
         layer_seconds(LAYERS, [quick]).sum(0) + 2 * len(LAYERS)
     )
 
 
-def test_measured_seconds_of_the_task_are_divided_among_its_layers() -> None:
+def test_measured_task_seconds_are_divided_among_layers() -> None:
     plain = DeviceSpeed(conv_flops=1e12, matmul_flops=1e12, bandwidth=1e11, pass_seconds=1e-4)
     timed = replace(plain, timing=TIMING)
     seconds, guess = layer_seconds(LAYERS, [timed]), layer_seconds(LAYERS, [plain])
@@ -87,7 +87,7 @@ def test_measured_seconds_of_the_task_are_divided_among_its_layers() -> None:
     )
 
 
-def test_a_layer_that_was_timed_by_itself_has_its_own_seconds() -> None:
+def test_layer_timed_alone_has_its_measured_seconds() -> None:
     layer_timing = LayerTiming(layer="relu0", forward_fixed=1, forward_sample=2, backward_fixed=3, backward_sample=4)
     timing = msgspec.structs.replace(TIMING, layers=(layer_timing,))
     seconds = layer_seconds(LAYERS, [DeviceSpeed(conv_flops=1e12, matmul_flops=1e12, bandwidth=1e11, timing=timing)])

@@ -22,15 +22,15 @@ def nodes(count: int, per_node: int, per_leaf: int = 100, fabrics: tuple[Fabric,
     return Topology(ClusterProfile(devices=devices, fabrics=fabrics))
 
 
-def test_a_ring_inside_of_a_node_does_not_leave_it() -> None:
+def test_ring_within_a_node_does_not_leave_it() -> None:
     assert nodes(2, 4).ring(range(4)) == LinkCost(1.0, 0.001)
 
 
-def test_a_ring_is_as_fast_as_its_slowest_hop_and_takes_the_mean_latency() -> None:
+def test_ring_has_its_slowest_hop_and_mean_latency() -> None:
     assert nodes(2, 4).ring(range(8)) == LinkCost((6 * 1.0 + 2 * 5.0) / 8, 0.1)
 
 
-def test_rings_of_counterparts_share_the_ports_of_their_nodes() -> None:
+def test_rings_between_nodes_share_the_ports_of_their_nodes() -> None:
     topology = nodes(2, 4)
     assert topology.ring([0, 4], [1, 5]).beta == 0.1  # two flows: 20 / 2 bytes a second each
     assert topology.ring([0, 4], [1, 5], [2, 6], [3, 7]).beta == pytest.approx(4 / 20)
@@ -49,7 +49,7 @@ def test_a_ring_visits_nodes_one_by_one_for_any_order_of_ranks() -> None:
     assert topology.ring([0, 4, 1, 5, 2, 6, 3, 7]) == topology.ring(range(8))
 
 
-def test_neighbours_of_a_chain_talk_in_their_own_order() -> None:
+def test_pipeline_neighbours_communicate_in_chain_order() -> None:
     assert nodes(2, 2).chain([0, 1]) == LinkCost(1.0, 0.001)
     assert nodes(2, 2).chain([0, 2]).beta == 0.1
     assert nodes(2, 2).chain([0]) == LinkCost(0.0, 0.0)
@@ -60,7 +60,7 @@ def test_all_messages_to_a_hub_pass_its_one_link() -> None:
     assert topology.star(0, range(5)).beta == pytest.approx(4 * 0.1)
 
 
-def test_missing_links_cost_as_much_as_the_worst_measured_link_of_their_kind() -> None:
+def test_missing_links_cost_as_much_as_the_worst_of_their_kind() -> None:
     links = (
         LinkProfile(source=0, target=1, alpha=1.0, beta=0.01),
         LinkProfile(source=1, target=2, alpha=2.0, beta=0.5),
@@ -73,7 +73,7 @@ def test_missing_links_cost_as_much_as_the_worst_measured_link_of_their_kind() -
     assert topology.chain([2, 3]) == LinkCost(4.0, 0.5)
 
 
-def test_messages_inside_a_node_share_its_bandwidth_if_the_fabric_says_so() -> None:
+def test_messages_within_a_node_share_its_bandwidth_if_specified() -> None:
     host = Fabric(name="host", within="node", alpha=1.0, beta=0.001, shared_bandwidth=100.0)
     assert nodes(1, 4, fabrics=(host,)).ring(range(4)).beta == pytest.approx(4 / 100)
 
@@ -90,14 +90,14 @@ def test_devices_without_any_link_are_refused() -> None:
     assert caught.value.field == "links"
 
 
-def test_literal_costs_of_a_message_and_a_ring() -> None:
+def test_message_and_ring_costs_match_literal_values() -> None:
     assert LinkCost(0.5, 0.001).seconds(1000) == pytest.approx(1.5)
     assert all_reduce_seconds(1000, 4, 0.5, 0.001) == pytest.approx(6 * (0.5 + 0.25))
     assert all_reduce_seconds(1000, 1, 0.5, 0.001) == 0
 
 
 @pytest.mark.parametrize(("alpha", "beta", "field"), [(-1.0, 0.0, "alpha"), (0.0, -1.0, "beta")])
-def test_a_link_does_not_take_negative_time(alpha: float, beta: float, field: str) -> None:
+def test_link_with_negative_time_is_refused(alpha: float, beta: float, field: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         LinkCost(alpha, beta)
     assert caught.value.field == field

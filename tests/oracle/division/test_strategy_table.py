@@ -93,7 +93,7 @@ def test_published_channels_sum_every_output() -> None:
     assert moves(plan)["narrow"] == [("gather", "alike", "split")]
 
 
-def test_hybrid_takes_channels_where_there_is_one_for_every_rank() -> None:
+def test_hybrid_uses_channels_if_every_rank_gets_one() -> None:
     modes = {name: choice.mode for name, choice in planned("hybrid", 1, 1, 1, 1).divided.choices.items()}
     assert (modes["stem"], modes["narrow"], modes["wide"]) == ("filter", "channel", "channel")
 
@@ -114,7 +114,7 @@ def test_sharded_moves_the_narrow_side_of_a_bottleneck_only() -> None:
         assert elements(step.moves[0], 0)[0] == narrow / 2
 
 
-def test_rows_are_divided_by_shares_and_a_kernel_of_three_reaches_one_row_further() -> None:
+def test_rows_follow_shares_and_a_3x3_kernel_needs_one_more_row() -> None:
     plan = planned("spatial", 4, 2)
     rows = split({2: (((0, 4),), ((4, 6),)), 3: (((0, 6),), ((0, 6),))})
     stem = plan.steps[1].choice
@@ -140,7 +140,7 @@ def test_a_rank_without_a_share_holds_nothing_and_sends_the_minimum() -> None:
     assert busy["gather"][1] == idle["gather"][0] == 0
 
 
-def test_replicas_do_each_layer_in_one_mode_and_sum_the_parts_that_both_have() -> None:
+def test_replicas_use_one_mode_per_layer_and_sum_their_common_parts() -> None:
     arrangement = Arrangement(division="sharded", replicas=(Replica(shares=(1, 1)), Replica(shares=(1,))))
     first, second = plans = plan_replicas(block(), arrangement)
     assert [c.mode for c in first.divided.choices.values()] == [c.mode for c in second.divided.choices.values()]
@@ -150,7 +150,7 @@ def test_replicas_do_each_layer_in_one_mode_and_sum_the_parts_that_both_have() -
     assert sent[2] == pytest.approx(sent[0] + sent[1], rel=0.5)
 
 
-def test_an_arrangement_knows_its_ranks_and_refuses_invalid_ones() -> None:
+def test_arrangement_lists_its_ranks_and_refuses_invalid_shares() -> None:
     arrangement = Arrangement(
         division="spatial", replicas=(Replica(shares=(1, 2), columns=(1, 1)), Replica(shares=(1,)))
     )

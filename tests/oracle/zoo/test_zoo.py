@@ -17,7 +17,7 @@ from evener.tracer.model_graph import trace_model_graph
 
 
 @pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet50", "resnet152"])
-def test_each_network_equals_the_trace_of_torchvisions_layer_by_layer(name: str) -> None:
+def test_networks_equal_the_torchvision_traces_layer_by_layer(name: str) -> None:
     models = pytest.importorskip("torchvision.models")
     with torch.device("meta"):
         model = getattr(models, name)()
@@ -29,7 +29,7 @@ def test_amoebanet_has_the_parameters_of_the_paper(layers: int, filters: int, pu
     assert amoebanet_d(layers, filters).parameters / 1e6 == pytest.approx(published, rel=0.007)
 
 
-def test_amoebanet_s_cells_read_what_those_of_the_module_read() -> None:
+def test_amoebanet_cells_read_the_same_inputs_as_the_module() -> None:
     with torch.device("meta"):
         module = AmoebaNetD(3, 16)
     traced, drawn = trace_model_graph(module, torch.zeros(1, 3, 64, 64)), amoebanet_d(3, 16, (3, 64, 64))
@@ -44,15 +44,15 @@ def test_amoebanet_s_cells_read_what_those_of_the_module_read() -> None:
     [(yolov8n(), 3_157_184), (unet(), 31_037_698), (vgg16((3, 226, 226), ceil=True), 169_814_824)],
     ids=["yolov8n", "unet", "vgg16 of Chainer"],
 )
-def test_published_numbers_of_parameters(graph: ModelGraph, parameters: int) -> None:
+def test_networks_have_the_published_numbers_of_parameters(graph: ModelGraph, parameters: int) -> None:
     assert graph.parameters == parameters
 
 
-def test_rounding_up_leaves_vgg_s_first_linear_layer_eight_rows() -> None:
+def test_vgg_first_linear_layer_has_eight_rows_after_rounding_up() -> None:
     assert vgg16((3, 226, 226), ceil=True).by_name["features.30"].output_shape == (512, 8, 8)
 
 
-def test_the_transformer_has_the_parameters_and_flops_of_torch_s_encoder() -> None:
+def test_transformer_parameters_and_flops_equal_the_torch_encoder() -> None:
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
     encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
     traced = trace_model_graph(encoder, torch.zeros(1, 10, 32))
@@ -62,7 +62,7 @@ def test_the_transformer_has_the_parameters_and_flops_of_torch_s_encoder() -> No
     assert drawn.forward_flops - 2 * 10 * 32 * 7 == traced.forward_flops
 
 
-def test_cosmoflow_s_activations_outweigh_its_parameters() -> None:
+def test_cosmoflow_activations_outweigh_its_parameters() -> None:
     graph = cosmoflow()
     assert graph.parameters == 8_907_556
     assert graph.activation_bytes > 20 * graph.parameter_bytes
@@ -72,7 +72,7 @@ def test_cosmoflow_s_activations_outweigh_its_parameters() -> None:
     assert window.halo == (1, 1)
 
 
-def test_a_unit_of_the_sketch_equals_the_trace_of_the_same_modules() -> None:
+def test_sketch_unit_equals_the_trace_of_the_same_modules() -> None:
     model = nn.Sequential(
         nn.Conv3d(2, 4, 3, 2, 1), nn.LeakyReLU(), nn.MaxPool3d(2), nn.ConvTranspose3d(4, 2, 2, 2), nn.SiLU()
     )
@@ -87,7 +87,7 @@ def test_a_unit_of_the_sketch_equals_the_trace_of_the_same_modules() -> None:
     assert facts(net.graph()) == facts(traced)
 
 
-def test_options_are_sizes() -> None:
+def test_image_and_class_options_set_network_sizes() -> None:
     graph = draw("resnet50", {"image": "3x64x64", "classes": "200"})
     assert graph.layers[0].input_shape == (3, 64, 64)
     assert graph.layers[-1].output_shape == (200,)

@@ -90,7 +90,7 @@ def test_two_stages_of_two_ranks_equal_one_process(name: str, division: Division
     hold(name, division, shares)
 
 
-def test_the_ranks_of_a_stage_of_which_nothing_is_divided_have_all_of_its_work() -> None:
+def test_ranks_of_an_undivided_stage_compute_all_of_it() -> None:
     case, teams = CASES["tied"], teams_of("filter", UNEVEN)
     whole_model = case.make()
 
@@ -102,7 +102,7 @@ def test_the_ranks_of_a_stage_of_which_nothing_is_divided_have_all_of_its_work()
 
 
 @pytest.mark.parametrize("policy", ["always", "except_last"])
-def test_what_is_computed_twice_is_divided_again(policy: str) -> None:
+def test_recomputed_stages_of_several_ranks_equal_one_process(policy: str) -> None:
     hold("residual", "filter", UNEVEN, rematerialise=policy, schedule="gpipe")
 
 
@@ -115,7 +115,7 @@ def test_more_stages_and_more_ranks_equal_one_process(name: str, division: Divis
     hold(name, division, shares)
 
 
-def test_optimisers_clipping_and_checkpoints_are_those_of_one_process() -> None:
+def test_stage_optimizers_and_checkpoints_equal_one_process() -> None:
     case, teams = CASES["plain"], teams_of("filter", IDLE)  # with norms, Adam divides rounding by rounding
     alone, whole_model = case.make(), case.make()
     made = torch.optim.AdamW(alone.parameters(), lr=0.01)
@@ -159,14 +159,14 @@ class Hooked(nn.Sequential):
         weight.register_hook(lambda gradient: gradient * 2)
 
 
-def test_a_hook_on_a_divided_weight_is_refused() -> None:
+def test_hook_on_a_divided_weight_is_refused() -> None:
     case = Case(Hooked, lambda n: torch.ones(n, 3, dtype=torch.float64), lambda n: torch.zeros(n, dtype=torch.long))
     teams = teams_of("filter", UNEVEN)
     with refused(InvalidInput):
         together(4, lambda group: staged(group, case, case.make(), teams))
 
 
-def test_teams_are_of_equally_many_ranks_and_leave_values_whole() -> None:
+def test_teams_must_be_equally_large_and_use_a_whole_value_division() -> None:
     with refused(InvalidValue):
         StageTeams(division="filter", teams=((0, 1), (2,)))
     with refused(InvalidValue):

@@ -29,7 +29,7 @@ def test_sizes_add_up_and_differ_by_one_at_most(samples: int, micro_batches: int
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_nested_batches_are_divided_and_joined_again() -> None:
+def test_nested_batches_are_split_and_joined() -> None:
     batch = {"a": torch.arange(10.0).view(5, 2), "b": [torch.arange(5), torch.tensor(3.0)], "c": "word"}
     parts = divided(batch, [3, 2])
     assert [part["a"].shape for part in parts] == [(3, 2), (2, 2)]
@@ -40,7 +40,7 @@ def test_nested_batches_are_divided_and_joined_again() -> None:
     assert [tuple(tensor.shape) for tensor in tensors_in(resized(batch, 7))] == [(7, 2), (7,), ()]
 
 
-def test_a_batch_without_samples_or_of_several_lengths_is_refused() -> None:
+def test_batch_without_samples_or_with_unequal_lengths_is_refused() -> None:
     with refused(InvalidValue):
         samples_in((torch.zeros(3), torch.zeros(4, 2)))
     with refused(InvalidValue):

@@ -32,7 +32,7 @@ def test_literal_policies(name: ScheduleName, policy: str, expected: list[set[in
 
 
 @given(names, numbers, numbers, st.integers(min_value=1, max_value=9))
-def test_auto_fits_and_recomputes_no_more_than_it_has_to(
+def test_auto_fits_memory_with_the_fewest_recomputed_micro_batches(
     name: ScheduleName, stages: int, micro_batches: int, most_kept: int
 ) -> None:
     for actions in rows(name, stages, micro_batches):

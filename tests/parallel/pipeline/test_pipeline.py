@@ -45,7 +45,7 @@ class Noisy(nn.Module):
         return outputs
 
 
-def test_random_layers_do_not_depend_on_stages_nor_on_recomputing() -> None:
+def test_random_layers_depend_on_neither_stages_nor_recomputing() -> None:
     torch.manual_seed(0)
     model, x = Noisy().double(), torch.randn(7, 8, dtype=torch.float64)
     found = []
@@ -62,7 +62,7 @@ def test_random_layers_do_not_depend_on_stages_nor_on_recomputing() -> None:
         torch.testing.assert_close(flat, found[0][1], rtol=1e-12, atol=1e-14)
 
 
-def test_micro_batches_draw_different_numbers_and_the_generator_is_left_alone() -> None:
+def test_micro_batches_draw_different_numbers_from_a_single_seed() -> None:
     model = nn.Sequential(nn.Identity(), nn.Dropout(0.5))
     pipeline = make(model, torch.ones(4, 50), 2, micro_batches=2)
     torch.manual_seed(1)
@@ -75,7 +75,7 @@ def test_micro_batches_draw_different_numbers_and_the_generator_is_left_alone() 
 
 
 @pytest.mark.parametrize("name", ["residual", "branches", "transformer"])
-def test_evaluation_is_that_of_the_model_whole(name: str) -> None:
+def test_evaluation_equals_the_undivided_model(name: str) -> None:
     case = CASES[name]
     trained, pipeline = piped(case, 7, on=[CPU] * 3, micro_batches=3)
     model = case.make()
@@ -88,7 +88,7 @@ def test_evaluation_is_that_of_the_model_whole(name: str) -> None:
     assert_equal(trained, piped(case, 7, on=[CPU], micro_batches=3)[0], whole=True)
 
 
-def test_one_micro_batch_is_the_plain_model_running_statistics_included() -> None:
+def test_lone_micro_batch_equals_the_plain_model_with_statistics() -> None:
     case = CASES["residual"]
     model, x, y = case.make(), case.inputs(6), case.targets(6)
     F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
@@ -99,7 +99,7 @@ def test_one_micro_batch_is_the_plain_model_running_statistics_included() -> Non
         torch.testing.assert_close(found.state[name], buffer, rtol=1e-12, atol=1e-12)
 
 
-def test_running_statistics_of_the_first_norm_are_those_of_the_whole_batch_at_once() -> None:
+def test_first_norm_has_running_statistics_of_the_whole_batch() -> None:
     case = CASES["unet"]
     model, x = case.make(), case.inputs(7)
     model(x)
@@ -109,7 +109,7 @@ def test_running_statistics_of_the_first_norm_are_those_of_the_whole_batch_at_on
             torch.testing.assert_close(found.state[name], value, rtol=1e-12, atol=1e-12)
 
 
-def test_running_statistics_of_an_instance_norm_move_once_for_all_micro_batches() -> None:
+def test_instance_norm_statistics_move_once_for_all_micro_batches() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten()).double()
     x = torch.randn(7, 3, 5, 5, dtype=torch.float64)
     whole = copy.deepcopy(model)
@@ -127,7 +127,7 @@ class _MovedByHand(nn.BatchNorm1d):
         return input - input.mean(0)
 
 
-def test_a_norm_that_moves_its_statistics_in_every_micro_batch_is_refused() -> None:
+def test_norm_that_updates_its_own_statistics_is_refused() -> None:
     x = torch.randn(6, 4)
     make(nn.Sequential(nn.Linear(4, 4), _MovedByHand(4)), x, 1, micro_batches=1).step(x, x)
     pipeline = make(nn.Sequential(nn.Linear(4, 4), _MovedByHand(4)), x, 1, micro_batches=2)
@@ -158,7 +158,7 @@ class _FunctionalNorm(nn.Module):
 
 
 @pytest.mark.parametrize("layer", [_MovingCentre, _FunctionalNorm])
-def test_buffers_that_move_in_every_micro_batch_beside_a_norm_are_refused(layer: Callable[[], nn.Module]) -> None:
+def test_buffers_that_change_in_every_micro_batch_are_refused(layer: Callable[[], nn.Module]) -> None:
     group = join_group(rank=0, nodes=["a"], device=CPU, store=None, patience=10)
     criterion = Criterion(loss=F.mse_loss, autocast=nullcontext, scale=lambda loss: loss)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), layer())
@@ -172,7 +172,7 @@ def test_buffers_that_move_in_every_micro_batch_beside_a_norm_are_refused(layer:
         staged(2)
 
 
-def test_the_comparison_notices_statistics_of_the_last_micro_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_detects_statistics_of_the_last_micro_batch_only(monkeypatch: pytest.MonkeyPatch) -> None:
     from evener.parallel.deferred_statistics import DeferredStatistics
     from evener.parallel.norm_statistics import Statistics
 
@@ -185,7 +185,7 @@ def test_the_comparison_notices_statistics_of_the_last_micro_batch_alone(monkeyp
         assert_equal(piped(case, 8, on=[CPU] * 2, micro_batches=4)[0], serial(case, 8, 4), whole=True)
 
 
-def test_single_precision_is_equal_to_five_digits() -> None:
+def test_single_precision_agrees_to_five_digits() -> None:
     case = CASES["unet"]
     expected = serial(case, 7, 3, steps=1)
     pipeline = Pipeline(
@@ -198,7 +198,7 @@ def test_single_precision_is_equal_to_five_digits() -> None:
         torch.testing.assert_close(parameter.grad.double(), expected.gradients[name], rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_add_up_over_steps_tied_ones_too() -> None:
+def test_gradients_accumulate_over_steps_with_tied_weights() -> None:
     case = CASES["tied"]
     once, _ = piped(case, 6, steps=1, on=[CPU] * 3, micro_batches=2)
     pipeline = Pipeline(case.make(), case.inputs(6), case.loss, on=[CPU] * 3, micro_batches=2, costs="estimated")
@@ -209,7 +209,7 @@ def test_gradients_add_up_over_steps_tied_ones_too() -> None:
         torch.testing.assert_close(parameter.grad, once.gradients[name] * 3)
 
 
-def test_a_norm_over_all_stages_counts_tied_weights_once() -> None:
+def test_gradient_norm_over_all_stages_counts_tied_weights_once() -> None:
     case = CASES["tied"]
     model, x, y = case.make(), case.inputs(6), case.targets(6)
     case.loss(model(x), y).backward()  # type: ignore[no-untyped-call]
@@ -223,7 +223,7 @@ def test_a_norm_over_all_stages_counts_tied_weights_once() -> None:
         torch.testing.assert_close(parameter.grad, dict(model.named_parameters())[name].grad, rtol=1e-12, atol=0)
 
 
-def test_a_state_goes_from_any_cut_to_any_other_and_to_the_model() -> None:
+def test_state_loads_into_any_other_cut_and_the_plain_model() -> None:
     case = CASES["tied"]
     found, _ = piped(case, 6, on=[CPU] * 3, micro_batches=2)
     other = make(case.make(), case.inputs(6), 2, loss=case.loss)
@@ -235,7 +235,7 @@ def test_a_state_goes_from_any_cut_to_any_other_and_to_the_model() -> None:
         other.load_state_dict({name: value for name, value in found.state.items() if name != "first.bias"})
 
 
-def test_what_a_model_does_not_use_is_kept_and_stays_without_gradient() -> None:
+def test_unused_modules_remain_without_gradients() -> None:
     class Spare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -257,7 +257,7 @@ def test_what_a_model_does_not_use_is_kept_and_stays_without_gradient() -> None:
     torch.testing.assert_close(pipeline.eval()(x), expected)
 
 
-def test_another_shape_is_followed_anew() -> None:
+def test_new_input_shape_is_traced_again() -> None:
     class Positions(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -292,7 +292,7 @@ def test_autocast_around_a_step_reaches_every_stage() -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in pipeline.parameters())
 
 
-def test_an_error_in_a_stage_is_the_one_that_is_raised_and_the_next_step_works() -> None:
+def test_stage_error_is_raised_and_the_next_step_works() -> None:
     class Fails(nn.Module):
         broken = False
 
@@ -332,7 +332,7 @@ def test_wrong_batches_are_refused(inputs: Any, targets: Any, message: str) -> N
         pipeline.step(inputs, targets)
 
 
-def test_a_buffer_that_a_pass_changes_forbids_a_second_pass() -> None:
+def test_recomputing_a_pass_that_changes_a_buffer_is_refused() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -353,7 +353,7 @@ def test_a_buffer_that_a_pass_changes_forbids_a_second_pass() -> None:
     assert pipeline.state_dict()["1.passes"] == 3
 
 
-def test_a_model_without_memory_begins_alike_whatever_the_cut() -> None:
+def test_meta_model_is_initialised_equally_for_any_cut() -> None:
     states = []
     for stages in (1, 2, 5):
         with torch.device("meta"):
@@ -368,7 +368,7 @@ def test_a_model_without_memory_begins_alike_whatever_the_cut() -> None:
         torch.testing.assert_close(state, states[0], rtol=0, atol=0)
 
 
-def test_a_model_without_memory_that_cannot_be_initialised_is_refused() -> None:
+def test_meta_model_without_initialisation_is_refused() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -383,7 +383,7 @@ def test_a_model_without_memory_that_cannot_be_initialised_is_refused() -> None:
         make(model, torch.zeros(4, 3), 2)
 
 
-def test_measured_costs_cut_where_the_time_is_spent() -> None:
+def test_measured_costs_place_cuts_where_time_is_spent() -> None:
     class Slow(nn.Module):
         def __init__(self, size: int) -> None:
             super().__init__()
@@ -401,14 +401,14 @@ def test_measured_costs_cut_where_the_time_is_spent() -> None:
     pipeline.step(torch.zeros(4, 3), torch.zeros(4, 3))
 
 
-def test_skips_reach_stages_far_behind() -> None:
+def test_skip_connections_reach_distant_stages() -> None:
     model = UNet(3, 2, width=4, depth=3)
     x = torch.randn(4, 3, 16, 16)
     expected = copy.deepcopy(model).eval()(x)
     torch.testing.assert_close(make(model, x, 8).eval()(x), expected)
 
 
-def test_after_an_error_samples_count_again() -> None:
+def test_error_while_not_counting_restores_counting() -> None:
     x, norm = torch.randn(4, 3), nn.BatchNorm1d(3)
     pipeline = Pipeline(nn.Sequential(nn.Linear(3, 3), norm), x, F.mse_loss, on=[CPU], micro_batches=2)
     with pytest.raises(OSError, match="interrupted"), pipeline.uncounted():

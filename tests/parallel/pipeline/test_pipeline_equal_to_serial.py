@@ -67,13 +67,13 @@ def test_stages_schedules_and_recomputing_change_nothing(name: str, stages: int)
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_every_model_with_a_batch_that_does_not_divide(name: str) -> None:
+def test_every_model_equals_serial_with_an_indivisible_batch(name: str) -> None:
     check(name, 7, 3, 3, (("gpipe", "always"), ("1f1b", "never")))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("name", list(CASES))
-def test_everything_with_everything(name: str, stages: int) -> None:
+def test_all_models_stages_and_micro_batches_equal_serial(name: str, stages: int) -> None:
     for micro_batches in range(1, 9):
         check(name, 17, stages, micro_batches, WAYS if micro_batches in (3, 5) else WAYS[micro_batches % 2 :: 3])

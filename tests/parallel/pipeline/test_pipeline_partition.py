@@ -33,7 +33,7 @@ def piped(model: nn.Module, example: Any, stages: Any, **options: Any) -> Pipeli
     )  # fmt: skip
 
 
-def test_bytes_across_a_cut_are_those_of_all_values_that_live_there() -> None:
+def test_bytes_across_a_cut_cover_all_live_values() -> None:
     class Skips(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -48,7 +48,7 @@ def test_bytes_across_a_cut_are_those_of_all_values_that_live_there() -> None:
     assert [cut.nbytes // (3 * 4) for cut in found] == [8 + 4, 8 + 2 + 4, 8 + 8 + 4, 8 + 4, 8 + 1]
 
 
-def test_a_value_goes_straight_to_the_stages_that_use_it() -> None:
+def test_value_is_sent_directly_to_the_stages_that_use_it() -> None:
     model = UNet(3, 2, width=4, depth=2)
     traced = trace_micro_batch(model, torch.zeros(2, 3, 8, 8), CPU)
     count = len(traced.operations)
@@ -61,7 +61,7 @@ def test_a_value_goes_straight_to_the_stages_that_use_it() -> None:
             assert received == (stage in value.used_by)
 
 
-def test_stages_may_be_named_as_the_eight_segments_of_resnet152() -> None:
+def test_stages_can_be_named_as_segments_of_resnet152() -> None:
     model = resnet152(5, width=4, depths=(1, 1, 2, 1))
     names = [name for name, _ in model.named_children()]
     pipeline = piped(model, torch.zeros(4, 3, 64, 64), names[1:])
@@ -84,7 +84,7 @@ def test_impossible_stages_are_refused(stages: Any, message: str) -> None:
         piped(chain(2, 2, 2, 2), torch.zeros(4, 2), stages)
 
 
-def test_too_few_places_name_the_module_that_stays_whole() -> None:
+def test_too_few_cuts_error_names_the_undivided_module() -> None:
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -97,7 +97,7 @@ def test_too_few_places_name_the_module_that_stays_whole() -> None:
         piped(nn.Sequential(Whole(), nn.Linear(2, 2)), torch.zeros(4, 2), 3)
 
 
-def test_statistics_that_two_places_move_stay_on_one_stage() -> None:
+def test_statistics_updated_in_two_places_stay_on_one_stage() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -110,7 +110,7 @@ def test_statistics_that_two_places_move_stay_on_one_stage() -> None:
     assert [cut.position for cut in cut_points(trace_micro_batch(model, torch.zeros(3, 4), CPU), model)] == [1, 4]
 
 
-def test_an_order_in_evaluation_that_the_cut_forbids_is_refused() -> None:
+def test_evaluation_order_that_contradicts_the_cut_is_refused() -> None:
     class Backwards(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -138,7 +138,7 @@ def test_impossible_options_are_refused(options: dict[str, Any], message: str) -
         Pipeline(chain(2, 2, 2), torch.zeros(4, 2), nn.MSELoss(), **{"stages": 2, "on": [CPU] * 2, **options})
 
 
-def test_a_model_that_cannot_be_followed_is_refused_with_its_line() -> None:
+def test_untraceable_model_is_refused_with_its_line() -> None:
     class Gate(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
@@ -148,7 +148,7 @@ def test_a_model_that_cannot_be_followed_is_refused_with_its_line() -> None:
         piped(Gate(), torch.zeros(4, 2), 2)
 
 
-def test_a_gradient_passes_a_cut_through_a_mask_that_inputs_were_written_into() -> None:
+def test_gradient_crosses_a_cut_through_a_mask_with_written_inputs() -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -32,7 +32,7 @@ def stepped(name: str, stages: int, precision: torch.dtype | None, **options: An
 
 @pytest.mark.parametrize("name", ["plain", "unet", "transformer"])
 @pytest.mark.parametrize("policy", ["never", "always"])
-def test_under_autocast_any_number_of_stages_computes_the_same(name: str, policy: str) -> None:
+def test_autocast_computes_the_same_for_any_number_of_stages(name: str, policy: str) -> None:
     options: dict[str, Any] = {"rematerialise": policy, "schedule": "gpipe"}
     loss, gradients = stepped(name, 1, torch.bfloat16, **options)
     exact, _ = stepped(name, 1, None, **options)

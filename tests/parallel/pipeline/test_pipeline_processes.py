@@ -30,7 +30,7 @@ def compare(env: RankEnvironment, orders: list[tuple[str, int, int, Options]]) -
 @pytest.mark.parametrize(
     "ranks", [pytest.param(2, marks=pytest.mark.slow), 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5))]
 )
-def test_a_stage_on_every_rank(ranks: int) -> None:
+def test_stage_on_every_rank_equals_one_process(ranks: int) -> None:
     orders: list[tuple[str, int, int, Options]] = []
     for name in ("residual", "tied", "branches"):
         for micro_batches in (1, 3, 8):
@@ -41,7 +41,7 @@ def test_a_stage_on_every_rank(ranks: int) -> None:
 
 
 @pytest.mark.slow
-def test_every_model_on_three_ranks() -> None:
+def test_every_model_on_three_ranks_equals_one_process() -> None:
     start(compare, 3, [(name, 7, 3, {"rematerialise": "always"}) for name in CASES])
 
 
@@ -71,5 +71,5 @@ def train_replicas(env: RankEnvironment, order: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("replicas", [((0, 1, 2), (3, 4)), ((4,), (1, 0, 2, 3))], ids=str)
 @pytest.mark.slow
-def test_replicas_of_different_numbers_of_stages_are_one_process(replicas: tuple[tuple[int, ...], ...]) -> None:
+def test_replicas_with_different_stage_counts_equal_one_process(replicas: tuple[tuple[int, ...], ...]) -> None:
     start(train_replicas, 5, {"replicas": replicas, "cases": ["residual", "tied", "branches", "transformer"]})

@@ -90,7 +90,7 @@ def measure_bubble(env: RankEnvironment, _order: None) -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_the_idle_share_is_that_of_the_paper() -> None:
+def test_idle_share_matches_the_paper() -> None:
     start(measure_bubble, 4)
 
 
@@ -122,7 +122,7 @@ def measure_uneven(env: RankEnvironment, _order: None) -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_stages_chosen_for_unequal_devices_are_faster_than_equal_ones() -> None:
+def test_unequal_stages_are_faster_on_unequal_devices() -> None:
     start(measure_uneven, 2)
 
 
@@ -144,13 +144,11 @@ def measure_memory(env: RankEnvironment, sizes: list[Size]) -> None:
 @pytest.mark.parametrize(
     ("stages", "layers"), [((1, 2), (8,)), pytest.param((1, 2, 4), (8, 16), marks=pytest.mark.slow)]
 )
-def test_peak_activations_grow_with_the_batch_and_with_layers_of_a_stage_times_a_micro_batch(
-    stages: tuple[int, ...], layers: tuple[int, ...]
-) -> None:
+def test_peak_activations_grow_with_batch_and_stage_layers(stages: tuple[int, ...], layers: tuple[int, ...]) -> None:
     start(measure_memory, max(stages), grid(samples=(8, 16), layers=layers, stages=stages, micro_batches=(1, 2, 8)))
 
 
-def test_recomputing_keeps_at_most_58_percent_of_amoebanets_activations() -> None:
+def test_recomputing_stores_at_most_58_percent_of_activations() -> None:
     micro_batches = 2
     x, y = torch.randn(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)
     peaks = {}
@@ -166,7 +164,7 @@ def test_recomputing_keeps_at_most_58_percent_of_amoebanets_activations() -> Non
 
 
 @pytest.mark.parametrize("name", ["residual", "branches", "resnet152", "unet", "transformer"])
-def test_no_more_is_held_than_was_predicted_with_what_is_there_for_a_moment(name: str) -> None:
+def test_peak_memory_stays_within_the_prediction(name: str) -> None:
     case, samples, micro_batches = CASES[name], 16, 4
     x, y = case.inputs(samples), case.targets(samples)
     options: dict[str, Any] = {"schedule": "gpipe", "micro_batches": micro_batches, "rematerialise": "always"}
@@ -178,7 +176,7 @@ def test_no_more_is_held_than_was_predicted_with_what_is_there_for_a_moment(name
     assert 0.8 * (kept + passing) < live.peak <= kept + passing
 
 
-def test_what_is_there_for_a_moment_has_to_fit_the_memory() -> None:
+def test_temporary_memory_must_fit_too() -> None:
     x = torch.randn(8, 1000)
     model, kept = nn.Linear(1000, 1000), 4 * (4 * 1_001_000)  # weights, gradients, the optimiser's state
     for more, fits in ((0.1e6, False), (5e6, True)):  # backward makes another gradient of the weights first
@@ -188,7 +186,7 @@ def test_what_is_there_for_a_moment_has_to_fit_the_memory() -> None:
 
 
 @pytest.mark.alone
-def test_the_stage_that_computes_a_slow_loss_gets_fewer_layers() -> None:
+def test_stage_with_a_slow_loss_gets_fewer_layers() -> None:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         time.sleep(0.02)
         return F.mse_loss(outputs, targets)
@@ -201,7 +199,7 @@ def test_the_stage_that_computes_a_slow_loss_gets_fewer_layers() -> None:
     assert layers == [[4, 4], [5, 3]]
 
 
-def test_auto_recomputes_as_much_as_the_memory_asks_for() -> None:
+def test_auto_recomputes_as_much_as_memory_requires() -> None:
     x, y = torch.randn(16, 3, 32, 32), torch.zeros(16, dtype=torch.long)
     recomputed = []
     for memory in (float("inf"), 1.7e6, 0.9e6):
@@ -234,7 +232,7 @@ def count_bytes(env: RankEnvironment, _order: None) -> None:
     leave_group()
 
 
-def test_values_at_cuts_and_their_gradients_are_all_that_is_sent() -> None:
+def test_values_at_cuts_and_their_gradients_are_the_only_traffic() -> None:
     start(count_bytes, 3)
 
 
@@ -245,6 +243,6 @@ def disagree(env: RankEnvironment, _order: None) -> None:
     Pipeline(waiting(2, 0.0), torch.zeros(2, 3), F.mse_loss, on=group, schedule=schedule, costs="estimated")
 
 
-def test_ranks_that_want_different_things_are_told() -> None:
+def test_ranks_with_different_schedules_are_refused() -> None:
     with refused(EvenerError):
         start(disagree, 2)

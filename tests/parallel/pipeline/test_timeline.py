@@ -21,20 +21,20 @@ def event(stage: int, begin: float, end: float, kind: Kind = "forward", micro_ba
 TWO = Timeline(num_stages=2, events=(event(0, 5.0, 6.0), event(1, 6.0, 8.0), event(0, 8.0, 9.0, "backward")))
 
 
-def test_idle_share_is_what_no_stage_computes() -> None:
+def test_idle_share_is_the_time_without_computing() -> None:
     assert TWO.seconds == 4.0
     assert [TWO.busy_seconds(stage) for stage in (0, 1)] == [2.0, 2.0]
     assert TWO.bubble == pytest.approx(0.5)
 
 
-def test_trace_file_has_a_row_a_stage_and_microseconds_from_the_start() -> None:
+def test_trace_file_has_one_row_per_stage_in_microseconds() -> None:
     rows = json.loads(TWO.chrome_trace())["traceEvents"]
     assert [row["args"]["name"] for row in rows if row["ph"] == "M"] == ["stage 0", "stage 1"]
     boxes = [(row["name"], row["tid"], row["ts"], row["dur"]) for row in rows if row["ph"] == "X"]
     assert boxes == [("forward 0", 0, 0.0, 1e6), ("forward 0", 1, 1e6, 2e6), ("backward 0", 0, 3e6, 1e6)]
 
 
-def test_a_step_tells_all_its_actions_in_order() -> None:
+def test_timeline_lists_all_actions_of_a_step_in_order() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     x = torch.zeros(4, 3)
     options = {"rematerialise": "always", "schedule": "gpipe", "costs": "estimated"}
