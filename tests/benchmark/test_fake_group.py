@@ -19,7 +19,7 @@ from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName
 from evener.oracle.replay import ExchangeTiming, TraceEvent, replay
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
@@ -80,7 +80,9 @@ def silent(place: ProcessMesh, trace: EventTrace) -> ProcessMesh:
         ("spatial", [(1, 1), (1,)]),
     ],
 )
-def test_rank_starts_the_exchanges_of_a_real_step(division: Division, replicas: Sequence[tuple[float, ...]]) -> None:
+def test_rank_starts_the_exchanges_of_a_real_step(
+    division: DivisionName, replicas: Sequence[tuple[float, ...]]
+) -> None:
     arrangement = Arrangement(division=division, replicas=tuple(Replica(shares=shares) for shares in replicas))
 
     def rank(group: Group) -> tuple[dict[str, float], dict[str, float], tuple[TraceEvent, ...]]:

@@ -77,6 +77,27 @@ def test_run_does_not_restart_after_its_first_step(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def freeze_last(env: RankEnvironment, folder: str) -> None:
+    """The first rank ends; then the second one is frozen in a step."""
+    if env.rank == 0:
+        Path(folder, "ended").touch()
+        return
+    env.at_step(3)
+    while not Path(folder, "ended").exists():
+        time.sleep(0.01)
+    time.sleep(1)  # until its last beat is known
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_last_rank_that_is_frozen_ends_the_run(tmp_path: Path, is_elastic: bool) -> None:
+    begin = time.monotonic()
+    with pytest.raises(NodeLost) as lost:
+        run_local(freeze_last, NODES, str(tmp_path), patience=3, on_event=lambda _: None, is_elastic=is_elastic)
+    assert lost.value.nodes == ("b",)
+    assert time.monotonic() - begin < 60
+
+
 @pytest.mark.slow
 def test_process_killed_at_every_start_ends_the_run(tmp_path: Path) -> None:
     with refused(NodeLost):

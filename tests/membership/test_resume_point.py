@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evener.membership.resume_point import Agreement, RankProgress, agree
+from evener.membership.resume_point import RankProgress, ResumePoint, agree
 from evener.records.errors import NodeLost
 from support.refusals import refused
 
@@ -17,20 +17,20 @@ def progress(*steps: int, unsettled: tuple[int, ...] = ()) -> list[RankProgress]
 @pytest.mark.parametrize(
     ("found", "agreement"),
     [
-        (progress(5, 5, 5), Agreement(step=5, source=0, transfers=(), new=(), is_settled=True)),
-        (progress(5, 6, 5), Agreement(step=6, source=1, transfers=((1, 0), (1, 2)), new=(), is_settled=True)),
-        (progress(5, 5, -1), Agreement(step=5, source=0, transfers=((0, 2),), new=(2,), is_settled=True)),
-        (progress(-1, 0), Agreement(step=0, source=1, transfers=((1, 0),), new=(0,), is_settled=True)),
-        (progress(6, 6, unsettled=(1,)), Agreement(step=6, source=0, transfers=(), new=(), is_settled=False)),
-        (progress(6, 5, unsettled=(1,)), Agreement(step=6, source=0, transfers=((0, 1),), new=(), is_settled=True)),
+        (progress(5, 5, 5), ResumePoint(step=5, source=0, transfers=(), new=(), is_settled=True)),
+        (progress(5, 6, 5), ResumePoint(step=6, source=1, transfers=((1, 0), (1, 2)), new=(), is_settled=True)),
+        (progress(5, 5, -1), ResumePoint(step=5, source=0, transfers=((0, 2),), new=(2,), is_settled=True)),
+        (progress(-1, 0), ResumePoint(step=0, source=1, transfers=((1, 0),), new=(0,), is_settled=True)),
+        (progress(6, 6, unsettled=(1,)), ResumePoint(step=6, source=0, transfers=(), new=(), is_settled=False)),
+        (progress(6, 5, unsettled=(1,)), ResumePoint(step=6, source=0, transfers=((0, 1),), new=(), is_settled=True)),
         (
             progress(7, 7, -1, -1, 6),
-            Agreement(step=7, source=0, transfers=((0, 2), (1, 3), (0, 4)), new=(2, 3), is_settled=True),
+            ResumePoint(step=7, source=0, transfers=((0, 2), (1, 3), (0, 4)), new=(2, 3), is_settled=True),
         ),
-        (progress(9), Agreement(step=9, source=0, transfers=(), new=(), is_settled=True)),
+        (progress(9), ResumePoint(step=9, source=0, transfers=(), new=(), is_settled=True)),
     ],
 )
-def test_highest_step_is_chosen(found: list[RankProgress], agreement: Agreement) -> None:
+def test_highest_step_is_chosen(found: list[RankProgress], agreement: ResumePoint) -> None:
     assert agree(found) == agreement
 
 

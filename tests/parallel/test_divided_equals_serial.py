@@ -15,15 +15,15 @@ from torch import nn
 import torchvision_operators  # noqa: F401
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName
 from support.compare_divided import Serial, close, gradient_of_inputs, hold_against, serial, train
 from support.division_networks import CASES, YoloV8
 from support.thread_ranks import together
 
 import torchvision  # isort: skip
 
-PUBLISHED: list[Division] = ["filter", "channel", "hybrid"]
-OURS: list[Division] = ["sharded", "spatial"]
+PUBLISHED: list[DivisionName] = ["filter", "channel", "hybrid"]
+OURS: list[DivisionName] = ["sharded", "spatial"]
 WAYS: dict[str, tuple[Replica, ...]] = {
     "alone": (Replica(shares=(1,)),),
     "two": (Replica(shares=(2, 3)),),
@@ -36,7 +36,7 @@ WAYS: dict[str, tuple[Replica, ...]] = {
 GRID = (Replica(shares=(2, 1), columns=(1, 2)),)
 
 
-def hold(expected: Serial, division: Division, replicas: tuple[Replica, ...], recompute: bool = False) -> None:
+def hold(expected: Serial, division: DivisionName, replicas: tuple[Replica, ...], recompute: bool = False) -> None:
     arrangement = Arrangement(division=division, replicas=replicas)
     total = len(expected.inputs[0])
     samples = [total - len(replicas) + 1, *[1] * (len(replicas) - 1)]
@@ -56,14 +56,14 @@ QUICK = [name for name in CASES if name != "yolo"]
     ],
 )
 @pytest.mark.parametrize("division", OURS)
-def test_our_divisions_equal_serial(name: str, division: Division, way: str) -> None:
+def test_our_divisions_equal_serial(name: str, division: DivisionName, way: str) -> None:
     hold(serial(name), division, WAYS[way])
 
 
 @pytest.mark.parametrize("way", ["uneven", "data+two"])
 @pytest.mark.parametrize("division", PUBLISHED)
 @pytest.mark.parametrize("name", ["residual", "odd"])
-def test_published_divisions_equal_serial(name: str, division: Division, way: str) -> None:
+def test_published_divisions_equal_serial(name: str, division: DivisionName, way: str) -> None:
     hold(serial(name), division, WAYS[way])
 
 
@@ -76,7 +76,7 @@ def test_rows_and_columns_equal_serial(name: str) -> None:
 
 @pytest.mark.parametrize("division", ["filter", *OURS])
 @pytest.mark.parametrize("name", ["residual", "mixed"])
-def test_activation_checkpointing_equals_serial(name: str, division: Division) -> None:
+def test_activation_checkpointing_equals_serial(name: str, division: DivisionName) -> None:
     hold(serial(name), division, WAYS["idle"], recompute=True)
 
 
@@ -85,7 +85,7 @@ def test_activation_checkpointing_equals_serial(name: str, division: Division) -
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("division", [*PUBLISHED, *OURS])
 @pytest.mark.parametrize("name", CASES)
-def test_every_division_in_every_arrangement_equals_serial(name: str, division: Division, way: str) -> None:
+def test_every_division_in_every_arrangement_equals_serial(name: str, division: DivisionName, way: str) -> None:
     hold(serial(name), division, WAYS[way])
 
 
@@ -116,7 +116,7 @@ REAL = {
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("division", [*PUBLISHED, *OURS])
 @pytest.mark.parametrize("name", REAL)
-def test_real_networks_equal_serial(name: str, division: Division) -> None:
+def test_real_networks_equal_serial(name: str, division: DivisionName) -> None:
     build, shape = REAL[name]
     torch.manual_seed(0)
     expected = train(build().double(), shape, 1e-3)
@@ -127,7 +127,7 @@ def test_real_networks_equal_serial(name: str, division: Division) -> None:
 @pytest.mark.parametrize(
     ("division", "way"), [("spatial", "two"), ("sharded", "data+two")], ids=["over all ranks", "along the data axis"]
 )
-def test_comparison_detects_gradients_that_are_not_summed(division: Division, way: str) -> None:
+def test_comparison_detects_gradients_that_are_not_summed(division: DivisionName, way: str) -> None:
     """The checker itself."""
     with mock.patch("evener.parallel.sharded.GradientSums"), pytest.raises(AssertionError, match=r"bytes|gradient of"):
         hold(serial("residual"), division, WAYS[way])

@@ -9,7 +9,7 @@ from torch import nn
 
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName
 from support.compare_divided import close, gradient_of_inputs, hold_against, train
 from support.random_networks import networks, runs_alone
 from support.thread_ranks import together
@@ -28,7 +28,7 @@ columns = st.sampled_from([(1.0,), (1.0,), (2.0, 1.0)])
     size=st.tuples(st.integers(3, 11), st.integers(3, 11)),
 )
 def test_any_network_equals_serial_in_any_arrangement(
-    division: Division,
+    division: DivisionName,
     model: nn.Sequential,
     rows: list[tuple[tuple[float, ...], tuple[float, ...]]],
     size: tuple[int, int],

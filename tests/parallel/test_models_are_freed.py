@@ -14,7 +14,7 @@ import pytest
 from evener.comm.group import Group
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.sharded import ShardedModule
 from support.compare_divided import forward_backward, serial
@@ -26,7 +26,7 @@ WAYS = {"two": (Replica(shares=(2, 1)),), "data+two": (Replica(shares=(2, 1)), R
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("division", ["filter", "channel", "sharded", "spatial"])
-def test_divided_model_is_freed_without_garbage_collection(division: Division, way: str) -> None:
+def test_divided_model_is_freed_without_garbage_collection(division: DivisionName, way: str) -> None:
     arrangement, inputs = Arrangement(division=division, replicas=WAYS[way]), serial("residual").inputs[0][:2]
 
     def weights_after_a_step(group: Group) -> list[weakref.ref[Any]]:

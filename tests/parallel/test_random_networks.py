@@ -9,7 +9,7 @@ from torch import nn
 
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName
 from support.compare_divided import close, gradient_of_inputs, hold_against, train
 from support.random_networks import networks, runs_alone
 from support.thread_ranks import together
@@ -24,7 +24,7 @@ replicas = st.builds(lambda shares: Replica(shares=tuple(shares)), st.lists(st.i
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(model=networks(), ranks=st.lists(replicas, min_size=1, max_size=2), size=st.tuples(*[st.integers(5, 9)] * 2))
 def test_any_network_equals_serial_in_any_arrangement(
-    division: Division, model: nn.Sequential, ranks: list[Replica], size: tuple[int, int]
+    division: DivisionName, model: nn.Sequential, ranks: list[Replica], size: tuple[int, int]
 ) -> None:
     assume(runs_alone(model, size))
     arrangement = Arrangement(division=division, replicas=tuple(ranks))

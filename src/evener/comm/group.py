@@ -1,7 +1,7 @@
 """The ranks of one run: their names, process groups, and a count of all bytes sent.
 
 Large tensors travel in `process_group` (NCCL between GPUs, Gloo otherwise); control messages, and small tensors of
-CPUs, travel in a `mesh` of sockets. Messages are plain bytes: nothing is ever unpickled.
+CPUs, travel in a `mesh` of sockets. Messages are plain bytes: nothing here is unpickled.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import fields
 
+from evener.records.agreement import AGREEMENTS
 from evener.records.errors import InvalidInput
 from evener.records.plan import WHOLE_MODEL, is_of_teams, is_pipeline
 from evener.sync.protocol import PROTOCOLS
@@ -36,7 +37,13 @@ _COLLECTIVE = (
     "strategy", "replicas", "columns", "members", "micro_batches", "schedule", "rematerialise", "plan", "devices",
     "memory", "accumulate", "compile", "workers", "checkpoint", "checkpoint_every", "resume", "elastic",
 )  # fmt: skip
-_MASTER = ("home", "master", "token", "token_file", "ship_data")
+AGREEMENT_OPTIONS = (
+    "agreement", "staleness", "fraction", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge",
+    "overlap", "system",
+)  # fmt: skip
+"""Options of `RunConfig` that only runs of an agreement have."""
+MASTER_OPTIONS = ("home", "master", "token", "token_file", "ship_data")
+"""Options that all runs on the nodes of a master have."""
 _THIS_MACHINE = ("devices", "memory", "plan", "checkpoint", "resume", "stationary", "compile", "elastic")
 _PLANNED = ("strategy", "shares", "replicas", "columns", "members", "micro_batches", "accumulate", "stationary")
 _PROTOCOLS = ", ".join(PROTOCOLS)
@@ -45,7 +52,7 @@ _CONFLICTS = (
     Conflict(("staleness",), lambda c, _: c.agreement != "bounded", "{option} belongs to --agreement bounded"),
     Conflict(
         ("local_steps", "overlap"),
-        lambda c, _: c.agreement not in ("average", "diloco"),
+        lambda c, _: c.agreement is None or not AGREEMENTS[c.agreement].takes_local_steps,
         "{option} belongs to --agreement average or diloco",
     ),
     Conflict(("fraction",), lambda c, _: c.agreement != "federated", "{option} belongs to --agreement federated"),
@@ -76,7 +83,7 @@ _CONFLICTS = (
     ),
     Conflict(("system",), lambda c, _: c.agreement is None, "{option} belongs to --agreement"),
     Conflict(
-        _MASTER,
+        MASTER_OPTIONS,
         lambda c, _: c.agreement is None and not c.has_ranks_on_master,
         "{option} belongs to --agreement, or to ranks on the nodes of a master: name that with --master or --home",
     ),

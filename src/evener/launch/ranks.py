@@ -151,7 +151,7 @@ class _LoneRank:
         ranks: the processes.
         store: of the run.
         patience: seconds of silence after which the rank is lost.
-        elastic: detects silent ranks once there is a generation; None if the run is not elastic.
+        elastic: detects silent ranks itself once there is a generation; None if the run is not elastic.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class _LoneRank:
 
     def look(self) -> None:
         """Kill the rank if it is silent; called several times within the patience."""
-        if self._elastic is None or self._elastic.has_begun:
+        if self._elastic is not None and self._elastic.has_begun:
             return
         running = [rank for rank, process in enumerate(self._ranks) if not process.has_ended]
         rank = running[0] if len(running) == 1 < len(self._ranks) else None

@@ -52,7 +52,7 @@ class Coordinator:
         self._patience = patience
         self._processes: dict[int, _Process] = {}
         self._lost: dict[int, str] = {}
-        self._fed: set[int] = set()  # of a generation with a holder, whose state may have reached them
+        self._fed: set[int] = set()  # processes that may hold the state without having reported it
         self._listened, self._looked = 0.0, 0.0
         self._may_have_trained = False
         self._idle: dict[int, float] = {}

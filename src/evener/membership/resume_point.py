@@ -27,7 +27,7 @@ class RankProgress(Part, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement:
+class ResumePoint:
     """The state from which a generation continues.
 
     Attributes:
@@ -45,7 +45,7 @@ class Agreement:
     is_settled: bool
 
 
-def agree(progress: Sequence[RankProgress]) -> Agreement:
+def agree(progress: Sequence[RankProgress]) -> ResumePoint:
     """Return the agreement of all ranks from each one's progress, in order of ranks.
 
     Raises:
@@ -56,7 +56,7 @@ def agree(progress: Sequence[RankProgress]) -> Agreement:
         raise NodeLost("no remaining node holds the state of the training; continue from a checkpoint with --resume")
     holders = [rank for rank, one in enumerate(progress) if one.step == step]
     needy = [rank for rank in range(len(progress)) if rank not in holders]
-    return Agreement(
+    return ResumePoint(
         step=step,
         source=holders[0],
         transfers=tuple((holders[i % len(holders)], rank) for i, rank in enumerate(needy)),

@@ -44,7 +44,7 @@ class NodeTiming:
     error: float
 
 
-Division = Sequence[NodeTiming | None]
+Timings = Sequence[NodeTiming | None]
 """The timing of every node; None for a node without units."""
 
 
@@ -57,7 +57,7 @@ def with_fixed_fraction(worker: Worker, timing: NodeTiming | None, fraction: flo
     return replace(worker, unit_seconds=unit, fixed_seconds=phi * unit)
 
 
-def fraction_probabilities(earlier: Sequence[Division], current: Division, mean_units: float) -> list[float]:
+def fraction_probabilities(earlier: Sequence[Timings], current: Timings, mean_units: float) -> list[float]:
     """Return the probability of each of FIXED_FRACTIONS; they sum to 1.
 
     Args:
@@ -80,15 +80,15 @@ def _phi(fraction: float, mean_units: float) -> float:
     return mean_units * fraction / (1 - fraction)
 
 
-def _pairs(before: Division, now: Division) -> list[tuple[NodeTiming, NodeTiming]]:
+def _pairs(before: Timings, now: Timings) -> list[tuple[NodeTiming, NodeTiming]]:
     return [(old, new) for old, new in zip(before, now, strict=True) if old is not None and new is not None]
 
 
-def _distance(before: Division, now: Division) -> float:
+def _distance(before: Timings, now: Timings) -> float:
     return max((abs(log(new.units / old.units)) for old, new in _pairs(before, now)), default=0.0)
 
 
-def _misfit(before: Division, now: Division, phi: float) -> float:
+def _misfit(before: Timings, now: Timings, phi: float) -> float:
     """Return the squared deviations of the nodes' differences from a common one, in standard errors."""
     rows = []
     for old, new in _pairs(before, now):

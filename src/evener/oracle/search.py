@@ -21,11 +21,10 @@ from typing import cast, get_args
 
 from evener.oracle.cost.mesh import price_averaging, price_mesh, price_server
 from evener.oracle.cost.model import CostEstimate, CostModel, worst_of
-from evener.oracle.cost.partition import MODES
 from evener.oracle.cost.pipeline import PipelineReplica, make_pipeline, price_pipeline
 from evener.oracle.cost.replica import ReplicaCost
 from evener.oracle.cost.topology import all_reduce_seconds
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName, division_of
 from evener.records.errors import DoesNotFit
 from evener.records.plan import Rejected, Strategy, is_of_teams
 
@@ -217,7 +216,7 @@ def candidates(model: CostModel, strategy: Strategy, devices: Sequence[int]) -> 
 
 
 def _divided(model: CostModel, strategy: Strategy, row: Sequence[int]) -> Iterator[Price]:
-    mode = next(mode for mode in MODES if strategy.endswith(mode))
+    mode = division_of(strategy)
     if not strategy.startswith("data+"):
         if len(row) <= _MAX_MEMBERS:
             yield lambda: price_mesh(model, [row], mode)
@@ -227,7 +226,7 @@ def _divided(model: CostModel, strategy: Strategy, row: Sequence[int]) -> Iterat
 
 
 def _stage_teams(model: CostModel, strategy: Strategy, row: Sequence[int]) -> Iterator[Price]:
-    mode = next(mode for mode in MODES if strategy.endswith(mode))
+    mode = division_of(strategy)
     for members in _GROUP_SIZES:
         teams = [list(row[i : i + members]) for i in range(0, len(row), members)]
         stages, is_even = len(teams), len(row) % members == 0
@@ -266,7 +265,7 @@ def _local_steps(model: CostModel, devices: Sequence[int]) -> int:
 
 
 def price_stage_teams(
-    model: CostModel, teams: Sequence[Sequence[int]], mode: Division, micro_batches: int
+    model: CostModel, teams: Sequence[Sequence[int]], mode: DivisionName, micro_batches: int
 ) -> CostEstimate:
     """Return the cost of a step in a pipeline whose stages are computed by `teams` of devices.
 

@@ -13,19 +13,21 @@ class AgreementFacts(NamedTuple):
     Attributes:
         sends: what a node sends to the master.
         may_compress: whether a node with a slow link may have to compress although the user did not ask for it.
+        takes_local_steps: whether the user chooses how many steps a node takes between two exchanges.
     """
 
     sends: Literal["gradients", "weights", "changes of weights"]
     may_compress: bool
+    takes_local_steps: bool = False
 
 
 AGREEMENTS: dict[AgreementName, AgreementFacts] = {
     "sync": AgreementFacts("gradients", may_compress=False),
     "async": AgreementFacts("gradients", may_compress=True),
     "bounded": AgreementFacts("gradients", may_compress=True),
-    "average": AgreementFacts("weights", may_compress=True),
+    "average": AgreementFacts("weights", may_compress=True, takes_local_steps=True),
     "federated": AgreementFacts("weights", may_compress=False),
-    "diloco": AgreementFacts("changes of weights", may_compress=True),
+    "diloco": AgreementFacts("changes of weights", may_compress=True, takes_local_steps=True),
 }
 
 

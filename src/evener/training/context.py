@@ -40,7 +40,7 @@ from evener.system.sign_of_life import sign_of_life
 from evener.tracer.nested import map_tensors
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_AGREEMENTS = {"averaging": "average", "server": "sync", "asynchronous server": "async"}
+_AGREEMENT_OF_STRATEGY = {"averaging": "average", "server": "sync", "asynchronous server": "async"}
 """The `--agreement` of a master's run, by strategy."""
 
 
@@ -252,10 +252,10 @@ def read_plan(config: RunConfig) -> Plan | None:
     if config.plan is None:
         return None
     plan = read_noun(config.plan, Plan)
-    if plan.strategy in _AGREEMENTS:
+    if plan.strategy in _AGREEMENT_OF_STRATEGY:
         raise InvalidInput(
             f"the plan's strategy is {plan.strategy}, which a master performs: start `evener up`, let the nodes join, "
-            f"and train with --agreement {_AGREEMENTS[plan.strategy]}"
+            f"and train with --agreement {_AGREEMENT_OF_STRATEGY[plan.strategy]}"
         )
     if config.batch_size not in (None, plan.batch_size):
         raise InvalidInput("--batch-size does not go with --plan, which says it already")

@@ -163,11 +163,7 @@ def plan_without_smallest(context: RankContext, config: RunConfig, plan: Plan, w
         return None  # all are alike
     names = [one.node for one in plan.assignments if one.node != smallest]
     nodes = [node for node in context.env.nodes if node.name in names]
-    shares = relative_shares(config.shares, len(context.env.nodes))
-    shape = shape_of(msgspec.structs.replace(config, shares="measured"), plan.strategy, len(nodes), context.batch_size)
-    if shares is not None:
-        relative = [share for share, name in zip(shares, context.env.names, strict=True) if name in names]
-        shape = shape._replace(shares=relative if any(relative) else None)
+    shape = shape_of(config, plan.strategy, len(nodes), context.batch_size)  # a pipeline takes no --shares
     fewer = divide(shape, nodes, (), context.batch_size)
     out = Rejected(what=smallest, reason=f"{why} with this node, which has the least", is_node=True)
     return msgspec.structs.replace(fewer, rejected=(*plan.rejected, out))

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import evener
+from evener.config.conflicts import AGREEMENT_OPTIONS, MASTER_OPTIONS
 from evener.records.errors import InvalidInput, MissingExtra
 from evener.records.record import Step
 from evener.records.version import pip_install
@@ -175,3 +176,10 @@ def test_callback_error_reaches_the_caller(tmp_path: Path) -> None:
 
     with pytest.raises(Exception, match="mine"):
         trained(tmp_path, task(), callbacks=[fail])
+
+
+@pytest.mark.parametrize("name", [*AGREEMENT_OPTIONS, *MASTER_OPTIONS])
+def test_options_of_a_master_are_refused(name: str) -> None:
+    options: dict[str, Any] = {name: 1}
+    with pytest.raises(InvalidInput):
+        evener.train(nn.Linear(1, 1), **options)

@@ -123,6 +123,11 @@ def test_options_incompatible_with_or_without_a_master_are_refused(said: dict[st
         run_config(YoloConfig(overrides=("train", "model=a.pt", "data=b.yaml"), **said))
 
 
+def test_options_of_agreements_are_taken() -> None:
+    config = RunConfig(task="a.pt", agreement="federated", fraction=0.5, system=Path("system.json"))
+    assert yolo_config(config).overrides == ("train", "model=a.pt")
+
+
 @pytest.mark.parametrize("is_agreed", [True, False])
 def test_resume_from_a_file_is_refused_on_a_master(is_agreed: bool) -> None:
     with refused(InvalidInput):

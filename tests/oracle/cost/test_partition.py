@@ -15,7 +15,7 @@ from evener.oracle.cost.layers import columns
 from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.cost.partition import MODES, DividedLayers, ModelSplit
 from evener.oracle.division.layout import Replica
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName
 from evener.oracle.hypothetical_cluster import hypothetical_profile
 from evener.oracle.zoo.networks import draw
 from evener.oracle.zoo.sketch import Sketch
@@ -27,7 +27,7 @@ NAMES = [layer.name for layer in GRAPH.layers]
 IMAGE = 4 * 16 * 8 * 8
 
 
-def divided(mode: Division, shares: list[float], graph: ModelGraph = GRAPH, published: bool = False) -> ModelSplit:
+def divided(mode: DivisionName, shares: list[float], graph: ModelGraph = GRAPH, published: bool = False) -> ModelSplit:
     layers = DividedLayers(columns(graph), mode, len(shares), published)
     return layers.among(Replica(shares=tuple(shares)))
 
@@ -48,7 +48,7 @@ def test_units_are_divided_as_by_apportion(size: int, shares: list[float]) -> No
 
 @pytest.mark.parametrize("mode", MODES)
 @given(shares=st.lists(st.floats(0.1, 10), min_size=2, max_size=5))
-def test_the_parts_of_all_ranks_cover_the_layer(mode: Division, shares: list[float]) -> None:
+def test_the_parts_of_all_ranks_cover_the_layer(mode: DivisionName, shares: list[float]) -> None:
     split = divided(mode, shares)
     layers = split.layers
     for flags, field in (
@@ -62,7 +62,7 @@ def test_the_parts_of_all_ranks_cover_the_layer(mode: Division, shares: list[flo
 
 
 @pytest.mark.parametrize("mode", ["filter", "channel", "hybrid", "sharded"])
-def test_divided_weights_have_no_duplicates(mode: Division) -> None:
+def test_divided_weights_have_no_duplicates(mode: DivisionName) -> None:
     graph = draw("vgg16", {"image": "3x32x32"})
     layers, split = columns(graph), divided(mode, [3.0, 2.0, 1.0], graph)
     held = split.parameter_bytes.sum(axis=0)
@@ -95,7 +95,7 @@ def test_hybrid_divides_filters_where_there_are_too_few_channels() -> None:
 def test_layers_are_divided_equally_if_all_are_wide_enough() -> None:
     graph = convolutions(depth=4, width=12, rows=4)
     job = TrainingJob(graph=graph, batch_size=8)
-    cases: tuple[tuple[bool, Division], ...] = ((False, "hybrid"), (True, "channel"), (True, "hybrid"))
+    cases: tuple[tuple[bool, DivisionName], ...] = ((False, "hybrid"), (True, "channel"), (True, "hybrid"))
     for published, mode in cases:
         planned = CostModel(replace(job, published=published), hypothetical_profile("2xv100-node"))
         for size in range(2, 16):

@@ -15,7 +15,7 @@ from evener.oracle.cost.partition import MODES, DividedLayers, operations_of
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.network import Network
 from evener.oracle.division.plan import Arrangement, plan_replicas
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName
 from evener.oracle.zoo.networks import draw
 from evener.oracle.zoo.sketch import Sketch
 from evener.parallel.op_graph import op_graph
@@ -30,14 +30,14 @@ ELSEWHERE = ("statistics", "gradients")
 shares = st.lists(st.sampled_from([0.0, 1.0, 1.0, 2.0, 3.5, 0.3]), min_size=2, max_size=6).filter(any)
 
 
-def priced(graph: ModelGraph, mode: Division, ranks: tuple[float, ...]) -> list[int]:
+def priced(graph: ModelGraph, mode: DivisionName, ranks: tuple[float, ...]) -> list[int]:
     """Bytes of one sample that every rank sends, times the number of ranks: whole numbers, as rings send p-ths."""
     size = len(ranks) if mode == "hybrid" else 2
     split = DividedLayers(columns(graph), mode, size, published=False).among(Replica(shares=ranks))
     return [round(len(ranks) * nbytes) for nbytes in split.sent_bytes.tolist()]
 
 
-def performed(network: Network, mode: Division, ranks: tuple[float, ...], samples: int = 1) -> list[int]:
+def performed(network: Network, mode: DivisionName, ranks: tuple[float, ...], samples: int = 1) -> list[int]:
     """Return the bytes of one sample that every rank sends by the plan that the ranks perform."""
     arrangement = Arrangement(division=mode, replicas=(Replica(shares=ranks),))
     traffic = step_traffic(plan_replicas(network, arrangement), arrangement, 4)
@@ -72,7 +72,7 @@ def mixed(depth: int, width: int, rows: int, seed: int) -> ModelGraph:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 4), st.integers(2, 9), st.integers(4, 17), st.integers(0, 2**12), shares)
 def test_prices_of_random_networks_match_the_plan_for_any_shares(
-    mode: Division, depth: int, width: int, rows: int, seed: int, ranks: list[float]
+    mode: DivisionName, depth: int, width: int, rows: int, seed: int, ranks: list[float]
 ) -> None:
     graph = mixed(depth, width, rows, seed)
     expected = performed(operations_of(graph).network, mode, tuple(ranks))
@@ -81,7 +81,7 @@ def test_prices_of_random_networks_match_the_plan_for_any_shares(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["vgg16", "unet", "cosmoflow"])
-def test_prices_of_the_zoo_match_the_plan(name: str, mode: Division) -> None:
+def test_prices_of_the_zoo_match_the_plan(name: str, mode: DivisionName) -> None:
     graph, ranks = draw(name), (3.0, 0.0, 1.0, 2.0, 1.7)
     assert priced(graph, mode, ranks) == performed(operations_of(graph).network, mode, ranks)
 
@@ -111,7 +111,7 @@ def plain() -> nn.Module:
 @pytest.mark.parametrize("ranks", [(1.0, 1.0), (1.0,) * 4, (3.0, 1.0, 2.0), (1.0, 0.0, 2.5, 0.4)])
 @pytest.mark.parametrize("build", [plain, residual_net])
 def test_traced_model_is_priced_like_its_divided_modules(
-    build: Callable[[], nn.Module], ranks: tuple[float, ...], mode: Division
+    build: Callable[[], nn.Module], ranks: tuple[float, ...], mode: DivisionName
 ) -> None:
     model, images = build(), torch.zeros(6, 3, 16, 16)
     expected = performed(op_graph(model, [images]).network, mode, ranks, samples=len(images))
@@ -136,7 +136,7 @@ def volumes() -> nn.Module:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ranks", [(1.0, 1.0), (1.0, 0.0, 2.5, 0.4)])
-def test_traced_volume_model_is_priced_like_its_division(ranks: tuple[float, ...], mode: Division) -> None:
+def test_traced_volume_model_is_priced_like_its_division(ranks: tuple[float, ...], mode: DivisionName) -> None:
     model, inputs = volumes(), torch.zeros(4, 2, 11, 8, 6)
     expected = performed(op_graph(model, [inputs]).network, mode, ranks, samples=len(inputs))
     assert priced(trace_model_graph(model, inputs), mode, ranks) == expected

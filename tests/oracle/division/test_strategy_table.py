@@ -9,7 +9,7 @@ import pytest
 from evener.oracle.division.layout import ALIKE, PARTIAL, WHOLE, Layout, Replica, split
 from evener.oracle.division.network import Kind, Network, Operation, Role, Sliding, Weight
 from evener.oracle.division.plan import Arrangement, ReplicaPlan, plan_replica, plan_replicas
-from evener.oracle.division.rules import TABLE, Division
+from evener.oracle.division.rules import TABLE, DivisionName
 from evener.records.errors import InvalidValue
 from support.step_traffic import elements, step_traffic
 
@@ -50,7 +50,7 @@ def convolution(
     return Operation(name=name, kind="convolution", inputs=(source,), shape=shape, windows=windows, weights=(kernel,))
 
 
-def planned(division: Division, *shares: float) -> ReplicaPlan:
+def planned(division: DivisionName, *shares: float) -> ReplicaPlan:
     return plan_replica(block(), division, Replica(shares=shares or (1.0, 1.0)))
 
 
@@ -71,7 +71,7 @@ def moves(plan: ReplicaPlan) -> dict[str, list[tuple[str, str, str]]]:
 
 
 def test_every_column_has_a_rule_for_every_kind() -> None:
-    assert set(TABLE) == set(get_args(Division))
+    assert set(TABLE) == set(get_args(DivisionName))
     assert all(set(column) == set(get_args(Kind)) for column in TABLE.values())
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName
 from evener.parallel.full_state import own_part
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import Criterion
@@ -33,7 +33,7 @@ WHOLE = ("tied", "transformer")
 """Both stages use every layer of the first; linear layers of the second make values with a dim of words."""
 
 
-def teams_of(division: Division, shares: Shares) -> StageTeams:
+def teams_of(division: DivisionName, shares: Shares) -> StageTeams:
     members = len(shares[0])
     ranks = tuple(tuple(range(i * members, (i + 1) * members)) for i in range(len(shares)))
     return StageTeams(division=division, teams=ranks, shares=shares)
@@ -52,7 +52,7 @@ def step(model: StagedModel, case: Case) -> float:
     return float(model.add_gradients(x, y, samples=SAMPLES, total=case.weigh(y), is_last=True))
 
 
-def hold(name: str, division: Division, shares: Shares, **options: Any) -> None:
+def hold(name: str, division: DivisionName, shares: Shares, **options: Any) -> None:
     """Two steps of stages of several ranks against one process."""
     case, teams = CASES[name], teams_of(division, shares)
     expected, whole_model = serial(case, SAMPLES, options.get("micro_batches", 3)), case.make()
@@ -86,7 +86,7 @@ def close(found: Tensor | None, expected: Tensor, what: str) -> None:
 @pytest.mark.parametrize("shares", [UNEVEN, IDLE], ids=["uneven", "idle"])
 @pytest.mark.parametrize("division", ["filter", "channel", "hybrid"])
 @pytest.mark.parametrize("name", ["residual", "tied"])
-def test_two_stages_of_two_ranks_equal_one_process(name: str, division: Division, shares: Shares) -> None:
+def test_two_stages_of_two_ranks_equal_one_process(name: str, division: DivisionName, shares: Shares) -> None:
     hold(name, division, shares)
 
 
@@ -111,7 +111,7 @@ def test_recomputed_stages_of_several_ranks_equal_one_process(policy: str) -> No
 @pytest.mark.parametrize("shares", [THREE_BY_TWO, TWO_BY_THREE], ids=["3x2", "2x3"])
 @pytest.mark.parametrize("division", ["filter", "channel", "hybrid"])
 @pytest.mark.parametrize("name", CASES)
-def test_more_stages_and_more_ranks_equal_one_process(name: str, division: Division, shares: Shares) -> None:
+def test_more_stages_and_more_ranks_equal_one_process(name: str, division: DivisionName, shares: Shares) -> None:
     hold(name, division, shares)
 
 

@@ -227,6 +227,21 @@ def test_advice_names_options_that_the_run_can_change(cause: str, options: dict[
     assert ("--agreement average" in advice) == (cause == "exchange" and options.get("--agreement") == "")
 
 
+@pytest.mark.parametrize(
+    ("options", "is_advised"),
+    [
+        ({"--agreement": "diloco"}, True),
+        ({"--agreement": "federated"}, False),
+        ({"--agreement": "average", "--stationary": "True"}, False),
+    ],
+)
+def test_local_steps_are_advised_only_where_they_can_be_chosen(options: dict[str, str], is_advised: bool) -> None:
+    losses = Losses()
+    nodes = {name: NodeWork(samples=1, io_seconds=0.1, compute_seconds=0.1) for name in ("ada", "bob")}
+    losses.add(Entry(step=1, samples=2, seconds=4.0, steps=1, nodes=nodes))
+    assert ("--local-steps" in losses.advice({"--batch-size": "8", **options}, divides_samples=True)) == is_advised
+
+
 def test_node_shows_its_busy_cores_and_memory_during_a_run() -> None:
     record = fake_run(num_steps=30)
     steps = []

@@ -16,7 +16,7 @@ from torch import nn
 
 from evener.commands import train as commands
 from evener.config.config_file import usual_options
-from evener.config.conflicts import option_name
+from evener.config.conflicts import AGREEMENT_OPTIONS, MASTER_OPTIONS, option_name
 from evener.config.option_values import description_of, field_value
 from evener.config.run_config import RunConfig
 from evener.data.loader import random_state_kept
@@ -35,10 +35,7 @@ from evener.training.console import print_line
 from evener.training.context import Arithmetic, read_plan
 from evener.training.rank import train_rank
 
-_MASTER_OPTIONS = (
-    "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge", "overlap",
-    "ship_data", "home", "master", "token", "token_file",
-)  # fmt: skip
+_MASTER_OPTIONS = (*AGREEMENT_OPTIONS, *MASTER_OPTIONS)
 
 
 class Trained(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, field
 from msgspec.structs import fields
 
-from evener.config.conflicts import option_name
+from evener.config.conflicts import AGREEMENT_OPTIONS, MASTER_OPTIONS, option_name
 from evener.config.options import Home, MasterAddress, MasterToken, NodesConfig, TokenFile, TrustedOnly
 from evener.config.run_config import RunConfig
 from evener.launch.nodes import relative_shares
@@ -38,14 +38,6 @@ _TAKEN = (
     "task", "data", "option", "shares", "batch_size", "epochs", "seed", "workers", "output", "stationary", "elastic",
 )  # fmt: skip
 """Options of `evener train` that a training of Ultralytics knows."""
-_AGREED = (
-    "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge", "overlap",
-    "ship_data",
-    "home", "master", "token", "token_file",
-)  # fmt: skip
-"""Options where nodes train independently between merges."""
-_TOGETHER = ("home", "master", "token", "token_file", "ship_data")
-"""Options where the nodes of a master train together."""
 _NOT_ON_MASTER = {"resume": "a master goes on by itself, when it or its nodes are started again"}
 """Settings of Ultralytics that a training on a master's nodes does not take, and why."""
 _NOT_AGREED = {
@@ -167,7 +159,8 @@ def yolo_config(config: RunConfig) -> YoloConfig:
         "started",
         "usual",
         *_TAKEN,
-        *(_AGREED if config.agreement else _TOGETHER if config.has_ranks_on_master else ()),
+        *(AGREEMENT_OPTIONS if config.agreement else ()),
+        *(MASTER_OPTIONS if config.agreement or config.has_ranks_on_master else ()),
     }
     for one in fields(RunConfig):
         value = getattr(config, one.name)

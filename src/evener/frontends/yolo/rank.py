@@ -77,7 +77,7 @@ def _train(
 
     Args:
         env, group, config, checkpoints: of the rank.
-        left: the plan of a run that has begun without this rank, which raises NotNeeded where that goes on without it.
+        late_plan: the plan of a run that has begun without this rank, which raises NotNeeded if that continues alone.
     """
     from evener.frontends.yolo.settings import read_training
     from evener.frontends.yolo.trainer import distributed_trainer

@@ -1,4 +1,4 @@
-"""From the arguments of a user to settings of Ultralytics; the folder of a run, and where this machine has its images."""
+"""From the arguments of a user to settings of Ultralytics; the folder of a run, and this machine's images."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from evener.oracle.cost.partition import DividedLayers, ModelSplit
 from evener.oracle.cost.roofline import DeviceSpeed, LayerSeconds, device_of, layer_seconds
 from evener.oracle.cost.topology import Topology
 from evener.oracle.division.layout import Replica
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName
 from evener.records.errors import require, require_one_of
 from evener.records.graph import Layer, ModelGraph
 from evener.records.plan import Strategy
@@ -86,7 +86,7 @@ class CostModel:
         self.kinds = [kinds.setdefault(device_of(d, job.task, job.precision), len(kinds)) for d in profile.devices]
         self._devices = list(kinds)
         self._seconds: dict[int, LayerSeconds] = {}
-        self._divided: dict[tuple[Division, int], DividedLayers] = {}
+        self._divided: dict[tuple[DivisionName, int], DividedLayers] = {}
 
     @property
     def size(self) -> int:
@@ -109,7 +109,7 @@ class CostModel:
             self._seconds[kind] = layer_seconds(self.layers, [self._devices[kind]])
         return self._seconds[kind]
 
-    def divide(self, mode: Division, shares: Sequence[float]) -> ModelSplit:
+    def divide(self, mode: DivisionName, shares: Sequence[float]) -> ModelSplit:
         """Return what ranks with `shares` of the work do of every layer if they divide the model by `mode`."""
         published, size = self.job.published, 2
         if mode == "hybrid" or published:  # the result depends only on which layers have a channel for every rank

@@ -20,11 +20,11 @@ from evener.oracle.cost.roofline import LayerShare
 from evener.oracle.division.layout import Replica, Shape
 from evener.oracle.division.network import Adaptive, Kind, Network, Operation, Sliding, Spreading, Weight, WindowRule
 from evener.oracle.division.planner import divide_network
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName
 from evener.records.graph import Layer, ModelGraph
 
-Mode: TypeAlias = Division | Literal["none"]
-MODES: tuple[Division, ...] = get_args(Division)
+Mode: TypeAlias = DivisionName | Literal["none"]
+MODES: tuple[DivisionName, ...] = get_args(DivisionName)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class DividedLayers:
         published: as in `TrainingJob`.
     """
 
-    def __init__(self, layers: Layers, mode: Division, size: int, published: bool) -> None:
+    def __init__(self, layers: Layers, mode: DivisionName, size: int, published: bool) -> None:
         self.layers, self.mode = layers, mode
         rules = Published(size=size, by_channel=mode == "channel", by_rows=mode == "spatial") if published else None
         self._operations = operations_of(layers.graph, rules)

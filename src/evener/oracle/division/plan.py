@@ -14,7 +14,7 @@ from evener.oracle.division.layout import Layout, Move, Replica, Shape
 from evener.oracle.division.network import Network
 from evener.oracle.division.placement import layout_of
 from evener.oracle.division.planner import DividedNetwork, divide_network
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName
 from evener.records.errors import require
 from evener.records.schema import Part
 
@@ -27,7 +27,7 @@ class Arrangement(Part, frozen=True, kw_only=True):
         replicas: in order of ranks: first the ranks of the first replica, then those of the second, and so on.
     """
 
-    division: Division
+    division: DivisionName
     replicas: tuple[Replica, ...]
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ def plan_replicas(network: Network, arrangement: Arrangement) -> tuple[ReplicaPl
 
 def plan_replica(
     network: Network,
-    division: Division,
+    division: DivisionName,
     replica: Replica,
     *,
     before: ReplicaPlan | None = None,

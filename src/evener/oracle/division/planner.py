@@ -20,7 +20,7 @@ from evener.oracle.division.placement import (
     elements_moved,
     split_along,
 )
-from evener.oracle.division.rules import TABLE, Choice, Division, Rule, Situation
+from evener.oracle.division.rules import TABLE, Choice, DivisionName, Rule, Situation
 
 _DIVIDES = (rules.by_filter, rules.by_channel, rules.by_enough_channels, rules.by_narrower_side, rules.by_window)
 _BY_MODE = {"filter": rules.by_filter, "channel": rules.by_channel}
@@ -187,7 +187,7 @@ class DividedNetwork:
 
 def divide_network(
     network: Network,
-    division: Division,
+    division: DivisionName,
     size: int,
     choices: Mapping[str, Choice] = {},
     modes: Mapping[str, str] = {},

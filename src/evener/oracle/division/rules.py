@@ -243,7 +243,7 @@ def _reach(operation: Operation, gives: Placement, shape: Shape) -> Placement:
     return split_along({dim: reached(split, windows[dim - 2], shape[dim]) for dim, split in gives.splits})
 
 
-Division: TypeAlias = Literal["filter", "channel", "hybrid", "sharded", "spatial"]
+DivisionName: TypeAlias = Literal["filter", "channel", "hybrid", "sharded", "spatial"]
 """A column of THE TABLE: how the model is divided inside a replica."""
 
 _SHARDED: dict[Kind, Rule] = {
@@ -282,7 +282,7 @@ _SPATIAL: dict[Kind, Rule] = {
     "part": follow,
     "flatten": undivided,
 }
-TABLE: dict[Division, dict[Kind, Rule]] = {
+TABLE: dict[DivisionName, dict[Kind, Rule]] = {
     "filter": {**_PUBLISHED, **dict.fromkeys(("convolution", "linear"), by_filter)},
     "channel": {**_PUBLISHED, **dict.fromkeys(("convolution", "linear"), by_channel)},
     "hybrid": {**_PUBLISHED, **dict.fromkeys(("convolution", "linear"), by_enough_channels)},
@@ -291,7 +291,7 @@ TABLE: dict[Division, dict[Kind, Rule]] = {
 }
 
 
-def division_of(strategy: str) -> Division:
+def division_of(strategy: str) -> DivisionName:
     """Return the division inside the replicas or stages of a strategy, such as `data+filter`."""
     inside = strategy.rpartition("+")[2]
     return next(division for division in TABLE if division == inside)

@@ -24,7 +24,7 @@ from evener.oracle.division import rules
 from evener.oracle.division.layout import Layout, Replica
 from evener.oracle.division.plan import Arrangement, ReplicaPlan, Shard, plan_among
 from evener.oracle.division.planner import divide_network
-from evener.oracle.division.rules import Division
+from evener.oracle.division.rules import DivisionName
 from evener.parallel.op_call import OpGraph
 from evener.parallel.op_graph import op_graph
 from evener.parallel.op_registry import of_module
@@ -49,7 +49,7 @@ class StageTeams:
         shares: Relative shares of a team's work, one per rank; None to use the measured speeds.
     """
 
-    division: Division
+    division: DivisionName
     teams: tuple[tuple[int, ...], ...]
     shares: tuple[tuple[float, ...], ...] | None = None
 

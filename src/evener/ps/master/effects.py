@@ -1,4 +1,6 @@
-"""Effects of what happens to nodes: the one place where the master admits a node, or loses it.
+"""Effects of what happens to nodes: carries out what `node_rules` decides about members of the master.
+
+Whether a node may join at all is in `joining.py`.
 
 A rank can be lost without its node: see `collective/rank_table.py: Absences`.
 

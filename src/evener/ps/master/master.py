@@ -2,7 +2,7 @@
 
 poll -> frames -> handlers (a table by type of message) -> nodes (`node_rules` decides: joined, excluded, back)
                                                         -> scheduler and run (protocol, validation, history)
-               -> effects (the one place where the master admits or loses a node)
+               -> effects (carry out what was decided about nodes)
      -> timers: heartbeats, late and silent nodes, events for subscribers
 
 An error while a frame is handled closes its sender's connection; an error in a run ends that run.

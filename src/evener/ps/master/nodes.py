@@ -23,7 +23,7 @@ class NodeRecord:
 
     Attributes:
         name: name of the node.
-        state: its state in `membership`; None until it has joined.
+        state: its state as a member (`node_state`, by the rules of `node_rules`); None until it has joined.
         peer: its connection; None while it has none.
         origin: address that it connects from.
         device: device that computes.

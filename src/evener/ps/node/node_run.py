@@ -85,7 +85,7 @@ class NodeRun(ABC):
     @property
     @abstractmethod
     def has_begun(self) -> bool:
-        """Whether more has been made of the code and data than their files."""
+        """Whether the engine, or the process, has been made of the code and data."""
 
     @abstractmethod
     def on_complete(self) -> None:

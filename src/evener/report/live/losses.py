@@ -113,8 +113,10 @@ def _against_exchanges(options: Mapping[str, str]) -> str:
     now = f" (now {options[batch]})" if batch and options[batch] else ""
     larger = f"a larger {'batch=' if batch == 'batch' else batch or 'batch'}{now} exchanges less often"
     facts = agreement_facts(options.get("--agreement", ""))
-    if facts is not None and facts.sends != "gradients":
+    if facts is not None and facts.takes_local_steps and "--stationary" not in options:
         return f"{larger}, and so do more --local-steps"
+    if facts is not None and facts.sends != "gradients":
+        return larger
     return f"{larger}, and so does --agreement average --local-steps 8" if "--agreement" in options else larger
 
 

@@ -45,7 +45,7 @@ class ElasticLoop(ABC):
         self._group, self._plan, self._config, self._ranks = group, plan, config, ranks
         self._loop: Loop | None = None
         self._was_ended = False  # by a callback
-        self._settled = NO_STEP  # the last step after which all is done
+        self._settled = NO_STEP  # the last step that was also validated and saved
         self._first, self._begin, self._mark = 1, 0.0, 0.0
 
     def run(self, finish: Callable[[Training, TrainingSession, RunConfig], None]) -> None:

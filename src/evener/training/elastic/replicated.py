@@ -22,7 +22,7 @@ from evener.config.run_config import RunConfig
 from evener.data.sampler import Division
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.generation import Generation
-from evener.membership.resume_point import Agreement, RankProgress, agree
+from evener.membership.resume_point import RankProgress, ResumePoint, agree
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.cost.topology import LinkCost
 from evener.oracle.rebalance import Balance
@@ -130,7 +130,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         self._tell(self._ranks.what_began(), self._loop, self._training)
         return self._loop, self._training
 
-    def _divide(self, generation: Generation, agreement: Agreement) -> None:
+    def _divide(self, generation: Generation, agreement: ResumePoint) -> None:
         """Divide samples among the ranks of `generation`, by the costs that a rank with the state knows."""
         before, monitor, group = self._training, self._loop.monitor, self._training.group
         if monitor.balance is not None:
@@ -174,7 +174,7 @@ class ReplicatedElasticLoop(ElasticLoop):
             if self._training.group.is_leader:
                 self._training.context.env.notify(plan)
 
-    def _take_over(self, agreement: Agreement) -> None:
+    def _take_over(self, agreement: ResumePoint) -> None:
         """Reach the agreed step, or start the transfer of its state."""
         rank, loop = self._training.group.rank, self._loop
         if rank not in [taker for _, taker in agreement.transfers]:
@@ -198,7 +198,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         held = HeldState.of(self._training, loop.state(loop.last), History())
         self._givers.append(Giver(self._ranks, group.rank, taker, held, self._model.buffers()))
 
-    def _take(self, giver: int, agreement: Agreement) -> None:
+    def _take(self, giver: int, agreement: ResumePoint) -> None:
         """Load the state of rank `giver`: in the background if this rank is awaited, else now."""
         group, loop = self._training.group, self._loop
         assert group.mesh is not None

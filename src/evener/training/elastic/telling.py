@@ -55,6 +55,9 @@ def tell_generation(
         message += f"; {repeated} step{'' if repeated == 1 else 's'} to be done again"
     kind, nodes = ("node lost", generation.lost) if generation.lost else ("joined", generation.joined)
     monitor.emit(Event(step=last, kind=kind, message=message, nodes=nodes))
+    if generation.lost and generation.joined:  # a node may even be lost and come back in one generation
+        names = ", ".join(generation.joined)
+        monitor.emit(Event(step=last, kind="joined", message=f"{names} joined", nodes=generation.joined))
     return now
 
 

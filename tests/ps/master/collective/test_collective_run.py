@@ -790,3 +790,13 @@ def test_node_that_cannot_start_its_process_is_left_out_of_a_restart() -> None:
     assert scene.run.failure is None
     last = max(scene.places())
     assert (last, [node.name for node in scene.places()[last].nodes]) == (3, ["b"])
+
+
+def test_node_that_reconnects_is_reported_as_back() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    active = ActiveRankRun.__new__(ActiveRankRun)  # the rest of it needs a master
+    active.ranks = scene.run
+    for kind in (EVENTS["expect"], EVENTS["resume"]):
+        active.follow(kind, "its connection broke", scene.nodes.by_name["a"], is_lost=False)
+    assert [event.kind for event in scene.run.news.events if isinstance(event, Event)][-2:] == ["away", "back"]

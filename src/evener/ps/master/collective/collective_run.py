@@ -207,8 +207,8 @@ class CollectiveRun:
             self._bringing = ""
 
     def note(self, kind: str, message: str, *nodes: str) -> None:
-        """Add an event about `nodes`; a node that joins or reconnects is reported by its generation instead."""
-        if kind not in ("joined", "back"):
+        """Add an event about `nodes`; a node that joins is reported by its generation instead."""
+        if kind != "joined":
             self.news.note(kind, message, nodes)
 
     def stop(self, error: EvenerError, *, at_once: bool = False) -> None:
