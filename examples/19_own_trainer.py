@@ -107,7 +107,7 @@ def main() -> None:
     x = torch.randn(1300, 2)
     y = torch.cdist(x, torch.randn(10, 2)).argmin(1)
     model = nn.Sequential(nn.Linear(2, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
-    trainer = EvenerTrainer(model, torch.optim.Adam(model.parameters(), lr=1e-2), batch_size=100)
+    trainer = EvenerTrainer(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), batch_size=100)
     trainer.fit(TensorDataset(x[:1000], y[:1000]), TensorDataset(x[1000:], y[1000:]), epochs=5)
     if trainer.run.leader:
         for epoch, (loss, accuracy) in enumerate(trainer.history):

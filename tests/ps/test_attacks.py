@@ -62,7 +62,7 @@ class Unchecked(msgspec.Struct, kw_only=True):
     data_dir: Any
     options: Any
     precision: Any
-    protocol: Any
+    agreement_name: Any
     agreement: Any
     workload: Any
     layout: Any

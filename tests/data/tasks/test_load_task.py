@@ -56,6 +56,11 @@ def test_every_built_in_name_loads(name: str) -> None:
     assert isinstance(task.model(), torch.nn.Module)
 
 
+def task_modules() -> set[str]:
+    """Modules of task files that this process has loaded, also in other tests."""
+    return {name for name in sys.modules if name.startswith("evener_task_my_task_")}
+
+
 def test_listed_names_are_the_existing_ones() -> None:
     assert BUILT_IN_TASKS == ("digits", "mnist", "nfnn", "synthetic", "tiny-imagenet")
 
@@ -95,9 +100,10 @@ def test_task_files_with_the_same_name_do_not_mix(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         write(tmp_path / folder / "my_task.py", f"task = make('{folder}')\nclass Mark: pass")
+    before = task_modules()
     first, second = (load_task(str(tmp_path / folder / "my_task.py")) for folder in ("a", "b"))
     assert (first.name, second.name) == ("a", "b")
-    assert len([name for name in sys.modules if name.startswith("evener_task_my_task_")]) == 2
+    assert len(task_modules() - before) == 2
 
 
 def test_task_file_can_import_files_from_its_folder(file: Path) -> None:
@@ -161,9 +167,10 @@ def test_task_file_errors_are_reported_with_file_and_line(
 
 
 def test_failed_task_file_leaves_no_module(file: Path) -> None:
+    before = task_modules()
     with pytest.raises(TrainingFailed):
         load_task(write(file, "1 / 0"))
-    assert not [name for name in sys.modules if name.startswith("evener_task_my_task_")]
+    assert task_modules() == before
 
 
 def test_evener_errors_in_a_task_file_are_raised_unchanged(file: Path) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 import pytest
 
+from evener.frontends.programs import equivalence_check
 from evener.frontends.programs.joining import finish
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.records.errors import EvenerError, NotExact
+from evener.records.events import RunEvent
+from evener.records.record import Event
 from programs.suite import perform, run_of
 
 HEAD = """
@@ -160,3 +164,37 @@ def test_late_check_names_a_target_table_read_from_epoch_three_on(tmp_path: Path
 def test_late_check_accepts_a_target_table_gathered_from_all_nodes(tmp_path: Path) -> None:
     text = TABLE.format(learn="table[evener.gather(index)] = evener.gather(output).detach()")
     assert refusals(text, tmp_path) == []
+
+
+SLEEPING = """
+import os, time
+loader = DataLoader(TensorDataset(X, Y), batch_size=8, shuffle=True)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+rank = os.getpid()
+for epoch in run.epochs(2):
+    for x, y in loader:
+        if epoch and os.getpid() != rank:
+            time.sleep(100)
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+results = model.state_dict()
+"""
+
+
+def rank_with_slow_replicas(env: RankEnvironment, text: str) -> None:
+    """A rank that waits for its replicas for a second only."""
+    vars(equivalence_check)["SECONDS"] = 1
+    run = run_of(env, "3,1")
+    perform(text, "program")
+    finish(run, env)
+
+
+def test_unfinished_late_check_is_reported() -> None:
+    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    told: list[RunEvent] = []
+    begin = time.monotonic()
+    run_local(rank_with_slow_replicas, nodes, HEAD + SLEEPING, patience=10, on_event=told.append)
+    assert time.monotonic() - begin < 60
+    (note,) = [event for event in told if isinstance(event, Event) and event.kind == "unchecked"]
+    assert "did not finish" in note.message

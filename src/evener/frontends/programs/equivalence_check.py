@@ -23,6 +23,7 @@ import os
 import random
 import secrets
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,7 @@ from torch.optim import Optimizer
 from evener.comm.group import Group
 from evener.frontends.programs.accelerate_alone import refuse_accelerate
 from evener.frontends.programs.equivalence_probe import EquivalenceProbe, Extent, Findings, read_facts, read_findings
-from evener.frontends.programs.forked_replica import ForkedReplica, failure, forked
+from evener.frontends.programs.forked_replica import SECONDS, ForkedReplica, failure, forked
 from evener.frontends.programs.refusal_causes import alike_outside
 from evener.frontends.programs.replica_comparison import ReplicaComparison, judge
 from evener.frontends.programs.timing_probe import TimingProbe
@@ -60,11 +61,14 @@ _LATER_ROUNDS, _LATER_AT_ONCE = 8, 3
 """Largest number of batches of a later comparison, and how many compute at a time."""
 _LATER_SECONDS, _LATER_FRACTION = 0.3, 0.01
 """Processor time of a later comparison's whole replica: seconds, or a fraction of the run so far if that is more."""
+_SHORT_SECONDS = 0.15
+"""Processor time of a replica that need not wait for an idle CPU."""
 _SMALL_AT_ONCE = 6
 """Comparisons that compute at a time while another one of few samples may begin."""
 _ROUNDS = 2
 """Smallest number of batches that lead to an update: in one, a wrong divisor may be right by chance."""
 _TOPIC, _LONE_TOPIC = "the comparison of a later step", "a batch of one sample"
+_LOOK_SECONDS = 0.01
 _FIRST_STEP, _GROWTH = 25, 3.0
 """Step after which the program is compared again, and the growth of the intervals after it."""
 
@@ -92,11 +96,13 @@ class _Later(NamedTuple):
         pids: process ids of this rank's replicas.
         folder: of their results.
         step: after which they were forked.
+        begun: when, by `time.monotonic`.
     """
 
     pids: list[int]
     folder: Path
     step: int
+    begun: float
 
 
 class EquivalenceCheck:
@@ -138,7 +144,8 @@ class EquivalenceCheck:
         self._is_timed = False
         self._precision = ""
         self._alike: list[str] | None = None
-        self._seconds_per_sample = 0.0
+        self._seconds_per_sample, self._replica_seconds = 0.0, 0.0
+        self._unfinished: list[int] = []
         self._later: list[_Later] = []
         self._num_later = 0
         self._next_step, self._is_due = _FIRST_STEP, False
@@ -226,37 +233,58 @@ class EquivalenceCheck:
         )
         message = self._group.broadcast(msgspec.json.encode(proposal), _TOPIC)
         token, limit, rounds = msgspec.json.decode(message, type=tuple[str, int, int])
-        extent = Extent(samples=limit, rounds=rounds, seed=step, in_background=True)
+        is_short = is_small and self._replica_seconds <= _SHORT_SECONDS
+        extent = Extent(samples=limit, rounds=rounds, seed=step, in_background=True, is_short=is_short)
         folder = Path(tempfile.mkdtemp(prefix="evener-"))
         pids = self._copies(models, optimizers, token, folder, extent)
         if self.replica is None:
-            self._later.append(_Later(pids, folder, step))
+            self._later.append(_Later(pids, folder, step, time.monotonic()))
 
-    def collect(self, wait: bool = False) -> None:
+    def collect(self, wait: bool = False) -> list[Event]:
         """Act on the results of replicas that have ended; all ranks call this equally often.
 
         Args:
-            wait: whether to wait for them.
+            wait: whether to wait for them, for a while; those that still compute then are ended.
+
+        Returns:
+            After `wait`, notes for the user about replicas that have not finished.
 
         Raises:
             NotExact: the result differs from one process; raised on all ranks.
         """
-        while self._later and self.replica is None and self._collect(self._later[0], wait):
+        deadline = time.monotonic() + SECONDS if wait else None
+        while self._later and self.replica is None and self._collect(self._later[0], deadline):
             del self._later[0]
+        if not wait or not self._unfinished:
+            return []
+        steps, self._unfinished = ", ".join(map(str, self._unfinished)), []
+        message = f"comparisons with one process after steps {steps} did not finish, as other processes used the CPUs"
+        return [Event(step=0, kind="unchecked", message=message)]
 
-    def _collect(self, later: _Later, wait: bool) -> bool:
-        """Act on the results of some replicas; return False if they have not ended."""
-        later.pids[:] = [pid for pid in later.pids if os.waitpid(pid, 0 if wait else os.WNOHANG)[0] == 0]
-        report = b"" if later.pids else msgspec.msgpack.encode(self._report(later.folder, is_wide=True))
-        leaders = self._group.broadcast(report, _TOPIC)
+    def _collect(self, later: _Later, deadline: float | None) -> bool:
+        """Act on the results of some replicas; return False if they have not ended. After `deadline` they are ended."""
+        _remove_ended(later.pids)
+        while later.pids and deadline is not None and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            _remove_ended(later.pids)
+        has_ended = not later.pids or deadline is not None
+        leaders = self._group.broadcast(self._encoded_report(later.folder) if has_ended else b"", _TOPIC)
         if not leaders:
             return False
+        if deadline is not None:
+            for pid in later.pids:
+                os.kill(pid, signal.SIGKILL)
         _wait(later.pids)
         shutil.rmtree(later.folder, ignore_errors=True)
-        comparison = msgspec.msgpack.decode(leaders, type=Report).comparison
-        if comparison is not None and comparison.sentence and not self._may_differ:
-            raise NotExact(f"after step {later.step} {comparison.sentence}")
+        report = msgspec.msgpack.decode(leaders, type=Report)
+        if report.comparison is None and time.monotonic() - later.begun >= SECONDS:
+            self._unfinished.append(later.step)
+        if report.comparison is not None and report.comparison.sentence and not self._may_differ:
+            raise NotExact(f"after step {later.step} {report.comparison.sentence}")
         return True
+
+    def _encoded_report(self, folder: Path) -> bytes:
+        return msgspec.msgpack.encode(self._report(folder, is_wide=True))
 
     def _refuse_lone_sample(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], lone: str) -> None:
         """Raise InvalidInput by `lone` if BatchNorm fails with one sample; in a replica, return at once."""
@@ -366,12 +394,14 @@ class EquivalenceCheck:
         divided, whole = folder / "divided.safetensors", folder / "whole.safetensors"
         failed = failure(divided)
         findings = Findings() if failed else read_findings(divided)
+        self._replica_seconds = findings.seconds
         if not self._group.is_leader:
             return Report(failed=failed, findings=findings)
         whole_failed = failure(whole)
         if failed or whole_failed:
             return Report(failed=failed, whole_failed=whole_failed, findings=findings)
-        self._seconds_per_sample = read_findings(whole).seconds_per_sample
+        of_whole = read_findings(whole)
+        self._seconds_per_sample, self._replica_seconds = of_whole.seconds_per_sample, of_whole.seconds
         comparison = judge(divided, whole, is_wide, self._layers, self._alike)
         if self._alike is None:
             self._alike = alike_outside(read_facts(divided))
@@ -412,6 +442,10 @@ def _failure(failed: str, layers: str | None) -> str:
     if layers is None:
         return f"the program fails with a part of a batch, though not with the whole: {failed}"
     return f"--strategy {layers} cannot divide this program: {failed}; leave it out, and nodes divide its batches"
+
+
+def _remove_ended(pids: list[int]) -> None:
+    pids[:] = [pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0] == 0]
 
 
 def _wait(pids: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from evener.comm.group import Group
 from evener.data.fingerprint import print_of
 from evener.data.loader import seed_all
 from evener.frontends.programs.batch_parts import BatchPart, part_of
-from evener.frontends.programs.forked_replica import ForkedReplica, leave_alone
+from evener.frontends.programs.forked_replica import BACKGROUND_SECONDS, ForkedReplica, leave_alone
 from evener.frontends.programs.prepared import rate_of
 from evener.frontends.programs.unprepared_tensors import Outside, by_likelihood, outside_tensors
 from evener.frontends.programs.work_division import Prepared
@@ -40,7 +40,7 @@ _MAX_BATCHES, _MAX_UPDATES = 8, 8
 """In two rounds."""
 PARTS, OF_BATCH = "parts/", " of batch "
 """In names of tensors that replicas write: local gradients of the ranks; gradients of a batch after the first."""
-_NICE = 19
+_NICE, _SLIGHTLY_NICE = 19, 5
 _FINDINGS = "findings"
 _SAMPLED = 50_000
 """Number of elements of a gradient for the comparison of parts with the whole."""
@@ -77,6 +77,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
         seed: of the random numbers.
         is_wide: whether to compute in float64.
         in_background: whether the ranks continue to train.
+        is_short: whether that is expected to take so little processor time that it need not wait for an idle CPU.
     """
 
     samples: int
@@ -84,6 +85,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     is_wide: bool = True
     in_background: bool = False
+    is_short: bool = False
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -93,11 +95,13 @@ class Findings(msgspec.Struct, frozen=True):
         drawn: shapes of its random numbers.
         is_delayed: whether it computes batches later than it loads them.
         seconds_per_sample: processor time of the losses and their gradients.
+        seconds: processor time of the replica.
     """
 
     drawn: tuple[tuple[int, ...], ...] = ()
     is_delayed: bool = False
     seconds_per_sample: float = 0.0
+    seconds: float = 0.0
 
 
 class EquivalenceProbe(ForkedReplica):
@@ -126,7 +130,8 @@ class EquivalenceProbe(ForkedReplica):
         super().__init__(group, path, extent.samples, moves_parts)
         self._models, self._divide, self._optimizers = models, divide, optimizers
         self._extent, self._is_wide = extent, extent.is_wide
-        self.ends_with_pass = extent.in_background
+        if extent.in_background:
+            self.ends_with_pass, self.seconds = True, BACKGROUND_SECONDS
         self._narrowing = Narrowing()
         self._outside: dict[str, Outside] = {}
         self._handed: list[Tensor] = []
@@ -146,7 +151,7 @@ class EquivalenceProbe(ForkedReplica):
         """Join the other replicas, and draw the same random numbers as they do."""
         super().begin(env, token)
         if self._extent.in_background:
-            _yield_processor()
+            _yield_processor(until_idle=not self._extent.is_short)
             leave_alone(self.path.parent)
         _compile_nothing()
         self._outside = outside_tensors([model.model for model in self._models])
@@ -221,6 +226,7 @@ class EquivalenceProbe(ForkedReplica):
             drawn=tuple(sorted(self._draws.shapes)),
             is_delayed=self.is_delayed,
             seconds_per_sample=self._seconds / max(self._samples, 1),
+            seconds=time.process_time(),
         )
         save_file(self._values, path, {_FINDINGS: msgspec.json.encode(findings).decode()})
 
@@ -281,11 +287,11 @@ def read_findings(path: Path) -> Findings:
         return msgspec.json.decode(file.metadata()[_FINDINGS], type=Findings)
 
 
-def _yield_processor() -> None:
-    """Let this process compute only while a CPU is idle, also that of another local node."""
+def _yield_processor(*, until_idle: bool) -> None:
+    """Let this process compute less than others, or only while a CPU is idle; also on that of another local node."""
     unbind()
-    os.nice(_NICE)
-    if hasattr(os, "SCHED_IDLE"):
+    os.nice(_NICE if until_idle else _SLIGHTLY_NICE)
+    if until_idle and hasattr(os, "SCHED_IDLE"):
         with suppress(OSError):  # a container may forbid it; being nice is nearly as good
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 

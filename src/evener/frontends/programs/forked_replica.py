@@ -29,7 +29,9 @@ from evener.records.atomic import atomic_write
 from evener.records.errors import InvalidInput, TrainingFailed, first_line, place_of
 
 SECONDS = 30
-"""Time after which a copy has failed."""
+"""Time after which a copy has failed, while its ranks wait for it."""
+BACKGROUND_SECONDS = 600
+"""The same while they train: others may use the CPUs."""
 _BEGIN_SECONDS, _TRIES = 5, 3
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGES = frozenset({"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"})
@@ -109,7 +111,7 @@ def failure(path: Path) -> str:
     reason = path.with_suffix(".failed")
     if reason.exists():
         return reason.read_text()
-    return "" if path.exists() else f"it took more than {SECONDS} s, or ended without a result"
+    return "" if path.exists() else "it took too long, or ended without a result"
 
 
 class ForkedReplica(ABC):
@@ -123,10 +125,12 @@ class ForkedReplica(ABC):
 
     Attributes:
         samples: largest number of samples of a batch.
+        seconds: time after which it has failed.
         ends_with_pass: whether it ends with a pass through a loader, before the program continues.
         is_delayed: whether the program computes batches later than it loads them.
     """
 
+    seconds = SECONDS
     ends_with_pass = is_delayed = False
 
     def __init__(self, group: Group, path: Path, samples: int, moves_parts: bool = False) -> None:
@@ -137,7 +141,7 @@ class ForkedReplica(ABC):
         """Join the other replicas under `token`, or run alone without one."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
-        signal.alarm(SECONDS)
+        signal.alarm(self.seconds)
         end_with_parent()
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
@@ -212,18 +216,21 @@ class ForkedReplica(ABC):
             return
         assert env.store is not None
         inner = env.store.inner
-        store = connect_store(inner.host, inner.port, env.store.secret, patience=SECONDS)
+        store = connect_store(inner.host, inner.port, env.store.secret, patience=self.seconds)
         group.mesh = join_mesh(
             rank=group.rank,
             nodes=group.nodes,
             store=store.under(f"equivalence/{token}"),
             address=env.address,
-            patience=SECONDS,
-            longest_wait=SECONDS,
+            patience=self.seconds,
+            longest_wait=self.seconds,
         )
         if self._moves_parts:
             place = GlooPlace(
-                store=store.under(f"equivalence/{token}/gloo"), rank=group.rank, size=group.size, longest_wait=SECONDS
+                store=store.under(f"equivalence/{token}/gloo"),
+                rank=group.rank,
+                size=group.size,
+                longest_wait=self.seconds,
             )
             group.sums = AbortableGloo(place.join(), place)
             group.process_group = AbortableProcessGroup(group.rank, group.size, group.sums)
