@@ -11,7 +11,7 @@ import pytest
 
 from support.wrong_inputs import WrongInput, write, wrong_inputs
 
-COUNT, QUICK, SEED = 200, 24, 40
+COUNT, QUICK, SEED = 200, 12, 40
 ALL = wrong_inputs(COUNT, SEED)
 LOADED = "PyTorch was loaded"
 START = f"""

@@ -13,7 +13,7 @@ import pytest
 from support.wrong_inputs import WrongInput, write
 from support.wrong_surroundings import CHECKPOINTED, WHOLE, wrong_surroundings
 
-COUNT, QUICK, SEED = 120, 12, 52
+COUNT, QUICK, SEED = 120, 6, 52
 ALL = wrong_surroundings(COUNT, SEED)
 START = "import sys; sys.argv[0] = 'evener'; from evener.cli.app import main; main()"
 

@@ -99,7 +99,7 @@ def started(
         pytest.param(command(*TRAIN), id="this process", marks=pytest.mark.slow),
         pytest.param(command(*TRAIN, *TWO), id="local nodes"),
         pytest.param([*TORCHRUN, *TRAIN], id="torchrun", marks=pytest.mark.slow),
-        pytest.param(command(*TRAIN, *TWO, "--agreement", "average"), id="agreement"),
+        pytest.param(command(*TRAIN, *TWO, "--agreement", "average"), id="agreement", marks=pytest.mark.slow),
     ],
 )
 def test_run_saves_its_results_if_its_terminal_closes(words: Sequence[str], tmp_path: Path) -> None:
@@ -116,6 +116,7 @@ def test_run_saves_its_results_if_its_terminal_closes(words: Sequence[str], tmp_
         assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow
 def test_printing_program_finishes_its_step_if_its_terminal_closes(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     ours, theirs = os.openpty()
@@ -143,7 +144,7 @@ def test_printing_program_finishes_its_step_if_its_terminal_closes(tmp_path: Pat
         pytest.param(signal.SIGINT, (), id="ctrl-c, this process"),
         pytest.param(signal.SIGINT, TWO, id="ctrl-c, local nodes", marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, (), id="hang-up, this process", marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, TWO, id="hang-up, local nodes"),
+        pytest.param(signal.SIGHUP, TWO, id="hang-up, local nodes", marks=pytest.mark.slow),
     ],
 )
 def test_signal_ignored_at_the_start_never_ends_a_run(

@@ -179,7 +179,9 @@ def test_killing_the_command_ends_its_ranks(tmp_path: Path) -> None:
     assert code == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("nodes", [(), TWO], ids=["alone", "two nodes"])
+@pytest.mark.parametrize(
+    "nodes", [pytest.param((), id="alone", marks=pytest.mark.slow), pytest.param(TWO, id="two nodes")]
+)
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=["ctrl-c", "sigterm"]
 )

@@ -47,9 +47,11 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     [
         ("filter", "1,0.5", {}),
         pytest.param("channel", "1,1", {"shares": "3,1"}, marks=pytest.mark.slow),
-        ("sharded", "1,1,1", {"shares": "5,3,2"}),
+        pytest.param("sharded", "1,1,1", {"shares": "5,3,2"}, marks=pytest.mark.slow),
         ("sharded", "1,1", {"rematerialise": "always", "accumulate": 3, "shares": "1,2"}),
-        ("spatial", "1,1", {"shares": "2,1"}),
+        pytest.param(
+            "spatial", "1,1", {"shares": "2,1"}, marks=pytest.mark.slow
+        ),  # the reduced precision has a quick one
         pytest.param("data+sharded", "1,1,1", {"shares": "2,1,4", "replicas": "2,1"}, marks=pytest.mark.slow),
         pytest.param("data+spatial", "1,1,1", {"shares": "1,2,3"}, marks=pytest.mark.slow),
         ("data+sharded", "1,1,1", {"shares": "2,1,4", "option": {"dropout": "0.5"}}),
@@ -81,7 +83,12 @@ def unnormalised(folder: Path, speeds: str = "1", **words: Any) -> dict[str, tor
     ("strategy", "speeds", "words"),
     [
         pytest.param("pipeline", "1,0.5", {}, marks=pytest.mark.slow),
-        ("pipeline", "1,1,1", {"micro_batches": 4, "schedule": "gpipe", "rematerialise": "always"}),
+        pytest.param(
+            "pipeline",
+            "1,1,1",
+            {"micro_batches": 4, "schedule": "gpipe", "rematerialise": "always"},
+            marks=pytest.mark.slow,
+        ),
         ("data+pipeline", "1,1,1", {"shares": "1,1,1", "replicas": "2,1", "micro_batches": 3}),
     ],
 )
@@ -130,7 +137,10 @@ def test_stages_of_several_nodes_equal_one_process(
     assert [one / sum(own) for one in own] == pytest.approx([one / sum(kept) for one in kept])
 
 
-@pytest.mark.parametrize("strategy", ["sharded", "spatial", pytest.param("pipeline", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param("sharded", marks=pytest.mark.slow), "spatial", pytest.param("pipeline", marks=pytest.mark.slow)],
+)
 def test_reduced_precision_learns_under_model_parallelism(tmp_path: Path, strategy: str) -> None:
     train(tmp_path / "run", "1,1", strategy=strategy, precision="bf16", epochs=8)
     assert (read_noun(tmp_path / "run" / "record.json", TrainRecord).validation_accuracy or 0) > 0.6

@@ -60,7 +60,7 @@ while True:
             id="program of evener run",
             marks=pytest.mark.slow,
         ),
-        pytest.param(("../program.py",), id="program"),
+        pytest.param(("../program.py",), id="program", marks=pytest.mark.slow),
     ],
 )
 def test_first_machine_names_the_file_missing_on_the_second(words: Sequence[str], tmp_path: Path) -> None:
@@ -75,6 +75,7 @@ def test_first_machine_names_the_file_missing_on_the_second(words: Sequence[str]
     assert "FileNotFoundError" in other
 
 
+@pytest.mark.slow
 def test_first_machine_names_the_data_missing_on_the_second(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(MISSING)
     words = ("-m", "evener", "train", "../task.py", "--output", "run")

@@ -131,11 +131,18 @@ def test_late_check_detects_class_weights_of_a_rare_class(workers: int, tmp_path
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize(("epochs", "loss"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(
+    ("epochs", "loss"),
+    [
+        pytest.param(*change, id=name, marks=[pytest.mark.slow] if number else [])
+        for number, (name, change) in enumerate(CHANGES.items())
+    ],
+)
 def test_late_check_detects_a_loss_that_changes_in_a_late_epoch(epochs: str, loss: str, tmp_path: Path) -> None:
     assert refusals(CHANGING.format(epochs=epochs, loss=loss), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_late_check_names_weights_that_follow_local_losses(tmp_path: Path) -> None:
     found = refusals(FOLLOWING.format(seen="errors.detach()"), tmp_path)
@@ -152,6 +159,7 @@ def test_late_check_accepts_programs_equal_to_one_process(text: str, tmp_path: P
     assert refusals(text, tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_late_check_names_a_target_table_read_from_epoch_three_on(tmp_path: Path) -> None:
     found = refusals(TABLE.format(learn="table[index] = output.detach()"), tmp_path)

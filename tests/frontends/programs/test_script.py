@@ -145,6 +145,7 @@ if run.leader:
 """
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("nodes", ["1,0.5", pytest.param("1", marks=pytest.mark.slow)])
 def test_script_without_main_guard_loads_lambdas_in_workers(nodes: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WITH_WORKERS)
