@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evener.frontends.programs import equivalence_check
+from evener.frontends.programs import later_comparisons
 from evener.frontends.programs.joining import finish
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
@@ -192,7 +192,7 @@ results = model.state_dict()
 
 def rank_with_slow_replicas(env: RankEnvironment, text: str) -> None:
     """A rank that waits for its replicas for a second only."""
-    vars(equivalence_check)["SECONDS"] = 1
+    vars(later_comparisons)["SECONDS"] = 1
     run = run_of(env, "3,1")
     perform(text, "program")
     finish(run, env)

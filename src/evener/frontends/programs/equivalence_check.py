@@ -10,9 +10,7 @@ The replicas run the program's own code, so users need not write a function for 
 nothing. Replicas draw the same random numbers for every sample. If the two differ, the local gradients show the kind of
 loss: a sum, a mean over something else than samples, or a loss between samples.
 
-The check repeats when the second epoch begins, at growing intervals after it, when the last epoch begins, and when the
-program computes its loss in another way, because some differences appear later, such as a rare class or loss weights
-that follow the epoch. The ranks then train while replicas compute.
+The check repeats while the ranks train (`later_comparisons`), because some differences appear later.
 
 On slowed nodes, another replica times a step undisturbed, one node after the other.
 """
@@ -20,16 +18,14 @@ On slowed nodes, another replica times a step undisturbed, one node after the ot
 from __future__ import annotations
 
 import os
-import random
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -38,7 +34,8 @@ from torch.optim import Optimizer
 from evener.comm.group import Group
 from evener.frontends.programs.accelerate_alone import refuse_accelerate
 from evener.frontends.programs.equivalence_probe import EquivalenceProbe, Extent, Findings, read_facts, read_findings
-from evener.frontends.programs.forked_replica import SECONDS, ForkedReplica, failure, forked
+from evener.frontends.programs.forked_replica import ForkedReplica, failure, forked
+from evener.frontends.programs.later_comparisons import MIN_ROUNDS, LaterComparisons, Report, wait_for
 from evener.frontends.programs.refusal_causes import alike_outside
 from evener.frontends.programs.replica_comparison import ReplicaComparison, judge
 from evener.frontends.programs.timing_probe import TimingProbe
@@ -57,52 +54,7 @@ _SAMPLES, _MORE = 2, 2
 """Samples of every rank, and additional ones of the first."""
 _WHOLE_BATCH = 2**31
 """Largest number of samples if a few give no finite numbers, as when all classes have to be in a batch."""
-_LATER_ROUNDS, _LATER_AT_ONCE = 8, 3
-"""Largest number of batches of a later comparison, and how many compute at a time."""
-_LATER_SECONDS, _LATER_FRACTION = 0.3, 0.01
-"""Processor time of a later comparison's whole replica: seconds, or a fraction of the run so far if that is more."""
-_SHORT_SECONDS = 0.15
-"""Processor time of a replica that need not wait for an idle CPU."""
-_SMALL_AT_ONCE = 6
-"""Comparisons that compute at a time while another one of few samples may begin."""
-_ROUNDS = 2
-"""Smallest number of batches that lead to an update: in one, a wrong divisor may be right by chance."""
-_TOPIC, _LONE_TOPIC = "the comparison of a later step", "a batch of one sample"
-_LOOK_SECONDS = 0.01
-_FIRST_STEP, _GROWTH = 25, 3.0
-"""Step after which the program is compared again, and the growth of the intervals after it."""
-
-
-class Report(msgspec.Struct, frozen=True):
-    """The results of a rank's replicas.
-
-    Attributes:
-        failed: why the divided replica failed; empty if it did not.
-        whole_failed: why the whole replica failed; empty if it did not.
-        comparison: of the leader; None if there is nothing to compare.
-        findings: of the divided replica about the program.
-    """
-
-    failed: str = ""
-    whole_failed: str = ""
-    comparison: ReplicaComparison | None = None
-    findings: Findings = Findings()
-
-
-class _Later(NamedTuple):
-    """Replicas that compute while the ranks train.
-
-    Attributes:
-        pids: process ids of this rank's replicas.
-        folder: of their results.
-        step: after which they were forked.
-        begun: when, by `time.monotonic`.
-    """
-
-    pids: list[int]
-    folder: Path
-    step: int
-    begun: float
+_LONE_TOPIC = "a batch of one sample"
 
 
 class EquivalenceCheck:
@@ -144,12 +96,10 @@ class EquivalenceCheck:
         self._is_timed = False
         self._precision = ""
         self._alike: list[str] | None = None
-        self._seconds_per_sample, self._replica_seconds = 0.0, 0.0
-        self._unfinished: list[int] = []
-        self._later: list[_Later] = []
-        self._num_later = 0
-        self._next_step, self._is_due = _FIRST_STEP, False
-        self._chance = random.Random(0)
+        self._few = _SAMPLES * group.size + _MORE
+        self._later = LaterComparisons(
+            group, may_differ=may_differ, read=lambda folder: self._report(folder, is_wide=True)
+        )
         self._notes: list[Event] = []
 
     def is_new(self, owner: object) -> bool:
@@ -201,8 +151,6 @@ class EquivalenceCheck:
     ) -> None:
         """Compare again if it is time, while the ranks train; in a replica, this returns at once. All ranks call this.
 
-        After the first ones, a comparison by `is_due` takes few samples; if too many replicas compute, it is put off.
-
         Args:
             models: of the program.
             optimizers: of the program.
@@ -214,77 +162,23 @@ class EquivalenceCheck:
         Raises:
             NotExact: earlier replicas differ.
         """
-        if self._precision != "fp64" or self.replica is not None:
-            return
-        self.collect()
-        self._is_due |= is_due or step > self._next_step
-        is_small = is_due and self._num_later >= _LATER_AT_ONCE
-        if not self._is_due or len(self._later) >= (_SMALL_AT_ONCE if is_small else _LATER_AT_ONCE):
-            return
-        self._is_due, self._num_later = False, self._num_later + 1
-        self._next_step = step + int(step * self._chance.uniform(1.0, _GROWTH)) + 1
-        minimum = _SAMPLES * self._group.size + _MORE
-        budget = 0.0 if is_small else max(_LATER_SECONDS, _LATER_FRACTION * seconds)
-        batches = budget / max(self._seconds_per_sample * samples, 1e-9)
-        proposal = (
-            secrets.token_hex(8),
-            max(minimum, int(samples * min(1.0, batches / _ROUNDS))),
-            max(_ROUNDS, min(_LATER_ROUNDS, int(batches))),
-        )
-        message = self._group.broadcast(msgspec.json.encode(proposal), _TOPIC)
-        token, limit, rounds = msgspec.json.decode(message, type=tuple[str, int, int])
-        is_short = is_small and self._replica_seconds <= _SHORT_SECONDS
-        extent = Extent(samples=limit, rounds=rounds, seed=step, in_background=True, is_short=is_short)
-        folder = Path(tempfile.mkdtemp(prefix="evener-"))
-        pids = self._copies(models, optimizers, token, folder, extent)
-        if self.replica is None:
-            self._later.append(_Later(pids, folder, step, time.monotonic()))
+        if self._precision == "fp64" and self.replica is None:
+            self._later.begin_if_due(
+                partial(self._copies, models, optimizers),
+                step=step,
+                is_due=is_due,
+                seconds=seconds,
+                samples=samples,
+                minimum=self._few,
+            )
 
-    def collect(self, wait: bool = False) -> list[Event]:
-        """Act on the results of replicas that have ended; all ranks call this equally often.
-
-        Args:
-            wait: whether to wait for them, for a while; those that still compute then are ended.
-
-        Returns:
-            After `wait`, notes for the user about replicas that have not finished.
+    def collect(self) -> list[Event]:
+        """Wait for later comparisons, for a while; return notes for the user. All ranks call this at the end.
 
         Raises:
             NotExact: the result differs from one process; raised on all ranks.
         """
-        deadline = time.monotonic() + SECONDS if wait else None
-        while self._later and self.replica is None and self._collect(self._later[0], deadline):
-            del self._later[0]
-        if not wait or not self._unfinished:
-            return []
-        steps, self._unfinished = ", ".join(map(str, self._unfinished)), []
-        message = f"comparisons with one process after steps {steps} did not finish, as other processes used the CPUs"
-        return [Event(step=0, kind="unchecked", message=message)]
-
-    def _collect(self, later: _Later, deadline: float | None) -> bool:
-        """Act on the results of some replicas; return False if they have not ended. After `deadline` they are ended."""
-        _remove_ended(later.pids)
-        while later.pids and deadline is not None and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
-            _remove_ended(later.pids)
-        has_ended = not later.pids or deadline is not None
-        leaders = self._group.broadcast(self._encoded_report(later.folder) if has_ended else b"", _TOPIC)
-        if not leaders:
-            return False
-        if deadline is not None:
-            for pid in later.pids:
-                os.kill(pid, signal.SIGKILL)
-        _wait(later.pids)
-        shutil.rmtree(later.folder, ignore_errors=True)
-        report = msgspec.msgpack.decode(leaders, type=Report)
-        if report.comparison is None and time.monotonic() - later.begun >= SECONDS:
-            self._unfinished.append(later.step)
-        if report.comparison is not None and report.comparison.sentence and not self._may_differ:
-            raise NotExact(f"after step {later.step} {report.comparison.sentence}")
-        return True
-
-    def _encoded_report(self, folder: Path) -> bytes:
-        return msgspec.msgpack.encode(self._report(folder, is_wide=True))
+        return self._later.collect(wait=True) if self.replica is None else []
 
     def _refuse_lone_sample(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], lone: str) -> None:
         """Raise InvalidInput by `lone` if BatchNorm fails with one sample; in a replica, return at once."""
@@ -298,7 +192,7 @@ class EquivalenceCheck:
                     self.replica = EquivalenceProbe(models, self._group, path, extent, self.sizes, optimizers)
                     self.replica.begin(self._env, None)
                     return
-                _wait([pid])
+                wait_for([pid])
             reason = failure(path).encode() if self._group.is_leader else b""
             failed = self._group.broadcast(reason, _LONE_TOPIC).decode()
         if is_of_lone_sample(failed):
@@ -308,7 +202,7 @@ class EquivalenceCheck:
         begin = time.perf_counter()
         if self._group.is_leader:
             self._env.notify(Phase(what="checking", detail="that these nodes learn what one process learns"))
-        few = _SAMPLES * self._group.size + _MORE
+        few = self._few
         comparison: ReplicaComparison | None = None
         for precision, samples in (("fp64", few), ("fp64", _WHOLE_BATCH), ("own", few)):
             if samples == _WHOLE_BATCH and comparison is None:
@@ -327,6 +221,7 @@ class EquivalenceCheck:
             self._without_comparison(failed, whole_failed)
         else:
             self._precision = precision
+            self._later.note(reports[0])
             self._act_on(comparison, precision, time.perf_counter() - begin)
 
     def sizes(self, count: int) -> tuple[int, ...]:
@@ -342,12 +237,12 @@ class EquivalenceCheck:
     ) -> list[Report]:
         """Return the reports of all ranks' replicas with at most `samples` of a batch; empty in a replica."""
         token = self._group.broadcast(secrets.token_hex(8).encode()).decode()
-        extent = Extent(samples=samples, rounds=_ROUNDS, is_wide=is_wide)
+        extent = Extent(samples=samples, rounds=MIN_ROUNDS, is_wide=is_wide)
         with self._folder() as folder:
             pids = self._copies(models, optimizers, token, folder, extent)
             if self.replica is not None:
                 return []
-            _wait(pids)
+            wait_for(pids)
             report = self._report(folder, is_wide)
         return [
             msgspec.msgpack.decode(row, type=Report)
@@ -377,7 +272,7 @@ class EquivalenceCheck:
                 self.replica = TimingProbe(self._group, path, CALIBRATION_SECONDS)
                 self.replica.begin(self._env)
                 return None
-            _wait([pid])
+            wait_for([pid])
             return None if failure(path) else msgspec.json.decode(path.read_bytes(), type=TaskTiming)
 
     @contextmanager
@@ -394,18 +289,15 @@ class EquivalenceCheck:
         divided, whole = folder / "divided.safetensors", folder / "whole.safetensors"
         failed = failure(divided)
         findings = Findings() if failed else read_findings(divided)
-        self._replica_seconds = findings.seconds
         if not self._group.is_leader:
             return Report(failed=failed, findings=findings)
         whole_failed = failure(whole)
         if failed or whole_failed:
             return Report(failed=failed, whole_failed=whole_failed, findings=findings)
-        of_whole = read_findings(whole)
-        self._seconds_per_sample, self._replica_seconds = of_whole.seconds_per_sample, of_whole.seconds
         comparison = judge(divided, whole, is_wide, self._layers, self._alike)
         if self._alike is None:
             self._alike = alike_outside(read_facts(divided))
-        return Report(failed=failed, whole_failed=whole_failed, comparison=comparison, findings=findings)
+        return Report(comparison=comparison, findings=findings, whole_findings=read_findings(whole))
 
     def _without_comparison(self, failed: str, whole_failed: str) -> None:
         if whole_failed:
@@ -421,7 +313,7 @@ class EquivalenceCheck:
         if comparison.sentence:
             self._note("approximate", comparison.sentence)
         self.check = Check(
-            samples=self.sizes(_SAMPLES * self._group.size + _MORE),
+            samples=self.sizes(self._few),
             precisions=(precision,),
             where=comparison.where,
             off=comparison.off,
@@ -442,13 +334,3 @@ def _failure(failed: str, layers: str | None) -> str:
     if layers is None:
         return f"the program fails with a part of a batch, though not with the whole: {failed}"
     return f"--strategy {layers} cannot divide this program: {failed}; leave it out, and nodes divide its batches"
-
-
-def _remove_ended(pids: list[int]) -> None:
-    pids[:] = [pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0] == 0]
-
-
-def _wait(pids: Sequence[int]) -> None:
-    """Wait until all processes have ended, which their alarm guarantees."""
-    for pid in pids:
-        os.waitpid(pid, 0)

@@ -238,7 +238,7 @@ class Run:
             fields: of the record, which override its own.
         """
         assert self._config is not None
-        self.steps.tell(self.equivalence_check.collect(wait=True))
+        self.steps.tell(self.equivalence_check.collect())
         self._refuse_threads()
         self._following.end()
         self.steps.loss_graphs.end()
