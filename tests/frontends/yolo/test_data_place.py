@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evener.frontends.yolo.settings import described_here
+from evener.frontends.yolo.data_place import described_here
 from evener.records.errors import InvalidInput
 from support.refusals import refused
 

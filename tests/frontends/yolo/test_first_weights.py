@@ -19,7 +19,7 @@ import json, sys
 from pathlib import Path
 import torch
 from ultralytics import YOLO
-from evener.frontends.yolo.results_io import make_first_weights, write_first_weights
+from evener.frontends.yolo.first_weights import make_first_weights, write_first_weights
 from evener.frontends.yolo.run_folder import write_checkpoint
 
 folder, made_of = Path(sys.argv[1]), YOLO(sys.argv[2])

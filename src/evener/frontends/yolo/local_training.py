@@ -29,8 +29,9 @@ from ultralytics.models.yolo.pose.train import PoseTrainer
 from ultralytics.models.yolo.segment.train import SegmentationTrainer
 
 from evener.data.loader import Collate
+from evener.frontends.yolo.data_place import described_here
 from evener.frontends.yolo.rank import alone
-from evener.frontends.yolo.settings import described_here, in_a_sentence
+from evener.frontends.yolo.settings import in_a_sentence
 from evener.frontends.yolo.sharded_loader import draw_from_all, keep_images, spare_bytes
 from evener.records.task import Task
 

@@ -22,12 +22,14 @@ from evener.commands.backends import torch_backend
 from evener.commands.train_as_ranks import submit as submit_ranks
 from evener.commands.train_by_agreement import submit as submit_agreement
 from evener.config.run_config import RunConfig
+from evener.frontends.yolo.data_place import described_here
+from evener.frontends.yolo.first_weights import write_first_weights
 from evener.frontends.yolo.local_training import LocalTraining
 from evener.frontends.yolo.overrides import yolo_config
 from evener.frontends.yolo.rank import alone
 from evener.frontends.yolo.remote_rank import FIRST_WEIGHTS
-from evener.frontends.yolo.results_io import restore_results, write_first_weights
-from evener.frontends.yolo.settings import YoloTraining, described_here, in_a_sentence, read_training
+from evener.frontends.yolo.results_io import restore_results
+from evener.frontends.yolo.settings import YoloTraining, in_a_sentence, read_training
 from evener.ps.protocol.blob import Blob
 from evener.records.record import WEIGHTS, TrainRecord
 from evener.report.html import write_page

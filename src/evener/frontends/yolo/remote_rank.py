@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from evener.config.run_config import RunConfig
+from evener.frontends.yolo.data_place import described_here
 from evener.frontends.yolo.overrides import YoloConfig
 from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.frontends.yolo.remote_checkpoints import RemoteCheckpoints
-from evener.frontends.yolo.settings import described_here
 from evener.launch.rank_environment import RankEnvironment
 
 FIRST_WEIGHTS = "first.safetensors"
@@ -23,7 +23,7 @@ def remote_rank(env: RankEnvironment, config: RunConfig) -> None:
     first = Path(config.task).with_name(FIRST_WEIGHTS)
     if first.exists():
         with alone():
-            from evener.frontends.yolo.results_io import make_first_weights
+            from evener.frontends.yolo.first_weights import make_first_weights
 
             settings["model"] = str(make_first_weights(first, config.output / "first"))
     if "data" in settings and config.data is not None:

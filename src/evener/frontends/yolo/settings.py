@@ -1,4 +1,4 @@
-"""From the arguments of a user to settings of Ultralytics; the folder of a run, and this machine's images."""
+"""From the arguments of a user to settings of Ultralytics, and the folder of a run, as `yolo` would choose it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
-import yaml
 from ultralytics.cfg import get_cfg, get_save_dir, smart_value
 from ultralytics.models.yolo.model import YOLO
 from yaml import YAMLError
@@ -95,27 +94,3 @@ def plain_sentence(error: BaseException) -> str:
     """Return the message of `error` in one line of bounded length, without emoji and colour codes."""
     message = re.sub(r"[^\x20-\x7e\s]|\[\d+m", "", str(error) or type(error).__name__)
     return textwrap.shorten(re.sub(r"\s+\.", ".", message), _LONGEST, placeholder=" ...").removesuffix(".")
-
-
-def described_here(folder: Path, name: str, scratch: Path) -> Path:
-    """Return the description of data: the file in `folder`, or a copy in `scratch` with the images' folder here.
-
-    The `path:` of the description is used if it is a folder here, absolute or relative to the description. Otherwise
-    the images are beside the description, as when both were sent.
-
-    Raises:
-        InvalidInput: it cannot be read.
-    """
-    file = folder / name
-    try:
-        description = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidInput(f"{file} cannot be read as a description of data: {error}") from error
-    said = description.get("path") if isinstance(description, dict) else None
-    if said is None or (Path(said).is_absolute() and Path(said).is_dir()):
-        return file
-    place = folder / said
-    copy = scratch / f"here-{file.stem}.yaml"
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text(yaml.safe_dump(description | {"path": str(place if place.is_dir() else folder)}))
-    return copy
