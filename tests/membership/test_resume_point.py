@@ -1,4 +1,4 @@
-"""From which state a generation goes on: that of the highest step, whoever has it."""
+"""A generation continues from the state of the highest step, on whichever rank it is."""
 
 from __future__ import annotations
 

@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -19,6 +23,8 @@ from evener.cli import commands
 from evener.cli.fields import Usual, command_of, with_default_port
 from evener.cli.help import PLAN, TRAIN, TUNE, Panels, epilog
 from evener.config.config_file import usual_options
+from evener.data.tasks.arguments import KINDS
+from evener.data.tasks.load import BUILT_IN_TASKS
 from evener.records.errors import (
     EvenerError,
     Interrupted,
@@ -38,14 +44,6 @@ from evener.search.options import TuneConfig
 
 if TYPE_CHECKING:
     from rich.panel import Panel
-import ast
-import importlib.util
-import re
-from collections.abc import Iterator
-from pathlib import Path
-
-from evener.data.tasks.arguments import KINDS
-from evener.data.tasks.load import BUILT_IN_TASKS
 
 
 class _Command(NamedTuple):
@@ -278,9 +276,9 @@ class TaskParameter(NamedTuple):
 
 
 def task_parameters(reference: str) -> list[TaskParameter] | None:
-    """The options of the task that `reference` names; none if its `task` is no function.
+    """Return the options of the task that `reference` names, an empty list if its `task` is not a function.
 
-    None for what is no task, cannot be read, or does not define its `task` itself.
+    Return None if `reference` is not a task, or its file cannot be read or does not define `task` itself.
     """
     path = _file_of(reference)
     if path is None:

@@ -306,6 +306,9 @@ def _is_close(first: float, other: float, relative: float, absolute: float = 0.0
 class HostCopy:
     """Copies one number to the host, in the order of the device's work.
 
+    `float(tensor)` of a GPU waits for all queued work, including the next step. This copy, queued right after a step's
+    work, can be read one step later without waiting.
+
     Args:
         value: a tensor of one element, or a number that the host has already.
     """

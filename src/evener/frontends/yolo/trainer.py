@@ -266,7 +266,11 @@ _NEVER = 1 << 40
 
 
 class DistributedModel(nn.Module):
-    """A model of which every rank computes its part of a batch; BatchNorms have the statistics of the whole.
+    """A model whose ranks each compute a part of a batch; its BatchNorms have the statistics of the whole batch.
+
+    A batch is computed here to its end: forward, backward, and the sums of gradients if a step follows, so Ultralytics'
+    loop has nothing left to do for its own backward pass. All communication happens here, and the remaining ranks
+    repeat it here when one is lost. The trainer finds the model itself in `module`, as with DistributedDataParallel.
 
     Args:
         module: the model.

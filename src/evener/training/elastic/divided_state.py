@@ -3,6 +3,9 @@
 live      the part that it trains; of the step that its weights contain
 whole     from its assembly until all ranks have taken their parts
 copies    of its part and a neighbour's, where no other replica has them (`part_copies`)
+
+The run continues from the newest step whose parts cover every tensor. With several replicas this is the last step,
+because another replica holds the parts of a lost rank. With a single replica it is the step of the last copies.
 """
 
 from __future__ import annotations
