@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from evener.config.options import PATIENCE
 from evener.membership.generation import Probe, ReachedPeers
 from evener.membership.line_probe import LineProbe
 from evener.records.errors import EvenerError, LineCut, NodeLost
@@ -22,7 +24,7 @@ SECONDS = 1.0
 class Process:
     """A process of the run."""
 
-    def __init__(self, number: int, store: Any) -> None:
+    def __init__(self, number: int, store: Any, *, seconds: float = SECONDS) -> None:
         self.reached: SimpleQueue[ReachedPeers] = SimpleQueue()
         self.cut: SimpleQueue[EvenerError] = SimpleQueue()
         self.probe = LineProbe(
@@ -30,7 +32,7 @@ class Process:
             process=number,
             address="127.0.0.1",
             open_store=lambda: store,
-            seconds=SECONDS,
+            seconds=seconds,
             report=self.reached.put,
             give_way=self.cut.put,
         )
@@ -39,11 +41,11 @@ class Process:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[int], Process]]:
+def start() -> Iterator[Callable[..., Process]]:
     store, started = memory_store(), list[Process]()
 
-    def one(number: int) -> Process:
-        started.append(Process(number, store))
+    def one(number: int, **options: float) -> Process:
+        started.append(Process(number, store, **options))
         return started[-1]
 
     yield one
@@ -51,7 +53,7 @@ def start() -> Iterator[Callable[[int], Process]]:
         process.probe.close()
 
 
-def test_computing_processes_are_reachable(start: Callable[[int], Process]) -> None:
+def test_computing_processes_are_reachable(start: Callable[..., Process]) -> None:
     start(0)
     start(1)
     joining = start(7)
@@ -60,7 +62,7 @@ def test_computing_processes_are_reachable(start: Callable[[int], Process]) -> N
     assert joining.cut.empty()
 
 
-def test_process_that_cannot_reach_another_leaves_and_names_both(start: Callable[[int], Process]) -> None:
+def test_process_that_cannot_reach_another_leaves_and_names_both(start: Callable[..., Process]) -> None:
     start(0)
     gone, joining = start(1), start(7)
     gone.probe.close()
@@ -73,7 +75,7 @@ def test_process_that_cannot_reach_another_leaves_and_names_both(start: Callable
 
 
 def test_link_restored_within_the_patience_is_reachable(
-    start: Callable[[int], Process], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect, tries = socket.create_connection, list[float]()
 
@@ -91,7 +93,7 @@ def test_link_restored_within_the_patience_is_reachable(
     assert len(tries) == 2
 
 
-def test_probe_of_a_lost_process_ends_without_a_result(start: Callable[[int], Process]) -> None:
+def test_probe_of_a_lost_process_ends_without_a_result(start: Callable[..., Process]) -> None:
     gone, joining = start(0), start(7)
     start(1)
     gone.probe.close()
@@ -102,7 +104,7 @@ def test_probe_of_a_lost_process_ends_without_a_result(start: Callable[[int], Pr
         joining.cut.get(timeout=2 * SECONDS)
 
 
-def test_reachable_link_is_probed_again_with_the_next_ones(start: Callable[[int], Process]) -> None:
+def test_reachable_link_is_probed_again_with_the_next_ones(start: Callable[..., Process]) -> None:
     first, joining = start(0), start(7)
     start(1)
     joining.probe.begin(Probe(nodes={0: "n0"}))
@@ -129,29 +131,29 @@ def test_node_with_an_invalid_published_address_is_named(published: str | bytes)
     assert error.nodes == ("n0",)
 
 
-def test_flood_of_connections_blocks_no_probe(start: Callable[[int], Process]) -> None:
-    flooded, joining, is_over, made = start(0), start(7), threading.Event(), list[socket.socket]()
+FLOOD = """
+import itertools, socket, sys
+from collections import deque
+newest = deque(maxlen=500)  # those before it are closed
+for count in itertools.count():
+    newest.append(socket.socket())
+    newest[-1].setblocking(False)
+    newest[-1].connect_ex(("127.0.0.1", int(sys.argv[1])))
+    if count == 2 * socket.SOMAXCONN:
+        print("flooded", flush=True)
+"""
 
-    def flood() -> None:
-        while not is_over.is_set() and len(made) < 20_000:
-            stranger = socket.socket()
-            stranger.setblocking(False)
-            stranger.connect_ex(("127.0.0.1", flooded.port))
-            made.append(stranger)
-            if len(made) > 500:
-                made[-500].close()
 
-    thread = threading.Thread(target=flood)
-    thread.start()
-    try:
-        while len(made) < 2 * socket.SOMAXCONN:
-            time.sleep(0.01)
-        for _ in range(3):
-            joining.probe.begin(Probe(nodes={0: "n0"}))
-            assert joining.reached.get(timeout=SECONDS + 5) == ReachedPeers(processes=(0,))
-    finally:
-        is_over.set()
-        thread.join()
-        for stranger in made:
-            stranger.close()
+def test_flood_of_connections_blocks_no_probe(start: Callable[..., Process]) -> None:
+    flooded, joining = start(0), start(7, seconds=PATIENCE)
+    with subprocess.Popen([sys.executable, "-c", FLOOD, str(flooded.port)], stdout=subprocess.PIPE) as stranger:
+        try:
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == b"flooded\n"
+            for _ in range(3):
+                joining.probe.begin(Probe(nodes={0: "n0"}))
+                assert joining.reached.get(timeout=PATIENCE + 5) == ReachedPeers(processes=(0,))
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
     assert joining.cut.empty()
