@@ -27,7 +27,7 @@ from evener.frontends.yolo.first_weights import write_first_weights
 from evener.frontends.yolo.local_training import LocalTraining
 from evener.frontends.yolo.overrides import yolo_config
 from evener.frontends.yolo.rank import alone
-from evener.frontends.yolo.remote_rank import FIRST_WEIGHTS
+from evener.frontends.yolo.rank_on_node import FIRST_WEIGHTS
 from evener.frontends.yolo.results_io import restore_results
 from evener.frontends.yolo.settings import YoloTraining, in_a_sentence, read_training
 from evener.ps.protocol.blob import Blob

@@ -16,6 +16,6 @@ def rank_program(env: Any, config: RunConfig) -> None:
         InvalidInput: it cannot read the data.
     """
     require_ultralytics()
-    from evener.frontends.yolo.remote_rank import remote_rank
+    from evener.frontends.yolo.rank_on_node import rank_on_node
 
-    remote_rank(env, config)
+    rank_on_node(env, config)

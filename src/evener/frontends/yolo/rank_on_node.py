@@ -16,7 +16,7 @@ FIRST_WEIGHTS = "first.safetensors"
 """Of a `.pt` to begin with, beside the file that a rank runs."""
 
 
-def remote_rank(env: RankEnvironment, config: RunConfig) -> None:
+def rank_on_node(env: RankEnvironment, config: RunConfig) -> None:
     """One rank's whole way on a node of a master; the data are where they are on this machine."""
     assert config.output is not None
     settings = json.loads(config.option["overrides"])
