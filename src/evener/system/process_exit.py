@@ -43,11 +43,18 @@ def own_worker_sockets() -> None:
 
     By default each worker makes a folder, and leaves it behind when it is killed.
     """
-    if _worker_folders:
-        os.makedirs(_worker_folders[-1], mode=0o700, exist_ok=True)
-        multiprocessing.current_process()._config["tempdir"] = _worker_folders[-1]  # type: ignore[attr-defined]
+    if (folder := launch_folder()) is not None:
+        multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
     else:
         get_temp_dir()  # which this process removes at its end
+
+
+def launch_folder() -> str | None:
+    """Return a folder that the process that started this one removes, however this one ends; None without one."""
+    if not _worker_folders:
+        return None
+    os.makedirs(_worker_folders[-1], mode=0o700, exist_ok=True)
+    return _worker_folders[-1]
 
 
 _worker_folders: list[str] = []

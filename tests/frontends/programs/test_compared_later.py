@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import signal
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from evener.comm.group import Group
+from evener.comm.step_timing import StepTimer
 from evener.frontends.programs import later_comparisons
-from evener.frontends.programs.joining import finish
+from evener.frontends.programs.joining import end_copy, finish
+from evener.frontends.programs.later_comparisons import LaterComparisons, Report, _Begun
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
@@ -206,3 +215,76 @@ def test_unfinished_late_check_is_reported() -> None:
     assert time.monotonic() - begin < 60
     (note,) = [event for event in told if isinstance(event, Event) and event.kind == "unchecked"]
     assert "did not finish" in note.message
+
+
+FAILING = """
+import os
+loader = DataLoader(TensorDataset(X, Y), batch_size=8, shuffle=True)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+rank = os.getpid()
+for epoch in run.epochs(3):
+    for x, y in loader:
+        if epoch and os.getpid() != rank:
+            raise MemoryError("no memory")
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+results = model.state_dict()
+"""
+
+
+def unchecked(rank: Callable[[RankEnvironment, str], None], text: str) -> list[str]:
+    """The reasons for which later steps of a program were not compared with one process."""
+    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    told: list[RunEvent] = []
+    run_local(rank, nodes, HEAD + text, patience=10, on_event=told.append)
+    return [event.message for event in told if isinstance(event, Event) and event.kind == "unchecked"]
+
+
+def plain_rank(env: RankEnvironment, text: str) -> None:
+    """A rank of a program."""
+    run = run_of(env, "3,1")
+    try:
+        perform(text, "program")
+    except BaseException as error:
+        end_copy(run, error)
+        raise
+    finish(run, env)
+
+
+def rank_that_cannot_fork(env: RankEnvironment, text: str) -> None:
+    """A rank whose machine allows no more processes after the first comparison."""
+    run = run_of(env, "3,1")
+    first, forks = os.fork, list[int]()
+
+    def fork() -> int:
+        forks.append(1)
+        if len(forks) > (2 if env.rank == 0 else 1):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return first()
+
+    os.fork = fork
+    perform(text, "program")
+    finish(run, env)
+
+
+def test_failed_late_check_is_reported_with_its_reason() -> None:
+    (message,) = unchecked(plain_rank, FAILING)
+    assert "MemoryError: no memory" in message
+
+
+def test_run_continues_where_late_replicas_cannot_be_forked() -> None:
+    (message,) = unchecked(rank_that_cannot_fork, FAILING.replace("if epoch and", "if False and"))
+    assert "Resource temporarily unavailable" in message
+
+
+def test_abandoned_late_check_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as replica:
+        (tmp_path / "folder").mkdir()
+        cpu = torch.device("cpu")
+        group = Group(rank=0, size=1, device=cpu, nodes=["n"], timer=StepTimer(cpu))
+        later = LaterComparisons(group, may_differ=False, read=lambda _: Report())
+        later._pending.append(_Begun([replica.pid], tmp_path / "folder", 3))
+        later.abandon()
+    assert replica.returncode == -signal.SIGKILL
+    assert not (tmp_path / "folder").exists()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import multiprocessing
 import os
+import socket
+import tempfile
 import time
-from contextlib import suppress
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from evener.frontends.programs import forked_replica
-from evener.frontends.programs.forked_replica import forked, leave_alone
+from evener.frontends.programs.forked_replica import forked
+from evener.frontends.programs.replica_files import discard_writes
 from evener.records.errors import InvalidInput, TrainingFailed
 from support.refusals import refused
 
@@ -53,30 +59,133 @@ def test_fork_fails_after_three_stuck_replicas(monkeypatch: pytest.MonkeyPatch) 
     assert len(made) == 3
 
 
+def in_replica(work: Callable[[], object]) -> None:
+    """Do `work` in a replica. Raises AssertionError if it raises something."""
+    if (pid := forked()) == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_replica_changes_no_file_outside_its_own_folder(tmp_path: Path) -> None:
     theirs, own = tmp_path / "weights.pt", tmp_path / "own"
     theirs.write_text("kept")
     own.mkdir()
+    (own / "mine").touch()
 
-    def changes() -> int:
-        """How many changes a copy could make."""
-        leave_alone(own)
-        made = 0
-        for change in (
-            lambda: torch.save({}, theirs),
-            lambda: theirs.open("wb"),
-            theirs.unlink,
-            lambda: theirs.rename(own / "stolen"),
-            (tmp_path / "folder").mkdir,
-        ):
-            with suppress(InvalidInput):
-                change()
-                made += 1
+    def change() -> None:
+        discard_writes(own)
+        torch.save({}, theirs)
+        for mode in ("w", "a", "r+"):
+            with theirs.open(mode) as file:
+                file.write("lost")
+        theirs.unlink()
+        theirs.rename(own / "stolen")
+        os.replace(own / "mine", tmp_path / "final")
+        (tmp_path / "folder" / "inner").mkdir(parents=True)
+        (tmp_path / "new").touch()
+        with tempfile.TemporaryDirectory() as folder:
+            assert Path(folder).parent == own
+        with theirs.open("r+") as file:
+            assert file.read() == "lost"  # in a copy of it
+        assert theirs.read_text() == "kept"
+        with io.BytesIO() as buffer:
+            torch.save({}, buffer)
+            assert buffer.tell() > 0
         (own / "result").write_text("written")
-        return made
 
-    if (pid := forked()) == 0:
-        os._exit(changes())
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    in_replica(change)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["own", "weights.pt"]
     assert theirs.read_text() == "kept"
     assert (own / "result").read_text() == "written"
+    assert (own / "mine").exists()
+
+
+def test_replica_that_writes_in_another_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+
+    def write() -> None:
+        discard_writes(tmp_path / "own")
+        with pytest.raises(InvalidInput):
+            os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+
+    in_replica(write)
+    assert not (tmp_path / "file").exists()
+
+
+def test_replica_moves_no_position_of_a_file_of_its_rank(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(bytes(range(100)))
+    with (tmp_path / "data").open("rb", buffering=0) as data, (tmp_path / "data").open("r+b", buffering=0) as both:
+        data.seek(10)
+        both.seek(20)
+
+        def read() -> None:
+            assert data.read(3) == bytes([10, 11, 12])
+            assert both.read(1) == bytes([20])
+            both.write(b"lost")
+            both.seek(21)
+            assert both.read(4) == b"lost"
+
+        in_replica(read)
+        assert data.read(1) == bytes([10])
+        assert both.read(3) == bytes([20, 21, 22])
+
+
+def test_replica_writes_nothing_to_a_log_of_its_rank(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+
+        def write() -> None:
+            log.write("lost")
+            log.flush()
+
+        in_replica(write)
+        log.write("kept")
+    assert (tmp_path / "log").read_text() == "kept"
+
+
+def test_replica_takes_nothing_from_a_stream_of_its_rank() -> None:
+    reading, writing = os.pipe()
+    one, other = socket.socketpair()
+    with one, other, open(reading, "rb", buffering=0) as stream:
+        os.write(writing, b"kept")
+        other.sendall(b"kept")
+
+        def read() -> None:
+            for take in (lambda: stream.read(4), lambda: one.recv(4)):
+                with pytest.raises(OSError):
+                    take()
+
+        in_replica(read)
+        assert stream.read(4) == b"kept"
+        assert one.recv(4) == b"kept"
+        os.close(writing)
+
+
+def test_replica_has_its_own_connection_to_a_manager() -> None:
+    with multiprocessing.get_context("forkserver").Manager() as manager:
+        cache = manager.dict({"rank": 1})
+
+        def read() -> None:
+            for _ in range(100):
+                assert cache["rank"] == 1
+
+        pids = [pid for _ in range(2) if (pid := _reading(read))]
+        for _ in range(100):
+            assert cache["rank"] == 1
+        for pid in pids:
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _reading(read: Callable[[], None]) -> int:
+    """Let a replica read, without waiting for it."""
+    if (pid := forked()) == 0:
+        try:
+            read()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return pid

@@ -242,3 +242,35 @@ def test_failed_program_under_torchrun_leaves_a_record(
     assert record["ending"]
     assert "a mistake" in record["ending"] or who == "1"
     assert record["task"] == "program"
+
+
+NOT_EXACT = """
+from evener.records.errors import NotExact
+def fail(*_, **__):
+    raise NotExact("after step 9 a weight differs")
+type(run).finish = fail
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("end", "code", "sentence"),
+    [
+        ("sys.exit(7)", 3, "evener: program.py ended itself: exit code 7"),
+        ("raise SystemExit(7)", 7, ""),
+        ("sys.exit(0)", 0, ""),
+        (NOT_EXACT, 2, "evener: after step 9 a weight differs"),
+    ],
+    ids=["exit", "SystemExit", "exit 0", "not exact"],
+)
+def test_end_of_a_program_under_torchrun_has_its_exit_code(tmp_path: Path, end: str, code: int, sentence: str) -> None:
+    write(tmp_path, end)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py"]
+    ended = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert (ended.returncode != 0) == (code != 0)
+    assert code == 0 or f"(exitcode: {code})" in ended.stderr or f"exitcode  : {code} " in ended.stderr
+    assert sentence in ended.stderr
+    assert "Exception ignored" not in ended.stderr
+    (file,) = (tmp_path / "runs").glob("*/record.json")
+    assert bool(json.loads(file.read_text()).get("ending")) == bool(sentence)

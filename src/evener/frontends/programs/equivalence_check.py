@@ -35,19 +35,20 @@ from evener.comm.group import Group
 from evener.frontends.programs.accelerate_alone import refuse_accelerate
 from evener.frontends.programs.equivalence_probe import EquivalenceProbe, Extent, Findings, read_facts, read_findings
 from evener.frontends.programs.forked_replica import ForkedReplica, failure, forked
-from evener.frontends.programs.later_comparisons import MIN_ROUNDS, LaterComparisons, Report, wait_for
+from evener.frontends.programs.later_comparisons import MIN_ROUNDS, LaterComparisons, Report, kill, wait_for
 from evener.frontends.programs.refusal_causes import alike_outside
 from evener.frontends.programs.replica_comparison import ReplicaComparison, judge
 from evener.frontends.programs.timing_probe import TimingProbe
 from evener.frontends.programs.work_division import Prepared
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion
-from evener.records.errors import InvalidInput, NodeLost, NotExact
+from evener.records.errors import InvalidInput, NodeLost, NotExact, TrainingFailed
 from evener.records.events import Phase
 from evener.records.plan import Check
 from evener.records.profile import TaskTiming
 from evener.records.record import Event
 from evener.records.single_sample_error import is_of_lone_sample
+from evener.system.process_exit import launch_folder
 from evener.training.costs import CALIBRATION_SECONDS, calibrate
 
 _SAMPLES, _MORE = 2, 2
@@ -180,6 +181,11 @@ class EquivalenceCheck:
         """
         return self._later.collect(wait=True) if self.replica is None else []
 
+    def abandon(self) -> None:
+        """End later comparisons without a result: the run has failed."""
+        if self.replica is None:
+            self._later.abandon()
+
     def _refuse_lone_sample(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], lone: str) -> None:
         """Raise InvalidInput by `lone` if BatchNorm fails with one sample; in a replica, return at once."""
         if not any(isinstance(module, _BatchNorm) for model in models for module in model.model.modules()):
@@ -255,7 +261,13 @@ class EquivalenceCheck:
         """Fork this rank's replicas and return their process ids; in a replica, set `replica` and return."""
         pids: list[int] = []
         for role in ("divided", "whole") if self._group.is_leader else ("divided",):
-            if (pid := forked()) == 0:
+            try:
+                pid = forked()
+            except (OSError, TrainingFailed):
+                kill(pids)
+                wait_for(pids)
+                raise
+            if pid == 0:
                 path, moves = (folder / role).with_suffix(".safetensors"), self._layers is not None
                 sizes: Callable[[int], tuple[int, ...]] = self.sizes
                 self.replica = EquivalenceProbe(models, self._group, path, extent, sizes, optimizers, moves)
@@ -278,7 +290,7 @@ class EquivalenceCheck:
     @contextmanager
     def _folder(self) -> Iterator[Path]:
         """Create a folder for replicas; the rank removes it at the end."""
-        folder = Path(tempfile.mkdtemp(prefix="evener-"))
+        folder = Path(tempfile.mkdtemp(prefix="evener-", dir=launch_folder()))
         try:
             yield folder
         finally:

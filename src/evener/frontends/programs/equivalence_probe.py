@@ -23,7 +23,7 @@ from evener.comm.group import Group
 from evener.data.fingerprint import print_of
 from evener.data.loader import seed_all
 from evener.frontends.programs.batch_parts import BatchPart, part_of
-from evener.frontends.programs.forked_replica import BACKGROUND_SECONDS, ForkedReplica, leave_alone
+from evener.frontends.programs.forked_replica import BACKGROUND_SECONDS, ForkedReplica, leave_workers_alone
 from evener.frontends.programs.prepared import rate_of
 from evener.frontends.programs.unprepared_tensors import Outside, by_likelihood, outside_tensors
 from evener.frontends.programs.work_division import Prepared
@@ -152,7 +152,7 @@ class EquivalenceProbe(ForkedReplica):
         super().begin(env, token)
         if self._extent.in_background:
             _yield_processor(until_idle=not self._extent.is_short)
-            leave_alone(self.path.parent)
+            leave_workers_alone()
         _compile_nothing()
         self._outside = outside_tensors([model.model for model in self._models])
         self._widen()

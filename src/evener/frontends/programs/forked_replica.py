@@ -11,6 +11,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -23,6 +24,7 @@ from evener.comm.abortable_group import AbortableProcessGroup
 from evener.comm.group import Group
 from evener.comm.mesh_joining import join_mesh
 from evener.frontends.programs.batch_parts import BatchPart
+from evener.frontends.programs.replica_files import discard_writes, separate_open_files
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.store import connect_store
 from evener.records.atomic import atomic_write
@@ -33,9 +35,6 @@ SECONDS = 30
 BACKGROUND_SECONDS = 600
 """The same while they train: others may use the CPUs."""
 _BEGIN_SECONDS, _TRIES = 5, 3
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_CHANGES = frozenset({"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"})
-"""Audit events before files change."""
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG."""
 
@@ -55,7 +54,7 @@ def forked() -> int:
             warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the copy does not use
             pid = os.fork()
         if pid == 0:
-            os.write(writing, b"here")
+            _separate_from_rank(writing)
         os.close(writing)
         has_begun = pid == 0 or _is_readable(reading)
         os.close(reading)
@@ -65,6 +64,16 @@ def forked() -> int:
         os.waitpid(pid, 0)
     what = f"a copy of this process did not begin within {_BEGIN_SECONDS} s, {_TRIES} times"
     raise TrainingFailed(f"{what}: start the program again, when the machine is less busy")
+
+
+def _separate_from_rank(writing: int) -> None:
+    """Share neither open files nor connections with the rank, then tell it by `writing` that this copy has begun."""
+    try:
+        separate_open_files(needed=(writing,))
+        util._run_after_forkers()  # type: ignore[attr-defined]  # proxies of managers open connections of their own
+        os.write(writing, b"here")
+    except BaseException:  # this process must not go on as if it were the rank
+        os._exit(1)
 
 
 def _is_readable(descriptor: int) -> bool:
@@ -80,30 +89,14 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def leave_alone(folder: Path) -> None:
-    """Raise InvalidInput on writes to the rank's files and reads from its workers, in this process.
-
-    Args:
-        folder: where the process may still write files.
-    """
+def leave_workers_alone() -> None:
+    """Raise InvalidInput on reads from workers of the program, which load batches for its rank, in this process."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise InvalidInput("a copy neither writes files nor reads from workers of the program")
-
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        is_change = event in _CHANGES or (event == "open" and bool((arguments[2] or 0) & _WRITING))
-        path = arguments[0] if is_change else None
-        if isinstance(path, str | bytes | os.PathLike) and not _may_write(os.fsdecode(path), folder):
-            refuse()
+        raise InvalidInput("a copy does not read from workers of the program")
 
     iterator: Any = dataloader._MultiProcessingDataLoaderIter
     iterator.__next__, iterator.__del__ = refuse, lambda _: None
-    vars(torch)["save"] = refuse  # it opens files without Python
-    sys.addaudithook(watch)
-
-
-def _may_write(path: str, folder: Path) -> bool:
-    return path.startswith((str(folder), "/dev/", "/proc/"))
 
 
 def failure(path: Path) -> str:
@@ -147,6 +140,7 @@ class ForkedReplica(ABC):
         os.dup2(silent, 1)
         os.dup2(silent, 2)
         torch.set_num_threads(1)
+        discard_writes(self.path.parent)
         with self:
             self._regroup(env, token)
 

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import atexit
+import dis
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -115,8 +116,8 @@ def _join_torchrun() -> Run:
     if env.heartbeat is not None:
         env.heartbeat.start()
     run = Run(env, join_world(env, preflight=config.preflight), config)
-    ending = _Ending(run, env, views)
-    sys.excepthook = ending.fail
+    ending = _Ending(run, env, views, config.script.name)
+    sys.excepthook, sys.exit = ending.fail, ending.exit
     atexit.register(ending.finish)
     return run
 
@@ -137,15 +138,30 @@ def _fail_to_join(kind: type[BaseException], error: BaseException, trace: Traceb
 
 
 class _Ending:
-    """The end of a program under torchrun, where no Evener process remains to report it."""
+    """The end of a program under torchrun, where no Evener process remains to report it.
 
-    def __init__(self, run: Run, env: RankEnvironment, views: Sequence[RunView]) -> None:
-        self._run, self._env, self._views = run, env, views
+    Args:
+        run: of the program.
+        env: of this rank.
+        views: of the run.
+        script: name of the program.
+    """
+
+    def __init__(self, run: Run, env: RankEnvironment, views: Sequence[RunView], script: str) -> None:
+        self._run, self._env, self._views, self._script = run, env, views, script
+        self._main = _outermost_frame()
+        self._code: object = None
         self._has_failed = False
+
+    def exit(self, code: object = None, /) -> NoReturn:
+        """Note the exit code of the program; in place of `sys.exit`."""
+        self._code = code
+        raise SystemExit(code)
 
     def fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Report the error to the user and to the other ranks, and exit."""
         self._has_failed = True
+        self._run.equivalence_check.abandon()
         if self._run.equivalence_check.replica is not None:
             self._run.equivalence_check.replica.fail(error)
         if isinstance(error, Exception) and isinstance(meaning := explained(error, self._env), NodeLost | InvalidInput):
@@ -163,16 +179,35 @@ class _Ending:
         exit_now(code)
 
     def finish(self) -> None:
-        """Write the record; every rank calls this at the end."""
+        """Write the record, and exit with the program's code; every rank calls this at the end."""
         if self._has_failed:
             return
-        finish(self._run, self._env)
+        try:
+            if self._code not in (None, 0):
+                raise TrainingFailed(f"{self._script} ended itself: exit code {self._code}")
+            finish(self._run, self._env)
+        except BaseException as error:
+            self.fail(type(error), error, error.__traceback__)
         for view in self._views:
             view.end(None)
         if self._env.heartbeat is not None:
             self._env.heartbeat.stop()
         atexit.unregister(self.finish)
-        exit_now(0)
+        if _has_returned(self._main):
+            exit_now(0)  # else Python exits with the code of the SystemExit that the program has raised
+
+
+def _outermost_frame() -> FrameType:
+    """Return the frame of this program's first line of code."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _has_returned(frame: FrameType) -> bool:
+    """Return whether a frame that is over has returned, instead of being left by an exception."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 def end_copy(run: Run | None, error: BaseException | None) -> None:

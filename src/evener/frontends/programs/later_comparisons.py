@@ -25,8 +25,9 @@ from evener.comm.group import Group
 from evener.frontends.programs.equivalence_probe import Extent, Findings
 from evener.frontends.programs.forked_replica import SECONDS
 from evener.frontends.programs.replica_comparison import ReplicaComparison
-from evener.records.errors import NotExact
+from evener.records.errors import NotExact, TrainingFailed, first_line
 from evener.records.record import Event
+from evener.system.process_exit import launch_folder
 
 MIN_ROUNDS = 2
 """Smallest number of batches that lead to an update: in one, a wrong divisor may be right by chance."""
@@ -42,6 +43,7 @@ _FIRST_STEP, _GROWTH = 25, 3.0
 """Step after which the program is compared again, and the growth of the intervals after it."""
 _LOOK_SECONDS = 0.01
 _TOPIC = "the comparison of a later step"
+_TOO_SLOW = "it did not finish, as other processes used the CPUs"
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -69,13 +71,13 @@ class _Begun(NamedTuple):
         pids: process ids of this rank's replicas.
         folder: of their results.
         step: after which they were forked.
-        begun: when, by `time.monotonic`.
+        failed: why there are none; empty if there are.
     """
 
     pids: list[int]
     folder: Path
     step: int
-    begun: float
+    failed: str = ""
 
 
 class LaterComparisons:
@@ -90,7 +92,7 @@ class LaterComparisons:
     def __init__(self, group: Group, *, may_differ: bool, read: Callable[[Path], Report]) -> None:
         self._group, self._may_differ, self._read = group, may_differ, read
         self._pending: list[_Begun] = []
-        self._unfinished: list[int] = []
+        self._unchecked: dict[str, list[int]] = {}
         self._count = 0
         self._next_step, self._is_due = _FIRST_STEP, False
         self._chance = random.Random(0)
@@ -142,9 +144,15 @@ class LaterComparisons:
         token, limit, rounds = msgspec.json.decode(message, type=tuple[str, int, int])
         is_short = self._seconds + self._seconds_per_sample * limit * rounds <= _SHORT_SECONDS
         extent = Extent(samples=limit, rounds=rounds, seed=step, in_background=True, is_short=is_short)
-        folder = Path(tempfile.mkdtemp(prefix="evener-"))
-        if pids := fork(token, folder, extent):
-            self._pending.append(_Begun(pids, folder, step, time.monotonic()))
+        folder = Path()
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="evener-", dir=launch_folder()))
+            pids = fork(token, folder, extent)
+        except (OSError, TrainingFailed) as error:  # the run can go on without this comparison
+            self._pending.append(_Begun([], folder, step, first_line(error)))
+        else:
+            if pids:
+                self._pending.append(_Begun(pids, folder, step))
 
     def collect(self, *, wait: bool = False) -> list[Event]:
         """Act on the results of replicas that have ended; all ranks call this equally often.
@@ -164,11 +172,21 @@ class LaterComparisons:
                 _hurry(one.pids)
         while self._pending and self._collect(self._pending[0], deadline):
             del self._pending[0]
-        if not wait or not self._unfinished:
+        if not wait:
             return []
-        steps, self._unfinished = ", ".join(map(str, self._unfinished)), []
-        message = f"comparisons with one process after steps {steps} did not finish, as other processes used the CPUs"
-        return [Event(step=0, kind="unchecked", message=message)]
+        reasons, self._unchecked = self._unchecked, {}
+        heads = {reason: ", ".join(map(str, steps)) for reason, steps in reasons.items()}
+        messages = [
+            f"the run was not compared with one process after step {head}: {why}" for why, head in heads.items()
+        ]
+        return [Event(step=0, kind="unchecked", message=message) for message in messages]
+
+    def abandon(self) -> None:
+        """End the replicas, and remove their files: the run has failed."""
+        for one in self._pending:
+            kill(one.pids)
+            shutil.rmtree(one.folder, ignore_errors=True)
+        self._pending = []
 
     def _collect(self, one: _Begun, deadline: float | None) -> bool:
         """Act on the results of some replicas; return False if they have not ended. After `deadline` they are ended."""
@@ -176,22 +194,28 @@ class LaterComparisons:
         while one.pids and deadline is not None and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
             _remove_ended(one.pids)
-        has_ended = not one.pids or deadline is not None
-        own = self._read(one.folder) if has_ended else None
+        is_late = bool(one.pids) and deadline is not None
+        own: Report | None = None
+        if one.failed:
+            own = Report(failed=one.failed)
+        elif is_late:
+            own = Report(failed=_TOO_SLOW)
+        elif not one.pids:
+            own = self._read(one.folder)
         leaders = self._group.broadcast(b"" if own is None else msgspec.msgpack.encode(own), _TOPIC)
         if not leaders:
             return False
         if deadline is not None:
-            for pid in one.pids:
-                os.kill(pid, signal.SIGKILL)
+            kill(one.pids)
         wait_for(one.pids)
-        shutil.rmtree(one.folder, ignore_errors=True)
+        if one.folder != Path():
+            shutil.rmtree(one.folder, ignore_errors=True)
         report = msgspec.msgpack.decode(leaders, type=Report)
-        if report.comparison is None and time.monotonic() - one.begun >= SECONDS:
-            self._unfinished.append(one.step)
-        elif report.comparison is not None:
-            self.note(report)
-        if report.comparison is not None and report.comparison.sentence and not self._may_differ:
+        if report.comparison is None:
+            self._unchecked.setdefault(report.whole_failed or report.failed, []).append(one.step)
+            return True
+        self.note(report)
+        if report.comparison.sentence and not self._may_differ:
             raise NotExact(f"after step {one.step} {report.comparison.sentence}")
         return True
 
@@ -200,6 +224,12 @@ def wait_for(pids: Sequence[int]) -> None:
     """Wait until all processes have ended, which their alarm guarantees."""
     for pid in pids:
         os.waitpid(pid, 0)
+
+
+def kill(pids: Sequence[int]) -> None:
+    """End processes at once."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
 
 
 def _hurry(pids: Sequence[int]) -> None:
