@@ -131,7 +131,7 @@ class EquivalenceProbe(ForkedReplica):
         self._models, self._divide, self._optimizers = models, divide, optimizers
         self._extent, self._is_wide = extent, extent.is_wide
         if extent.in_background:
-            self.ends_with_pass, self.seconds = True, BACKGROUND_SECONDS
+            self.seconds = BACKGROUND_SECONDS
         self._narrowing = Narrowing()
         self._outside: dict[str, Outside] = {}
         self._handed: list[Tensor] = []
@@ -141,7 +141,7 @@ class EquivalenceProbe(ForkedReplica):
         self._values: dict[str, Tensor] = {}
         self._local: dict[int, list[Tensor]] = {}
         self._batches = self._updates = self._rounds = 0
-        self._has_updated = False
+        self._has_updated = self._has_left_pass = False
         self._samples, self._seconds = 0, 0.0
         self._began: float | None = None
         self._draws: Any = SameDraws()
@@ -189,10 +189,21 @@ class EquivalenceProbe(ForkedReplica):
         self._stop_clock()
         self._rounds += self._has_updated
         self._has_updated = False
+        if self._has_left_pass:
+            self.end()
         is_long = self._batches >= _MAX_BATCHES * self._extent.rounds // 2
         if self._rounds >= self._extent.rounds or (is_long and self._values):
             self.end()
         self._batches += 1
+
+    def end_pass(self, *, is_over: bool) -> None:
+        """End a replica in the background before the program evaluates and saves.
+
+        A loop that was left early may have been left by an error, so such a replica ends at the next batch.
+        """
+        if is_over and self._extent.in_background:
+            self.end()
+        self._has_left_pass = self._extent.in_background
 
     def before_update(self) -> None:
         """Count an update, and end the replica after enough of them, as a closure may never stop."""

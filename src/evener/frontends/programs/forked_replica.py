@@ -119,12 +119,11 @@ class ForkedReplica(ABC):
     Attributes:
         samples: largest number of samples of a batch.
         seconds: time after which it has failed.
-        ends_with_pass: whether it ends with a pass through a loader, before the program continues.
         is_delayed: whether the program computes batches later than it loads them.
     """
 
     seconds = SECONDS
-    ends_with_pass = is_delayed = False
+    is_delayed = False
 
     def __init__(self, group: Group, path: Path, samples: int, moves_parts: bool = False) -> None:
         self.group, self.path, self.samples, self._moves_parts = group, path, samples, moves_parts
@@ -159,6 +158,10 @@ class ForkedReplica(ABC):
     @abstractmethod
     def next_batch(self) -> None:
         """Handle that the program loads another batch."""
+
+    @abstractmethod
+    def end_pass(self, *, is_over: bool) -> None:
+        """Handle that the program has left a loop that trains: at the end of the loader (`is_over`), or before it."""
 
     @abstractmethod
     def before_update(self) -> None:

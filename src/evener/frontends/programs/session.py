@@ -350,8 +350,8 @@ class Run:
     def end(self, loader: DividedLoader, is_over: bool) -> None:
         """End the pass through `loader`, either at its end (`is_over`) or before it."""
         replica = self.equivalence_check.replica
-        if replica is not None and replica.ends_with_pass and self.is_training():
-            replica.end()
+        if replica is not None and self.is_training():
+            replica.end_pass(is_over=is_over)
         self._end_step(loader)
         self._work.draw_own()
         self._parts.close(loader, is_over)

@@ -102,6 +102,9 @@ class TimingProbe(ForkedReplica):
     def next_batch(self) -> None:
         """Do nothing, because the next batch of the same owner ends a step."""
 
+    def end_pass(self, *, is_over: bool) -> None:
+        """Do nothing, because the replica continues with the program's next pass."""
+
     def before_update(self) -> None:
         """End a program that never loads another batch, so that no step ends."""
         if time.perf_counter() > self._begin + _PATIENCE * self._seconds:
