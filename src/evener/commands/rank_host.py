@@ -12,6 +12,8 @@ from msgspec.structs import asdict
 from evener.commands.rank_task import RankTask
 from evener.launch.processes import RANK_MODULES, LocalProcess, LocalProcesses
 from evener.ps.node.rank_session import Ending, Host, RankSetup
+from evener.records.error_kind import kind_of
+from evener.records.errors import first_line
 
 _LOOK_SECONDS = 0.2
 
@@ -46,15 +48,16 @@ class _Hosted:
         self._thread.start()
 
     def tell(self, data: bytes) -> None:
-        """Pass on a message of the coordinator."""
+        """Pass on a message of the coordinator; a process that could not start needs none."""
         self._started.wait()
-        assert self._one is not None
-        self._one.tell(data)
+        if self._one is not None:
+            self._one.tell(data)
 
     def stop(self, *, at_once: bool) -> None:
         """End the process after its step, or at once."""
         self._started.wait()
-        assert self._one is not None
+        if self._one is None:
+            return
         if not at_once:
             self._one.request_stop()
         elif not self._one.has_ended:
@@ -66,18 +69,28 @@ class _Hosted:
         self._thread.join()
 
     def _run(self) -> None:
+        """Start the process, relay its messages, and report its end, also if this machine cannot start it."""
+        try:
+            ending = self._hosted()
+        except Exception as error:  # such as too many processes or open files
+            ending = Ending(False, kind_of(error), True, f"its process could not be run: {first_line(error)}", "")
+        finally:
+            self._started.set()
+        if not self._is_unwanted:
+            self._setup.on_ended(ending)
+
+    def _hosted(self) -> Ending:
         with self._processes as processes:
             place = self._setup.place
-            name = place.nodes[place.rank].name
-            one = self._one = processes.start(name, _be_rank, asdict(self._task))
+            one = processes.start(place.nodes[place.rank].name, _be_rank, asdict(self._task))
+            self._one = one
             self._started.set()
             while not self._is_unwanted and not (one.has_ended and one.is_drained):
                 for _, data in processes.receive(_LOOK_SECONDS):
                     self._setup.on_shown(data)
                 while one.said:
                     self._setup.on_said(one.said.popleft())
-            if not self._is_unwanted:
-                self._setup.on_ended(_ending_of(one))
+            return _ending_of(one)
 
 
 def _ending_of(one: LocalProcess) -> Ending:

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from evener.membership.generation import Hello
 from evener.membership.shared_values import AskValues, SetValue, Values, decode_from_rank, decode_to_rank
 from evener.ps.node.checkpoint_sender import CheckpointSender, SendToMaster
 from evener.ps.protocol.messages import FetchBlob, Header
 from evener.ps.protocol.rank_messages import RankEnded, RankJob, RankPlace, RankSaid, RankShown
-from evener.records.error_kind import ErrorKind
+from evener.records.error_kind import ErrorKind, kind_of
+from evener.records.errors import first_line
 from evener.records.events import decode_events
 from evener.records.record import WEIGHTS, Event
 from evener.records.schema import shown
@@ -175,7 +178,13 @@ class RankSession:
             ending=shown(ending.clause),
         )
         written = self._folder / WEIGHTS
-        buffers = (written.read_bytes(),) if written.exists() else ()
+        buffers: tuple[bytes, ...] = ()
+        try:
+            buffers = (written.read_bytes(),) if written.exists() else ()
+        except (OSError, MemoryError) as error:  # else the master would wait for an end that never comes
+            sentence = f"the weights of {self._run} cannot be read: {first_line(error)}"
+            failure = {"has_finished": False, "kind": kind_of(error), "is_own": True, "sentence": shown(sentence)}
+            header = msgspec.structs.replace(header, **failure)
         with self._lock:
             self._ended = (header, *buffers)
         self._send(*self._ended)

@@ -139,6 +139,18 @@ def test_run_waits_for_a_node_that_is_still_profiling() -> None:
     assert len(scene.places()) == 2
 
 
+def test_run_waits_for_a_profiling_node_if_no_other_can_take_part() -> None:
+    scene = Scene("a", "b")
+    scene.nodes.by_name["b"].profile = None
+    scene.run.not_ready(scene.nodes.by_name["a"], "it has no PyTorch")
+    scene.run.tick()
+    assert scene.run.failure is None
+    scene.nodes.by_name["b"].profile = PROFILE
+    scene.ready("b")
+    scene.run.tick()
+    assert [node.name for node in scene.places()[1].nodes] == ["b"]
+
+
 def test_run_starts_without_a_node_that_is_not_ready_in_time() -> None:
     scene = Scene("a", "b")
     scene.ready("a")

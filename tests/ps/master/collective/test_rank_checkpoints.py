@@ -96,6 +96,22 @@ def test_newest_checkpoint_replaces_the_one_before(scene: Scene) -> None:
     assert list(scene.blobs.iterdir()) == []
 
 
+def test_checkpoint_that_the_ranks_began_from_is_kept_for_late_nodes(scene: Scene) -> None:
+    bases = list[str]()
+    for step in (10, 20, 30):
+        write(scene.folder, step)
+        scene.now += 10.0
+        scene.sender.written()
+        scene.carry()
+        if step < 30:
+            bases.append(scene.master.begin_from_last())
+        assert scene.master.base == bases[-1]
+        assert {path.name for path in scene.blobs.iterdir()} == {bases[-1], scene.master.last.digest}
+    assert bases[1] != scene.master.last.digest
+    scene.master.forget()
+    assert list(scene.blobs.iterdir()) == []
+
+
 def test_only_one_checkpoint_is_sent_at_a_time(scene: Scene) -> None:
     write(scene.folder, 10)
     scene.sender.written()

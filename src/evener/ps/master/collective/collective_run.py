@@ -95,6 +95,7 @@ class CollectiveRun:
         self._starter.secret, self._values = state.begun.secret, self._journaled_values(state.values)
         self._table.resume(roster, self._nodes.record)
         self.checkpoints.last = saved = state.saved or self.checkpoints.last
+        self.checkpoints.base = self.job.checkpoint
         self._beginnings.resume(saved.step if self.job.checkpoint == saved.digest else 0)
         absence = return_seconds(self._nodes.patience)
         self._absences.excuse_all(self._clock() + absence)
@@ -361,7 +362,7 @@ class CollectiveRun:
         self._table.clear()
         self._step_before = self.news.step
         if from_checkpoint:
-            self.job = replace(self.job, checkpoint=self.checkpoints.last.digest)
+            self.job = replace(self.job, checkpoint=self.checkpoints.begin_from_last())
             for node in self._nodes.present:
                 node.ready = ""
                 self.admit(node)

@@ -4,7 +4,8 @@
     RankPiece    -> ... until the blob is complete
     a thread syncs it to the disk; then it is the checkpoint to restart from if no rank is left
 
-The previous checkpoint is kept until then. The master never reads a checkpoint; nodes do, without pickle.
+The previous checkpoint is kept until then, and the one that the ranks began from as long as they train, since nodes
+that join later begin from it, too. The master never reads a checkpoint; nodes do, without pickle.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class RankCheckpoints:
 
     Attributes:
         last: last complete checkpoint; step 0 stands for none.
+        base: digest of the checkpoint that the ranks began from, which nodes that join later fetch; empty for none.
     """
 
     def __init__(
@@ -56,6 +58,13 @@ class RankCheckpoints:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evener-checkpoints")
         self._syncing: Future[None] | None = None
         self._coming = self.last = Saved(step=0, digest="")
+        self.base = ""
+
+    def begin_from_last(self) -> str:
+        """Let ranks begin from the last checkpoint; return its digest."""
+        before, self.base = self.base, self.last.digest
+        self._remove(before)
+        return self.base
 
     def offered(self, node: NodeRecord, header: RankSaved) -> None:
         """Fetch a node's checkpoint; the current leader's replaces one that is being fetched from another node."""
@@ -93,8 +102,7 @@ class RankCheckpoints:
             return
         before, self.last = self.last, self._coming
         self._keep(self.last)
-        if before.step and before.digest != self.last.digest:
-            self._receiver.path_of(before.digest).unlink(missing_ok=True)
+        self._remove(before.digest)
 
     def weights(self) -> bytes:
         """Return the weights of the last checkpoint as a safetensors file; empty if there are none."""
@@ -116,9 +124,15 @@ class RankCheckpoints:
     def forget(self) -> None:
         """Stop, and remove the files: the run is over."""
         self.close()
-        for one in (self.last, self._coming):
-            if one.step:
-                self._receiver.path_of(one.digest).unlink(missing_ok=True)
+        digests = (self.base, self.last.digest, self._coming.digest)
+        self.base, self.last = "", Saved(step=0, digest="")
+        for digest in digests:
+            self._remove(digest)
+
+    def _remove(self, digest: str) -> None:
+        """Remove a checkpoint that is not needed any more."""
+        if digest and digest not in (self.base, self.last.digest):
+            self._receiver.path_of(digest).unlink(missing_ok=True)
 
     def _fetch(self, action: Callable[[], Sequence[FetchBlob]]) -> None:
         """Send the next requests, and sync the checkpoint when it is complete."""

@@ -61,7 +61,7 @@ class Beginnings:
         """Return the nodes that the run begins on now; none while others are awaited.
 
         Raises:
-            NoUsableNode: no connected node can take part.
+            NoUsableNode: no connected node can take part, and none still measures.
         """
         is_late = now - self._first_ready > self._nodes.patience
         nodes = initial_nodes_of(self._nodes.present, self._run, is_late=is_late)
@@ -139,12 +139,12 @@ def initial_nodes_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) 
         is_late: whether the nodes that are ready have waited long enough for the others.
 
     Raises:
-        NoUsableNode: no connected node can take part.
+        NoUsableNode: no connected node can take part, and none still measures.
     """
     measured = [node for node in present if node.profile is not None]
     able = [node for node in measured if run not in node.not_ready]
     ready = [node for node in able if node.ready == run]
-    if measured and not able:
+    if measured and not able and len(measured) == len(present):
         reasons = "; ".join(f"node {node.name} {node.doing}" for node in measured)
         raise NoUsableNode(f"no node can take part in the run: {reasons}")
     is_complete = len(ready) == len(able) and len(measured) == len(present)
