@@ -1,15 +1,17 @@
 """Local nodes: what the option means, and where the nodes run."""
 
+from typing import Any
+
 import pytest
 
 from evener.launch.nodes import (
     LocalNode,
     local_nodes,
+    options_of,
     parse_local_nodes,
     parse_memory,
     place,
     relative_shares,
-    shares_of,
 )
 from evener.records.errors import InvalidValue
 from support.refusals import refused
@@ -99,10 +101,21 @@ def test_memory_may_be_in_terabytes() -> None:
     assert parse_memory("2TB,1TiB,512mb") == [2 * 10**12, 2**40, 512 * 10**6]
 
 
-@pytest.mark.parametrize(("shares", "left"), [("measured", "measured"), ("equal", "equal"), ("7,2,1", "7,1")])
-def test_shares_of_the_remaining_nodes_are_selected(shares: str, left: str) -> None:
-    assert shares_of(shares, [0, 2]) == left
-
-
-def test_nodes_without_a_share_yield_none() -> None:
-    assert shares_of("7,0,0", [1, 2]) is None
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"shares": "measured", "local_nodes": "1,1,1", "memory": None}, {"shares": "measured"}),
+        ({"shares": "7,2,1", "local_nodes": None, "memory": None}, {"shares": "7,1"}),
+        (
+            {"shares": "7,2,1", "local_nodes": "1,0.5,0.2", "memory": "4GB,2GB,1GB"},
+            {"shares": "7,1", "local_nodes": "1,0.2", "memory": "4GB,1GB"},
+        ),
+        (
+            {"shares": "7,2,1", "local_nodes": "1,0.5,0.2", "memory": "4GB"},
+            {"shares": "7,1", "local_nodes": "1,0.2", "memory": "4GB"},
+        ),
+        ({"shares": "0,1,0", "local_nodes": "1,1,1", "memory": None}, None),
+    ],
+)
+def test_options_of_the_remaining_nodes_are_selected(options: dict[str, Any], left: dict[str, str] | None) -> None:
+    assert options_of([0, 2], **options) == left

@@ -23,7 +23,7 @@ from evener.config.options import BenchmarkConfig, DemoConfig, NodesConfig, Trac
 from evener.config.run_config import RunConfig
 from evener.data.loader import collect, split_batch
 from evener.data.tasks.load import load_task
-from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse_memory, shares_of
+from evener.launch.nodes import LocalNode, local_nodes, options_of, parse_local_nodes, parse_memory
 from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
 from evener.launch.ranks import Without, run_local
 from evener.launch.torchrun import say_where_the_run_is_shown, torchrun_environment
@@ -371,13 +371,5 @@ class SpareNodes:
 
 def _among(config: RunConfig, positions: Sequence[int]) -> RunConfig | None:
     """Return `config` for the nodes at `positions`; None if the user gave them no samples."""
-    shares = shares_of(config.shares, positions)
-    if shares is None:
-        return None
-    if shares == config.shares or config.local_nodes is None:
-        return replace(config, shares=shares)
-    speeds, memory = config.local_nodes.split(","), config.memory
-    if memory is not None and len(sizes := memory.split(",")) > 1:
-        memory = ",".join(sizes[position] for position in positions)
-    local_nodes = ",".join(speeds[position] for position in positions)
-    return replace(config, shares=shares, local_nodes=local_nodes, memory=memory)
+    options = options_of(positions, shares=config.shares, local_nodes=config.local_nodes, memory=config.memory)
+    return None if options is None else replace(config, **options)

@@ -156,13 +156,31 @@ def relative_shares(shares: str, size: int | None) -> list[float] | None:
     return weights
 
 
-def shares_of(shares: str, positions: Sequence[int]) -> str | None:
-    """Return the user's `shares` of the nodes at these `positions`; None if these have no share."""
+def options_of(
+    positions: Sequence[int], *, shares: str, local_nodes: str | None, memory: str | None
+) -> dict[str, str | None] | None:
+    """Return the user's options of the nodes at these `positions`, by name; None if these have no share.
+
+    Args:
+        positions: of the remaining nodes among all.
+        shares: option `--shares` of all nodes.
+        local_nodes: option `--local-nodes`.
+        memory: option `--memory`.
+    """
     if shares in ("measured", "equal"):
-        return shares
-    numbers = shares.split(",")
-    remaining = [numbers[position] for position in positions]
-    return ",".join(remaining) if any(float(share) for share in remaining) else None
+        return {"shares": shares}
+    remaining = _of(shares, positions)
+    if not any(float(share) for share in remaining.split(",")):
+        return None
+    if local_nodes is None:
+        return {"shares": remaining}
+    sizes = memory if memory is None or "," not in memory else _of(memory, positions)
+    return {"shares": remaining, "local_nodes": _of(local_nodes, positions), "memory": sizes}
+
+
+def _of(items: str, positions: Sequence[int]) -> str:
+    every = items.split(",")
+    return ",".join(every[position] for position in positions)
 
 
 def _share(text: str, shares: str) -> float:

@@ -53,6 +53,8 @@ def test_resume_arguments_name_the_checkpoint() -> None:
         (("train", "model=a.pt", "rect=True"), "rect=True does not go with Evener: its batches are not shuffled"),
         (("train", "model=a.pt", "time=2"), "time=2 does not go with Evener"),
         (("train", "model=a.pt", "compile=default"), "compile=default does not go with Evener"),
+        (("train", "data=coco8.yaml", "resume=none"), "name a model, such as model=yolov8n.pt"),
+        (("train", "data=coco8.yaml", "resume=0"), "name a model, such as model=yolov8n.pt"),
         (("train", "model=a.pt", "epochs="), "epochs must be key=value, got ''"),
     ],
 )
@@ -87,6 +89,12 @@ def test_train_options_become_yolo_arguments() -> None:
     assert asked.overrides == ("train", "model=yolov8n.yaml", "data=coco8.yaml", "batch=16", "epochs=3", "imgsz=640")
     assert (asked.local_nodes, asked.shares, asked.elastic) == ("1,0.5", "2,1", True)
     assert not yolo_config(msgspec.structs.replace(config, elastic=False)).elastic
+
+
+@pytest.mark.parametrize("data", ["https://host/a/my.yaml", "http://host/my.yaml", "folder/my.yaml", "/my.yaml"])
+def test_data_at_an_address_survive_the_way_to_a_master_and_back(data: str) -> None:
+    config = YoloConfig(overrides=("train", "model=a.pt", f"data={data}"), home=Path("home"))
+    assert f"data={data}" in yolo_config(run_config(config)).overrides
 
 
 def test_unsupported_train_options_are_refused() -> None:

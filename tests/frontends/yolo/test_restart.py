@@ -37,8 +37,18 @@ def test_restart_resumes_the_last_checkpoint_and_lists_all_losses(tmp_path: Path
     last, earlier = saved(tmp_path, epoch=2), msgspec.structs.replace(LOST, step=1, nodes=("c",))
     again = without(asked(tmp_path, lost=(earlier,), shares="3,2,1"), [0, 2], LOST)
     assert again is not None
-    assert again.overrides == ("train", f"resume={last}")
+    assert again.overrides == ("train", f"resume={last}", f"save_dir={tmp_path}")
     assert (again.shares, again.lost) == ("3,1", (earlier, LOST))
+    once_more = without(again, [1], LOST)
+    assert once_more is not None
+    assert (once_more.overrides, once_more.shares) == (again.overrides, "1")
+
+
+def test_restart_keeps_the_options_of_the_remaining_local_nodes(tmp_path: Path) -> None:
+    config = asked(tmp_path, shares="3,2,1", local_nodes="1,0.5,0.2", memory="4GB,2GB,1GB")
+    again = without(config, [0, 2], LOST)
+    assert again is not None
+    assert (again.shares, again.local_nodes, again.memory) == ("3,1", "1,0.2", "4GB,1GB")
 
 
 def test_complete_training_is_not_restarted(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from evener.frontends.yolo.overrides import (
 )
 from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.frontends.yolo.trusted_files import refuse_programs, warning_of
-from evener.launch.nodes import shares_of
+from evener.launch.nodes import options_of
 from evener.records.errors import MissingExtra, TrainingFailed, first_line
 from evener.records.events import RunEvent
 from evener.records.record import Event, TrainRecord
@@ -149,16 +149,17 @@ def without(config: YoloConfig, remaining: Sequence[int], lost: Event) -> YoloCo
         remaining: positions of the remaining nodes among all.
         lost: the event that names the lost nodes.
     """
-    shares = shares_of(config.shares, remaining)
-    if not config.elastic or config.stationary or shares is None:
+    options = options_of(remaining, shares=config.shares, local_nodes=config.local_nodes, memory=config.memory)
+    if not config.elastic or config.stationary or options is None:
         return None
     overrides = config.overrides
-    last = Path(read_overrides(overrides)["save_dir"]) / "weights" / "last.pt"
+    folder = read_overrides(overrides)["save_dir"]
+    last = Path(folder) / "weights" / "last.pt"
     if last.is_file():
         if is_complete(last):
             return None
-        overrides = ("train", f"resume={last}")
-    return msgspec.structs.replace(config, overrides=overrides, shares=shares, lost=(*config.lost, lost))
+        overrides = ("train", f"resume={last}", f"save_dir={folder}")
+    return msgspec.structs.replace(config, overrides=overrides, lost=(*config.lost, lost), **options)
 
 
 def is_complete(checkpoint: Path) -> bool:

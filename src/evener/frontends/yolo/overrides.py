@@ -6,6 +6,7 @@ Nothing here needs Ultralytics or PyTorch, so that invalid arguments are refused
 from __future__ import annotations
 
 import importlib.util
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +39,9 @@ _TAKEN = (
     "task", "data", "option", "shares", "batch_size", "epochs", "seed", "workers", "output", "stationary", "elastic",
 )  # fmt: skip
 """Options of `evener train` that a training of Ultralytics knows."""
+_NO_RESUME = ("", "false", "none", "0")
+_URL_AS_PATH = re.compile(r"^([a-z]{2,}):/(?=[^/])")
+"""An address that was read as a path, which has lost a slash."""
 _NOT_ON_MASTER = {"resume": "a master goes on by itself, when it or its nodes are started again"}
 """Settings of Ultralytics that a training on a master's nodes does not take, and why."""
 _NOT_AGREED = {
@@ -128,14 +132,15 @@ def _refuse(settings: dict[str, str]) -> None:
     if not (batch.isdecimal() and int(batch) > 0):
         advice = "images of one step over all nodes; each is given what its speed and memory allow"
         require(False, "batch", batch, f"a number of {advice}")
-    if "model" not in settings and settings.get("resume", "False").lower() in ("", "true", "false"):
+    resumes_by_name = settings.get("resume", "False").lower() not in ("true", *_NO_RESUME)
+    if "model" not in settings and not resumes_by_name:
         raise InvalidInput("name a model, such as model=yolov8n.pt")
 
 
 def checkpoint_of(settings: Mapping[str, str]) -> Path | None:
     """Return the checkpoint to resume from; None for a new run. Raises InvalidInput: it is not there."""
     resume = settings.get("resume", "False")
-    if resume.lower() in ("", "false", "none", "0"):
+    if resume.lower() in _NO_RESUME:
         return None
     path = Path(settings.get("model", "") if resume.lower() == "true" else resume)
     if not path.is_file():
@@ -168,7 +173,8 @@ def yolo_config(config: RunConfig) -> YoloConfig:
             raise InvalidInput("--resume: go on with evener train PATH/weights/last.pt --option resume=True")
         if one.name not in known and value != (UNSET if one.required else one.default) and value != {}:
             raise InvalidInput(f"{option_name(one.name)} does not go with a model of Ultralytics: leave it out")
-    named = {"model": config.task, "data": config.data, "batch": config.batch_size, "epochs": config.epochs}
+    where = None if config.data is None else _URL_AS_PATH.sub(r"\1://", str(config.data))
+    named = {"model": config.task, "data": where, "batch": config.batch_size, "epochs": config.epochs}
     named |= {"seed": config.seed or None, "workers": config.workers or None, "save_dir": config.output}
     overrides = ["train", *(f"{key}={value}" for key, value in named.items() if value is not None)]
     overrides += [f"{key}={value}" for key, value in config.option.items()]
