@@ -174,7 +174,12 @@ def yolo_config(config: RunConfig) -> YoloConfig:
         if one.name not in known and value != (UNSET if one.required else one.default) and value != {}:
             raise InvalidInput(f"{option_name(one.name)} does not go with a model of Ultralytics: leave it out")
     where = None if config.data is None else _URL_AS_PATH.sub(r"\1://", str(config.data))
-    named = {"model": config.task, "data": where, "batch": config.batch_size, "epochs": config.epochs}
+    named: dict[str, object] = {
+        "model": config.task,
+        "data": where,
+        "batch": config.batch_size,
+        "epochs": config.epochs,
+    }
     named |= {"seed": config.seed or None, "workers": config.workers or None, "save_dir": config.output}
     overrides = ["train", *(f"{key}={value}" for key, value in named.items() if value is not None)]
     overrides += [f"{key}={value}" for key, value in config.option.items()]
