@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from msgspec.structs import fields
 
 from evener.comm.signed_store import SignedStore
 from evener.commands.rank_task import RankTask
+from evener.config.conflicts import MASTER_OPTIONS, THIS_MACHINE
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import import_file
 from evener.doctor.network import interfaces
@@ -19,9 +22,12 @@ from evener.launch.parent import Parent
 from evener.launch.rank_environment import RankEnvironment, hosted_environment, run_rank
 from evener.ps.protocol.config import return_seconds
 from evener.ps.protocol.rank_messages import RankPlace, decode_rank_place
+from evener.system.cores import usable_cores
 from evener.system.host import own_address
 from evener.training.rank import train_rank
 
+_OPTIONS_OF_A_MACHINE = {*MASTER_OPTIONS, *THIS_MACHINE, "system", "dashboard"} - {"elastic", "compile", "resume"}
+_WORKERS_OF_A_CORE = 4
 _MAX_ABSENCE = 8
 """Patiences within which a lost master must return; then this node must reconnect."""
 
@@ -58,15 +64,18 @@ def _open_store(line: RankLine, secret: bytes) -> SignedStore:
 
 
 def _config_of(task: RankTask) -> RunConfig:
-    """Return the config of the run, with the paths of this machine."""
+    """Return the config of the run, with the paths of this machine: a submitter chooses no folder of it."""
     config = msgspec.json.decode(task.config, type=RunConfig, dec_hook=lambda _, text: Path(text))
-    return msgspec.structs.replace(
-        config,
-        task=task.task,
-        data=None if task.data is None else Path(task.data),
-        output=Path(task.folder),
-        resume=task.resumes,
-    )
+    usual = {one.name: one.default for one in fields(RunConfig) if one.name in _OPTIONS_OF_A_MACHINE}
+    own: dict[str, Any] = {
+        **usual,
+        "task": task.task,
+        "data": None if task.data is None else Path(task.data),
+        "output": Path(task.folder),
+        "resume": task.resumes,
+        "workers": min(config.workers, _WORKERS_OF_A_CORE * usable_cores()),
+    }
+    return msgspec.structs.replace(config, **own)
 
 
 def _address(place: RankPlace, towards: str) -> str:

@@ -44,7 +44,8 @@ AGREEMENT_OPTIONS = (
 """Options of `RunConfig` that only runs of an agreement have."""
 MASTER_OPTIONS = ("home", "master", "token", "token_file", "ship_data")
 """Options that all runs on the nodes of a master have."""
-_THIS_MACHINE = ("devices", "memory", "plan", "checkpoint", "resume", "stationary", "compile", "elastic")
+THIS_MACHINE = ("devices", "memory", "plan", "checkpoint", "resume", "stationary", "compile", "elastic")
+"""Options that runs on the nodes of a master do not have."""
 _PLANNED = ("strategy", "shares", "replicas", "columns", "members", "micro_batches", "accumulate", "stationary")
 _PROTOCOLS = ", ".join(PROTOCOLS)
 
@@ -88,7 +89,7 @@ _CONFLICTS = (
         "{option} belongs to --agreement, or to ranks on the nodes of a master: name that with --master or --home",
     ),
     Conflict(
-        _THIS_MACHINE,
+        THIS_MACHINE,
         lambda c, _: c.has_ranks_on_master,
         "{option} does not go with the nodes of a master: leave it out",
     ),
