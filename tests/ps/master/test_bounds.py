@@ -199,16 +199,33 @@ def test_allowance_permits_a_burst_and_a_rate() -> None:
     assert [allowance.take(101), allowance.take(100)] == [False, True]
 
 
-def test_incoming_bytes_of_all_peers_are_bounded() -> None:
-    arrivals = Arrivals()
-    arrivals.begin(1, MAX_ARRIVING_BYTES)
-    arrivals.begin(2, 0)
+def test_incoming_bytes_of_all_peers_are_bounded_for_each_role() -> None:
+    failed: list[int] = []
+    arrivals = Arrivals(lambda peer, _: failed.append(peer))
+    most = MAX_ARRIVING_BYTES["node"]
+    arrivals.begin(1, most - 1, "node")
+    arrivals.begin(2, 0, "node")
+    arrivals.begin(3, 1, "node")
+    for peer, role in ((4, "submitter"), (5, "admin")):
+        arrivals.begin(peer, MAX_ARRIVING_BYTES[role], role)  # type: ignore[index, arg-type]
+    assert failed == []
     with pytest.raises(BadFrame):
-        arrivals.begin(2, 1)
+        arrivals.begin(6, most + 1, "node")
     arrivals.end(1)
-    arrivals.begin(2, MAX_ARRIVING_BYTES)
-    arrivals.end(2)
-    arrivals.begin(3, 1)
+    arrivals.begin(6, most - 1, "node")
+    assert failed == []
+
+
+def test_message_that_arrives_slowest_makes_room_for_a_new_one() -> None:
+    failed: list[int] = []
+    arrivals = Arrivals(lambda peer, _: failed.append(peer))
+    for peer in (1, 2, 3):
+        arrivals.begin(peer, MAX_ARRIVING_BYTES["node"] // 3, "node")
+    arrivals.move(1)
+    arrivals.begin(4, 1, "node")
+    assert failed == [2]
+    arrivals.begin(5, MAX_ARRIVING_BYTES["node"], "node")
+    assert failed == [2, 3, 1, 4]
 
 
 class Waiting:
@@ -217,6 +234,11 @@ class Waiting:
     def __init__(self) -> None:
         self.waiting: dict[int, int] = {}
         self.given: list[int] = []
+        self.failed: list[int] = []
+        self.now = 0.0
+
+    def fetches(self) -> Fetches:
+        return Fetches(self, self.give, lambda: self.now, 60.0)  # type: ignore[arg-type]
 
     def num_waiting(self, peer: int) -> int:
         return self.waiting.get(peer, 0)
@@ -225,13 +247,16 @@ class Waiting:
         self.given.append(peer)
         self.waiting[peer] = 1
 
+    def fail(self, peer: int, _: Exception) -> None:
+        self.failed.append(peer)
+
 
 FETCH = FetchBlob(digest="0" * 64, offset=0)
 
 
 def test_next_chunk_is_read_after_the_last_one_was_taken() -> None:
     server = Waiting()
-    fetches = Fetches(server, server.give)  # type: ignore[arg-type]
+    fetches = server.fetches()
     for _ in range(MAX_FETCHES + 1):
         fetches.ask(1, FETCH)
     assert server.given == [1]
@@ -245,7 +270,7 @@ def test_next_chunk_is_read_after_the_last_one_was_taken() -> None:
 
 def test_peers_that_take_no_chunks_are_bounded_and_others_are_served() -> None:
     server = Waiting()
-    fetches = Fetches(server, server.give)  # type: ignore[arg-type]
+    fetches = server.fetches()
     for peer in range(MAX_FETCHING + 5):
         fetches.ask(peer, FETCH)
     assert len(server.given) == MAX_FETCHING
@@ -253,6 +278,23 @@ def test_peers_that_take_no_chunks_are_bounded_and_others_are_served() -> None:
     fetches.disconnected(MAX_FETCHING)
     fetches.serve()
     assert server.given[MAX_FETCHING:] == [MAX_FETCHING + 1]
+
+
+def test_peer_that_takes_no_chunk_makes_room_for_one_that_waits() -> None:
+    server = Waiting()
+    fetches = server.fetches()
+    for peer in range(MAX_FETCHING):
+        fetches.ask(peer, FETCH)
+        server.now += 0.1
+    server.now = 61.0
+    fetches.serve()
+    assert server.failed == []  # nobody waits
+    fetches.ask(98, FETCH)
+    fetches.ask(99, FETCH)
+    assert (server.failed, server.given[-2:]) == ([0, 1], [98, 99])
+    server.now = 60.2
+    fetches.ask(100, FETCH)
+    assert server.given[-1] == 99
 
 
 class Deaf:

@@ -67,11 +67,11 @@ def test_admission_remarks_on_differences_from_the_master(words: dict[str, Any],
 def test_contribution_in_several_buffers_is_rejected(lengths: tuple[int, ...], reason: str) -> None:
     run = SimpleNamespace(job=SimpleNamespace(nodes=None), inbox=lambda _, __, size: memoryview(bytes(size)))
     place = Handlers(
-        cast(Any, None),
+        cast(Any, SimpleNamespace(clock=None, patience=1.0)),
         cast(Any, SimpleNamespace(at=lambda peer: "node")),
         cast(Any, SimpleNamespace(training_of=lambda node: run)),
         cast(Any, None),
-        cast(Any, SimpleNamespace(send=None)),
+        cast(Any, SimpleNamespace(send=None, fail=None)),
     ).place
     header = Contribution(run="r", push=Push(number=1, seconds=1.0))
     if reason:

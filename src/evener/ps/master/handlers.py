@@ -63,7 +63,8 @@ class Handlers:
         self._heard: dict[int, float] = {}
         self._grants: dict[int, Grant] = {}
         self._joining = Joining(config, nodes, effects)
-        self._arrivals, self._fetches = Arrivals(), Fetches(server, self._give)
+        self._arrivals = Arrivals(server.fail)
+        self._fetches = Fetches(server, self._give, config.clock, IDLE_PATIENCES * config.patience)
         self._rank_handlers = RankHandlers(scheduler)
         self._examinations = Examinations(nodes, server.send, lambda: look_here(config.home))
         self.commands = CommandHandlers(
@@ -133,10 +134,20 @@ class Handlers:
         if type(header) is m.SubmitRun:
             return allocate(header, lengths) if self._scheduler.wants_submission(peer, lengths) else None
         require_size(type(header), lengths)
-        if type(header) in OF_RANKS and not self._rank_handlers.is_wanted(self._nodes.at(peer), header, lengths):
+        if lengths and not self._is_wanted(peer, header, lengths):
             return None
-        self._arrivals.begin(peer, sum(lengths))
+        role = self._grants[peer].role if is_of_command(type(header)) else "node"
+        self._arrivals.begin(peer, sum(lengths), role)
         return allocate(header, lengths)
+
+    def _is_wanted(self, peer: int, header: Header, lengths: tuple[int, ...]) -> bool:
+        """Return whether an examination, a submission or a run in progress asked for the buffers of a message."""
+        node = self._nodes.at(peer)
+        if type(header) in OF_RANKS:
+            return self._rank_handlers.is_wanted(node, header, lengths)
+        if isinstance(header, e.Examined | e.Probed):
+            return node is not None and self._examinations.is_wanted(node, header)
+        return not isinstance(header, m.BlobChunk) or self._scheduler.is_submitting(peer)
 
     def on_part(self, peer: int, header: Header, received: int, is_whole: bool) -> bool:
         """Note that `received` bytes of a frame have arrived; return whether the frame needs no `on_message`."""
@@ -144,6 +155,7 @@ class Handlers:
         if node is not None:
             self._effects.of_hearing(node)
         if not isinstance(header, m.Contribution):
+            self._arrivals.move(peer)
             return False
         if node is not None and (run := self._scheduler.training_of(node)) is not None:
             if is_whole:
@@ -286,12 +298,20 @@ class Fetches:
     Args:
         server: server of the connections.
         give: sends a peer the piece that it requested.
+        clock: seconds.
+        most_seconds: time within which a peer has to take a piece while others wait.
     """
 
-    def __init__(self, server: Server[Header], give: Callable[[int, FetchBlob], None]) -> None:
-        self._server, self._give = server, give
+    def __init__(
+        self,
+        server: Server[Header],
+        give: Callable[[int, FetchBlob], None],
+        clock: Callable[[], float],
+        most_seconds: float,
+    ) -> None:
+        self._server, self._give, self._clock, self._most_seconds = server, give, clock, most_seconds
         self._requests: dict[int, deque[FetchBlob]] = {}
-        self._taking: set[int] = set()
+        self._taking: dict[int, float] = {}  # when each was sent its last piece, the earliest first
 
     def ask(self, peer: int, fetch: FetchBlob) -> None:
         """Add a peer's request for a piece. Raises BadFrame: too many of its requests are open."""
@@ -302,21 +322,33 @@ class Fetches:
         self.serve()
 
     def serve(self) -> None:
-        """Send a piece to each peer whose queue is empty, unless too many peers do not take theirs."""
-        self._taking = {peer for peer in self._taking if self._server.num_waiting(peer)}
+        """Send a piece to each peer whose queue is empty; peers that do not take theirs lose their connection."""
+        self._taking = {peer: since for peer, since in self._taking.items() if self._server.num_waiting(peer)}
         for peer in list(self._requests):
-            while peer in self._requests and not self._server.num_waiting(peer) and len(self._taking) < MAX_FETCHING:
+            while peer in self._requests and not self._server.num_waiting(peer) and self._has_room():
                 requests = self._requests[peer]
                 self._give(peer, requests.popleft())
                 if not requests:
                     self._requests.pop(peer, None)
                 if self._server.num_waiting(peer):
-                    self._taking.add(peer)
+                    self._taking[peer] = self._clock()
+
+    def _has_room(self) -> bool:
+        """Return whether another peer may be sent a piece; the peer that takes longest may have to make room."""
+        if len(self._taking) < MAX_FETCHING:
+            return True
+        slowest, since = next(iter(self._taking.items()))
+        if self._clock() - since <= self._most_seconds:
+            return False
+        self.disconnected(slowest)
+        reason = f"it did not take a piece of a blob within {self._most_seconds:g} s, and other peers wait for theirs"
+        self._server.fail(slowest, BadFrame(reason))
+        return True
 
     def disconnected(self, peer: int) -> None:
         """Forget a connection that is gone."""
         self._requests.pop(peer, None)
-        self._taking.discard(peer)
+        self._taking.pop(peer, None)
 
 
 _NODES: tuple[Role, ...] = ("node", "admin")

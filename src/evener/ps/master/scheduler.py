@@ -194,6 +194,10 @@ class Scheduler:
         others = [other for other in self.runs if other is not run]
         return self._why_not(replace(run.job, nodes=wanted.nodes), among=others)
 
+    def is_submitting(self, peer: int) -> bool:
+        """Return whether the connection `peer` is submitting a run."""
+        return self._submissions.is_of(peer)
+
     def is_watching(self, peer: int) -> bool:
         """Return whether the connection `peer` watches a run, or is submitting one."""
         return self._submissions.is_of(peer) or any(peer in run.subscribers for run in self._active.values())

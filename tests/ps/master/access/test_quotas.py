@@ -17,19 +17,21 @@ import pytest
 from msgspec.structs import replace
 
 from evener.ps.master import run_journal
-from evener.ps.master.access.quotas import MAX_FETCHES, MAX_NAMES, connection_limits
+from evener.ps.master.access.quotas import MAX_ARRIVING_BYTES, MAX_FETCHES, MAX_NAMES, connection_limits
 from evener.ps.master.node_state import NodeState
 from evener.ps.master.nodes import Nodes
 from evener.ps.protocol import blob_stream
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.blob_stream import BlobStream, StreamWriter
 from evener.ps.protocol.directions import ToNode
+from evener.ps.protocol.examination_messages import MAX_REPORT_BYTES, Examined, ExamineNodes, TaskQuestion
 from evener.ps.protocol.job import Submissions, encode_job
 from evener.records.errors import InvalidFile
 from evener.records.history import History
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import CannotJoin, ConnectionLost, MasterFull
+from evener.wire.frame import encode_head
 from evener.wire.identity import Role
 from evener.wire.limits import Limits
 from support.agreements import SYNC
@@ -156,6 +158,42 @@ def test_node_that_joins_under_too_many_names_is_rejected(monkeypatch: pytest.Mo
         assert "the limit" in next(header.reason for header in told if isinstance(header, m.Dismiss))
         for connection in evil:
             connection.close()
+
+
+def half_a_message(connection: Connection[m.Header], header: m.Header, num_bytes: int) -> None:
+    """Send the head of a message, and the first bytes of its buffer."""
+    head = encode_head(0, msgspec.msgpack.encode(header), [num_bytes])
+    connection._transport.sock.sendall(head + b"x" * 8)
+
+
+def test_half_messages_of_nodes_that_have_not_joined_take_no_memory() -> None:
+    with plane() as ps, contextlib.ExitStack() as opened:
+        for _ in range(8):
+            evil: Connection[m.Header] = opened.enter_context(
+                open_connection(ps.address, ps.identity.token_of("node"), ToNode, Limits(patience=5))
+            )
+            half_a_message(evil, Examined(number=1, clock=0.0), MAX_REPORT_BYTES)
+        with ps.control() as control:
+            assert [node.name for node in control.examine(0.5).nodes] == ["master"]
+        assert ps.master._handlers._arrivals._bytes["node"] == {}
+
+
+def test_half_messages_of_submitters_do_not_disturb_admins(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = TaskQuestion(task="digits", code="c" * 64)
+    monkeypatch.setitem(MAX_ARRIVING_BYTES, "submitter", 4096)
+    with plane() as ps, contextlib.ExitStack() as opened:
+        for number in range(8):
+            evil: Connection[m.Header] = opened.enter_context(
+                open_connection(ps.address, ps.identity.token_of("submitter"), ToNode, Limits(patience=5))
+            )
+            head = encode_head(0, msgspec.msgpack.encode(ExamineNodes(seconds=0.5)), [1024, 1024])
+            evil._transport.sock.sendall(head + b"x")
+            wait_until(lambda: len(ps.master._handlers._arrivals._bytes["submitter"]) == min(number + 1, 2))  # noqa: B023
+        with ps.control() as control:
+            assert [node.name for node in control.examine(0.5, question, b"x").nodes] == ["master"]
+        assert [line["detail"] for line in refusals(ps)] == [
+            "its message arrives too slowly, and messages of other peers need the memory"
+        ] * 6
 
 
 def test_number_of_events_of_a_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from evener.ps.protocol.rank_messages import (
 )
 from evener.records.profile import DeviceProfile
 from evener.wire.errors import BadFrame
+from evener.wire.identity import Role
 from evener.wire.limits import Limits
 from evener.wire.server import Server
 
@@ -39,12 +40,15 @@ MAX_LOG_BYTES = 2**29
 """Limit of the file with the events of a run."""
 MAX_PROFILE_BYTES = 5120
 """Limit of the encoded profile of a node's device."""
-MAX_ARRIVING_BYTES = 2**26
-"""Limit of buffers that are arriving from all peers together, without weights and contributions."""
+MAX_ARRIVING_BYTES: dict[Role, int] = {"node": 3 * 2**24, "submitter": 2**23, "admin": 2**23}
+"""Limits of buffers that are arriving together, without weights and contributions: messages of nodes; commands."""
 MAX_FETCHING = 64
 """Limit of peers that have not taken their last piece of a blob; other peers wait."""
 IDLE_PATIENCES = 4.0
-"""Patiences after which an idle connection is closed that is no node's and watches no run."""
+"""Patiences after which an idle connection is closed that is no node's and watches no run.
+
+It is also the time within which a peer has to send a piece of its submission, or take a piece of a blob if others wait.
+"""
 MAX_WAITING = 4
 """Limit of frames in the queue of a peer that requests another answer."""
 MAX_FETCHES = 16
@@ -109,22 +113,41 @@ class Allowance:
 
 
 class Arrivals:
-    """Buffers that are arriving at the master: their total memory is limited."""
+    """Buffers that are arriving at the master: their total memory is limited, for each role by itself.
 
-    def __init__(self) -> None:
-        self._bytes: dict[int, int] = {}
+    A new frame always has room. The frames that have not moved for longest make room for it.
 
-    def begin(self, peer: int, num_bytes: int) -> None:
-        """Add the buffers of a frame. Raises BadFrame: too many bytes are arriving from all peers."""
-        self._bytes.pop(peer, None)
-        if num_bytes and sum(self._bytes.values()) + num_bytes > MAX_ARRIVING_BYTES:
-            raise BadFrame("too many bytes are arriving from other peers: try again")
+    Args:
+        fail: closes the connection of a peer because of an error.
+    """
+
+    def __init__(self, fail: Callable[[int, Exception], None]) -> None:
+        self._fail = fail
+        self._bytes: dict[Role, dict[int, int]] = {role: {} for role in MAX_ARRIVING_BYTES}
+
+    def begin(self, peer: int, num_bytes: int, role: Role) -> None:
+        """Add the buffers of a frame, whose type messages of `role` have. Raises BadFrame: they are too large."""
+        self.end(peer)
+        bytes_of, most = self._bytes[role], MAX_ARRIVING_BYTES[role]
+        if num_bytes > most:
+            raise BadFrame(f"a message has at most {most} bytes, got {num_bytes}")
+        while sum(bytes_of.values()) + num_bytes > most:
+            slowest = next(iter(bytes_of))
+            del bytes_of[slowest]
+            self._fail(slowest, BadFrame("its message arrives too slowly, and messages of other peers need the memory"))
         if num_bytes:
-            self._bytes[peer] = num_bytes
+            bytes_of[peer] = num_bytes
+
+    def move(self, peer: int) -> None:
+        """Note that a part of a frame has arrived."""
+        for bytes_of in self._bytes.values():
+            if (num_bytes := bytes_of.pop(peer, None)) is not None:
+                bytes_of[peer] = num_bytes
 
     def end(self, peer: int) -> None:
         """Remove the buffers of a frame that has arrived, or whose connection is gone."""
-        self._bytes.pop(peer, None)
+        for bytes_of in self._bytes.values():
+            bytes_of.pop(peer, None)
 
 
 def connection_limits(patience: float) -> Limits:

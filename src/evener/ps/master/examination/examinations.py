@@ -142,9 +142,15 @@ class Examinations:
         for node in present:
             self._send(node.peer, Examine(number=self._number, seconds=seconds), payload)
 
+    def is_wanted(self, node: NodeRecord, header: Examined | Probed) -> bool:
+        """Return whether a node's report belongs to the examination in progress, which has none of it yet."""
+        if (progress := self._of(header.number, node)) is None:
+            return False
+        return node.name not in (progress.reports if isinstance(header, Examined) else progress.links)
+
     def examined(self, node: NodeRecord, header: Examined, buffers: Sequence[memoryview]) -> None:
         """Store the report of a node. Raises BadFrame: the report is malformed."""
-        if (progress := self._of(header.number, node)) is not None:
+        if (progress := self._of(header.number, node)) is not None and node.name not in progress.reports:
             report = decode_part(_only(buffers), NodeReport)
             places = tuple(replace(one, machine=node.name) for one in report.places if _may_be_probed(one, node.origin))
             facts = replace(report.facts, machine=node.name)
@@ -153,7 +159,7 @@ class Examinations:
 
     def probed(self, node: NodeRecord, header: Probed, buffers: Sequence[memoryview]) -> None:
         """Store a node's report on its links. Raises BadFrame: the report is malformed."""
-        if (progress := self._of(header.number, node)) is not None:
+        if (progress := self._of(header.number, node)) is not None and node.name not in progress.links:
             progress.links[node.name] = decode_part(_only(buffers), LinksReport)
 
     def is_of(self, peer: int) -> bool:
