@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from evener.ps.protocol.blob import Blob
+from evener.ps.protocol.blob import CHUNK_BYTES, Blob
 from evener.ps.protocol.job import Submissions, encode_job
 from evener.ps.protocol.messages import BlobChunk, FetchBlob
 from support.agreements import SYNC
@@ -64,6 +64,57 @@ def test_busy_master_gives_its_reason(tmp_path: Path) -> None:
     sent = Sent()
     assert Submissions(tmp_path, sent, why_not=lambda _: "busy").submit(3, buffers()) is None
     assert sent.reasons(3) == ["busy"]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_refusal_names_the_user_who_is_submitting(tmp_path: Path) -> None:
+    sent, own = Sent(), blob(tmp_path)
+    submissions = Submissions(tmp_path / "blobs", sent)
+    submissions.submit(3, buffers(own.digest), "alice")
+    submissions.submit(4, buffers(), "bob")
+    assert sent.reasons(4) == ["alice is submitting a run: try again"]
+    submissions.close()
+
+
+def test_submission_without_further_pieces_stalls(tmp_path: Path) -> None:
+    clock = Clock()
+    submissions = Submissions(tmp_path / "blobs", Sent(), clock)
+    assert submissions.wants(3, (100, 10 * CHUNK_BYTES))
+    for number in range(1, 11):  # a byte now and then is no piece
+        clock.now += 5.0
+        submissions.arrived(3, number)
+        submissions.arrived(4, number * CHUNK_BYTES)
+    assert (submissions.stalled(60.0), submissions.stalled(49.0)) == (None, 3)
+    submissions.arrived(3, 10 + CHUNK_BYTES)
+    assert submissions.stalled(49.0) is None
+    submissions.disconnected(3)
+    clock.now += 100.0
+    assert submissions.stalled(49.0) is None
+    assert submissions.submit(4, buffers("b" * 64)) is None
+    assert submissions.stalled(49.0) is None
+    for offset in range(10):
+        clock.now += 5.0
+        submissions.chunk(4, BlobChunk(digest="b" * 64, offset=offset, total=2**30), memoryview(b"x"))
+    assert submissions.stalled(49.0) == 4
+    submissions.close()
+
+
+def test_admin_displaces_a_submitter_but_no_admin(tmp_path: Path) -> None:
+    submissions = Submissions(tmp_path / "blobs", Sent())
+    assert submissions.displace() is None
+    assert submissions.wants(3, (100,), "alice")
+    assert submissions.num_bytes == 0
+    assert submissions.displace() == 3
+    assert submissions.wants(4, (100, 50), "admin", is_admin=True)
+    assert submissions.num_bytes == 50
+    assert submissions.displace() is None
+    assert submissions.is_of(4)
 
 
 def test_damaged_blob_ends_its_submission_and_frees_the_slot(tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ class Handlers:
         self._examinations.tick(now)
         self.serve()
         most = IDLE_PATIENCES * self._config.patience
+        if (stalled := self._scheduler.submissions.stalled(most)) is not None:
+            self._server.fail(stalled, BadFrame(f"it sent no further piece of its run for {most:g} s"))
         for peer, heard in list(self._heard.items()):
             waits = self._scheduler.is_watching(peer) or self._examinations.is_of(peer)
             if now - heard > most and self._nodes.at(peer) is None and not waits:
@@ -132,7 +134,7 @@ class Handlers:
         if type(header) is r.RankEnded and lengths:
             return self._rank_handlers.place_weights(self._nodes.at(peer), header, lengths)
         if type(header) is m.SubmitRun:
-            return allocate(header, lengths) if self._scheduler.wants_submission(peer, lengths) else None
+            return allocate(header, lengths) if self._wants_submission(peer, lengths) else None
         require_size(type(header), lengths)
         if lengths and not self._is_wanted(peer, header, lengths):
             return None
@@ -147,7 +149,16 @@ class Handlers:
             return self._rank_handlers.is_wanted(node, header, lengths)
         if isinstance(header, e.Examined | e.Probed):
             return node is not None and self._examinations.is_wanted(node, header)
-        return not isinstance(header, m.BlobChunk) or self._scheduler.is_submitting(peer)
+        return not isinstance(header, m.BlobChunk) or self._scheduler.submissions.is_of(peer)
+
+    def _wants_submission(self, peer: int, lengths: tuple[int, ...]) -> bool:
+        """Return whether a run may arrive now in these buffers; a run of an admin displaces that of a submitter."""
+        grant, submissions = self._grants[peer], self._scheduler.submissions
+        is_admin = grant.role == "admin"
+        if is_admin and (displaced := submissions.displace()) is not None:
+            self._server.fail(displaced, BadFrame("an admin submits a run: submit yours again"))
+        submitter = self._effects.invitations.submitter_of(grant)
+        return submissions.wants(peer, lengths, submitter, is_admin=is_admin)
 
     def on_part(self, peer: int, header: Header, received: int, is_whole: bool) -> bool:
         """Note that `received` bytes of a frame have arrived; return whether the frame needs no `on_message`."""
@@ -156,6 +167,8 @@ class Handlers:
             self._effects.of_hearing(node)
         if not isinstance(header, m.Contribution):
             self._arrivals.move(peer)
+            if isinstance(header, m.SubmitRun):
+                self._scheduler.submissions.arrived(peer, received)
             return False
         if node is not None and (run := self._scheduler.training_of(node)) is not None:
             if is_whole:

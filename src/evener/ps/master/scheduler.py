@@ -63,13 +63,14 @@ class Scheduler:
 
     Attributes:
         audit: the log of who did what.
+        submissions: the run that is being submitted.
         trainings: the runs in progress whose nodes work on leases, in the order in which they began.
     """
 
     def __init__(self, config: MasterConfig, nodes: Nodes, send: Send) -> None:
         self._config, self._nodes, self._send = config, nodes, send
         self._home, self._clock, self._notify = config.home, config.clock, config.notify
-        self._submissions = Submissions(self._home.blobs, send, config.clock, self._why_not)
+        self.submissions = Submissions(self._home.blobs, send, config.clock, self._why_not)
         self._blobs = BlobSender(self._home.blobs)
         self.audit = AuditLog(config.home.audit, config.notify)
         self._cores = ThreadPool()
@@ -132,17 +133,13 @@ class Scheduler:
         self._add(ActiveLeaseRun(self._config, self._nodes, self._send, training, checkpointer), ())
         self._notify(f"continuing run {checkpoint.job.run} from update {server.version}")
 
-    def wants_submission(self, peer: int, lengths: Sequence[int]) -> bool:
-        """Return whether a run may arrive now in buffers of these lengths. Raises BadFrame: no run has such buffers."""
-        return self._submissions.wants(peer, lengths)
-
     def submit(self, peer: int, buffers: Sequence[memoryview], submitter: str) -> None:
         """Take in a run that the connection `peer` of `submitter` asks for."""
-        self._begin(self._submissions.submit(peer, buffers, submitter))
+        self._begin(self.submissions.submit(peer, buffers, submitter))
 
     def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> None:
         """Take in a piece of the code or data of a run that is being submitted."""
-        self._begin(self._submissions.chunk(peer, chunk, data))
+        self._begin(self.submissions.chunk(peer, chunk, data))
 
     def fetch(self, peer: int, fetch: FetchBlob) -> None:
         """Send a node the piece of a blob that it asks for."""
@@ -194,17 +191,13 @@ class Scheduler:
         others = [other for other in self.runs if other is not run]
         return self._why_not(replace(run.job, nodes=wanted.nodes), among=others)
 
-    def is_submitting(self, peer: int) -> bool:
-        """Return whether the connection `peer` is submitting a run."""
-        return self._submissions.is_of(peer)
-
     def is_watching(self, peer: int) -> bool:
         """Return whether the connection `peer` watches a run, or is submitting one."""
-        return self._submissions.is_of(peer) or any(peer in run.subscribers for run in self._active.values())
+        return self.submissions.is_of(peer) or any(peer in run.subscribers for run in self._active.values())
 
     def disconnected(self, peer: int) -> None:
         """Forget a connection that is gone."""
-        self._submissions.disconnected(peer)
+        self.submissions.disconnected(peer)
         node = self._nodes.at(peer)
         for run in self._active.values():
             if node is not None:
@@ -305,7 +298,7 @@ class Scheduler:
         """Write the runs in progress to the disk, and end threads."""
         for run in self._active.values():
             run.close()
-        self._submissions.close()
+        self.submissions.close()
         self._cores.close()
 
     def _begin(self, submission: Submission | None) -> None:

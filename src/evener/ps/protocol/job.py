@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
+from evener.ps.protocol.blob import CHUNK_BYTES
 from evener.ps.protocol.blob_stream import StreamWriter
 from evener.ps.protocol.blob_transfer import BlobReceiver
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, RunRejected, Send
@@ -137,14 +139,40 @@ class Submission(NamedTuple):
     submitted: float
 
 
+@dataclass
+class _Arriving:
+    """The run that is being submitted.
+
+    Attributes:
+        peer: connection of the command.
+        submitter: name of its user.
+        is_admin: whether an admin submits it.
+        weights_bytes: memory of its weights.
+        progress_at: time of the last progress.
+        received: bytes that had arrived of the message, or of the blobs, at that time.
+        blob_bytes: bytes of its blobs that have arrived.
+        submission: run of which blobs are missing; None while its message arrives.
+    """
+
+    peer: int
+    submitter: str
+    is_admin: bool
+    weights_bytes: int
+    progress_at: float
+    received: int = 0
+    blob_bytes: int = 0
+    submission: Submission | None = None
+
+
 class Submissions:
-    """Receives runs from commands; close it.
+    """Receives runs from commands, one at a time; close it.
 
     Args:
         blobs: folder for code and data.
         send: sends a message to a connection.
         clock: seconds.
         why_not: says why a run cannot begin now; empty if it can.
+        room: returns the bytes of memory that the weights of another run may take.
     """
 
     def __init__(
@@ -153,26 +181,46 @@ class Submissions:
         send: Send,
         clock: Callable[[], float] = time.monotonic,
         why_not: Callable[[AnyJob], str] = lambda _: "",
+        room: Callable[[], int] = lambda: usable_memory()[1] // 2,
     ) -> None:
         self._receiver, self._send, self._clock = BlobReceiver(blobs, StreamWriter), send, clock
-        self._why_not = why_not
-        self._open: Submission | None = None
-        self._bringing: int | None = None
+        self._why_not, self._room = why_not, room
+        self._arriving: _Arriving | None = None
 
-    def wants(self, peer: int, lengths: Sequence[int]) -> bool:
-        """Return whether to receive a job, alone or with weights; the master receives one submission at a time.
+    def wants(self, peer: int, lengths: Sequence[int], submitter: str = "", *, is_admin: bool = False) -> bool:
+        """Return whether to receive a job, alone or with weights.
 
         Raises:
             BadFrame: the job or the weights are too large.
         """
         if len(lengths) not in (1, 2) or lengths[0] > (MAX_RANK_JOB_BYTES if len(lengths) == 1 else MAX_JOB_BYTES):
             raise BadFrame(f"a run is a job of at most {MAX_JOB_BYTES} bytes, and perhaps weights")
-        if sum(lengths[1:]) > (most := usable_memory()[1] // 2):
-            raise BadFrame(f"weights of {lengths[1]} bytes are too large for this master, which could hold {most}")
-        if self._is_taken(peer):
+        weights_bytes = sum(lengths[1:])
+        if weights_bytes > (most := self._room()):
+            raise BadFrame(f"weights of {weights_bytes} bytes are too large for this master, which could hold {most}")
+        if self._refusal(peer):
             return False
-        self._bringing = peer
+        self._arriving = _Arriving(peer, submitter, is_admin, weights_bytes, self._clock())
         return True
+
+    def displace(self) -> int | None:
+        """Forget the submission of a user who is no admin, since an admin submits a run; return its connection."""
+        if self._arriving is None or self._arriving.is_admin:
+            return None
+        peer = self._arriving.peer
+        self.close()
+        return peer
+
+    def stalled(self, most_seconds: float) -> int | None:
+        """Return the connection of which no further piece of a run has arrived for `most_seconds`; None if none."""
+        arriving = self._arriving
+        return None if arriving is None or self._clock() - arriving.progress_at <= most_seconds else arriving.peer
+
+    def arrived(self, peer: int, num_bytes: int) -> None:
+        """Note that the first `num_bytes` of a submission, or of its blobs, have arrived; single bytes do not count."""
+        arriving = self._arriving
+        if arriving is not None and arriving.peer == peer and num_bytes - arriving.received >= CHUNK_BYTES:
+            arriving.received, arriving.progress_at = num_bytes, self._clock()
 
     def submit(self, peer: int, buffers: Sequence[memoryview], submitter: str = "") -> Submission | None:
         """Take the run that a command submits; return it if no blob of it is missing.
@@ -182,10 +230,7 @@ class Submissions:
             buffers: job and weights; a job of ranks alone.
             submitter: name of the submitter.
         """
-        is_taken = self._is_taken(peer)
-        refusal = "another command is submitting a run: try again" if is_taken else ""
-        if self._bringing == peer:
-            self._bringing = None
+        refusal = self._refusal(peer)
         if buffers or not refusal:
             try:
                 job, weights = _decode_submission(buffers)
@@ -193,16 +238,24 @@ class Submissions:
             except (IndexError, EvenerError) as error:
                 refusal = f"the run cannot be understood: {error}"
         if refusal:
+            if self._arriving is not None and self._arriving.submission is None:
+                self.disconnected(peer)
             self._send(peer, RunRejected(reason=shown(refusal)))
             return None
-        self._open = Submission(peer, replace(job, submitter=submitter), weights, self._clock())
+        now, is_admin = self._clock(), self._arriving is not None and self._arriving.is_admin
+        submission = Submission(peer, replace(job, submitter=submitter), weights, now)
+        weights_bytes = 0 if weights is None else weights.layout.num_bytes
+        self._arriving = _Arriving(peer, submitter, is_admin, weights_bytes, now, submission=submission)
         self._ask(peer, self._receiver.request(job.blobs))
         return self._complete()
 
     def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> Submission | None:
         """Write a piece of a blob; return the run if this was its last piece."""
-        if self._open is None or self._open.peer != peer:
+        arriving = self._arriving
+        if arriving is None or arriving.peer != peer or arriving.submission is None:
             return None
+        arriving.blob_bytes += len(data)
+        self.arrived(peer, arriving.blob_bytes)
         try:
             self._ask(peer, self._receiver.receive(chunk, data))
         except (EvenerError, OSError) as error:
@@ -210,32 +263,38 @@ class Submissions:
             self._send(peer, RunRejected(reason=shown(str(error))))
         return self._complete()
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights that are being submitted."""
+        return 0 if self._arriving is None else self._arriving.weights_bytes
+
     def is_of(self, peer: int) -> bool:
         """Return whether a connection is submitting a run."""
-        return self._bringing == peer or (self._open is not None and self._open.peer == peer)
+        return self._arriving is not None and self._arriving.peer == peer
 
     def disconnected(self, peer: int) -> None:
         """Forget a connection that is gone, and the run that it was submitting."""
-        if self._bringing == peer:
-            self._bringing = None
-        if self._open is not None and self._open.peer == peer:
+        if self.is_of(peer):
             self.close()
 
     def close(self) -> None:
         """Forget an incomplete submission."""
         self._receiver.close()
-        self._open = None
+        self._arriving = None
 
-    def _is_taken(self, peer: int) -> bool:
-        """Return whether another command is submitting a run."""
-        return self._bringing not in (None, peer) or self._open is not None
+    def _refusal(self, peer: int) -> str:
+        """Say why a connection cannot submit a run now; empty if it can."""
+        arriving = self._arriving
+        if arriving is None or (arriving.peer == peer and arriving.submission is None):
+            return ""
+        return f"{arriving.submitter or 'another command'} is submitting a run: try again"
 
     def _ask(self, peer: int, fetches: Sequence[FetchBlob]) -> None:
         for fetch in fetches:
             self._send(peer, fetch)
 
     def _complete(self) -> Submission | None:
-        submission = self._open if self._receiver.is_complete else None
+        submission = self._arriving.submission if self._arriving is not None and self._receiver.is_complete else None
         if submission is not None:
             self.close()
         return submission

@@ -23,7 +23,7 @@ from evener.ps.master.nodes import Nodes
 from evener.ps.protocol import blob_stream
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.blob_stream import BlobStream, StreamWriter
-from evener.ps.protocol.directions import ToNode
+from evener.ps.protocol.directions import ToCommand, ToNode
 from evener.ps.protocol.examination_messages import MAX_REPORT_BYTES, Examined, ExamineNodes, TaskQuestion
 from evener.ps.protocol.job import Submissions, encode_job
 from evener.records.errors import InvalidFile
@@ -164,6 +164,40 @@ def half_a_message(connection: Connection[m.Header], header: m.Header, num_bytes
     """Send the head of a message, and the first bytes of its buffer."""
     head = encode_head(0, msgspec.msgpack.encode(header), [num_bytes])
     connection._transport.sock.sendall(head + b"x" * 8)
+
+
+def submitter_of(ps: Plane, patience: float = 5.0) -> Connection[m.Header]:
+    return open_connection(ps.address, ps.identity.token_of("submitter"), ToNode | ToCommand, Limits(patience=patience))
+
+
+def begin_to_submit(connection: Connection[m.Header]) -> None:
+    """Submit a run whose code never comes."""
+    connection.send(m.SubmitRun(), [encode_job(replace(job(SYNC), code="b" * 64)), weights().memory])
+    while not isinstance(connection.receive().header, m.FetchBlob):
+        pass
+
+
+def test_admin_submits_although_a_submitter_never_sends_its_code() -> None:
+    with plane("a") as ps, submitter_of(ps) as evil, submitter_of(ps) as other:
+        begin_to_submit(evil)
+        other.send(m.SubmitRun(), [encode_job(job(SYNC, run="other")), weights().memory])
+        told = next(
+            header for header in iter(lambda: other.receive().header, None) if isinstance(header, m.RunRejected)
+        )
+        assert told.reason == "submitter is submitting a run: try again"
+        ps.run(job(SYNC), weights())
+        told_until_closed(evil)
+
+
+def test_submission_whose_code_never_comes_ends() -> None:
+    with plane(patience=0.3) as ps, submitter_of(ps) as evil:
+        begin_to_submit(evil)
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionLost):
+            while True:
+                evil.receive()  # heartbeats of the master, which it answers
+                evil.send(m.GetStatus())
+        assert 0.9 < time.monotonic() - began < 10
 
 
 def test_half_messages_of_nodes_that_have_not_joined_take_no_memory() -> None:
