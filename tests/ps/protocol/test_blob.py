@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evener.ps.protocol import blob as blob_module
 from evener.ps.protocol.blob import Blob, BlobWriter, blob_folder, whole_folder
+from evener.ps.protocol.blob_stream import BlobStream
 from evener.records.errors import EvenerError, InvalidFile, InvalidInput, InvalidValue, MissingFile
 from support.refusals import refused
 
@@ -61,6 +64,44 @@ def test_damaged_transfer_is_rejected_and_leaves_no_files(tmp_path: Path) -> Non
             arrival.finish()
         arrival.close()
     assert list((tmp_path / "to").iterdir()) == []
+
+
+def stream_of(listing: bytes) -> bytes:
+    return struct.pack("<Q", len(listing)) + listing
+
+
+def test_master_reads_no_long_list_of_files(tmp_path: Path) -> None:
+    path = tmp_path / "stream"
+    path.write_bytes(stream_of(msgspec.msgpack.encode([("a", 0)] * 250_000)))
+    began = time.process_time()
+    with refused(InvalidFile):
+        BlobStream(path, "d" * 64).file("model.safetensors", 10)
+    assert time.process_time() - began < 0.1
+
+
+def test_node_decodes_no_list_of_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_module, "_MAX_FILES", 20)
+    for count, fits in ((20, True), (21, False), (70_000, False)):
+        arrival = BlobWriter("d" * 64, tmp_path / "to")
+        stream = stream_of(msgspec.msgpack.encode([(f"{number:x}", 0) for number in range(count)]))
+        if fits:
+            arrival.add(stream)
+        else:
+            with refused(InvalidFile):
+                arrival.add(stream)
+        arrival.close()
+    with refused(InvalidValue):
+        Blob(tmp_path, ["a"] * 21)
+
+
+@pytest.mark.parametrize("path", ["", ".", "./.", "/", "/a", "..", "a/../b", "a/..", "a\\b", "c:a", "a\0b"])
+def test_path_out_of_the_folder_is_rejected(path: str) -> None:
+    assert not blob_module._is_safe(path)
+
+
+@pytest.mark.parametrize("path", ["a", "a/b.c", "./a", "a//b", "..a", "a..", "é/ü"])
+def test_path_inside_of_the_folder_is_accepted(path: str) -> None:
+    assert blob_module._is_safe(path)
 
 
 def test_file_that_became_shorter_raises_missing_file(tmp_path: Path) -> None:

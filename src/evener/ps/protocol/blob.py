@@ -27,6 +27,10 @@ CHUNK_BYTES = 1 << 20
 """Bytes of the stream in one message."""
 _LENGTH = struct.Struct("<Q")
 _MAX_LIST_BYTES = 1 << 28
+_MAX_SEARCHED_LIST_BYTES = 1 << 17
+"""Limit of the list of files of a stream in which a master looks for a file: a checkpoint of ranks."""
+_MAX_FILES = 1 << 21
+_NO_NAME = {"", "."}
 _Files = list[tuple[str, int]]
 _decoder = msgspec.msgpack.Decoder(_Files)
 
@@ -44,8 +48,10 @@ class Blob:
 
         Raises:
             MissingFile: a file cannot be read.
+            InvalidValue: there are too many files.
         """
         self._root = root
+        require(len(files) <= _MAX_FILES, "number of files", len(files), f"at most {_MAX_FILES}")
         sizes = [(path, _size(root / path)) for path in sorted(files)]
         listing = msgspec.msgpack.encode(sizes)
         self._head = _LENGTH.pack(len(listing)) + listing
@@ -95,15 +101,17 @@ class Blob:
 
 
 def files_in(read: Callable[[int, int], bytes], digest: str) -> Iterator[tuple[str, int, int]]:
-    """Yield (path, offset, bytes) of every file of the stream that `read(offset, length)` reads.
+    """Yield (path, offset, bytes) of every file of the stream that `read(offset, length)` reads; it has few files.
 
     Raises:
-        InvalidFile: the stream is not a blob.
+        InvalidFile: the stream is not a blob, or its list of files is long.
     """
     head = read(0, _LENGTH.size)
-    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else _MAX_LIST_BYTES + 1
-    if length > _MAX_LIST_BYTES:
-        raise InvalidFile(f"blob {digest[:12]} has no list of files")
+    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+    if not 0 < length <= _MAX_SEARCHED_LIST_BYTES:
+        raise InvalidFile(
+            f"blob {digest[:12]} has no list of files, or one of more than {_MAX_SEARCHED_LIST_BYTES} bytes"
+        )
     offset = _LENGTH.size + length
     for path, size in _decoded(read(_LENGTH.size, length), digest):
         yield path, offset, size
@@ -245,7 +253,14 @@ def blob_folder(blobs: Path, digest: str) -> Path:
 
 
 def _decoded(listing: bytes, digest: str) -> _Files:
-    """Return the list of files of a stream. Raises InvalidFile: no list, or a path leads out of the blob."""
+    """Return the list of files of a stream.
+
+    Raises:
+        InvalidFile: no list, or too many files.
+        InvalidValue: a path leads out of the blob.
+    """
+    if (num_files := _length_of(listing)) > _MAX_FILES:
+        raise InvalidFile(f"blob {digest[:12]} has {num_files} files, and may have {_MAX_FILES}")
     try:
         files = _decoder.decode(listing)
     except msgspec.DecodeError as error:
@@ -255,9 +270,17 @@ def _decoded(listing: bytes, digest: str) -> _Files:
     return files
 
 
+def _length_of(listing: bytes) -> int:
+    """Return the number of elements of an encoded list before it is decoded; 0 if it is short, or no list."""
+    size = {b"\xdc": 2, b"\xdd": 4}.get(listing[:1], 0)
+    return int.from_bytes(listing[1 : 1 + size], "big")
+
+
 def _is_safe(path: str) -> bool:
-    pure = PurePosixPath(path)
-    return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and not set(path) & set("\\:\0")
+    """Return whether a path stays in its folder. Lists are long, and a pure path for each entry would be slow."""
+    parts = path.split("/")
+    leads_out = path.startswith("/") or ".." in parts or "\\" in path or ":" in path or "\0" in path
+    return not leads_out and not _NO_NAME.issuperset(parts)
 
 
 def _require_inside(path: Path, root: Path) -> None:

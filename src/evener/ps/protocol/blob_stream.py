@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from evener.ps.protocol.blob import blob_folder, files_in
 from evener.records.errors import InvalidFile, MissingFile
@@ -59,10 +59,10 @@ class BlobStream:
 
         Raises:
             MissingFile: the blob has no such file, or it has more than `most` bytes.
-            InvalidFile: this is not a blob.
+            InvalidFile: this is not a blob, or it has many files.
         """
         for path, offset, size in files_in(self.read, self.digest):
-            if PurePosixPath(path).name == name and size <= most:
+            if path.rpartition("/")[2] == name and size <= most:
                 return self.read(offset, size)
         raise MissingFile(f"blob {self.digest[:12]} has no file {name} of at most {most} bytes")
 
