@@ -197,6 +197,7 @@ class Handlers:
                 address=self._origins[peer],
                 invitation=grant.invitation,
                 detail=shown(repr(header)),
+                is_limited=grant.role != "admin",
             )
         if kind in COMMANDS:
             if kind is not m.BlobChunk:  # which is an answer itself

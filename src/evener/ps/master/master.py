@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evener.ps.master.access.audit import trace_of
+from evener.ps.master.access.audit import AuditLog, trace_of
 from evener.ps.master.access.quotas import connection_limits
 from evener.ps.master.effects import Effects
 from evener.ps.master.handlers import Handlers
@@ -50,6 +50,7 @@ class Master:
         self._scheduler = Scheduler(config, self.nodes, self.server.send)
         self._effects = Effects(self.nodes, self._scheduler, self.server, config)
         self._audit = self._effects.audit
+        self._refusals = AuditLog(config.home.refusals, config.notify, lines_per_minute=1, clock=config.clock)
         self._handlers = Handlers(config, self.nodes, self._scheduler, self._effects, self.server)
         self.server.place, self.server.on_part = self._handlers.place, self._handlers.on_part
         self._ticked = self._beaten = config.clock()
@@ -102,18 +103,22 @@ class Master:
         elif isinstance(event, PeerDisconnected):
             self._handlers.on_disconnected(event.peer)
         elif isinstance(event, PeerRefused):
+            self._on_refused(event)
+
+    def _on_refused(self, event: PeerRefused) -> None:
+        """Report a connection without a valid token, once a minute for each host."""
+        if self._refusals.write("turned away", address=event.origin, detail=event.reason):
             self._notify(f"turned away {event.origin}: {event.reason}")
-            self._audit.write("turned away", address=event.origin, detail=event.reason)
 
     def _on_failed(self, peer: int, error: Exception) -> None:
         """Report a peer whose connection is closed because of an error; the audit log has the details."""
         name, address, invitation = self._handlers.who(peer)
         is_fault = not isinstance(error, BadFrame)
         sentence = shown(f"{type(error).__name__}: {first_line(error)}") if is_fault else str(error)
-        self._notify(f"closed the connection to {f'node {name} at ' if name else ''}{address}: {sentence}")
         detail = trace_of(error) if is_fault else sentence
         what = "fault" if is_fault else "refused"
-        self._audit.write(what, name=name, address=address, invitation=invitation, detail=detail)
+        if self._audit.write(what, name=name, address=address, invitation=invitation, detail=detail):
+            self._notify(f"closed the connection to {f'node {name} at ' if name else ''}{address}: {sentence}")
 
     def _tick(self) -> None:
         now = self._clock()
@@ -125,6 +130,8 @@ class Master:
         self._effects.of_runs()
         self._handlers.tick(now)
         self._beat(now)
+        for what, host, count in (*self._refusals.tick(), *self._audit.tick()):
+            self._notify(f"{what}: {count} more from {host or 'this machine'} within a minute")
 
     def _beat(self, now: float) -> None:
         """Send heartbeats to all peers if they are due."""

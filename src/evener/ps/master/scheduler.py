@@ -72,7 +72,7 @@ class Scheduler:
         self._home, self._clock, self._notify = config.home, config.clock, config.notify
         self.submissions = Submissions(self._home.blobs, send, config.clock, self._why_not)
         self._blobs = BlobSender(self._home.blobs)
-        self.audit = AuditLog(config.home.audit, config.notify)
+        self.audit = AuditLog(config.home.audit, config.notify, clock=config.clock)
         self._cores = ThreadPool()
         self._active: dict[str, ActiveRun] = {}
         self.trainings: list[TrainingRun] = []

@@ -67,6 +67,7 @@ class StateDir:
         aside: folder of runs that could not be continued, or whose results could not be written.
         profile: file of all nodes' ClusterProfile.
         audit: file of the audit log.
+        refusals: file of the connections that were turned away before they had proved a token.
         members: file of the nodes' names, and of expelled nodes.
         invitations: file of the invitations, without their tokens.
         tokens: folder of the tokens, one file for each role.
@@ -81,6 +82,7 @@ class StateDir:
         self.blobs = folder / "blobs"
         self.profile = folder / "cluster.json"
         self.audit = folder / "audit.jsonl"
+        self.refusals = folder / "refusals.jsonl"
         self.members = folder / "members.json"
         self.invitations = folder / "invitations.json"
         self.tokens = folder / "tokens"
