@@ -71,6 +71,7 @@ class Aggregator:
         broadcast: encodes weights for the workers.
         workers: all workers that ever joined, by name.
         members: present workers, in the order in which they joined.
+        is_paused: whether no further work may begin; work in progress continues.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Aggregator:
         self.broadcast = Broadcast(agreement, self.common, cores)
         self.workers: dict[str, WorkerRecord] = {}
         self.members: list[WorkerRecord] = []
+        self.is_paused = False
         self._merged, self._cores, self._whole_merge = Flat(weights.layout), cores, merge
         self._clipper = NormClipper() if agreement.robust == "clip" else None
         self._outliers = OutlierDetector()
@@ -121,7 +123,9 @@ class Aggregator:
         return self.assigner.num_remaining == 0
 
     def may_update(self, num_underway: int) -> bool:
-        """Return whether more updates are needed than are in progress."""
+        """Return whether more updates are needed than are in progress, and may begin."""
+        if self.is_paused:
+            return False
         most = self.workload.num_updates
         return most is None or self.common.version + num_underway < most
 

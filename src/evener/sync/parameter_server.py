@@ -106,6 +106,15 @@ class ParameterServer:
         self._aggregator.quorum = quorum
 
     @property
+    def is_paused(self) -> bool:
+        """Whether no further work may begin; call `proceed` after the end of a pause."""
+        return self._aggregator.is_paused
+
+    @is_paused.setter
+    def is_paused(self, is_paused: bool) -> None:
+        self._aggregator.is_paused = is_paused
+
+    @property
     def is_over(self) -> bool:
         """Whether the run is complete."""
         return self._aggregator.is_over()
@@ -149,6 +158,10 @@ class ParameterServer:
         self._buffers.forget(name)
         worker.totals.dismissed += 1
         return self._schedule.leave(worker)
+
+    def proceed(self) -> ServerOutput:
+        """Assign the work that may begin now."""
+        return self._schedule.proceed()
 
     def send_less(self, name: str, now: float) -> bool:
         """Reduce what a worker sends and receives, from its next answer on; return whether that is possible."""

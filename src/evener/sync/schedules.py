@@ -59,6 +59,10 @@ class Synchronous:
         self._aggregator = aggregator
         self._rounds: deque[Round] = deque()
 
+    def proceed(self) -> ServerOutput:
+        """Open the rounds that may be open."""
+        return self._settle()
+
     def join(self, _: WorkerRecord) -> ServerOutput:
         """Open a round with a new worker, if none is open."""
         return self._settle()
@@ -171,6 +175,10 @@ class Asynchronous:
 
     def __init__(self, aggregator: Aggregator) -> None:
         self._aggregator = aggregator
+
+    def proceed(self) -> ServerOutput:
+        """Assign the work that may begin."""
+        return self._assign({})
 
     def join(self, worker: WorkerRecord) -> ServerOutput:
         """Let a new worker begin; it counts as having as many updates as the slowest."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from evener.ps.protocol.messages import Validate
+from evener.ps.protocol.messages import Validate, Validated
 from evener.records.errors import NonFiniteLoss
 from evener.sync.protocol import Sgd, SyncProtocol, asynchronous, synchronous
+from evener.wire.errors import BadFrame
 from support.run_stage import Stage
 
 SGD = Sgd(learning_rate=0.1)
@@ -39,6 +42,61 @@ def test_epoch_holds_the_weights_that_it_ended_with() -> None:
     assert (first.version, second.version) == (1, 2)
     np.testing.assert_allclose(first.weights.floats[0], -0.1, rtol=1e-6)
     np.testing.assert_allclose(second.weights.floats[0], -0.2, rtol=1e-6)
+
+
+def answer_slices(stage: Stage, headers: list[Any]) -> None:
+    """Let b answer the slices that are sent to it."""
+    for header in headers:
+        if isinstance(header, Validate):
+            answer = Validated(run="r", number=header.number, loss=1.0, correct=1.0)
+            with contextlib.suppress(BadFrame):  # a slice of a
+                stage.run.validated(stage.nodes.by_name["b"], answer)
+
+
+@pytest.mark.parametrize("agreement", [SYNC, ASYNC])
+def test_validation_does_not_wait_for_a_node_that_never_answers(agreement: SyncProtocol) -> None:
+    stage = Stage(agreement, epochs=200)
+    for _ in range(200):
+        for name in "ab":
+            if stage.leases[name]:
+                stage.push(name)
+                answer_slices(stage, stage.deliver())
+        assert len(stage.run.validation.due) <= 4
+    assert len(stage.run.journal.history.validations) > 90
+
+
+@pytest.mark.parametrize("agreement", [SYNC, ASYNC])
+def test_work_waits_while_many_validations_are_due(agreement: SyncProtocol) -> None:
+    stage = Stage(agreement, epochs=50)
+    for _ in range(200):
+        for name in "ab":
+            if stage.leases[name]:
+                stage.push(name)
+        stage.deliver()
+        stage.run.tick(lambda _: False)
+    assert stage.leases == {"a": [], "b": []}
+    assert 4 < len(stage.run.validation.due) < 8
+    version = stage.run.server.version
+    stage.now += 100.0  # nothing moves: each slice is sent to the other node
+    stage.run.tick(lambda _: False)
+    answer_slices(stage, stage.deliver())
+    while not stage.leases["b"]:
+        answer_slices(stage, stage.deliver())
+        stage.now += 100.0
+        stage.run.tick(lambda _: False)
+    assert stage.run.server.version == version
+    stage.push("b")
+
+
+def test_epochs_that_end_together_share_a_copy_of_the_weights() -> None:
+    stage = Stage(ASYNC)
+    for _ in range(5):  # the other half of the first epoch is still with b
+        stage.push("a")
+        stage.deliver()
+    stage.push("b")
+    first, *others = stage.run.validation.due
+    assert len(others) == 2
+    assert all(other.weights is first.weights for other in others)
 
 
 def test_rejected_update_of_a_lost_node_still_ends_its_epoch() -> None:

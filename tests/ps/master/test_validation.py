@@ -127,6 +127,25 @@ def test_slices_wait_for_workers_and_move_when_one_is_lost() -> None:
     assert sent(validations.give_out(costs({"b": 1.0}), 0.0)) == [("b", 0)]
 
 
+def test_slice_of_a_node_that_works_on_without_answering_moves() -> None:
+    validations = Validations(job(SYNC))
+    assert not validations.contributed("a")
+    validations.add(EpochEnd(0, 1, weights()))
+    three = costs({"a": 1.0, "b": 1.0, "c": 1.0})
+    assert sent(validations.give_out(three, 0.0)) == [("a", 0), ("b", 1), ("c", 2)]
+    assert not validations.contributed("a")  # it had this lease before the slice
+    assert validations.give_out(three, 0.0) == []
+    assert validations.contributed("a")
+    assert sent(validations.give_out(three, 0.0)) == [("b", 0)]
+    assert [validations.contributed("b") for _ in range(2)] == [False, True]
+    assert sent(validations.give_out(three, 0.0)) == [("c", 0), ("c", 1)]  # not back to a, which had it first
+    for number in range(3):
+        validations.answer(answer(number), 1.0)
+    validations.add(EpochEnd(1, 2, weights()))
+    assert sent(validations.give_out(three, 2.0)) == [("c", 3)]
+    assert sent(validations.give_out(costs({"a": 1.0, "b": 1.0}), 2.0)) == [("a", 3)]  # there is no other node
+
+
 def test_slices_of_late_nodes_go_to_the_others() -> None:
     validations = Validations(job(SYNC))
     validations.add(EpochEnd(0, 1, weights()))

@@ -27,6 +27,8 @@ from evener.wire.errors import BadFrame
 
 _MAX_REFUSALS = 3
 """Refused updates per worker, in a row and without a good update, after which training counts as diverged."""
+MAX_DUE = 4
+"""Epochs whose validation may be due while work goes on, since each holds a copy of the weights."""
 _DIVERGED = "every update of every node is refused, training has diverged; a lower learning rate may help"
 
 
@@ -173,6 +175,7 @@ class TrainingRun:
         if worker is not None and push.number in worker.leases:
             self.progress(node)
             seen = worker.seen(push.number, node.progress_at)
+            self.validation.contributed(node.name)
         self._follow(self.server.push(node.name, push, num_bytes, seen))
 
     def validated(self, node: NodeRecord, header: Validated) -> None:
@@ -187,6 +190,7 @@ class TrainingRun:
         if is_news:
             self.progress(node)
         self.faulty += faulty
+        self._pace()
 
     def progress(self, node: NodeRecord) -> None:
         """Note a sign of progress of a node."""
@@ -210,6 +214,14 @@ class TrainingRun:
         if now - self._progress_at > patience:
             self._progress_at = now
             self.validation.give_out(reassign_late=True)
+        self._pace()
+
+    def _pace(self) -> None:
+        """Let work wait while many validations are due, and go on afterwards."""
+        is_paused = len(self.validation.due) > MAX_DUE
+        if is_paused != self.server.is_paused:
+            self.server.is_paused = is_paused
+            self._follow(self.server.proceed())
 
     def _on_thin_line(self, thin: ThinLine, now: float) -> None:
         """Reduce what a node sends, if the protocol allows it and it is not reduced yet; else exclude the node."""
@@ -292,7 +304,10 @@ class TrainingRun:
         self.used[epoch] = self.used.get(epoch, 0) + num_samples
         while self.used and self.used[first := min(self.used)] >= wanted:
             del self.used[first]
-            self.validation.begin(EpochEnd(first, self.server.version, self.server.weights.copy()))
+            due, version = self.validation.due, self.server.version
+            weights = due[-1].weights if due and due[-1].version == version else self.server.weights.copy()
+            self.validation.begin(EpochEnd(first, version, weights))
+            self.server.is_paused |= len(self.validation.due) > MAX_DUE
 
 
 class RunValidation:
@@ -339,6 +354,11 @@ class RunValidation:
             costs = self._speeds.validators
             self._send_slices(self._validations.give_out(costs, self._clock(), reassign_late=reassign_late))
             self._conclude(self._validations.finished(self._clock()))
+
+    def contributed(self, name: str) -> None:
+        """Note a contribution of a node; its slices go to others if it should have answered before."""
+        if self._validations.contributed(name):
+            self.give_out()
 
     def remind(self, node: NodeRecord) -> None:
         """Send a node its open slices again."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose, isfinite
 from typing import NamedTuple
@@ -114,6 +114,7 @@ class ValidationPass:
         moved = []
         for turn, (part, owner) in enumerate([entry for entry in self._open.values() if entry[1] in owners]):
             others = [name for name in to if name != owner]
+            others = [name for name in others if name not in self._assigned[part.number]] or others
             if others:
                 self._open[part.number] = moved_to = part, others[turn % len(others)]
                 self._assigned[part.number].add(moved_to[1])
@@ -143,6 +144,10 @@ class _Pending:
     checked: ValidationSlice | None = None
     check: CrossCheck | None = None
 
+    def awaited_checkers(self, asked: Iterable[str]) -> list[str]:
+        """Return the nodes of `asked` whose answers for the checked slice are awaited."""
+        return [] if self.check is None else [name for name in asked if name not in self.check.answers]
+
 
 class SliceForNode(NamedTuple):
     """A slice to send to a node, and the weights to validate."""
@@ -169,6 +174,8 @@ class Validations:
         self._pending: deque[_Pending] = deque()
         self._next_slice = 0
         self._asked: dict[str, int] = {}
+        self._contributions: dict[str, int] = {}
+        self._withholding: set[str] = set()
 
     @property
     def due(self) -> list[EpochEnd]:
@@ -179,10 +186,31 @@ class Validations:
         """Add the weights at the end of an epoch."""
         self._pending.append(_Pending(end))
 
+    def contributed(self, name: str) -> bool:
+        """Count a contribution of a node; return whether the node withholds its answer for a slice.
+
+        A node validates before it works on leases that it gets after the slice. It may have had as many as the depth.
+        A node that withheld an answer gets no more slices if there are others.
+        """
+        pending = self._pending[0] if self._pending else None
+        if pending is None or pending.underway is None or name not in self._contributions:
+            return False
+        self._contributions[name] += 1
+        is_awaited = name in pending.underway.owners or name in pending.awaited_checkers(self._asked)
+        if not is_awaited or self._contributions[name] <= self._job.agreement.depth:
+            return False
+        self._withholding.add(name)
+        return True
+
+    def _trusted(self, names: Iterable[str]) -> list[str]:
+        """Return the names without those of nodes that withheld an answer, if there are others."""
+        names = list(names)
+        return [name for name in names if name not in self._withholding] or names
+
     def give_out(
         self, costs: Mapping[str, Worker], now: float, *, reassign_late: bool = False
     ) -> list[SliceForNode]:  # fmt: skip
-        """Begin the next validation, or assign the slices of lost (or late) nodes to others.
+        """Begin the next validation, or assign the slices of lost, withholding (or late) nodes to others.
 
         Args:
             costs: costs of all nodes at work, by name.
@@ -191,15 +219,18 @@ class Validations:
         """
         if not self._pending or not costs:
             return []
-        pending = self._pending[0]
+        pending, trusted = self._pending[0], self._trusted(costs)
         if pending.underway is None:
+            costs = {name: costs[name] for name in trusted}
             pending.underway = ValidationPass(self._job.num_validation, costs, self._next_slice)
             pending.begun, self._next_slice = now, pending.underway.next_number
+            self._contributions.clear()
             slices = [one for name in pending.underway.owners for one in self.slices_of(name)]
-            return slices + self._begin_check(pending, list(costs))
-        away = [name for name in pending.underway.owners if reassign_late or name not in costs]
-        moved = pending.underway.lease_again(away, list(costs))
-        if away or reassign_late or any(name not in costs for name in self._asked):
+            return slices + self._begin_check(pending, trusted)
+        lost = {name for name in (*pending.underway.owners, *self._asked) if name not in trusted}
+        away = pending.underway.owners if reassign_late else lost
+        moved = pending.underway.lease_again(away, trusted)
+        if lost or reassign_late:
             pending.check = None  # not worth waiting for
         return [self._for(name, part, pending) for part, name in moved]
 
@@ -229,7 +260,7 @@ class Validations:
         if check.is_settled:
             self._settle(pending, check, part)
             return []
-        third = check.next_of(names)
+        third = check.next_of(self._trusted(names))
         if third is None:
             pending.check = None  # no node is left to decide
             return []
@@ -280,6 +311,7 @@ class Validations:
             self.faulty.append((name, counts))
 
     def _for(self, name: str, part: ValidationSlice, pending: _Pending) -> SliceForNode:
+        self._contributions[name] = 0
         header = Validate(run=self._job.run, number=part.number, first=part.first, size=part.size)
         return SliceForNode(name, header, pending.end.weights.memory.data)
 
