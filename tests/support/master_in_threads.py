@@ -215,4 +215,4 @@ def plane(*names: str, patience: float = 10.0) -> Iterator[Plane]:
 
 
 def unpack(result: RunResult) -> tuple[TrainRecord, dict[str, Any]]:
-    return msgspec.json.decode(result.record, type=TrainRecord), load(result.weights)
+    return msgspec.json.decode(result.record, type=TrainRecord), load(bytes(result.weights))

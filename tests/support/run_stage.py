@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ LAYOUT = layout_of({"w": np.zeros(4, np.float32)})
 class Stage:
     """A run with two nodes that are at work; what it sends is kept."""
 
-    def __init__(self, agreement: SyncProtocol, epochs: int = 5) -> None:
+    def __init__(self, agreement: SyncProtocol, epochs: int = 5, room: Callable[[], float] = lambda: inf) -> None:
         workload = Workload(num_samples=20, num_epochs=epochs)
         job = Job(
             run="r",
@@ -39,7 +40,7 @@ class Stage:
         self.now = 0.0
         self.nodes, self.sent = Nodes(15.0), list[tuple[int | None, Header]]()
         server = ParameterServer(agreement, workload, Flat(LAYOUT))
-        self.run = TrainingRun(job, server, History(), self.nodes, self.send, lambda: self.now)
+        self.run = TrainingRun(job, server, History(), self.nodes, self.send, lambda: self.now, room)
         self.leases: dict[str, list[Lease]] = {"a": [], "b": []}
         for peer, name in enumerate("ab"):
             node = self.nodes.record(name)

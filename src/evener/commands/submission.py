@@ -85,7 +85,7 @@ def submit_run(
                 view(NO_NODE)
             result = client.watch(run, lambda event: view(with_check(event)), require_nodes)
         if result.weights:
-            write_weights(result.weights, folder / WEIGHTS)
+            write_weights(bytes(result.weights), folder / WEIGHTS)
         if result.record:
             record = parse_noun(result.record, TrainRecord, source="the master's record")
             view(replace(with_check(record), ending=result.reason))

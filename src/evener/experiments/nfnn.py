@@ -170,7 +170,7 @@ def outcome_of(
     if result.error is not None:
         raise result.error
     record = parse_noun(result.record, TrainRecord, source="the master's record")
-    backend.model.load_state_dict(load_weights(result.weights))
+    backend.model.load_state_dict(load_weights(bytes(result.weights)))
     return NfnnOutcome(
         seconds=record.seconds,
         accuracy=_accuracy(task, backend.model),

@@ -14,7 +14,7 @@ _SAFETENSORS_DRAFT = re.compile(r"\.tmp[A-Za-z0-9]{6}")
 """Name of the temporary file that safetensors writes beside the final one."""
 
 
-def atomic_write(path: Path, data: bytes, *, private: bool = False) -> None:
+def atomic_write(path: Path, data: bytes | memoryview, *, private: bool = False) -> None:
     """Write `data` to `path` atomically; with `private`, readable for this user only."""
     with atomic_draft(path, private=private) as draft:
         draft.write_bytes(data)

@@ -357,6 +357,11 @@ class ReceiveBuffers:
         """Take back the memory of a merged contribution."""
         self._pool.put_back(page)
 
+    def leave(self, worker: str) -> None:
+        """Drop the arriving contribution of a worker that is gone, and the memory that is not in use."""
+        self.forget(worker)
+        self._pool.clear()
+
     def forget(self, worker: str) -> None:
         """Drop the arriving contribution of `worker`."""
         self._images.pop(worker, None)

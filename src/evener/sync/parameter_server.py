@@ -155,7 +155,7 @@ class ParameterServer:
         worker.is_here = False
         worker.leases.clear()
         self._aggregator.broadcast.forget(name)
-        self._buffers.forget(name)
+        self._buffers.leave(name)
         worker.totals.dismissed += 1
         return self._schedule.leave(worker)
 

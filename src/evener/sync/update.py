@@ -133,7 +133,7 @@ class Optimiser:
 
     def __init__(self, outer: Outer, layout: StateLayout, cores: ThreadPool, clip_norm: float | None = None) -> None:
         self._outer, self._cores, self._clip_norm = outer, cores, clip_norm
-        names = _state_names(outer)
+        names = state_names(outer)
         self._states: list[State] = [tuple(np.zeros_like(p) for _ in names) for p in Flat(layout).parameters]
         self._pieces = _pieces_of(layout)
         self._rules = [
@@ -201,9 +201,10 @@ class Optimiser:
         self._cores.each(0, source.size, source.itemsize, block)
 
 
-def _state_names(outer: Outer) -> tuple[str, ...]:
+def state_names(outer: Outer) -> tuple[str, ...]:
+    """Return the names of the arrays that an optimizer keeps for each parameter."""
     if isinstance(outer, Grouped):
-        return max((_state_names(rule) for rule in outer.rules), key=len)
+        return max((state_names(rule) for rule in outer.rules), key=len)
     if isinstance(outer, Adam):
         return ("mean", "square")
     return ("momentum",) if outer.momentum else ()

@@ -66,6 +66,10 @@ class BufferPool:
         """Add `buffer`, which may still be in use, for later reuse."""
         self._buffers.append(buffer)
 
+    def clear(self) -> None:
+        """Free the buffers that were put back."""
+        self._buffers.clear()
+
 
 class CommonWeights:
     """The common weights and their optimizer.

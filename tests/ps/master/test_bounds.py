@@ -52,6 +52,7 @@ from support.agreements import SYNC
 from support.largest_messages import LARGE_PROFILE, RECORD
 from support.linear_engine import job, weights
 from support.master_in_threads import plane, wait_until
+from support.refusals import refused
 from support.strangers import introduction, refusals, stranger, told_until_closed
 
 JOB = RankJob(run="r", task="t", title="t", config=b"")
@@ -378,6 +379,18 @@ def test_memory_of_paused_runs_is_bounded() -> None:
         with pytest.raises(InvalidInput):
             control.submit(resting, weights(), [])
         assert [run.run for run in ps.ask().runs] == taken
+
+
+def test_run_that_does_not_fit_into_the_memory_beside_others_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = weights().layout.num_bytes
+    monkeypatch.setattr("evener.ps.master.scheduler.usable_memory", lambda: (64 * size, 6 * size))
+    with plane() as ps, ps.control() as control:
+        resting = replace(job(SYNC, run="rest"), nodes=())
+        momentum = replace(SYNC, outer=replace(SYNC.outer, momentum=0.9))
+        control.submit(replace(resting, agreement=momentum), weights(), [])  # weights, momentum, one contribution
+        with refused(InvalidInput):
+            control.submit(resting, weights(), [])
+        assert len(ps.ask().runs) == 1
 
 
 def test_watching_a_run_repeatedly_does_not_grow_its_log() -> None:

@@ -74,7 +74,7 @@ def test_saved_results_load_unchanged_or_raise_missing_file(tmp_path: Path) -> N
     kept = RunResult(kind_of(NonFiniteLoss("b", 3, nan)), "why", b"{}", weights_of(flat))
     save_result(tmp_path / "run", kept)
     assert load_result(tmp_path / "run") == kept
-    arrays = load(kept.weights)
+    arrays = load(bytes(kept.weights))
     assert {name: array.shape for name, array in arrays.items()} == {"w": (5,), "b": (1,)}
     assert all(np.array_equal(arrays[name], view) for name, view in flat.views().items())
     (tmp_path / "run" / "record.json").unlink()

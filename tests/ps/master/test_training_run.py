@@ -14,7 +14,7 @@ from evener.ps.protocol.messages import Validate, Validated
 from evener.records.errors import NonFiniteLoss
 from evener.sync.protocol import Sgd, SyncProtocol, asynchronous, synchronous
 from evener.wire.errors import BadFrame
-from support.run_stage import Stage
+from support.run_stage import LAYOUT, Stage
 
 SGD = Sgd(learning_rate=0.1)
 ASYNC = asynchronous(batch=10, outer=SGD)
@@ -86,6 +86,47 @@ def test_work_waits_while_many_validations_are_due(agreement: SyncProtocol) -> N
         stage.run.tick(lambda _: False)
     assert stage.run.server.version == version
     stage.push("b")
+
+
+def test_nodes_begin_work_as_far_as_memory_allows() -> None:
+    room = [float(LAYOUT.num_bytes - 1)]
+    stage = Stage(SYNC, room=lambda: room[0])
+    assert [len(stage.leases[name]) for name in "ab"] == [1, 0]
+    assert stage.run.held_bytes == 2 * LAYOUT.num_bytes
+    for _ in range(3):
+        stage.run.tick(lambda _: False)
+        stage.push("a")
+        stage.deliver()
+    assert [event.kind for event in stage.run.journal.history.events] == ["left out"]
+    assert stage.run.server.version == 3
+    stage.run.tick(lambda _: False)
+    room[0] = LAYOUT.num_bytes
+    stage.run.tick(lambda _: False)
+    stage.push("a")
+    stage.deliver()
+    assert [len(stage.leases[name]) for name in "ab"] == [1, 1]
+    assert stage.run.server.version == 4
+
+
+def test_node_without_room_begins_when_the_others_have_left() -> None:
+    stage = Stage(ASYNC, room=lambda: 0.0)
+    stage.run.lose(stage.nodes.by_name["a"])
+    stage.run.tick(lambda _: False)
+    stage.deliver()
+    assert len(stage.leases["b"]) == 1
+
+
+def test_memory_of_departed_nodes_is_free() -> None:
+    stage = Stage(ASYNC)
+    before = stage.run.held_bytes
+    for _ in range(3):
+        for name in "ab":
+            stage.push(name)
+            stage.deliver()
+    assert len(stage.run.server._buffers._pool._buffers) > 0
+    stage.run.lose(stage.nodes.by_name["a"])
+    assert stage.run.server._buffers._pool._buffers == []
+    assert stage.run.held_bytes < before + 5 * LAYOUT.num_bytes
 
 
 def test_epochs_that_end_together_share_a_copy_of_the_weights() -> None:

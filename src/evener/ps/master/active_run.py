@@ -26,6 +26,7 @@ from evener.records.event_tail import EVENTS_FILE
 from evener.records.events import Phase, RunEvent, encode_events
 from evener.records.history import NodeWork
 from evener.records.schema import shown
+from evener.wire.frame import Buffer
 
 
 class RunStore(Protocol):
@@ -88,6 +89,11 @@ class ActiveRun(ABC):
         return {}
 
     @property
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Memory that the run may take for weights and what belongs to them."""
+
+    @property
     def name(self) -> str:
         """Name of the run."""
         return self.job.run
@@ -131,21 +137,21 @@ class ActiveRun(ABC):
         if self.subscribers.is_time(now):
             self.flush()
 
-    def conclude(self, error: EvenerError | None) -> tuple[RunFinished, Sequence[bytes], str]:
+    def conclude(self, error: EvenerError | None) -> tuple[RunFinished, RunResult | None, str]:
         """Save what the run has produced.
 
         Args:
             error: why the run ended early; None if it is complete.
 
         Returns:
-            The message for subscribers, its buffers, and a clause that says where the results are.
+            The message for subscribers, the result if there is one, and a clause that says where it is.
         """
         self.flush()
         result = self.result(error)
         header = RunFinished(kind=result.kind, reason=result.reason, run=self.name)
         if not result.record and not result.weights:
             self.store.forget()
-            return header, (), "no results were produced"
+            return header, None, "no results were produced"
         try:
             save_result(self.folder, result)
         except OSError as failure:
@@ -153,9 +159,9 @@ class ActiveRun(ABC):
         else:
             self.store.forget()
             where = f"results are in {self.folder}"
-        return header, (result.record, result.weights), where
+        return header, result, where
 
-    def release(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
+    def release(self, header: RunFinished, buffers: Sequence[Buffer]) -> None:
         """Tell subscribers and nodes that the run is over."""
         self.subscribers.end(header, buffers)
         self._nodes.forget_rounds(self.name)
@@ -214,7 +220,7 @@ class ActiveRun(ABC):
         """Return what the run has produced."""
 
 
-def result_of(error: EvenerError | None, record: bytes, weights: bytes, note: str = "") -> RunResult:
+def result_of(error: EvenerError | None, record: bytes, weights: bytes | memoryview, note: str = "") -> RunResult:
     """Return the result of a run that ended with `error`; `note` is appended to the reason."""
     reason = shown(f"{error or ''}{note}")
     return RunResult(kind_of(error) if error else None, reason, record, weights)
@@ -280,7 +286,7 @@ class Subscribers:
         if events:
             self._send(peer, RunEvents(run=run), (encode_events(events),))
 
-    def end(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
+    def end(self, header: RunFinished, buffers: Sequence[Buffer]) -> None:
         """Tell all subscribers that the run is over."""
         for peer in self._peers:
             self._send(peer, header, buffers)

@@ -87,6 +87,11 @@ class ActiveLeaseRun(ActiveRun):
         )
 
     @property
+    def held_bytes(self) -> int:
+        """Memory that the run may take; see `TrainingRun.held_bytes`."""
+        return self.training.held_bytes
+
+    @property
     def works(self) -> Mapping[str, NodeWork]:
         """Work of each node for the run, by name."""
         return self.training.journal.history.totals

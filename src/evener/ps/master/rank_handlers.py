@@ -42,9 +42,9 @@ class RankHandlers:
     ) -> Sequence[Buffer] | None:
         """Return memory for the weights of an ended process; None if not needed. Raises BadFrame: too large."""
         run = self._scheduler.ranks_of(header.run)
-        if len(lengths) != 1 or lengths[0] > usable_memory()[1] // 2:
+        if len(lengths) != 1 or lengths[0] > min(usable_memory()[1] // 2, self._scheduler.free_bytes):
             raise BadFrame(f"{len(lengths)} buffers of {sum(lengths)} bytes are no weights that this master could hold")
-        if node is None or run is None or not run.wants_weights(node, header.process):
+        if node is None or run is None or not run.wants_weights(node, header.process, lengths[0]):
             return None
         return allocate(header, lengths)
 

@@ -18,6 +18,7 @@ from evener.ps.master.checkpointing import Checkpointer, unfinished
 from evener.ps.master.collective.collective_run import CollectiveRun
 from evener.ps.master.collective.rank_journal import RankJournal, RunStart
 from evener.ps.master.collective.rank_run import ActiveRankRun
+from evener.ps.master.finished_runs import FinishedRuns
 from evener.ps.master.lease_run import ActiveLeaseRun
 from evener.ps.master.merges import merge_of
 from evener.ps.master.node_state import NodeEvent
@@ -38,17 +39,20 @@ from evener.ps.protocol.messages import (
     Send,
 )
 from evener.ps.protocol.rank_messages import RankJob
-from evener.ps.protocol.run_result import load_result
 from evener.records.error_kind import kind_of
 from evener.records.errors import EvenerError, first_line
 from evener.records.history import History
 from evener.records.schema import shown
 from evener.sync.parameter_server import ParameterServer
+from evener.sync.run_memory import run_memory
 from evener.sync.threads import ThreadPool
 from evener.system.memory import usable_memory
+from evener.wire.frame import Buffer
 
 MAX_RUNS = 64
 """Runs in progress at once: their weights lie in the master's memory."""
+MEMORY_SHARE = 0.75
+"""Share of the memory that is usable when a master starts, for the weights of all runs and what belongs to them."""
 _MORE_LEASES = 2**32
 """More than a master gives out after its last checkpoint: the next master recognises older leases as late."""
 
@@ -70,7 +74,11 @@ class Scheduler:
     def __init__(self, config: MasterConfig, nodes: Nodes, send: Send) -> None:
         self._config, self._nodes, self._send = config, nodes, send
         self._home, self._clock, self._notify = config.home, config.clock, config.notify
-        self.submissions = Submissions(self._home.blobs, send, config.clock, self._why_not)
+        self._memory_bytes = int(MEMORY_SHARE * usable_memory()[1])
+        self.submissions = Submissions(
+            self._home.blobs, send, config.clock, self._why_not, lambda: min(usable_memory()[1] // 2, self._room_bytes)
+        )
+        self._finished = FinishedRuns(self._home.runs, send)
         self._blobs = BlobSender(self._home.blobs)
         self.audit = AuditLog(config.home.audit, config.notify, clock=config.clock)
         self._cores = ThreadPool()
@@ -81,6 +89,17 @@ class Scheduler:
     def runs(self) -> list[ActiveRun]:
         """The runs in progress, in the order in which they began."""
         return list(self._active.values())
+
+    @property
+    def _room_bytes(self) -> int:
+        """Memory that runs in progress, and results that commands have not taken, leave free."""
+        held = sum(run.held_bytes for run in self._active.values()) + self._finished.num_bytes
+        return max(0, self._memory_bytes - held)
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory that is free for what nodes send and commands ask for: not for the run that is being submitted."""
+        return max(0, self._room_bytes - self.submissions.num_bytes)
 
     def training_of(self, node: NodeRecord) -> TrainingRun | None:
         """Return the run for which a node works on leases, or will when it is ready; None if there is none."""
@@ -127,7 +146,9 @@ class Scheduler:
         merge = merge_of(snapshot.state.agreement)
         server = ParameterServer.resume(snapshot, first_number=number, cores=self._cores, merge=merge)
         self._nodes.resume(checkpoint.nodes, self._clock())
-        training = TrainingRun(checkpoint.job, server, checkpoint.history, self._nodes, self._send, self._clock)
+        training = TrainingRun(
+            checkpoint.job, server, checkpoint.history, self._nodes, self._send, self._clock, lambda: self.free_bytes
+        )
         due = [EpochEnd(epoch, version, snapshot.ends[epoch]) for epoch, version in checkpoint.due.items()]
         training.resume(checkpoint.used, due, checkpoint.seconds, checkpoint.waited)
         self._add(ActiveLeaseRun(self._config, self._nodes, self._send, training, checkpointer), ())
@@ -150,14 +171,8 @@ class Scheduler:
         """Send the connection `peer` the events of a run or, if the run is over, its result."""
         if (run := self._active.get(name)) is not None:
             run.watch(peer)
-            return
-        try:
-            result = load_result(self._home.runs / name)
-        except EvenerError as error:
-            self._send(peer, RunRejected(reason=shown(f"there is no run {name}: {error}"), run=name))
-            return
-        header = RunFinished(kind=result.kind, reason=shown(result.reason), run=name)
-        self._send(peer, header, (result.record, result.weights))
+        else:
+            self._finished.ask(peer, name)
 
     def owner_of(self, name: str) -> str | None:
         """Return the submitter of a run in progress; None if there is no run of this name."""
@@ -193,11 +208,14 @@ class Scheduler:
 
     def is_watching(self, peer: int) -> bool:
         """Return whether the connection `peer` watches a run, or is submitting one."""
-        return self.submissions.is_of(peer) or any(peer in run.subscribers for run in self._active.values())
+        if self.submissions.is_of(peer) or self._finished.is_awaited_by(peer):
+            return True
+        return any(peer in run.subscribers for run in self._active.values())
 
     def disconnected(self, peer: int) -> None:
         """Forget a connection that is gone."""
         self.submissions.disconnected(peer)
+        self._finished.disconnected(peer)
         node = self._nodes.at(peer)
         for run in self._active.values():
             if node is not None:
@@ -243,6 +261,7 @@ class Scheduler:
             with self.guarding(run):
                 run.tick(now, is_delivering)
                 self._end_if_over(run)
+        self._finished.tick(self.free_bytes)
 
     def end(self, error: EvenerError) -> None:
         """End all runs because of `error`."""
@@ -256,7 +275,8 @@ class Scheduler:
 
     def _end(self, run: ActiveRun, error: EvenerError | None) -> None:
         """Save what a run has produced, tell its subscribers, and release its nodes."""
-        header, buffers, where = run.conclude(error)
+        header, result, where = run.conclude(error)
+        buffers = () if result is None else self._finished.share(header, result.record, result.weights)
         self._release(run, header, buffers)
         self._notify(f"run {run.name} is over{f': {error}' if error else ''}; {where}")
 
@@ -288,7 +308,7 @@ class Scheduler:
         self._notify(f"warning: {sentence}; {store.set_aside()}")
         return sentence
 
-    def _release(self, run: ActiveRun, header: RunFinished, buffers: Sequence[bytes]) -> None:
+    def _release(self, run: ActiveRun, header: RunFinished, buffers: Sequence[Buffer]) -> None:
         self._active.pop(run.name, None)
         self.trainings = [other.training for other in self.runs if isinstance(other, ActiveLeaseRun)]
         run.release(header, buffers)
@@ -299,6 +319,7 @@ class Scheduler:
         for run in self._active.values():
             run.close()
         self.submissions.close()
+        self._finished.close()
         self._cores.close()
 
     def _begin(self, submission: Submission | None) -> None:
@@ -326,7 +347,7 @@ class Scheduler:
         server = ParameterServer(
             job.agreement, job.workload, submission.weights, cores=self._cores, first_number=first, merge=merge
         )
-        training = TrainingRun(job, server, History(), self._nodes, self._send, self._clock)
+        training = TrainingRun(job, server, History(), self._nodes, self._send, self._clock, lambda: self.free_bytes)
         training.submitted = submission.submitted
         return ActiveLeaseRun(self._config, self._nodes, self._send, training, Checkpointer(self._config, job.run))
 
@@ -357,6 +378,7 @@ class Scheduler:
         jobs = [one for one in (job, *(run.job for run in self.runs)) if isinstance(one, Job)]
         if sum(len(encode_job(one)) for one in jobs) > MAX_JOBS_BYTES:
             return f"the descriptions of all runs would take more than {MAX_JOBS_BYTES} bytes, which is the limit"
-        if sum(one.layout.num_bytes for one in jobs) > (most := usable_memory()[1] // 2):
-            return f"the weights of all runs would take more than the {most} bytes that this master has for them"
+        needed = sum(run_memory(job.agreement, job.layout)) if isinstance(job, Job) else 0
+        if needed > (room := self._room_bytes):
+            return f"the run needs {needed} bytes of the master's memory, and {room} are free: wait until others end"
         return why_no_disk(self._home.folder)

@@ -23,6 +23,7 @@ from evener.records.history import History, NodeWork
 from evener.records.record import Validation
 from evener.sync.messages import Judgement, ServerOutput
 from evener.sync.parameter_server import ParameterServer
+from evener.sync.run_memory import run_memory
 from evener.wire.errors import BadFrame
 
 _MAX_REFUSALS = 3
@@ -42,6 +43,7 @@ class TrainingRun:
         nodes: all nodes, which may work.
         send: sends a message to a connection.
         clock: seconds.
+        room: returns the bytes of memory that are free for another node's contributions.
 
     Attributes:
         speeds: speeds of the nodes.
@@ -64,8 +66,11 @@ class TrainingRun:
         nodes: Nodes,
         send: Send,
         clock: Callable[[], float],
+        room: Callable[[], float] = lambda: inf,
     ) -> None:
         self.job, self.server = job, server
+        self._memory, self._room = run_memory(job.agreement, job.layout), room
+        self._crowded_out: deque[NodeRecord] = deque()
         self.observations: deque[tuple[Occurrence, NodeRecord]] = deque()
         self.failure: EvenerError | None = None
         self.has_begun = False
@@ -106,6 +111,13 @@ class TrainingRun:
     def waited(self) -> float:
         """Seconds from the submission until a node worked, or until now."""
         return (self._clock() if self.begun is None else self.begun) - self.submitted
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the weights, the optimizer, the nodes at work and the validations that are due may take."""
+        ends = {end.version for end in self.validation.due}
+        members = max(1, len(self.server.members))
+        return self._memory.fixed_bytes + self._memory.member_bytes * members + self.job.layout.num_bytes * len(ends)
 
     def admit(self, node: NodeRecord) -> None:
         """Let a member prepare, or work if it is ready and work has begun."""
@@ -149,6 +161,7 @@ class TrainingRun:
             for node in ready:
                 self.admit(node)
             self.server.quorum = 1  # from now on the others continue when nodes join or leave
+            self._follow(self.server.proceed())  # if there was no memory for all of them
 
     def lose(self, node: NodeRecord) -> None:
         """Assign a node's unfinished work to others."""
@@ -199,6 +212,11 @@ class TrainingRun:
     def tick(self, is_delivering: Callable[[int], bool]) -> None:
         """Find stragglers; `is_delivering` says whether a message to a peer is being delivered and makes progress."""
         now, patience = self._clock(), self._nodes.patience
+        while self._crowded_out and self._has_room():
+            node = self._crowded_out.popleft()
+            node.not_ready.discard(self.job.run)
+            if node.is_present and self.job.takes(node.name):
+                self.admit(node)
         if self.server.members and self.begun is None:
             self.begun = now
         busy = self.speeds.step_seconds()
@@ -234,7 +252,16 @@ class TrainingRun:
         """Add an event about `nodes`."""
         self.journal.note(self.server.version, kind, message, nodes)
 
+    def _has_room(self) -> bool:
+        """Return whether the master has memory for what another node sends; the first one always has."""
+        return not self.server.members or self._memory.member_bytes <= self._room()
+
     def _begin_work(self, node: NodeRecord) -> None:
+        if not self.server.worker(node.name).is_here and not self._has_room():
+            self._crowded_out.append(node)
+            self.not_ready(node, "the master has no memory for the contributions of another node")
+            node.ready = self.job.run  # it is, and begins when others leave
+            return
         if not self.server.members:
             self.journal.start_timing()  # no node worked until now
         self.journal.history.add_node(node.name)

@@ -32,7 +32,7 @@ class RunResult(NamedTuple):
     kind: ErrorKind | None
     reason: str
     record: bytes
-    weights: bytes
+    weights: bytes | memoryview
 
     @property
     def error(self) -> EvenerError | None:
@@ -58,6 +58,14 @@ def save_result(folder: Path, result: RunResult) -> None:
         (_END, msgspec.json.encode((result.kind, result.reason))),
     ):
         atomic_write(folder / name, data, private=True)
+
+
+def result_bytes(folder: Path) -> int:
+    """Return the size of the result of the run in `folder`. Raises MissingFile: there is none."""
+    try:
+        return sum((folder / name).stat().st_size for name in (_END, RECORD, WEIGHTS))
+    except OSError as error:
+        raise MissingFile(f"there is no result in {folder}") from error
 
 
 def load_result(folder: Path) -> RunResult:

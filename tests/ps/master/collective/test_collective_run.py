@@ -127,6 +127,21 @@ def test_ranks_start_when_all_present_nodes_have_the_code() -> None:
     assert len(places[1].secret) == 16
 
 
+def test_weights_of_an_ended_process_are_kept_without_a_copy() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    node, data = scene.nodes.by_name["a"], memoryview(bytearray(1000))
+    assert scene.run.wants_weights(node, 1, 1000)
+    assert not scene.run.wants_weights(scene.nodes.by_name["b"], 2, 1000)
+    assert scene.run.held_bytes == 1000
+    scene.run.disconnected(node)
+    assert scene.run.held_bytes == 0
+    assert scene.run.wants_weights(node, 1, 1000)
+    scene.run.ended(node, RankEnded(run="r", process=1, has_finished=True), [data])
+    assert scene.run.weights is data
+    assert scene.run.held_bytes == 1000
+
+
 def test_run_waits_for_a_node_that_is_still_profiling() -> None:
     scene = Scene("a", "b")
     scene.nodes.by_name["b"].profile = None

@@ -76,7 +76,8 @@ class CollectiveRun:
         self.news = RankNews(clock)
         self.failure: EvenerError | None = None
         self.is_complete = False
-        self.weights, self._bringing = b"", ""
+        self.weights: bytes | memoryview = b""
+        self._bringing, self._bringing_bytes = "", 0
         self._values, self._starter = SharedValues(), RemoteStarter(job.run, nodes, send)
         self._table = RankTable(self._starter, journal)
         self._elastic: ElasticRanks[RemoteRank] | None = None
@@ -179,7 +180,7 @@ class CollectiveRun:
             self._rejected.add(node)
             self.not_ready(node, header.sentence)
         if weights:
-            self.weights = bytes(weights[0])
+            self.weights, self._bringing_bytes = weights[0], 0
         self._values.forget(rank.number)
         self._govern()
 
@@ -188,12 +189,17 @@ class CollectiveRun:
         """Number of updates so far."""
         return self.news.step.step if self.news.step is not None else 0
 
-    def wants_weights(self, node: NodeRecord, process: int) -> bool:
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the weights that have arrived, or are arriving."""
+        return len(self.weights) + self._bringing_bytes
+
+    def wants_weights(self, node: NodeRecord, process: int, num_bytes: int) -> bool:
         """Return whether an ended process may send weights: one at a time, until they have arrived."""
         rank = self._table.of(node, process)
         if rank is None or rank.ended is not None or self.weights or self._bringing not in ("", node.name):
             return False
-        self._bringing = node.name
+        self._bringing, self._bringing_bytes = node.name, num_bytes
         return True
 
     def wants(self, node: NodeRecord, process: int, num_bytes: int) -> bool:
@@ -205,7 +211,7 @@ class CollectiveRun:
     def disconnected(self, node: NodeRecord) -> None:
         """Forget what was arriving over a node's connection."""
         if self._bringing == node.name:
-            self._bringing = ""
+            self._bringing, self._bringing_bytes = "", 0
 
     def note(self, kind: str, message: str, *nodes: str) -> None:
         """Add an event about `nodes`; a node that joins is reported by its generation instead."""

@@ -73,6 +73,11 @@ class ActiveRankRun(ActiveRun):
             checkpoint=self.ranks.checkpoints.last.step,
         )
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the resulting weights."""
+        return self.ranks.held_bytes
+
     def advance(self, _: Callable[[int], bool]) -> None:
         """Do what is due: start processes, form the next generation, fetch checkpoints."""
         self.ranks.tick()
@@ -111,7 +116,7 @@ class ActiveRankRun(ActiveRun):
         """End the processes; return the record and the weights, or else the weights of the last checkpoint."""
         run, note = self.ranks, ""
         run.close()
-        weights = run.weights
+        weights: bytes | memoryview = run.weights
         if not weights and (weights := run.checkpoints.weights()):
             note = f"; the weights after step {run.checkpoints.last.step} were saved"
         record = msgspec.json.format(run.news.record, indent=1) if run.news.has_record else b""
