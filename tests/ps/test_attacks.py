@@ -84,6 +84,12 @@ def profile(**fields: Any) -> Any:
     return {**plain, **fields}
 
 
+def unchecked_push(seconds: float) -> Any:
+    push = Push(number=1, seconds=1.0)
+    msgspec.structs.force_setattr(push, "seconds", seconds)
+    return push
+
+
 REFUSED: dict[str, Attack] = {
     "negative incarnation": lambda connection: joined(connection, incarnation=-1),
     "clock that is no number": lambda connection: joined(connection, clock=float("nan")),
@@ -108,11 +114,9 @@ REFUSED: dict[str, Attack] = {
         m.Validated(run="linear-1", number=0, loss=0.0, correct=float("nan"))
     ),
     "contribution of NaN seconds": send_after_joining(
-        m.Contribution(run="linear-1", push=Push(number=1, seconds=float("nan")))
+        m.Contribution(run="linear-1", push=unchecked_push(float("nan")))
     ),
-    "contribution of negative seconds": send_after_joining(
-        m.Contribution(run="linear-1", push=Push(number=1, seconds=-1.0))
-    ),
+    "contribution of negative seconds": send_after_joining(m.Contribution(run="linear-1", push=unchecked_push(-1.0))),
     "contribution of endless loss": send_after_joining(
         m.Contribution(run="linear-1", push=Push(number=1, seconds=1.0, loss=1e308))
     ),
@@ -368,3 +372,29 @@ def test_run_with_an_existing_name_gets_another_name() -> None:
             ps.run(job(SYNC), weights())
         wait_until(lambda: (ps.home.runs / "linear-1-2" / "end.json").exists())
         assert sorted(path.name for path in ps.home.runs.iterdir()) == ["linear-1", "linear-1-2"]
+
+
+def test_second_run_with_the_longest_name_is_prepared_and_can_be_stopped() -> None:
+    name = "a" * 120
+    with plane("a") as ps:
+        (ps.home.runs / name).mkdir(parents=True)
+        with ps.control() as control:
+            run = control.submit(job(SYNC, run=name, epochs=4000), weights(), ())
+            assert run == f"{'a' * 118}-2"
+            wait_until(lambda: ps.version() > 0)
+            control.change(m.StopRun(run=run))
+            assert control.watch(run, lambda _: None, lambda: None).record
+
+
+@pytest.mark.parametrize("seconds", [5e-324, 1e-101])
+def test_work_of_almost_no_seconds_is_refused(seconds: float) -> None:
+    with plane() as ps, stranger(ps) as evil:
+        send_after_joining(m.Contribution(run="linear-1", push=unchecked_push(seconds)))(evil)
+        told_until_closed(evil)
+        assert ps.ask().nodes
+
+
+def test_memory_of_a_heartbeat_is_bounded_as_in_a_record() -> None:
+    with plane() as ps, stranger(ps) as evil:
+        send_after_joining(m.Heartbeat(peak_memory_bytes=2**53 + 1))(evil)
+        told_until_closed(evil)

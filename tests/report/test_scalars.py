@@ -6,6 +6,8 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -91,3 +93,12 @@ def test_missing_tensorboard_gives_an_install_command(tmp_path: Path, monkeypatc
         TensorBoard(tmp_path / "scalars").begin(plan(NAMES))
     assert pip_install("report") in str(error.value)
     assert not (tmp_path / "scalars").exists()
+
+
+def test_step_with_another_number_of_nodes_than_the_plan_has_no_scalars_of_nodes() -> None:
+    logged: list[set[str]] = []
+    logger: Any = SimpleNamespace(begin=bool, write=lambda scalars, _: logged.append(set(scalars)), close=bool)
+    log = ScalarLog(logger)
+    log(plan(NAMES[:2]))
+    log(fake_run(num_steps=1).steps[0])
+    assert logged == [{"loss/train", "throughput/samples_per_second"}]

@@ -14,6 +14,7 @@ import msgspec
 
 from evener.records.plan import Plan
 from evener.records.record import Epoch, Event, NodeStep, NodeSummary, Step, TrainRecord, Validation
+from evener.records.schema import measured, quantity, summable
 
 _CAPACITY = 4096
 
@@ -80,14 +81,14 @@ class NodeWork:
         """Return the node's part of a step, for an entry of so many seconds."""
         waited = max(0.0, seconds - self.compute_seconds) if self.wait_seconds is None else self.wait_seconds
         return NodeStep(
-            samples=self.samples,
-            io_seconds=self.io_seconds,
-            compute_seconds=self.compute_seconds,
-            wait_seconds=waited,
-            update_seconds=self.update_seconds,
-            sent_bytes=self.sent,
-            cpu_seconds=self.cpu_seconds,
-            memory_bytes=self.memory,
+            samples=quantity(self.samples),
+            io_seconds=measured(self.io_seconds),
+            compute_seconds=measured(self.compute_seconds),
+            wait_seconds=measured(waited),
+            update_seconds=measured(self.update_seconds),
+            sent_bytes=quantity(self.sent),
+            cpu_seconds=measured(self.cpu_seconds),
+            memory_bytes=quantity(self.memory),
         )
 
 
@@ -159,9 +160,9 @@ class Entry:
         return Step(
             step=self.step,
             epoch=self.epoch,
-            samples=self.samples,
-            loss=self.mean_loss,
-            seconds=self.seconds,
+            samples=quantity(self.samples),
+            loss=None if (loss := self.mean_loss) is None else summable(loss),
+            seconds=measured(self.seconds),
             nodes=tuple(self.nodes.get(name, NodeWork()).step(self.seconds) for name in names),
             staleness=self.staleness / self.contributions if self.contributions else 0.0,
         )

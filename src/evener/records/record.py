@@ -7,7 +7,7 @@ from typing import Any
 
 from evener.records.errors import NonFiniteLoss, require
 from evener.records.plan import Plan
-from evener.records.schema import Amount, Finite, Noun, Part, Whole
+from evener.records.schema import Amount, Finite, Loss, Noun, Part, Quantity, Seconds, Whole, require_measured
 
 RECORD, WEIGHTS = "record.json", "model.safetensors"
 """Names of the results in a run's folder."""
@@ -29,14 +29,17 @@ class NodeStep(Part, frozen=True, kw_only=True):
             known.
     """
 
-    samples: Amount
-    io_seconds: Finite
-    compute_seconds: Finite
-    wait_seconds: Finite
-    update_seconds: Finite
-    sent_bytes: Amount
-    cpu_seconds: Finite = 0.0
-    memory_bytes: Amount = 0
+    samples: Quantity
+    io_seconds: Seconds
+    compute_seconds: Seconds
+    wait_seconds: Seconds
+    update_seconds: Seconds
+    sent_bytes: Quantity
+    cpu_seconds: Seconds = 0.0
+    memory_bytes: Quantity = 0
+
+    def __post_init__(self) -> None:
+        require_measured(self, "io_seconds", "compute_seconds", "wait_seconds", "update_seconds", "cpu_seconds")
 
 
 class Step(Part, frozen=True, kw_only=True):
@@ -53,13 +56,16 @@ class Step(Part, frozen=True, kw_only=True):
             that it changed; mean over the contributions.
     """
 
-    step: Amount
-    epoch: Amount
-    samples: Amount
-    loss: Finite | None
-    seconds: Finite
+    step: Quantity
+    epoch: Quantity
+    samples: Quantity
+    loss: Loss | None
+    seconds: Seconds
     nodes: tuple[NodeStep, ...]
-    staleness: Finite = 0.0
+    staleness: Loss = 0.0
+
+    def __post_init__(self) -> None:
+        require_measured(self, "seconds")
 
 
 class Validation(Part, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from evener.records.atomic import atomic_write
 from evener.records.bounded_file import read_bounded
-from evener.records.errors import InvalidFile, MissingFile
+from evener.records.errors import InvalidFile, MissingFile, require
 
 NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 """Errors of decoding data that has another type, is not text, or is nested without end."""
@@ -26,21 +26,28 @@ MAX_TEXT_LENGTH = 4000
 Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
 """A number of anything."""
 Whole = Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)]
-Amount = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+MAX_AMOUNT = 2**53
+Amount = Annotated[int, Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]
 """An integer that a float holds exactly, so that plots can show it."""
+Quantity = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
+"""An `Amount` that is not negative."""
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """A number that is neither NaN nor infinite."""
 MAX_LOSS = 1e100
 Loss = Annotated[float, Meta(ge=-MAX_LOSS, le=MAX_LOSS)]
 """A loss whose sum over any number of samples is finite."""
-Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+MAX_SECONDS = 1e12
+MIN_SECONDS = 1e-100
+"""Shortest measured time: any quantity divided by it is finite."""
+Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 UnitSeconds = Annotated[float, Meta(ge=1e-12, le=1e6)]
 """Seconds of a sample."""
 Word = Annotated[str, Meta(max_length=64, pattern=PRINTABLE)]
 Name = Annotated[str, Meta(max_length=256, pattern=PRINTABLE)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH, pattern=PRINTABLE)]
 """A few sentences; `shown` makes one from any text."""
-RunName = Annotated[str, Meta(max_length=120, pattern=r"\A(?:[A-Za-z0-9_][A-Za-z0-9_.-]*)?\Z")]
+MAX_RUN_NAME_LENGTH = 120
+RunName = Annotated[str, Meta(max_length=MAX_RUN_NAME_LENGTH, pattern=r"\A(?:[A-Za-z0-9_][A-Za-z0-9_.-]*)?\Z")]
 """Name of a run, and of its folder; empty for none."""
 Digest = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")]
 """A SHA-256, hexadecimal; empty for none."""
@@ -60,6 +67,23 @@ _PAIR = "\0"
 def summable(loss: float) -> float | None:
     """Return `loss` as `Loss`; None if it is not finite, or too large."""
     return loss if abs(loss) <= MAX_LOSS else None
+
+
+def measured(seconds: float) -> float:
+    """Return `seconds` as `Seconds` that pass `require_measured`; 0 for fewer than `MIN_SECONDS`."""
+    return min(seconds, MAX_SECONDS) if seconds >= MIN_SECONDS else 0.0
+
+
+def require_measured(owner: object, *fields: str) -> None:
+    """Raise InvalidValue unless these fields of `owner` are zero, or seconds by which quantities can be divided."""
+    for field in fields:
+        value = getattr(owner, field)
+        require(value == 0 or value >= MIN_SECONDS, field, value, f"zero seconds, or {MIN_SECONDS:g} or more")
+
+
+def quantity(number: int) -> int:
+    """Return the `Quantity` that is nearest to `number`."""
+    return min(max(0, number), MAX_AMOUNT)
 
 
 def printable(text: str) -> str:
@@ -134,8 +158,8 @@ def encode_noun(noun: Noun) -> bytes:
     return msgspec.json.format(msgspec.json.encode(noun), indent=1)
 
 
-def read_noun(path: Path, kind: type[N]) -> N:
-    """Read the noun of type `kind` in the JSON file `path`.
+def read_noun(path: Path, kind: type[N], *, makes_printable: bool = False) -> N:
+    """Read the noun of type `kind` in the JSON file `path`; `makes_printable` as in `parse_noun`.
 
     Raises:
         MissingFile: the file does not exist.
@@ -146,13 +170,23 @@ def read_noun(path: Path, kind: type[N]) -> N:
         data = read_bounded(path, MAX_FILE_BYTES)
     except OSError as error:
         raise MissingFile(f"cannot read {path}: {error.strerror}") from error
-    return parse_noun(data, kind, source=str(path))
+    return parse_noun(data, kind, source=str(path), makes_printable=makes_printable)
 
 
-def parse_noun(data: bytes, kind: type[N], source: str = "the message") -> N:
-    """Parse the noun of type `kind` in JSON `data`; `source` names its origin in errors. Raises InvalidFile."""
+def parse_noun(data: bytes, kind: type[N], source: str = "the message", *, makes_printable: bool = False) -> N:
+    """Parse the noun of type `kind` in JSON `data`.
+
+    Args:
+        data: the JSON.
+        kind: type of the noun.
+        source: origin of the data, for errors.
+        makes_printable: whether question marks replace unprintable characters, as in `printable`, instead of an error.
+
+    Raises:
+        InvalidFile: it is not JSON, of another version, or a field is wrong.
+    """
     try:
-        raw = msgspec.json.decode(data)
+        raw = msgspec.json.decode(_printable_json(data) if makes_printable else data)
     except NOT_DECODED as error:
         raise InvalidFile(f"{source} is not JSON: {error}") from error
     if not isinstance(raw, dict):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
+from msgspec.structs import replace
+
 from evener.records.errors import require
 from evener.records.events import RunEvent
 from evener.records.plan import Plan
@@ -49,7 +51,10 @@ class ScalarLog:
             self._names = tuple(a.node for a in event.assignments)
             self._logger.begin(event)
         elif isinstance(event, Step):
-            self._logger.write(scalars_of_step(event, self._names), event.step)
+            names = self._names
+            if len(names) != len(event.nodes):  # it is not known whose columns these are
+                event, names = replace(event, nodes=()), ()
+            self._logger.write(scalars_of_step(event, names), event.step)
         elif isinstance(event, Validation):
             self._logger.write(scalars_of_validation(event), event.step)
         elif isinstance(event, TrainRecord):

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from evener.records.schema import Count, Loss, Part, Seconds, Text
+from evener.records.schema import Count, Loss, Part, Seconds, Text, require_measured
 from evener.sync.protocol import Compression
 
 MAX_UNUSED = 8192
@@ -66,7 +66,7 @@ class Push(Part, frozen=True, kw_only=True, array_like=True):
 
     Attributes:
         number: number of the lease that it answers.
-        seconds: seconds of the work, without waiting and sending.
+        seconds: seconds of the work, without waiting and sending; 0 if they are not known.
         loss: mean over the samples; None if it is not finite, or too large to be summed.
         unused: indices in the layout of parameters that the gradient did not reach.
     """
@@ -75,6 +75,9 @@ class Push(Part, frozen=True, kw_only=True, array_like=True):
     seconds: Seconds
     loss: Loss | None = None
     unused: Annotated[tuple[Count, ...], Meta(max_length=MAX_UNUSED)] = ()
+
+    def __post_init__(self) -> None:
+        require_measured(self, "seconds")
 
 
 class Answer(Part, frozen=True, kw_only=True, array_like=True):

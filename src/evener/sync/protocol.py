@@ -19,7 +19,7 @@ from math import inf
 from typing import Literal
 
 from evener.records.errors import require
-from evener.records.schema import Amount, Finite, Name, Part, Whole
+from evener.records.schema import MAX_AMOUNT, Amount, Finite, Name, Part, Whole
 
 Compression = Literal["none", "bf16", "int8"]
 Robust = Literal["mean", "clip", "trimmed", "median", "krum"]
@@ -126,7 +126,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         clip_norm: bound on the norm of the merged gradient; None for none, and where workers make the steps.
     """
 
-    batch: Whole
+    batch: Amount
     outer: Outer
     contribution: Literal["gradient", "delta"] = "gradient"
     local_steps: Whole | Literal["epoch"] = 1
@@ -237,6 +237,13 @@ class Workload(Part, frozen=True, kw_only=True):
         ends = (self.num_epochs, self.num_updates)
         require(any(ends), "num_epochs", self.num_epochs, "positive, or else num_updates set")
         require(self.num_samples > 0, "num_samples", self.num_samples, "positive")
+        total = self.num_samples * (self.num_epochs or 1)
+        require(
+            total <= MAX_AMOUNT,
+            "num_epochs",
+            self.num_epochs,
+            f"such that all epochs have at most {MAX_AMOUNT} samples",
+        )
         for field, value in (("num_epochs", ends[0]), ("num_updates", ends[1])):
             require(value is None or value > 0, field, value, "positive, or None")
         sizes = [size for _, size in self.parts]

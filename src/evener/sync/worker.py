@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from evener.records.errors import require
-from evener.records.schema import summable
+from evener.records.schema import measured, summable
 from evener.sync.compression import Bytes, Compressor, as_bytes, compressor_for
 from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import MAX_UNUSED, Answer, Lease, Push
@@ -145,7 +145,7 @@ class WorkerReplica:
             _difference(self._local, self._after, change)
             self._local, self._after = self._after, self._local
         self.underway[lease.number] = change
-        push = Push(number=lease.number, seconds=max(0.0, seconds), loss=summable(loss), unused=unused[:MAX_UNUSED])
+        push = Push(number=lease.number, seconds=measured(seconds), loss=summable(loss), unused=unused[:MAX_UNUSED])
         return push, self._packed(change)
 
     def _packed(self, change: Flat) -> memoryview:

@@ -9,14 +9,16 @@ import msgspec
 import pytest
 
 from evener.records.event_tail import Moment, events_of
-from evener.records.events import Phase, RunEvent
+from evener.records.events import Phase, RunEvent, decode_events, encode_events
 from evener.records.history import Entry, NodeWork
 from evener.records.plan import Plan, Rejected
 from evener.records.record import Event, Step
+from evener.records.schema import MAX_AMOUNT, MAX_SECONDS
 from evener.report.live.live_run import LiveRun
 from evener.report.live.losses import Losses
 from evener.report.live.picture import NodePicture
 from evener.report.live.routes import MASTER
+from evener.training.console import progress_words
 from support.fake_runs import NODES, fake_plan, fake_run
 
 
@@ -254,3 +256,22 @@ def test_node_shows_its_busy_cores_and_memory_during_a_run() -> None:
     assert ada.cpu_cores == pytest.approx(1.5)
     assert (ada.memory_bytes, bob.cpu_cores) == (1030, 0.0)
     assert sum(work.cpu_seconds for work in run.history.totals.values()) > 0
+
+
+IMPOSSIBLE = [("seconds", 1.7e308), ("seconds", -1.0), ("seconds", 5e-324), ("loss", 1e200), ("samples", -1)]
+
+
+@pytest.mark.parametrize(("field", "value"), IMPOSSIBLE)
+def test_step_of_impossible_values_is_refused(field: str, value: float) -> None:
+    step = msgspec.to_builtins(fake_run(num_steps=1).steps[0])
+    with pytest.raises(msgspec.ValidationError):
+        decode_events(msgspec.json.encode([("Step", {**step, field: value})]))
+
+
+def test_sum_of_the_longest_steps_can_be_decoded_and_shown() -> None:
+    step = msgspec.structs.replace(fake_run(num_steps=1).steps[0], seconds=MAX_SECONDS, samples=MAX_AMOUNT, loss=1e100)
+    names = ["ada", "bob", "pi"]
+    total = Entry.of(step, names)
+    total.add(Entry.of(step, names))
+    events = decode_events(encode_events([Phase(what="training", num_samples=60_000, epochs=1), total.as_step(names)]))
+    assert "left" in progress_words(shown(events).picture(), 80)

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from evener.records.error_kind import ErrorKind
 from evener.records.profile import DeviceProfile
-from evener.records.schema import Count, Digest, Finite, Loss, Name, RunName, Seconds, Text, UnitSeconds, Word
+from evener.records.schema import Count, Digest, Finite, Loss, Name, Quantity, RunName, Seconds, Text, UnitSeconds, Word
 from evener.sync.messages import Answer, Push
 from evener.wire.frame import Buffer
 
@@ -33,7 +33,7 @@ class Join(Header, frozen=True, kw_only=True):
 
     Attributes:
         protocol: see above.
-        name: name of the node; the master refuses an invalid one.
+        name: name of the node; the master refuses one that is too long.
         incarnation: number of its process, which is higher for a process that is started later.
         evener, python, torch: versions; torch is empty where it is not installed.
         clock: seconds since 1970 on the node.
@@ -46,7 +46,7 @@ class Join(Header, frozen=True, kw_only=True):
     """
 
     protocol: Count
-    name: Annotated[str, Meta(max_length=256)]
+    name: Name
     incarnation: Count
     evener: Word
     python: Word
@@ -73,7 +73,7 @@ class Heartbeat(Header, frozen=True, kw_only=True):
         steps: steps that a node has done since its process started, which tell slow work from none.
     """
 
-    peak_memory_bytes: Count = 0
+    peak_memory_bytes: Quantity = 0
     steps: Count = 0
 
 

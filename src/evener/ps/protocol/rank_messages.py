@@ -23,7 +23,7 @@ from msgspec import Meta
 from evener.ps.protocol.messages import Header
 from evener.records.error_kind import ErrorKind
 from evener.records.errors import InvalidFile, require
-from evener.records.schema import NOT_DECODED, Count, Digest, Name, Part, RunName, Seconds, Text, Word
+from evener.records.schema import NOT_DECODED, Count, Digest, Name, Part, Quantity, RunName, Seconds, Text, Word
 
 MAX_MESSAGE_BYTES = 2**20
 """Limit of one message between a process and the coordinator, in bytes."""
@@ -32,7 +32,8 @@ MAX_SHOWN_BYTES = 2**24
 MAX_RANK_JOB_BYTES = 2**20
 
 
-Speed = Annotated[float, Meta(gt=0, le=1)]
+Speed = Annotated[float, Meta(ge=1e-6, le=1)]
+"""Speed of a node as a fraction, by which times are divided."""
 
 
 class RankJob(Part, frozen=True, kw_only=True):
@@ -180,7 +181,7 @@ class RankSaved(Header, frozen=True, kw_only=True):
 
     run: RunName
     process: Count
-    step: Count
+    step: Quantity
     digest: Digest
 
 

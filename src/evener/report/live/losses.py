@@ -66,7 +66,7 @@ class Losses:
     def largest(self, limit: int = 6) -> list[Loss]:
         """Return at most `limit` losses, the largest first."""
         return [
-            Loss(node=node, cause=cause, seconds=seconds, fraction=seconds / self._total)
+            Loss(node=node, cause=cause, seconds=seconds, fraction=seconds / self._total if self._total else 0.0)
             for (node, cause), seconds in sorted(self._seconds.items(), key=lambda item: -item[1])[:limit]
             if seconds > 0
         ]
