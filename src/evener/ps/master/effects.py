@@ -56,7 +56,7 @@ class Effects:
     def __init__(self, nodes: Nodes, scheduler: Scheduler, server: Server[Header], config: MasterConfig) -> None:
         self._nodes, self._scheduler, self._server = nodes, scheduler, server
         self._clock, self._notify = config.clock, config.notify
-        self.members, self.audit = Members(config.home.members), scheduler.audit
+        self.members, self.audit = Members(config.home.members, self._is_known), scheduler.audit
         self.invitations = Invitations(config.home.invitations, config.identity, self.members, server.tokens)
 
     def of(self, what: Occurrence, node: NodeRecord) -> None:
@@ -104,6 +104,11 @@ class Effects:
         for name in (node.name, *self.members.others_with_key_of(node.name)):
             if (one := self._nodes.by_name.get(name)) is not None and (one is node or one.peer is not None):
                 self._expel(one, reason)
+
+    def _is_known(self, name: str) -> bool:
+        """Return whether a node takes part, may come back by itself, or is excluded for a while."""
+        node = self._nodes.by_name.get(name)
+        return node is not None and not node.is_forgettable(self._clock())
 
     def _expel(self, node: NodeRecord, reason: str) -> None:
         self.members.expel(node.name, reason)

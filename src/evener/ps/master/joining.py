@@ -16,7 +16,7 @@ from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.protocol.config import MasterConfig, Versions
 from evener.ps.protocol.messages import PROTOCOL, Join, Welcome
 from evener.records.profile import ClusterProfile, DeviceProfile
-from evener.records.schema import write_noun
+from evener.records.schema import printable, write_noun
 from evener.wire.errors import BadFrame
 from evener.wire.identity import host_in
 
@@ -48,7 +48,8 @@ def admission_of(join: Join, here: Versions, now: float) -> Admission:
             f"Evener {join.evener} on the node does not understand Evener {here.evener} on the master: "
             "install the same version on both"
         )
-    if not join.name.isprintable() or not 0 < len(join.name) <= _MAX_NAME_LENGTH or join.name != join.name.strip():
+    is_printable = join.name.isprintable() and join.name == printable(join.name)
+    if not is_printable or not 0 < len(join.name) <= _MAX_NAME_LENGTH or join.name != join.name.strip():
         return Admission(f"the name of a node must be 1 to {_MAX_NAME_LENGTH} printable characters, got {join.name!r}")
     return Admission(remarks=tuple(_remarks(join, here, now)))
 
@@ -109,7 +110,7 @@ class Joining:
         node.doing, node.peak_memory_bytes, node.steps = "waits", 0, 0
         if earlier is not None:
             self._effects.turn_away(earlier, "a later process of that name has taken its place")
-        self._effects.members.bind(node.name, join.key, invitation)
+        self._effects.members.bind(node.name, join.key, invitation, host_in(origin))
         self._effects.audit.write("joined", name=node.name, address=node.origin, invitation=invitation)
         self._effects.welcome(peer, Welcome(patience=self._nodes.patience, remarks=admission.remarks, name=node.name))
         self._effects.follow(transitions)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,14 @@ from msgspec.structs import replace
 
 from evener.commands.join import connector
 from evener.ps.client import MasterClient, find_master
-from evener.ps.master.access.members import Members
+from evener.ps.master.access.members import MAX_MEMBERS, Member, MemberList, Members
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.config import Beacon, StateDir
 from evener.ps.protocol.directions import ToCommand, ToMaster, ToNode
 from evener.ps.protocol.job import encode_job
 from evener.ps.protocol.messages import ExpelNode, ForgetNode
 from evener.records.errors import InvalidFile, InvalidInput
+from evener.records.schema import write_noun
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import NothingListens, WrongSecret
@@ -198,3 +201,76 @@ def test_local_master_is_found_at_its_announced_address(tmp_path: Path) -> None:
     for listen, wanted in ((":7117", ":7117"), ("10.0.0.5:7", "10.0.0.5:7"), ("unix:/x", "unix:/x")):
         home.announce(Beacon(address="10.0.0.5:7", listen=listen, token=token.text, pid=1, patience=1.0))
         assert str(find_master(home, None, None)[0]) == wanted
+
+
+@pytest.mark.parametrize("odd", ["\ufffd", "\ufffc"])
+def test_name_with_a_replacement_character_is_refused(odd: str) -> None:
+    with plane(patience=1) as ps, with_role(ps, "node") as connection:
+        connection.send(replace(introduction(f"x{odd}", profiled=True), key=KEY))
+        told_until_closed(connection)
+        assert ps.ask().nodes == ()
+
+
+def test_members_file_with_an_unprintable_name_is_loaded_and_keeps_its_expulsion(tmp_path: Path) -> None:
+    path = tmp_path / "members.json"
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    entry = {"key": digest, "expelled": "by an admin"}
+    path.write_text(json.dumps({"version": 1, "members": {"x\ufffd": entry}}, ensure_ascii=False))
+    members = Members(path)
+    members.load()
+    assert members.why_expelled("another", KEY) == "by an admin"
+    assert members.forget("x?")
+
+
+def test_expelling_a_node_beyond_the_limit_of_members_leaves_a_readable_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evener.ps.master.access.members.MAX_MEMBERS", 3)
+    members = Members(tmp_path / "members.json")
+    for number in range(3):
+        members.bind(f"n{number}", key_of(number))
+    members.expel("invited", "first")
+    members.expel("n0", "second")
+    for number in range(5):
+        members.expel(f"keyless{number}", "by an admin")
+    again = Members(tmp_path / "members.json")
+    again.load()
+    assert again.why_expelled("keyless4", "") == "by an admin"
+    assert not again.why_expelled("keyless1", "")
+    assert again.knows(key_of(1))
+
+
+def test_full_members_file_has_4096_expelled_nodes_besides(tmp_path: Path) -> None:
+    members = {f"n{number}": Member(key=key_of(number)) for number in range(MAX_MEMBERS)}
+    members["expelled"] = Member(key="", expelled="by an admin")
+    write_noun(MemberList(members=members), tmp_path / "members.json")
+    Members(tmp_path / "members.json").load()
+
+
+def test_nodes_that_are_gone_make_room_for_invited_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evener.ps.master.access.members.MAX_MEMBERS", 3)
+    here = {"n0"}
+    members = Members(tmp_path / "members.json", lambda name: name in here)
+    for number, invitation in enumerate(["", "first", ""]):
+        members.bind(f"n{number}", key_of(number), invitation)
+    assert members.has_room
+    members.bind("invited", key_of(3), "second")
+    assert [members.knows(key_of(number)) for number in range(4)] == [True, True, False, True]
+    assert not members.has_room
+
+
+def test_keys_of_one_address_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evener.ps.master.access.members.MAX_KEYS_PER_HOST", 2)
+    here = {"n1"}
+    members = Members(tmp_path / "members.json", lambda name: name in here)
+    members.bind("honest", key_of(9), host="10.0.0.9")
+    for number in range(3):
+        members.bind(f"n{number}", key_of(number), host="10.0.0.1")
+    assert [members.knows(key_of(number)) for number in (0, 1, 2, 9)] == [False, True, True, True]
+    here.add("n2")
+    members.bind("n3", key_of(3), host="10.0.0.1")
+    assert not members.knows(key_of(3))
+
+
+def key_of(number: int) -> str:
+    return f"{number:064}"

@@ -1,21 +1,27 @@
 """Members: the owners of nodes' names, and expelled nodes, which a master remembers across restarts.
 
 A name belongs to the key that first joined with it. The master saves a hash of the key, which only its node knows.
+Their number is limited: nodes that are gone, and were neither invited nor expelled, make room for others.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from evener.records.atomic import atomic_write
-from evener.records.schema import Digest, Name, Noun, Part, Text, Word, encode_noun, read_noun
+from evener.records.schema import Digest, Name, Noun, Part, Text, Word, encode_noun, read_noun, shown
 
 MAX_MEMBERS = 4096
+"""Limit of remembered nodes, and of expelled ones besides."""
+MAX_KEYS_PER_HOST = 64
+"""Limit of the nodes of one address that joined without an invitation."""
 
 
 class Member(Part, frozen=True, kw_only=True):
@@ -25,17 +31,19 @@ class Member(Part, frozen=True, kw_only=True):
         key: SHA-256 of its key.
         invitation: invitation with which it joined; empty if it used the token of all nodes.
         expelled: reason why it was expelled; empty if it was not.
+        host: address from which it first joined; empty if it came over a Unix socket, or that was not saved.
     """
 
     key: Digest
     invitation: Word = ""
     expelled: Text = ""
+    host: Name = ""
 
 
 class MemberList(Noun, frozen=True, kw_only=True):
-    """All members, by name."""
+    """All members by name, the oldest first."""
 
-    members: Annotated[dict[Name, Member], Meta(max_length=MAX_MEMBERS)] = {}
+    members: Annotated[dict[Name, Member], Meta(max_length=2 * MAX_MEMBERS)] = {}
 
 
 class Members:
@@ -43,16 +51,21 @@ class Members:
 
     Args:
         path: file of the members.
+        is_known: whether the master still needs to know the node of a name; the others are gone.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, is_known: Callable[[str], bool] = lambda _: True) -> None:
+        self._path, self._is_known = path, is_known
         self._members: dict[str, Member] = {}
 
     def load(self) -> None:
-        """Load the members of the last master of this state folder. Raises InvalidInput: the file is damaged."""
+        """Load the members of the last master of this state folder, with printable names.
+
+        Raises:
+            InvalidInput: the file is damaged.
+        """
         if self._path.exists():
-            self._members = dict(read_noun(self._path, MemberList).members)
+            self._members = dict(read_noun(self._path, MemberList, makes_printable=True).members)
 
     def name_for(self, wanted: str, key: str, *, is_named: bool) -> str:
         """Return the name for a node with this key: the wanted one, or with a number appended; empty if it is taken."""
@@ -72,8 +85,8 @@ class Members:
 
     @property
     def has_room(self) -> bool:
-        """Whether another name can be remembered."""
-        return len(self._members) < MAX_MEMBERS
+        """Whether another invited node can be remembered, perhaps instead of one that is gone."""
+        return self._num_remembered < MAX_MEMBERS or self._first_gone(self._uninvited()) is not None
 
     def knows(self, key: str) -> bool:
         """Return whether a name belongs to this key."""
@@ -84,16 +97,26 @@ class Members:
         """Return the number of keys that joined with an invitation."""
         return len({member.key for member in self._members.values() if member.invitation == invitation})
 
-    def bind(self, name: str, key: str, invitation: str = "") -> None:
-        """Assign a free name to a key; do nothing without a key. Raises OSError."""
-        if key and name not in self._members and self.has_room:
-            self._members[name] = Member(key=_hash(key), invitation=invitation)
-            self._save()
+    def bind(self, name: str, key: str, invitation: str = "", host: str = "") -> None:
+        """Assign a free name to a key, if there is room; do nothing without a key. Raises OSError."""
+        if not key or name in self._members:
+            return
+        of_host = self._uninvited(host) if host and not invitation else []
+        if len(of_host) >= MAX_KEYS_PER_HOST and not self._forget_gone(of_host):
+            return
+        if self._num_remembered >= MAX_MEMBERS and not self._forget_gone(self._uninvited()):
+            return
+        self._members[name] = Member(key=_hash(key), invitation=invitation, host=host)
+        self._save()
 
     def expel(self, name: str, reason: str) -> None:
-        """Expel a node. Raises OSError."""
-        known = self._members.get(name, Member(key=""))
-        self._members[name] = Member(key=known.key, invitation=known.invitation, expelled=reason)
+        """Expel a node. If too many are expelled, forget one, if possible an uninvited one. Raises OSError."""
+        known = self._members.pop(name, Member(key=""))
+        expelled = [other for other, member in self._members.items() if member.expelled]
+        if len(expelled) >= MAX_MEMBERS:
+            uninvited = (other for other in expelled if not self._members[other].invitation)
+            del self._members[next(uninvited, expelled[0])]
+        self._members[name] = replace(known, expelled=shown(reason))
         self._save()
 
     def others_with_key_of(self, name: str) -> list[str]:
@@ -106,6 +129,28 @@ class Members:
         if self._members.pop(name, None) is None:
             return False
         self._save()
+        return True
+
+    @property
+    def _num_remembered(self) -> int:
+        return sum(not member.expelled for member in self._members.values())
+
+    def _uninvited(self, host: str | None = None) -> list[str]:
+        """Return the nodes that were neither invited nor expelled, the oldest first: those of one host, or all."""
+        return [
+            name
+            for name, member in self._members.items()
+            if not member.invitation and not member.expelled and host in (None, member.host)
+        ]
+
+    def _first_gone(self, names: Sequence[str]) -> str | None:
+        return next((name for name in names if not self._is_known(name)), None)
+
+    def _forget_gone(self, names: Sequence[str]) -> bool:
+        """Forget the first of `names` whose node is gone; return whether there is one."""
+        if (gone := self._first_gone(names)) is None:
+            return False
+        del self._members[gone]
         return True
 
     def _is_free(self, name: str, digest: str) -> bool:
