@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from evener.ps.protocol.system import System
 from evener.records.atomic import atomic_write, remove_drafts
 from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, MissingFile
-from evener.records.schema import NOT_DECODED, Part
+from evener.records.schema import MAX_RUN_NAME_LENGTH, NOT_DECODED, Part
 from evener.records.version import VERSION
 from evener.system.file_lock import lock_file, shared_folder
 from evener.system.host import own_address, version_of
@@ -89,8 +89,12 @@ class StateDir:
         self.beacon_file = folder / _BEACON
 
     def free_name(self, wanted: str) -> str:
-        """Return the name of a new run: the wanted one, with a number appended if there are results of that name."""
-        names = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
+        """Return the name of a new run: the wanted one, with a number appended if there are results of that name.
+
+        The wanted name is shortened where the number would make it too long for a `RunName`.
+        """
+        suffixes = ("" if number == 1 else f"-{number}" for number in count(1))
+        names = (f"{wanted[: MAX_RUN_NAME_LENGTH - len(suffix)]}{suffix}" for suffix in suffixes)
         return next(name for name in names if not (self.runs / name).exists())
 
     def set_aside(self, files: Sequence[Path]) -> str:
@@ -132,18 +136,19 @@ class StateDir:
         return self.folder / _IDENTITY[insecure]
 
     def identity(self, *, insecure: bool, rotate: bool = False) -> Identity:
-        """Return the master's identity; make it if there is none, and change its secret with `rotate`.
+        """Return the master's identity; make it if there is none.
 
+        With `rotate`, its secret changes, and that of the identity with or without encryption that is not used now.
         The token of each role is written to a file of its own, for this user only.
         """
         path = self.identity_file(insecure=insecure)
         if not path.exists():
             make_identity(insecure=insecure).save(path)
-        identity = Identity.load(path)
         if rotate:
-            identity = identity.rotated()
-            identity.save(path)
+            for file in (self.folder / name for name in _IDENTITY.values() if (self.folder / name).exists()):
+                Identity.load(file).rotated().save(file)
             self.invitations.unlink(missing_ok=True)
+        identity = Identity.load(path)
         for role in ROLES:
             _write_new(self.tokens / role, identity.token_of(role).text.encode() + b"\n")
         return identity
