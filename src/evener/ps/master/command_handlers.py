@@ -99,7 +99,7 @@ class CommandHandlers:
 
     def _require_owner(self, grant: Grant, run: str) -> None:
         submitter = self._effects.invitations.submitter_of(grant)
-        if (owner := self._scheduler.owner_of(run)) not in (None, submitter) and submitter != "admin":
+        if (owner := self._scheduler.owner_of(run)) not in (None, submitter) and grant.role != "admin":
             raise InvalidInput(f"run {run} was submitted by {owner}: only {owner} and the admin can stop it")
 
     def _get_status(self, peer: int, _: Grant, __: m.GetStatus, ___: object) -> None:

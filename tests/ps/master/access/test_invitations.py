@@ -18,7 +18,7 @@ from evener.records.errors import InvalidInput, InvalidValue
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import WrongSecret
-from evener.wire.identity import Grant, Token, make_identity
+from evener.wire.identity import ROLES, Grant, Token, make_identity
 from evener.wire.limits import Limits
 from support.agreements import SYNC
 from support.linear_engine import job, weights
@@ -181,3 +181,17 @@ def test_token_rotation_deletes_invitations(tmp_path: Path) -> None:
     home.identity(insecure=True, rotate=True)
     world.start()
     assert world.all.status() == ()
+
+
+def test_token_rotation_changes_the_identity_with_and_without_encryption(tmp_path: Path) -> None:
+    home = StateDir(tmp_path)
+    before = home.identity(insecure=True)
+    home.identity(insecure=False)
+    home.identity(insecure=False, rotate=True)
+    assert home.identity(insecure=True).token != before.token
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_invitation_of_a_submitter_cannot_have_the_name_of_a_role(tmp_path: Path, name: str) -> None:
+    with refused(InvalidValue):
+        World(tmp_path).all.invite(name, 1, 60.0)

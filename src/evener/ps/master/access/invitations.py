@@ -20,7 +20,7 @@ from evener.ps.master.access.members import Members
 from evener.ps.protocol.status import InvitationStatus
 from evener.records.errors import require
 from evener.records.schema import Count, Finite, Noun, Part, Word, read_noun, write_noun
-from evener.wire.identity import Grant, Identity, Token
+from evener.wire.identity import ROLES, Grant, Identity, Token
 
 ASK_FOR_ANOTHER = "ask the master's administrator for another one (`evener invite`)"
 MAX_INVITATIONS = 256
@@ -83,10 +83,12 @@ class Invitations:
         """Make an invitation; return its name and its token.
 
         Raises:
-            InvalidValue: `nodes` is not positive, or there are too many invitations.
+            InvalidValue: `nodes` is not positive, `submitter` is the name of a role, or there are too many invitations.
             OSError: the file cannot be written.
         """
         require(nodes > 0, "nodes", nodes, "one or more")
+        allowed = f"another name than {', '.join(ROLES)}, which are those of the tokens in `tokens`"
+        require(submitter not in ROLES, "submitter", submitter, allowed)
         self._remove_unusable()
         count = len(self._invitations)
         require(count < MAX_INVITATIONS, "invitations", count + 1, f"at most {MAX_INVITATIONS}; revoke some")
