@@ -21,6 +21,7 @@ from evener.ps.protocol.messages import Contribution, Prepare, Send, ServerReply
 from evener.records.errors import EvenerError, NonFiniteLoss, NoUsableNode
 from evener.records.history import History, NodeWork
 from evener.records.record import Validation
+from evener.records.schema import shown
 from evener.sync.messages import Judgement, ServerOutput
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.run_memory import run_memory
@@ -143,7 +144,7 @@ class TrainingRun:
     def not_ready(self, node: NodeRecord, reason: str) -> None:
         """Continue without a node that cannot take part."""
         node.not_ready.add(self.job.run)
-        node.ready, node.doing = "", f"cannot take part: {reason}"
+        node.ready, node.doing = "", shown(f"cannot take part: {reason}")
         self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
 
     def begin(self, present: Sequence[NodeRecord]) -> None:

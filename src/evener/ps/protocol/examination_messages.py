@@ -93,7 +93,7 @@ class ExaminedNode(Part, frozen=True, kw_only=True):
     report: NodeReport | None = None
     ahead: Finite = 0.0
     links: LinksReport = LinksReport()
-    doing: Name = ""
+    doing: Text = ""
 
 
 class Examination(Part, frozen=True, kw_only=True):

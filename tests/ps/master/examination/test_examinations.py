@@ -21,6 +21,7 @@ from evener.ps.protocol.examination_messages import (
     Examination,
     Examine,
     Examined,
+    ExaminedNode,
     ExamineNodes,
     LinksReport,
     NodeReport,
@@ -218,3 +219,25 @@ def test_refused_port_is_reported_with_its_reason() -> None:
     report = links_to([Place(machine="bob", address="127.0.0.1", port=9)], time.monotonic() + 5)
     assert [(one.machine, one.port, one.reason) for one in report.unreached] == [("bob", 9, "Connection refused")]
     assert links_to([], 0.0) == LinksReport()
+
+
+def test_report_beyond_the_share_of_its_node_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evener.ps.master.examination.examinations._MAX_REPORTS_BYTES", 64)
+    assert [one.report is None for one in concluded(Desk(), "ada", "bob")] == [True, True]
+
+
+def test_activity_of_a_node_may_be_as_long_as_its_reason() -> None:
+    desk = Desk()
+    desk.nodes.record("ada").doing = "cannot take part: " + "x" * 3900
+    assert len(concluded(desk)[0].doing) > 3900
+
+
+def concluded(desk: Desk, *reporting: str) -> Sequence[ExaminedNode]:
+    """The results about the nodes, some of which have reported, when the time is up."""
+    desk.ask()
+    for name in reporting:
+        desk.report(name)
+    for desk.now in (20.0, 40.0):
+        desk.examinations.tick(desk.now)
+    ((_, _, (found,)),) = desk.tick(NodesExamined)
+    return decode_part(found, Examination).nodes[1:]

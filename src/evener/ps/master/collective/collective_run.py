@@ -40,6 +40,7 @@ from evener.ps.protocol.rank_messages import (
 from evener.records.errors import EvenerError, LineCut, NodeLost, NotNeeded, NoUsableNode
 from evener.records.events import sized_events
 from evener.records.record import Step
+from evener.records.schema import shown
 from evener.wire.identity import SECRET_BYTES
 
 
@@ -125,7 +126,7 @@ class CollectiveRun:
     def not_ready(self, node: NodeRecord, reason: str, *, is_new: bool = True) -> None:
         """Continue without a node that cannot take part; record an event if the reason `is_new`."""
         node.not_ready.add(self.job.run)
-        node.ready, node.doing = "", f"cannot take part: {reason}"
+        node.ready, node.doing = "", shown(f"cannot take part: {reason}")
         self._table.lose(node.name, f"cannot take part: {reason}")
         if is_new:
             self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)

@@ -48,6 +48,8 @@ MAX_SECONDS = 20.0
 """Longest time for one examination, since commands wait for each other."""
 _MAX_OWN_PLACES = 4
 """Limit of one node's addresses, so that no node makes the others connect to many."""
+_MAX_REPORTS_BYTES = 2**25
+"""Limit of the reports of all nodes together, of which each node has an equal share."""
 _MAX_PLACES = 64
 """Limit of addresses that a node connects to."""
 _REPORT_SHARE = 0.6
@@ -70,6 +72,10 @@ class _Progress:
     probing: list[NodeRecord] = field(default_factory=list)
     is_probing: bool = False
     master: MachineFacts | None = None
+
+    def has_room(self, buffers: Sequence[memoryview]) -> bool:
+        """Return whether a node's report is short enough for the reports of all nodes to be kept."""
+        return sum(map(len, buffers)) <= _MAX_REPORTS_BYTES // max(1, len(self.nodes))
 
 
 class Examinations:
@@ -149,8 +155,9 @@ class Examinations:
         return node.name not in (progress.reports if isinstance(header, Examined) else progress.links)
 
     def examined(self, node: NodeRecord, header: Examined, buffers: Sequence[memoryview]) -> None:
-        """Store the report of a node. Raises BadFrame: the report is malformed."""
-        if (progress := self._of(header.number, node)) is not None and node.name not in progress.reports:
+        """Store the report of a node, unless it is too long. Raises BadFrame: the report is malformed."""
+        progress = self._of(header.number, node)
+        if progress is not None and self.is_wanted(node, header) and progress.has_room(buffers):
             report = decode_part(_only(buffers), NodeReport)
             places = tuple(replace(one, machine=node.name) for one in report.places if _may_be_probed(one, node.origin))
             facts = replace(report.facts, machine=node.name)
@@ -158,8 +165,9 @@ class Examinations:
             progress.aheads[node.name] = header.clock - self._wall_clock()
 
     def probed(self, node: NodeRecord, header: Probed, buffers: Sequence[memoryview]) -> None:
-        """Store a node's report on its links. Raises BadFrame: the report is malformed."""
-        if (progress := self._of(header.number, node)) is not None and node.name not in progress.links:
+        """Store a node's report on its links, unless it is too long. Raises BadFrame: the report is malformed."""
+        progress = self._of(header.number, node)
+        if progress is not None and self.is_wanted(node, header) and progress.has_room(buffers):
             progress.links[node.name] = decode_part(_only(buffers), LinksReport)
 
     def is_of(self, peer: int) -> bool:
