@@ -83,6 +83,9 @@ class CheckedServer:
     def disconnect(self, peer: int, reason: str) -> None:
         pass
 
+    def fail(self, peer: int, error: Exception) -> None:
+        self.faults.append(f"peer {peer}: {error}")
+
     def num_waiting(self, _: int | None = None) -> int:
         return 0
 

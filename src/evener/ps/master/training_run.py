@@ -189,7 +189,8 @@ class TrainingRun:
         if worker is not None and push.number in worker.leases:
             self.progress(node)
             seen = worker.seen(push.number, node.progress_at)
-            self.validation.contributed(node.name)
+            if self.validation.pending:  # without a call for each contribution
+                self.validation.contributed(node.name)
         self._follow(self.server.push(node.name, push, num_bytes, seen))
 
     def validated(self, node: NodeRecord, header: Validated) -> None:
@@ -348,6 +349,9 @@ class RunValidation:
         nodes: all nodes that the master knows.
         send: sends a message to a connection.
         clock: seconds.
+
+    Attributes:
+        pending: validations that are due or in progress.
     """
 
     def __init__(
@@ -362,6 +366,7 @@ class RunValidation:
         self._job, self._journal, self._speeds = job, journal, speeds
         self._nodes, self._send, self._clock = nodes, send, clock
         self._validations = Validations(job, SystemRandom().randrange)
+        self.pending = self._validations.pending
 
     @property
     def due(self) -> list[EpochEnd]:

@@ -166,12 +166,13 @@ class Validations:
 
     Attributes:
         faulty: faulty nodes with what they answered, for the caller to expel.
+        pending: validations that are due; the first one may be in progress.
     """
 
     def __init__(self, job: Job, choose: Callable[[int], int] | None = None) -> None:
         self._job, self._choose = job, choose
         self.faulty: list[tuple[str, str]] = []
-        self._pending: deque[_Pending] = deque()
+        self.pending: deque[_Pending] = deque()
         self._next_slice = 0
         self._asked: dict[str, int] = {}
         self._contributions: dict[str, int] = {}
@@ -180,11 +181,11 @@ class Validations:
     @property
     def due(self) -> list[EpochEnd]:
         """Ends of epochs whose validation is not finished."""
-        return [pending.end for pending in self._pending]
+        return [pending.end for pending in self.pending]
 
     def add(self, end: EpochEnd) -> None:
         """Add the weights at the end of an epoch."""
-        self._pending.append(_Pending(end))
+        self.pending.append(_Pending(end))
 
     def contributed(self, name: str) -> bool:
         """Count a contribution of a node; return whether the node withholds its answer for a slice.
@@ -192,7 +193,7 @@ class Validations:
         A node validates before it works on leases that it gets after the slice. It may have had as many as the depth.
         A node that withheld an answer gets no more slices if there are others.
         """
-        pending = self._pending[0] if self._pending else None
+        pending = self.pending[0] if self.pending else None
         if pending is None or pending.underway is None or name not in self._contributions:
             return False
         self._contributions[name] += 1
@@ -217,9 +218,9 @@ class Validations:
             now: seconds.
             reassign_late: whether nodes that have not answered yet count as lost.
         """
-        if not self._pending or not costs:
+        if not self.pending or not costs:
             return []
-        pending, trusted = self._pending[0], self._trusted(costs)
+        pending, trusted = self.pending[0], self._trusted(costs)
         if pending.underway is None:
             costs = {name: costs[name] for name in trusted}
             pending.underway = ValidationPass(self._job.num_validation, costs, self._next_slice)
@@ -236,19 +237,19 @@ class Validations:
 
     def slices_of(self, name: str) -> list[SliceForNode]:
         """Return the open slices of a node."""
-        pending = self._pending[0] if self._pending else None
+        pending = self.pending[0] if self.pending else None
         if pending is None or pending.underway is None:
             return []
         return [self._for(name, part, pending) for part in pending.underway.slices_of(name)]
 
     def objection(self, name: str, header: Validated) -> str:
         """Say why an answer of `name` cannot be true; empty if it can."""
-        underway = self._pending[0].underway if self._pending else None
+        underway = self.pending[0].underway if self.pending else None
         return "" if underway is None else underway.objection(header.number, name, header.correct)
 
     def compare(self, name: str, header: Validated, names: Sequence[str]) -> list[SliceForNode]:
         """Compare an answer of `name` with another node's; return the slices to send to `names` now."""
-        pending = self._pending[0] if self._pending else None
+        pending = self.pending[0] if self.pending else None
         if pending is None or pending.check is None or pending.checked is None:
             return []
         check, part, said = pending.check, pending.checked, SliceAnswer(header.loss, header.correct)
@@ -268,7 +269,7 @@ class Validations:
 
     def answer(self, header: Validated, now: float) -> tuple[bool, Validation | None]:
         """Take an answer; return whether it was awaited, and the validation that it completes."""
-        pending = self._pending[0] if self._pending else None
+        pending = self.pending[0] if self.pending else None
         if pending is None or pending.underway is None:
             return False, None
         is_news = pending.underway.answer(header.number, header.loss, header.correct)
@@ -276,10 +277,10 @@ class Validations:
 
     def finished(self, now: float) -> Validation | None:
         """Return the validation in progress, if all awaited answers have arrived."""
-        pending = self._pending[0] if self._pending else None
+        pending = self.pending[0] if self.pending else None
         if pending is None or pending.underway is None or not pending.underway.is_complete or pending.check is not None:
             return None
-        self._pending.popleft()
+        self.pending.popleft()
         return self._result(pending, pending.underway, now)
 
     def _begin_check(self, pending: _Pending, names: Sequence[str]) -> list[SliceForNode]:
