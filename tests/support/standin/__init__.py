@@ -1,0 +1,119 @@
+"""Two accelerators in main memory, so that tests of GPUs run on any machine with a C++ compiler.
+
+`standin.cpp` says what they do. The library is compiled once and kept in `~/.cache/evener`. Processes that have
+`PATHS` in their PYTHONPATH load it together with PyTorch, which finds it by the entry point `torch.backends`.
+
+    waits()                   how often the host has waited for a device: reads, copies that block, synchronisation
+    limit_memory(0, 10**6)    device 0 runs out of memory
+    hang(0, True)             its work never ends
+    lose(0, True)             it fails from now on
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import types
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
+
+NAME = "standin"
+SOURCE = Path(__file__).with_name("standin.cpp")
+PATHS = (str(Path(__file__).with_name("autoload")), str(Path(__file__).parents[2]))
+"""Folders that make PyTorch load the devices in processes that have them in their PYTHONPATH."""
+
+
+def why_not() -> str:
+    """Return why the devices cannot be compiled here; empty if they can."""
+    if is_built():
+        return ""
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        return "the stand-in accelerator needs a C++ compiler"
+    return "" if shutil.which("ninja") else "the stand-in accelerator needs ninja"
+
+
+def is_built() -> bool:
+    """Whether the library is there already."""
+    return (_folder() / f"{NAME}.so").exists()
+
+
+@cache
+def load() -> Any:
+    """Make the devices known to PyTorch in this process; return the module with their controls."""
+    library = _library()
+    rename_privateuse1_backend(NAME)
+    generate_methods_for_privateuse1_backend(unsupported_dtype=[torch.quint8])
+    torch._register_device_module(NAME, _device_module(library))  # type: ignore[no-untyped-call]
+    return library
+
+
+def _device_module(library: Any) -> types.ModuleType:
+    """Return what PyTorch asks of a kind of devices."""
+    module = types.ModuleType(f"torch.{NAME}")
+    generators = tuple(library.generator(index) for index in range(library.device_count()))
+
+    def index_of(device: Any = None) -> int:
+        if device is None:
+            return int(library.current_device())
+        return device if isinstance(device, int) else torch.device(device).index or 0
+
+    members: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "device_count": library.device_count,
+        "current_device": library.current_device,
+        "set_device": lambda device: library.set_device(index_of(device)),
+        "device": lambda device: torch.accelerator.device_index(index_of(device)),
+        "synchronize": lambda device=None: library.synchronize(index_of(device)),
+        "default_generators": generators,
+        "get_rng_state": lambda device=None: generators[index_of(device)].get_state(),
+        "set_rng_state": lambda state, device=None: generators[index_of(device)].set_state(state),
+        "manual_seed": lambda seed: generators[index_of()].manual_seed(seed),
+        "manual_seed_all": lambda seed: [one.manual_seed(seed) for one in generators],
+        "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
+    }
+    vars(module).update(members)
+    return module
+
+
+def _library() -> Any:
+    """Load the library, which is compiled first if it is not there."""
+    folder = _folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_built():
+            _compile(folder)
+    spec = importlib.util.spec_from_file_location(NAME, folder / f"{NAME}.so")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _compile(folder: Path) -> None:
+    from torch.utils.cpp_extension import load
+
+    work = folder / "work"
+    work.mkdir(exist_ok=True)
+    load(name=NAME, sources=[str(SOURCE)], build_directory=str(work), extra_cflags=["-O1"], is_python_module=False)
+    os.replace(work / f"{NAME}.so", folder / f"{NAME}.so")
+    shutil.rmtree(work)
+
+
+def _folder() -> Path:
+    """Return the folder of the library for this PyTorch, Python and source."""
+    made_of = (SOURCE.read_bytes(), torch.__version__.encode(), sys.version.encode())
+    digest = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:16]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "evener" / f"{NAME}-{digest}"
