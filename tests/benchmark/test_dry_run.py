@@ -182,9 +182,9 @@ def test_out_of_memory_in_a_gpu_step_means_no_fit(monkeypatch: pytest.MonkeyPatc
         state["peak"] = 9 * samples
 
     monkeypatch.setattr(DryRun, "run_step", run_step)
-    for name in ("empty_cache", "reset_peak_memory_stats", "memory_allocated"):
-        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_: 0)
-    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda *_: state["peak"])
+    for name in ("release_memory", "reset_peak", "allocated_bytes"):
+        monkeypatch.setattr(f"evener.system.accelerators.{name}", lambda _: 0)
+    monkeypatch.setattr("evener.system.accelerators.peak_bytes", lambda _: state["peak"])
     monkeypatch.setattr("evener.benchmark.dry_run._total", lambda tensors: 0)
     model = network()
     trial = DryRun(
@@ -207,8 +207,8 @@ def test_other_gpu_step_errors_are_not_treated_as_lack_of_memory(monkeypatch: py
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr(DryRun, "run_step", run_step)
-    for name in ("empty_cache", "reset_peak_memory_stats", "memory_allocated"):
-        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_: 0)
+    for name in ("release_memory", "reset_peak", "allocated_bytes"):
+        monkeypatch.setattr(f"evener.system.accelerators.{name}", lambda _: 0)
     model = network()
     device = torch.device("cuda:0")
     trial = DryRun(

@@ -15,6 +15,7 @@ from evener.experiments.models.resnet import resnet152
 from evener.records.errors import DoesNotFit
 from evener.records.profile import ClusterProfile
 from evener.records.schema import read_noun
+from evener.system import accelerators
 from evener.system.memory import usable_memory
 from support.accelerator import DEVICE, NEEDS_DEVICE
 from support.commands import evener
@@ -44,14 +45,14 @@ def test_profile_has_speeds_of_every_precision(tmp_path: Path) -> None:
     assert single is not None
     assert single.score
     if DEVICE != "cpu":
-        assert device.model == torch.cuda.get_device_name(DEVICE)
+        assert device.model == accelerators.model_and_units(torch.device(DEVICE))[0]
         half = device.throughput("bf16")
         assert half is not None
         assert (half.matmul_flops or 0) > (single.matmul_flops or 0)
 
 
 def step(precision: torch.dtype, model: nn.Module, batch: Tensor) -> Tensor:
-    with torch.autocast("cuda", precision, enabled=precision != torch.float32):
+    with torch.autocast(torch.device(DEVICE).type, precision, enabled=precision != torch.float32):
         out: Tensor = model(batch)
     return out.float().square().mean()
 
@@ -73,10 +74,10 @@ def test_predicted_batch_fits_and_its_peak_is_near_the_limit(name: str, precisio
     ) as trial:
         samples = capacity(trial, 1 << 24, allowed)
         assert samples is not None
-        torch.cuda.reset_peak_memory_stats(device)
+        accelerators.reset_peak(device)
         trial.run_step(samples)
         original = sum(tensor.nbytes for tensor in model.state_dict().values())  # the trial has a copy of it
-        peak = torch.cuda.max_memory_allocated(device) - original
+        peak = accelerators.peak_bytes(device) - original
     assert 0.8 * 0.9 * allowed < peak < 1.05 * 0.9 * allowed + 64e6
 
 
@@ -100,5 +101,5 @@ def test_model_too_large_for_any_sample_is_refused() -> None:
 @ON_A_GPU
 def test_device_memory_equals_that_of_the_driver() -> None:
     total, usable = usable_memory(DEVICE)
-    assert total == torch.cuda.get_device_properties(DEVICE).total_memory
+    assert total == torch.accelerator.get_memory_info(DEVICE)[1]
     assert 0 < usable <= total

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from evener.system import accelerators
 from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, devices, distance, record, train
 from support.commands import TINY, command, evener
 
@@ -102,10 +103,10 @@ def test_pipeline_training_equals_one_process(
     assert distance(plain, stages(tmp_path / "run", devices(*on), strategy=strategy, **words)) < TOLERANCE
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.skipif(len(accelerators.names()) < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("strategy", ["data", "sharded", "spatial", "filter"])
 def test_nccl_training_equals_one_process(tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str) -> None:
-    found = train(tmp_path / "run", "cuda:0,cuda:1", strategy=strategy, shares="2,1")
+    found = train(tmp_path / "run", ",".join(accelerators.names()[:2]), strategy=strategy, shares="2,1")
     assert distance(alone, found) < TOLERANCE
 
 

@@ -1,7 +1,8 @@
 """The device of the tests that are about GPUs, and trainings on it that are held against one process.
 
-make test-gpu                              on the first GPU; skipped where there is none
-EVENER_TEST_DEVICE=cpu make test-gpu       the same tests on the processor: whether the tests themselves are right
+make test-gpu                               on the first GPU; skipped where there is none
+EVENER_TEST_DEVICE=standin:0 make test-gpu  on accelerators in main memory (`support.standin`)
+EVENER_TEST_DEVICE=cpu make test-gpu        on the processor: whether the tests themselves are right
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from evener.commands.train import perform
 from evener.config.run_config import RunConfig
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
+from evener.system import accelerators
 from support.commands import TINY
 
-DEVICE = os.environ.get("EVENER_TEST_DEVICE", "cuda:0")
+DEVICE = os.environ.get("EVENER_TEST_DEVICE") or next(iter(accelerators.names()), "none")
 NEEDS_DEVICE = (
     pytest.mark.cuda,
-    pytest.mark.skipif(DEVICE != "cpu" and not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(DEVICE == "none", reason="needs a GPU"),
 )
 TOLERANCE = 1e-9
 """In float64: a GPU adds in another order than a processor."""

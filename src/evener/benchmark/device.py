@@ -14,7 +14,7 @@ from evener.benchmark.throughput import measure_throughputs
 from evener.benchmark.timing import DeviceClock, num_workers, rounds, run_threaded
 from evener.records.errors import require
 from evener.records.profile import PRECISIONS, DeviceProfile, Throughput, WidthEfficiency
-from evener.system import host
+from evener.system import accelerators, host
 from evener.system.memory import usable_memory
 
 _BANDWIDTH_SHARE = 0.05
@@ -79,11 +79,7 @@ def profile_device(
 
 def environment() -> dict[str, str]:
     """Return the versions and facts that are needed to compare a profile or record with another one."""
-    facts = {**host.environment(), "cuda": torch.version.cuda or "none"}
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-        facts["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-    return facts
+    return {**host.environment(), **accelerators.versions()}
 
 
 def _slowed(throughput: Throughput, speed: float) -> Throughput:
@@ -92,11 +88,10 @@ def _slowed(throughput: Throughput, speed: float) -> Throughput:
 
 
 def _model_and_cores(device: torch.device) -> tuple[str, int]:
-    """Return the model name, and the multiprocessors of a GPU or the number of PyTorch's CPU threads."""
-    if device.type != "cuda":
-        return host.cpu_model(), torch.get_num_threads()
-    properties = torch.cuda.get_device_properties(device)
-    return properties.name, properties.multi_processor_count
+    """Return the model name, and the multiprocessors of an accelerator or the number of PyTorch's CPU threads."""
+    if accelerators.is_accelerator(device):
+        return accelerators.model_and_units(device)
+    return host.cpu_model(), torch.get_num_threads()
 
 
 def measure_bandwidth(device: torch.device, budget_seconds: float) -> float:
@@ -123,8 +118,9 @@ def _copy_rate(device: torch.device, room_bytes: int, budget_seconds: float) -> 
 
 def _pieces(device: torch.device, room_bytes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return pairs to copy (to, from) of equal size, together as large as useful within `room_bytes`."""
-    total = min(_GPU_COPY_BYTES if device.type == "cuda" else _CPU_COPY_BYTES, room_bytes)
-    piece = total // 2 if device.type == "cuda" else min(_CPU_PIECE_BYTES, total // 2)
+    is_accelerator = accelerators.is_accelerator(device)
+    total = min(_GPU_COPY_BYTES if is_accelerator else _CPU_COPY_BYTES, room_bytes)
+    piece = total // 2 if is_accelerator else min(_CPU_PIECE_BYTES, total // 2)
     count, elements = max(1, total // 2 // max(1, piece)), max(1, piece // 4)
     target, source = (torch.full((count, elements), value, device=device) for value in (0.0, 1.0))
     return list(zip(target.unbind(), source.unbind(), strict=True))

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from evener.parallel.gradient_hooks import copied
 from evener.records.errors import DoesNotFit, require
+from evener.system import accelerators
 from evener.system.memory import is_out_of_memory
 from evener.tracer.nested import tensors_in
 
@@ -89,7 +90,7 @@ def random_numbers_kept(device: torch.device) -> Iterator[None]:
     """Restore the random number generators of Python, NumPy and PyTorch (CPU and `device`) at the end."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with accelerators.random_numbers_kept(device):
             yield
     finally:
         random.setstate(python)
@@ -99,7 +100,7 @@ def random_numbers_kept(device: torch.device) -> Iterator[None]:
 def capacity(trial: DryRun, largest: int, usable_bytes: int) -> int | None:
     """Return the largest number of samples below `largest` for which one training step fits `usable_bytes`.
 
-    On a GPU this runs a step with the returned number, and with some smaller ones.
+    On a device that counts its memory this runs a step with the returned number, and with some smaller ones.
 
     Args:
         trial: the dry run, whose weights need memory in addition to those of the original model.
@@ -114,8 +115,8 @@ def capacity(trial: DryRun, largest: int, usable_bytes: int) -> int | None:
         InvalidValue: `largest` is not positive.
     """
     require(largest > 0, "largest", largest, "positive")
-    if trial.device.type == "cuda":
-        samples = largest_measured(partial(_gpu_peak, trial), largest, SHARE_OF_USABLE * usable_bytes)
+    if accelerators.capabilities(trial.device).counts_memory:
+        samples = largest_measured(partial(_measured_peak, trial), largest, SHARE_OF_USABLE * usable_bytes)
         if samples < 1:
             raise DoesNotFit(f"not even one sample fits {trial.device}; allow more memory, or train a smaller model")
     else:
@@ -224,16 +225,16 @@ def _cpu_needs(trial: DryRun, few: int, more: int) -> tuple[int, int, int]:
     return (fixed, *(fixed + total + _IN_FLIGHT * largest for total, largest in saved))  # type: ignore[return-value]
 
 
-def _gpu_peak(trial: DryRun, samples: int) -> float:
-    """Return PyTorch's peak in a step of `samples`, less other allocations; infinity if the GPU runs out of memory."""
+def _measured_peak(trial: DryRun, samples: int) -> float:
+    """Return PyTorch's peak in a step of `samples`, less other allocations; infinity if memory runs out."""
     trial.clear_gradients()
-    others = torch.cuda.memory_allocated(trial.device) - _total(_state(trial.model)) - _total(_optimizer_state(trial))
-    torch.cuda.reset_peak_memory_stats(trial.device)
+    others = accelerators.allocated_bytes(trial.device) - _total(_state(trial.model)) - _total(_optimizer_state(trial))
+    accelerators.reset_peak(trial.device)
     if not _runs(trial, samples):
         trial.clear_gradients()
-        torch.cuda.empty_cache()
+        accelerators.release_memory(trial.device)
         return math.inf
-    return torch.cuda.max_memory_allocated(trial.device) - others
+    return accelerators.peak_bytes(trial.device) - others
 
 
 def _runs(trial: DryRun, samples: int) -> bool:

@@ -24,6 +24,7 @@ from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
 from evener.oracle.replay import ExchangeKind, TraceEvent
+from evener.system.accelerators import is_accelerator
 
 _ANY_COUNT = 2.0
 """The count in statistics of fake peers: BatchNorm rejects a single value per channel."""
@@ -115,7 +116,9 @@ class _Sent(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a completed future with the result."""
-        devices: list[Any] = [part.device for part in self._result if isinstance(part, Tensor) and part.is_cuda]
+        devices: list[Any] = [
+            part.device for part in self._result if isinstance(part, Tensor) and is_accelerator(part.device)
+        ]
         future: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
         future.set_result(self._result)
         return future

@@ -1,4 +1,4 @@
-"""Times work of a device: by events in the stream of a GPU, by the wall clock elsewhere; on all cores at once.
+"""Times work of a device: by events in the queue of an accelerator, by the wall clock elsewhere; on all cores at once.
 
 PyTorch divides an operator among threads that synchronise at its end. If another process holds a core for a moment,
 every operator waits for it: on a busy machine a call of 1 ms then always takes 30 ms. Threads that each do their own
@@ -17,8 +17,10 @@ from typing import TypeVar
 
 import torch
 
+from evener.system import accelerators
+
 T = TypeVar("T")
-Moment = float | torch.cuda.Event
+Moment = float | torch.Event
 
 
 class DeviceClock:
@@ -32,12 +34,8 @@ class DeviceClock:
         self.device = device
 
     def mark(self) -> Moment:
-        """Return the present moment; on a GPU, the moment at which the queued work is done."""
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+        """Return the present moment; on an accelerator, the moment at which its queued work is done."""
+        return accelerators.marked(self.device) or now(self.device)
 
     def seconds(self, begin: Moment, end: Moment) -> float:
         """Return the seconds between two marks; waits until the work before `end` is done."""
@@ -57,8 +55,7 @@ class DeviceClock:
 
 def now(device: torch.device) -> float:
     """Return the time in seconds, once `device` has finished its queued work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    accelerators.synchronize(device)
     return time.perf_counter()
 
 
@@ -71,8 +68,8 @@ def rounds(seconds: float, min_rounds: int, max_rounds: float = math.inf) -> Ite
 
 
 def num_workers(device: torch.device) -> int:
-    """Return the number of threads that use all of `device`: PyTorch's threads on a CPU, one for a GPU."""
-    return 1 if device.type == "cuda" else torch.get_num_threads()
+    """Return the number of threads that use all of `device`: PyTorch's threads on a CPU, one for an accelerator."""
+    return 1 if accelerators.is_accelerator(device) else torch.get_num_threads()
 
 
 def run_threaded(device: torch.device, work: Callable[[], T]) -> list[T]:

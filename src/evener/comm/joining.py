@@ -12,6 +12,7 @@ from evener.comm.group import Group
 from evener.comm.mesh_joining import join_meshes
 from evener.comm.signed_store import SignedStore
 from evener.comm.step_timing import StepTimer
+from evener.system import accelerators
 
 
 def join_group(
@@ -39,8 +40,7 @@ def join_group(
         address: of this machine, at which the other ranks reach it.
         timer: this rank's clock; by default one of full speed.
     """
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    accelerators.use(device)
     timer = timer or StepTimer(device)
     patience = max(patience, 30.0)
     group = Group(rank=rank, size=len(nodes), device=device, nodes=list(nodes), timer=timer)

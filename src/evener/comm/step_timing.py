@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from evener.system import accelerators
 from evener.system.pace import Pace
 
 Phase = Literal["io", "fb", "wu"]
@@ -49,11 +50,11 @@ class StepTiming:
 
 
 class _Instant(NamedTuple):
-    """A moment: by the wall clock, by this thread's CPU time and, on a GPU, in the stream."""
+    """A moment: by the wall clock, by this thread's CPU time and, on an accelerator, in its queue."""
 
     wall: float
     busy: float
-    event: torch.cuda.Event | None
+    event: torch.Event | None
 
 
 _Segment = tuple[Phase, _Instant, _Instant]
@@ -126,10 +127,7 @@ class StepTimer:
         self._segments = []
 
     def _now(self, phase: Phase) -> _Instant:
-        event: torch.cuda.Event | None = None
-        if self._device.type == "cuda" and phase != "io":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
+        event = None if phase == "io" else accelerators.marked(self._device)
         return _Instant(time.perf_counter(), time.thread_time(), event)
 
     def _idle(self, phase: Phase, begin: _Instant, end: _Instant, before_update: bool) -> _Instant:
@@ -146,7 +144,7 @@ class StepTimer:
 
 def _is_complete(segment: _Segment) -> bool:
     event = segment[2].event
-    return event is None or bool(event.query())  # type: ignore[no-untyped-call]
+    return event is None or event.query()
 
 
 def _timing(samples: int, segments: list[_Segment]) -> StepTiming:

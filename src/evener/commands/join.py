@@ -191,9 +191,9 @@ def choose_device(device: str | None) -> str:
         if device is None:
             return "cpu"
         raise InvalidValue("--device", device, "cpu, for PyTorch is not installed")
-    import torch
+    from evener.system import accelerators
 
-    known = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    known = ["cpu", *accelerators.names()]
     if device is None:
         return known[1] if len(known) > 1 else "cpu"
     require_one_of("--device", device, known)

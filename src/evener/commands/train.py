@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import torch
 from msgspec.structs import replace
 from rich.console import Console
 
@@ -39,6 +38,7 @@ from evener.report.html import write_page
 from evener.report.planning_tables import layers_table, links_table, profile_table, timing_table
 from evener.report.tables import comparison_table, summary
 from evener.report.text import percent
+from evener.system import accelerators
 from evener.system.process_exit import exit_now
 from evener.system.sign_of_life import sign_of_life
 from evener.system.signals import STOP_SIGNALS
@@ -319,7 +319,7 @@ def choose_nodes(config: NodesConfig) -> list[LocalNode]:
 
 def _devices(text: str) -> Sequence[str]:
     """Return names of devices. Raise InvalidValue for one that this machine does not have."""
-    here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    here = accelerators.names()
     if text == "all":
         return here or ["cpu"]
     names = [name.strip() for name in text.split(",") if name.strip()]

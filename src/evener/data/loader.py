@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from evener.data.loading_process import begin_process, load_in_process, received
 from evener.data.sampler import Indices, MicroBatch, Sampler, stream
 from evener.records.errors import InvalidInput, noting
+from evener.system import accelerators
 from evener.system.process_exit import own_worker_sockets
 from evener.tracer.nested import map_values
 
@@ -74,8 +75,8 @@ def seed_all(*entropy: int, device: torch.device | None = None) -> None:
     """Seed the CPU's random generators (torch, Python, NumPy's global one), and `device`'s, from whole numbers."""
     seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
     _seed_cpu(seed)
-    if device is not None and device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+    for generator in accelerators.generators(device or accelerators.CPU)[1:]:
+        generator.manual_seed(seed)
 
 
 def _seed_cpu(seed: int) -> None:
@@ -193,7 +194,7 @@ class Loader:
         workers: int = 0,
     ) -> None:
         self._device = device
-        pinned = device.type == "cuda"
+        pinned = accelerators.capabilities(device).has_pinned_memory
         self._batches = open_batches(
             dataset, sampler, first=first, last=last, seed=seed, workers=workers, pinned=pinned
         )

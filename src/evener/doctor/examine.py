@@ -103,9 +103,9 @@ def torch_gpus(shown: int) -> int | None:
     """GPUs that PyTorch can use; None if no driver is here, or no PyTorch, so that it has not to be asked."""
     if not (shown or _OTHER_DRIVER.exists()) or not version_of("torch"):
         return None
-    import torch
+    from evener.system import accelerators
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return len(accelerators.names())
 
 
 def visible_gpus(shown: int, chosen: str | None) -> int:

@@ -28,6 +28,7 @@ from evener.launch.nodes import LocalNode
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.records.errors import require
 from evener.report.text import human_bytes, human_count
+from evener.system import accelerators
 from evener.training.console import open_console, print_line
 
 # Figures measured by Huang et al. (2019).
@@ -99,7 +100,7 @@ def speeds(
         steps: number of timed steps.
         through_host: whether tensors travel through host memory, even between GPUs.
     """
-    on_gpus = all(node.device.startswith("cuda") for node in nodes)
+    on_gpus = all(accelerators.is_accelerator(node.device) for node in nodes)
     backend = "nccl" if on_gpus and not through_host else "gloo"
     return measure_on(nodes, partial(_speeds, scale, tuple(micro_batches), steps), list[PipelineSpeed], backend)
 
@@ -128,8 +129,7 @@ def _timed(scale: Scale, micro_batches: int, steps: int, group: Group) -> Pipeli
         group.barrier()
         begin = time.perf_counter()
         pipeline.step(inputs, targets)
-        if group.device.type == "cuda":
-            torch.cuda.synchronize(group.device)
+        accelerators.synchronize(group.device)
         group.barrier()
         seconds.append(time.perf_counter() - begin)
     return PipelineSpeed(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import torch
 
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
@@ -18,6 +17,7 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.records.atomic import atomic_write
 from evener.records.errors import InvalidInput
+from evener.system import accelerators
 from evener.system.cores import usable_cores
 from evener.training.context import join_world
 
@@ -75,24 +75,24 @@ def equal_nodes(ranks: int, max_ranks: int) -> list[LocalNode]:
 
     With fewer cores than `max_ranks`, every node is slowed down to its fraction of a core.
     """
-    if torch.cuda.device_count() >= max_ranks:
-        return local_nodes([f"cuda:{i}" for i in range(ranks)])
+    if len(accelerators.names()) >= max_ranks:
+        return local_nodes(accelerators.names()[:ranks])
     speed = min(1.0, usable_cores() / max_ranks)
     return parse_local_nodes(",".join([str(speed)] * ranks))
 
 
 def where(max_ranks: int) -> str:
     """Return a phrase that describes such nodes."""
-    if torch.cuda.device_count() >= max_ranks:
-        return f"a node: {torch.cuda.get_device_name()}"
+    if len(accelerators.names()) >= max_ranks:
+        return f"a node: {accelerators.model_and_units(accelerators.best())[0]}"
     cores = usable_cores()
     return f"a node: a core of {cores}" if max_ranks <= cores else f"a node: {cores / max_ranks:.0%} of a core"
 
 
 def require_gpus(option: str, count: int) -> None:
     """Raise InvalidInput unless this machine has `count` GPUs."""
-    if torch.cuda.device_count() < count:
+    if len(accelerators.names()) < count:
         raise InvalidInput(
-            f"--full needs {count} GPUs, but this machine has {torch.cuda.device_count()}: "
+            f"--full needs {count} GPUs, but this machine has {len(accelerators.names())}: "
             f"use smaller numbers for {option}, or remove --full"
         )

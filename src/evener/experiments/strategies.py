@@ -51,6 +51,7 @@ from evener.records.plan import is_of_teams, is_pipeline
 from evener.records.schema import Part
 from evener.report.canvas import COLORS, LINES, can_draw, canvas, save_png
 from evener.report.text import human_seconds
+from evener.system import accelerators
 from evener.training.console import open_console, print_line
 from evener.training.planning import replica_rows
 
@@ -122,8 +123,7 @@ def _timed(cell: StrategyCell, network: ResNetSize, steps: int, group: Group) ->
 
 
 def _wait_for_all(group: Group) -> None:
-    if group.device.type == "cuda":
-        torch.cuda.synchronize(group.device)
+    accelerators.synchronize(group.device)
     group.barrier()
 
 

@@ -36,6 +36,7 @@ from evener.records.errors import (
 from evener.records.events import RunEvent, encode_events
 from evener.records.record import Epoch
 from evener.records.single_sample_error import is_of_lone_sample, lone_sample_sentence
+from evener.system import accelerators
 from evener.system.cores import keep_to_quota
 from evener.system.malloc import keep_freed_memory
 from evener.system.memory import is_out_of_memory
@@ -95,10 +96,10 @@ class RankEnvironment:
 
     @property
     def backend(self) -> str:
-        """The backend for tensors: NCCL if every rank has a separate GPU, which it requires; else Gloo."""
+        """The backend for tensors: that of the devices if each rank has its own, as NCCL requires; else Gloo."""
         places = {(node.host, node.device) for node in self.nodes}
-        on_gpus = all(node.device.startswith("cuda") for node in self.nodes)
-        return "nccl" if on_gpus and len(places) == len(self.nodes) else "gloo"
+        direct = accelerators.common_backend([node.device for node in self.nodes])
+        return direct if direct is not None and len(places) == len(self.nodes) else "gloo"
 
     def request_stop(self) -> None:
         """Stop after the current step."""

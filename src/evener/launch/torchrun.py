@@ -25,6 +25,7 @@ from evener.launch.rank_variables import number_of as _number
 from evener.launch.rank_variables import require_rank_variables
 from evener.launch.store import LEAST_START_SECONDS, connect_store, keep_store, launcher_secret
 from evener.records.errors import NodeLost, end_process
+from evener.system import accelerators
 from evener.system.cores import keep_to_quota, quota_speed
 from evener.system.host import own_address
 from evener.system.sign_of_life import sign_of_life
@@ -154,9 +155,11 @@ def _choose_gloo_interface(address: str) -> None:
 
 
 def _device(local: int) -> str:
-    """Return this rank's device: its GPU, also if a launcher shows it only that one."""
-    count = torch.cuda.device_count()
-    return f"cuda:{local if count > 1 else 0}" if count else "cpu"
+    """Return this rank's device: its accelerator, also if a launcher shows it only that one."""
+    here = accelerators.names()
+    if not here:
+        return "cpu"
+    return here[local] if len(here) > 1 else here[0]
 
 
 def _introduce(

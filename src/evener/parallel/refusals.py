@@ -33,6 +33,7 @@ from evener.comm.group import Group
 from evener.oracle.division.plan import Shard
 from evener.records.errors import InvalidInput, text_of
 from evener.records.single_sample_error import is_of_lone_sample, lone_sample_sentence
+from evener.system import accelerators
 from evener.tracer.ir import TracedModel, assign, record
 from evener.tracer.meta_model import attribute, storage_of
 from evener.tracer.tracing import NotTraceable
@@ -193,5 +194,5 @@ def _difference(expected: Pass, actual: Pass) -> str:
 
 
 def _random_state(device: torch.device) -> str:
-    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    state = accelerators.generators(device)[-1].get_state()
     return hashlib.sha256(state.numpy().tobytes()).hexdigest()

@@ -43,18 +43,18 @@ def usable_memory(device: str = "cpu", limit_bytes: int | None = None) -> tuple[
     """Return the bytes of `device`, and the bytes of them that this process may take now.
 
     Args:
-        device: `cpu` or a GPU, as PyTorch names it; PyTorch is imported for a GPU only.
+        device: `cpu` or an accelerator, as PyTorch names it; PyTorch is imported for an accelerator only.
         limit_bytes: the user's own limit for this node.
 
     Returns:
         (total, usable), 1 <= usable <= total. Memory of other processes is not usable, nor is memory that this process
-        uses; memory that it holds without using it is: in the C library, and in PyTorch on a GPU.
+        uses; memory that it holds without using it is: in the C library, and in PyTorch on an accelerator.
 
     Raises:
         InvalidValue: `limit_bytes` is not positive.
     """
     require(limit_bytes is None or limit_bytes > 0, "memory limit", limit_bytes, "positive")
-    total, free = _gpu_memory(device) if device.startswith("cuda") else _cpu_memory()
+    total, free = (None if device == "cpu" else _accelerator_memory(device)) or _cpu_memory()
     usable = min(total, free) if limit_bytes is None else min(total, free, limit_bytes)
     return total, max(1, usable)
 
@@ -78,19 +78,25 @@ def _cpu_memory() -> Memory:
     return Memory(min(bound.total_bytes for bound in bounds), free)
 
 
-def _gpu_memory(device: str) -> Memory:
+def _accelerator_memory(device: str) -> Memory | None:
+    """Return the memory of an accelerator; None if it uses the main memory."""
     import torch
 
-    free, total = torch.cuda.mem_get_info(device)
-    return Memory(total, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    from evener.system import accelerators
+
+    own = accelerators.memory(torch.device(device))
+    return None if own is None else Memory(*own)
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """Return the peak memory of this process in bytes: of a GPU, or main memory."""
-    if device.startswith("cuda"):
+    """Return the peak memory of this process in bytes: of an accelerator that counts it, or main memory."""
+    if device != "cpu":
         import torch
 
-        return int(torch.cuda.max_memory_allocated(device))
+        from evener.system import accelerators
+
+        if accelerators.capabilities(device).counts_memory:
+            return accelerators.peak_bytes(torch.device(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

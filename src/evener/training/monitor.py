@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-import torch
 from torch import Tensor
 
 from evener.comm.group import Group
@@ -26,6 +25,7 @@ from evener.records.errors import NonFiniteLoss, TrainingFailed
 from evener.records.history import History
 from evener.records.record import Epoch, Event, Step, Validation
 from evener.report.text import human_seconds
+from evener.system import accelerators
 from evener.system.memory import peak_memory
 from evener.training.step import Reports, StepReport, StepResult, entry_of
 
@@ -96,7 +96,7 @@ class Monitor:
         self._first = 1
         self._mark = time.perf_counter()
         self.is_stopping = self.is_saving = self.is_leaving = self.has_new_loss = False
-        self._lag = 1 if group.device.type == "cuda" else 0
+        self._lag = 1 if accelerators.is_accelerator(group.device) else 0
 
     def start(self, first: int) -> None:
         """Start the clock of step `first`."""
@@ -306,8 +306,8 @@ def _is_close(first: float, other: float, relative: float, absolute: float = 0.0
 class HostCopy:
     """Copies one number to the host, in the order of the device's work.
 
-    `float(tensor)` of a GPU waits for all queued work, including the next step. This copy, queued right after a step's
-    work, can be read one step later without waiting.
+    `float(tensor)` of an accelerator waits for all queued work, including the next step. This copy, queued right after
+    a step's work, can be read one step later without waiting.
 
     Args:
         value: a tensor of one element, or a number that the host has already.
@@ -317,8 +317,7 @@ class HostCopy:
         self._value, self._event = value, None
         if isinstance(value, Tensor) and value.device.type != "cpu":
             self._value = value.detach().to("cpu", non_blocking=True)  # into pinned memory
-            self._event = torch.Event(value.device)
-            self._event.record()
+            self._event = accelerators.marked(value.device, timed=False)
 
     def read(self) -> float:
         """Return the number; wait only for the work that was queued before the copy."""

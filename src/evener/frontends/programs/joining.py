@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 
 from evener.comm.group import Group
@@ -31,6 +30,7 @@ from evener.launch.slurm import adopt_slurm
 from evener.launch.torchrun import say_what_is_waited_for, say_where_the_run_is_shown, torchrun_environment
 from evener.records.errors import EvenerError, InvalidInput, NodeLost, TrainingFailed, exit_code_of, explain
 from evener.records.events import RunEvent
+from evener.system import accelerators
 from evener.system.process_exit import exit_now
 from evener.system.signals import outlive_terminal
 from evener.training.console import RunView, run_folder
@@ -86,7 +86,7 @@ def _joined() -> Run:
     adopt_slurm(os.environ)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _join_torchrun()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = accelerators.best()
     env = RankEnvironment(0, [LocalNode(name="node-0", device=str(device))], device, 0.0, lambda _: None)
     return Run(env, Group(rank=0, size=1, device=device, nodes=["node-0"], timer=StepTimer(device)), None)
 

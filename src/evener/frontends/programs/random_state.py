@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from evener.comm.group import Group
+from evener.system import accelerators
 
 
 def take_leaders_state(group: Group, topic: str = "") -> None:
@@ -39,9 +40,7 @@ class OwnDraws:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._generators: list[torch.Generator] = [torch.default_generator]
-        if group.device.type == "cuda":
-            self._generators.append(torch.cuda.default_generators[group.device.index or 0])
+        self._generators = accelerators.generators(group.device)
         self._seed: int | None = None
         self._own: list[Tensor] = []
 

@@ -23,6 +23,7 @@ from evener.frontends.yolo.sharded_loader import spare_bytes
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import NodeLost
 from evener.records.plan import Plan
+from evener.system.accelerators import is_accelerator
 from evener.training.elastic.start import publish_state
 from evener.training.step import StepResult
 
@@ -90,8 +91,8 @@ class TrainerRank:
             self.group.barrier()
 
     def common_precision(self, wanted: Any) -> Any:
-        """Return `wanted` if all ranks can compute in half precision, which takes GPUs; else False."""
-        return wanted if all(node.device.startswith("cuda") for node in self.env.nodes) else False
+        """Return `wanted` if all ranks can compute in half precision, which takes accelerators; else False."""
+        return wanted if all(is_accelerator(node.device) for node in self.env.nodes) else False
 
     def all_say(self, vote: bool) -> bool:
         """Whether all ranks vote yes."""

@@ -28,6 +28,7 @@ from torch import Tensor
 from evener.comm.group import Group
 from evener.parallel.pipeline.stage_layout import BoundaryTensor
 from evener.records.errors import require
+from evener.system import accelerators
 from evener.tracer.ir import TorchModes
 
 T = TypeVar("T")
@@ -98,9 +99,9 @@ def place_stages(
 
 
 def _local_devices(number: int | None) -> tuple[torch.device, ...]:
-    """Return all GPUs, or as many as there are stages; without GPUs, the CPU for every stage."""
-    gpus = tuple(torch.device("cuda", i) for i in range(torch.cuda.device_count()))
-    return gpus[:number] if gpus else (torch.device("cpu"),) * (number or 1)
+    """Return all accelerators, or as many as there are stages; without one, the CPU for every stage."""
+    here = tuple(torch.device(name) for name in accelerators.names())
+    return here[:number] if here else (torch.device("cpu"),) * (number or 1)
 
 
 class ProcessP2P:
@@ -245,8 +246,7 @@ class StageHost:
 def _computing_on(device: torch.device, modes: Sequence[TorchModes]) -> Iterator[None]:
     """Compute on `device` in this thread, in the modes of the thread that began the step."""
     with ExitStack() as stack:
-        if device.type == "cuda":
-            stack.enter_context(torch.cuda.device(device))
+        stack.enter_context(accelerators.used(device))
         for one in modes:
             stack.enter_context(one.applied())
         yield

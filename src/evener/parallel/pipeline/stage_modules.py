@@ -26,6 +26,7 @@ from torch import Tensor, fx, nn
 
 from evener.parallel.deferred_statistics import DeferredStatistics, defer_statistics, deferred_in
 from evener.records.errors import InvalidInput
+from evener.system import accelerators
 from evener.tracer.hooks import without_traced_hooks
 from evener.tracer.meta_model import attribute
 
@@ -176,10 +177,10 @@ def initialise(path: str, module: nn.Module) -> None:
             f"{path or 'the model'} ({type(module).__name__}) is on the meta device and cannot be initialised: "
             "give it a method reset_parameters(), or build the model on a CPU or GPU"
         )
-    devices = {t.device for t in (*module.parameters(recurse=False), *module.buffers(recurse=False)) if t.is_cuda}
+    devices = {t.device for t in (*module.parameters(recurse=False), *module.buffers(recurse=False))}
     number = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest())
     seed = mix(torch.initial_seed(), number)
-    with torch.random.fork_rng(list(devices)):
+    with accelerators.random_numbers_kept(*devices):
         torch.manual_seed(seed)
         reset()
 
@@ -195,13 +196,10 @@ class StageRNG:
     @contextmanager
     def seeded_for(self, operation: int) -> Iterator[None]:
         """Draw the random numbers of `operation` for this step and micro-batch."""
-        devices = [self.device] if self.device.type == "cuda" else []
         seed = mix(self.seed, self.micro_batch, operation)
-        with _ONE_GENERATOR, torch.random.fork_rng(devices):
-            torch.default_generator.manual_seed(seed)
-            if devices:
-                with torch.cuda.device(self.device):
-                    torch.cuda.manual_seed(seed)
+        with _ONE_GENERATOR, accelerators.random_numbers_kept(self.device):
+            for generator in accelerators.generators(self.device):
+                generator.manual_seed(seed)
             yield
 
 

@@ -20,6 +20,7 @@ from torch.fx.node import map_aggregate
 from evener.parallel.pipeline.partition_problem import PartitionProblem, trace_micro_batch
 from evener.parallel.pipeline.stage_layout import BoundaryTensor, StageGraph, StageLayout, split, stages_in
 from evener.parallel.pipeline.stage_modules import StageModules, StageRNG, attach, give_memory, targets_of, tree
+from evener.system import accelerators
 from evener.tracer.ir import TorchModes, TracedModel, assign, record
 from evener.tracer.meta_model import attribute, on_meta
 from evener.tracer.nested import map_values, tensors_in, values_in
@@ -222,6 +223,5 @@ def _timed(
 
 
 def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    accelerators.synchronize(device)
     return time.perf_counter()

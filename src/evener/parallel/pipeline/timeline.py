@@ -11,6 +11,7 @@ import torch
 from evener.comm.step_timing import StepTimer
 from evener.oracle.schedule import Action, Kind
 from evener.records.schema import Part
+from evener.system import accelerators
 
 
 class StageEvent(Part, frozen=True, kw_only=True):
@@ -67,10 +68,10 @@ class Timeline(Part, frozen=True, kw_only=True):
 
 
 class _Moment(NamedTuple):
-    """A moment, on the clock of the machine or in the stream of a GPU."""
+    """A moment, on the clock of the machine or in the queue of an accelerator."""
 
     wall: float
-    event: torch.cuda.Event | None = None
+    event: torch.Event | None = None
 
 
 class StageClock:
@@ -118,11 +119,7 @@ class StageClock:
         ]
 
     def _now(self) -> _Moment:
-        if self._device.type != "cuda":
-            return _Moment(time.perf_counter())
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return _Moment(time.perf_counter(), event)
+        return _Moment(time.perf_counter(), accelerators.marked(self._device))
 
 
 def _seconds(mark: _Moment, reference: _Moment) -> float:

@@ -82,7 +82,9 @@ class DeviceMerge:
 
     @cached_property
     def _device(self) -> Any:
-        return self._torch.device("cuda" if self._torch.cuda.is_available() else "cpu")
+        from evener.system import accelerators
+
+        return accelerators.best()
 
     def _blocks(self, array: Floats) -> list[slice]:
         size = _CACHED if self._device.type == "cpu" else _BLOCK

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from evener.records.errors import TaskCannot, UnknownOptimizer
 from evener.records.task import Task
 from evener.sync.layout import Flat, flat_of
 from evener.sync.protocol import Outer
+from evener.system import accelerators
 from evener.tracer.nested import call
 
 Settings = dict[str, Any]
@@ -89,8 +90,10 @@ class TorchBackend:
         fixed = [one.detach().double().abs().sum().item() for one in self.model.parameters() if not one.requires_grad]
         self.fixed_sum: float | None = float(sum(fixed))
         self.normalises = any(isinstance(module, _BatchNorm) for module in self.model.modules())
-        is_cuda = self._device.type == "cuda"
-        self.synchronise: Callable[[], None] | None = torch.cuda.synchronize if is_cuda else None
+        is_accelerator = accelerators.is_accelerator(self._device)
+        self.synchronise: Callable[[], None] | None = (
+            partial(accelerators.synchronize, self._device) if is_accelerator else None
+        )
 
     def twin(self, precision: Precision) -> TorchBackend:
         """Make another backend of the same model, as it is now, and data, which computes in `precision`."""
@@ -197,8 +200,7 @@ class TorchBackend:
     def close(self) -> None:
         """See `ModelBackend`."""
         self._optimizer.state.clear()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        accelerators.release_memory(self._device)
 
     @cached_property
     def _validation(self) -> Any:

@@ -1,0 +1,238 @@
+"""GPUs and other devices beside the processor. No other module asks which kind of device it has.
+
+PyTorch reaches all of them by `torch.accelerator`, but they differ in what they can do:
+
+    kind     devices                            float64   timed events   memory counted   pinned memory   collectives
+    cuda     GPUs of NVIDIA, and AMD (ROCm)     yes       yes            yes              yes             NCCL, RCCL
+    xpu      GPUs of Intel                      some      yes            yes              yes             XCCL
+    mps      GPUs of Apple                      no        yes            no               no              none
+    others   devices of PyTorch's extensions    asked from PyTorch
+
+An installation of PyTorch has one kind at most. Devices without collectives of their own exchange through main memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from evener.system import host
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What PyTorch can do on the devices of one kind.
+
+    Attributes:
+        has_timed_events: events in its queue measure the time between two of them.
+        counts_memory: PyTorch counts the memory that tensors take there, and its peak.
+        has_pinned_memory: pinned main memory is copied there while it computes.
+        backend: process groups that exchange its tensors directly; None if they travel through main memory.
+    """
+
+    has_timed_events: bool
+    counts_memory: bool
+    has_pinned_memory: bool
+    backend: str | None
+
+
+_CPU = Capabilities(has_timed_events=False, counts_memory=False, has_pinned_memory=False, backend="gloo")
+_KINDS = {
+    "cpu": _CPU,
+    "cuda": Capabilities(has_timed_events=True, counts_memory=True, has_pinned_memory=True, backend="nccl"),
+    "xpu": Capabilities(has_timed_events=True, counts_memory=True, has_pinned_memory=True, backend="xccl"),
+    "mps": Capabilities(has_timed_events=True, counts_memory=False, has_pinned_memory=False, backend=None),
+}
+
+
+def capabilities(device: torch.device | str) -> Capabilities:
+    """Return what PyTorch can do on `device`, which need not be a device of this machine unless its kind is unknown."""
+    kind = kind_of(device)
+    return _KINDS[kind] if kind in _KINDS else _asked(kind)
+
+
+def kind_of(device: torch.device | str) -> str:
+    """Return the kind of a device, such as `cuda` of `cuda:0`."""
+    return str(device).partition(":")[0]
+
+
+def is_accelerator(device: torch.device | str) -> bool:
+    """Return whether `device` computes, and is not the processor."""
+    return kind_of(device) not in ("cpu", "meta")
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return whether `device` computes in double precision."""
+    try:
+        torch.ones((), dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):  # Apple's GPUs, and some of Intel's
+        return False
+    return True
+
+
+def names() -> list[str]:
+    """Return the names of this machine's accelerators, such as `cuda:0`, in order; empty without one."""
+    return [f"{kind}:{index}" for kind in _kind_here() for index in range(_module(kind).device_count())]
+
+
+def best() -> torch.device:
+    """Return the first accelerator of this machine, or the processor."""
+    return torch.device(next(iter(names()), "cpu"))
+
+
+def use(device: torch.device) -> None:
+    """Let this thread's operations that name no device of this kind run on `device`."""
+    if is_accelerator(device):
+        torch.accelerator.set_device_index(device.index or 0)
+
+
+def used(device: torch.device) -> Any:
+    """Return a context for `use`, after which this thread uses the device that it used before."""
+    return torch.accelerator.device_index(device.index or 0) if is_accelerator(device) else nullcontext()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until `device` has finished its queued work; the processor always has."""
+    if is_accelerator(device):
+        torch.accelerator.synchronize(device)
+
+
+def marked(device: torch.device, *, timed: bool = True) -> torch.Event | None:
+    """Return an event at the end of the queued work of `device`.
+
+    Args:
+        device: the device.
+        timed: whether the event shall measure times.
+
+    Returns:
+        The event; None on the processor, and where events cannot measure times but shall.
+    """
+    if not is_accelerator(device) or (timed and not capabilities(device).has_timed_events):
+        return None
+    event = torch.Event(device, enable_timing=timed)
+    event.record(torch.accelerator.current_stream(device))
+    return event
+
+
+def memory(device: torch.device) -> tuple[int, int] | None:
+    """Return (all bytes of `device`, those that this process may take); None if they are those of the main memory.
+
+    Memory that PyTorch holds there without using it can be taken.
+    """
+    if capabilities(device).counts_memory:
+        free, total = torch.accelerator.get_memory_info(device)
+        return total, free + torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
+    if device.type == "mps":
+        total = torch.mps.recommended_max_memory()
+        return total, total - torch.mps.current_allocated_memory()
+    return None
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Return the bytes of tensors on `device`, whose memory PyTorch counts."""
+    return torch.accelerator.memory_allocated(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most bytes of tensors on `device`, whose memory PyTorch counts, since `reset_peak`."""
+    return torch.accelerator.max_memory_allocated(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Count the peak of `device`, whose memory PyTorch counts, from now on."""
+    torch.accelerator.reset_peak_memory_stats(device)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give memory that PyTorch holds on `device` without using it back to others."""
+    if device.type == "mps":
+        torch.mps.empty_cache()
+    elif is_accelerator(device):
+        torch.accelerator.empty_cache()
+
+
+def generators(device: torch.device) -> list[torch.Generator]:
+    """Return PyTorch's generators of random numbers: that of the processor, then that of an accelerator `device`."""
+    if not is_accelerator(device):
+        return [torch.default_generator]
+    module = _module(device.type)
+    if device.type == "mps":
+        return [torch.default_generator, module._get_default_mps_generator()]
+    if hasattr(module, "init"):
+        module.init()  # there are no generators before
+    return [torch.default_generator, module.default_generators[device.index or 0]]
+
+
+@contextmanager
+def random_numbers_kept(*devices: torch.device) -> Iterator[None]:
+    """Restore PyTorch's generators of the processor and of `devices` at the end."""
+    states = {one: one.get_state() for device in (CPU, *devices) for one in generators(device)}
+    try:
+        yield
+    finally:
+        for one, state in states.items():
+            one.set_state(state)
+
+
+def model_and_units(device: torch.device) -> tuple[str, int]:
+    """Return the model of an accelerator, and its number of multiprocessors or cores, 1 if that is not known."""
+    if device.type == "mps":
+        units = getattr(torch.backends.mps, "get_core_count", lambda: 1)()
+        return f"{host.cpu_model()} GPU", units
+    with suppress(AttributeError, RuntimeError):
+        properties = _module(device.type).get_device_properties(device)
+        units = getattr(properties, "multi_processor_count", 0) or getattr(properties, "max_compute_units", 1)
+        return properties.name, units
+    return kind_of(device), 1
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the drivers and libraries by which PyTorch reaches accelerators, and the first one."""
+    facts = {name: getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")}
+    found = {name: str(version) for name, version in facts.items() if version}
+    if names():
+        found["gpu"] = model_and_units(best())[0]
+        cudnn: Any = torch.backends.cudnn
+        if cudnn.is_available():
+            found["cudnn"] = str(cudnn.version())
+    return found
+
+
+def common_backend(devices: Sequence[str]) -> str | None:
+    """Return the process group that exchanges the tensors of all these devices directly; None without one."""
+    backends = {capabilities(device).backend for device in devices}
+    return backends.pop() if len(backends) == 1 else None
+
+
+def _kind_here() -> tuple[str, ...]:
+    """Return the kind of accelerators that this installation of PyTorch can have."""
+    kind = torch.accelerator.current_accelerator()
+    return () if kind is None else (kind.type,)
+
+
+def _module(kind: str) -> Any:
+    """Return PyTorch's module for a kind of accelerators."""
+    return torch.get_device_module(kind)
+
+
+@cache
+def _asked(kind: str) -> Capabilities:
+    """Return what PyTorch can do on devices of an extension of it."""
+    event = memory = pinned = False
+    with suppress(RuntimeError, TypeError):
+        torch.Event(kind, enable_timing=True).record()
+        event = True
+    with suppress(RuntimeError):
+        memory = bool(torch.accelerator.memory_stats())
+    with suppress(RuntimeError):
+        pinned = torch.empty(1).pin_memory().is_pinned()
+    backend = torch.distributed.Backend.default_device_backend_map.get(kind)
+    own = None if backend == "gloo" else backend
+    return Capabilities(has_timed_events=event, counts_memory=memory, has_pinned_memory=pinned, backend=own)
