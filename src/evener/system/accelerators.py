@@ -127,7 +127,8 @@ def memory(device: torch.device) -> tuple[int, int] | None:
     Memory that PyTorch holds there without using it can be taken.
     """
     if capabilities(device).counts_memory:
-        free, total = torch.accelerator.get_memory_info(device)
+        ask = getattr(_module(device.type), "mem_get_info", None) or torch.accelerator.get_memory_info  # newer than 2.9
+        free, total = ask(device)
         return total, free + torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
     if device.type == "mps":
         total = torch.mps.recommended_max_memory()
