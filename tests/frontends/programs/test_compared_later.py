@@ -278,12 +278,25 @@ def test_run_continues_where_late_replicas_cannot_be_forked() -> None:
     assert "Resource temporarily unavailable" in message
 
 
+def alone() -> Group:
+    """Return the group of one rank."""
+    cpu = torch.device("cpu")
+    return Group(rank=0, size=1, device=cpu, nodes=["n"], timer=StepTimer(cpu))
+
+
+def test_abandoned_check_without_a_folder_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    later = LaterComparisons(alone(), may_differ=False, read=lambda _: Report())
+    later._pending.append(_Begun([], None, 3, "the disk is full"))
+    later.abandon()
+    assert (tmp_path / "file").exists()
+
+
 def test_abandoned_late_check_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as replica:
         (tmp_path / "folder").mkdir()
-        cpu = torch.device("cpu")
-        group = Group(rank=0, size=1, device=cpu, nodes=["n"], timer=StepTimer(cpu))
-        later = LaterComparisons(group, may_differ=False, read=lambda _: Report())
+        later = LaterComparisons(alone(), may_differ=False, read=lambda _: Report())
         later._pending.append(_Begun([replica.pid], tmp_path / "folder", 3))
         later.abandon()
     assert replica.returncode == -signal.SIGKILL

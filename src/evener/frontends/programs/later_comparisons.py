@@ -69,15 +69,20 @@ class _Begun(NamedTuple):
 
     Attributes:
         pids: process ids of this rank's replicas.
-        folder: of their results.
+        folder: of their results; None if it could not be made.
         step: after which they were forked.
         failed: why there are none; empty if there are.
     """
 
     pids: list[int]
-    folder: Path
+    folder: Path | None
     step: int
     failed: str = ""
+
+    def remove_results(self) -> None:
+        """Remove the folder."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class LaterComparisons:
@@ -144,7 +149,7 @@ class LaterComparisons:
         token, limit, rounds = msgspec.json.decode(message, type=tuple[str, int, int])
         is_short = self._seconds + self._seconds_per_sample * limit * rounds <= _SHORT_SECONDS
         extent = Extent(samples=limit, rounds=rounds, seed=step, in_background=True, is_short=is_short)
-        folder = Path()
+        folder: Path | None = None
         try:
             folder = Path(tempfile.mkdtemp(prefix="evener-", dir=launch_folder()))
             pids = fork(token, folder, extent)
@@ -185,7 +190,7 @@ class LaterComparisons:
         """End the replicas, and remove their files: the run has failed."""
         for one in self._pending:
             kill(one.pids)
-            shutil.rmtree(one.folder, ignore_errors=True)
+            one.remove_results()
         self._pending = []
 
     def _collect(self, one: _Begun, deadline: float | None) -> bool:
@@ -200,7 +205,7 @@ class LaterComparisons:
             own = Report(failed=one.failed)
         elif is_late:
             own = Report(failed=_TOO_SLOW)
-        elif not one.pids:
+        elif not one.pids and one.folder is not None:
             own = self._read(one.folder)
         leaders = self._group.broadcast(b"" if own is None else msgspec.msgpack.encode(own), _TOPIC)
         if not leaders:
@@ -208,8 +213,7 @@ class LaterComparisons:
         if deadline is not None:
             kill(one.pids)
         wait_for(one.pids)
-        if one.folder != Path():
-            shutil.rmtree(one.folder, ignore_errors=True)
+        one.remove_results()
         report = msgspec.msgpack.decode(leaders, type=Report)
         if report.comparison is None:
             self._unchecked.setdefault(report.whole_failed or report.failed, []).append(one.step)
