@@ -63,7 +63,7 @@ def test_invalid_argument_is_refused_before_measuring(speed: float, seconds: flo
 
 def test_environment_names_all_versions() -> None:
     facts = environment()
-    assert facts.keys() >= {"evener", "python", "torch", "os", "cpu"}
+    assert facts.keys() >= {"evener", "python", "torch", "os", "cpu", "cuda"}
     assert all(facts.values())
     assert facts["torch"] == torch.__version__
 

@@ -12,6 +12,7 @@ from evener.comm.group import Group
 from evener.comm.mesh_joining import join_meshes
 from evener.comm.signed_store import SignedStore
 from evener.comm.step_timing import StepTimer
+from evener.records.errors import InvalidInput
 from evener.system import accelerators
 
 
@@ -39,7 +40,14 @@ def join_group(
         backend: `nccl` or `gloo` for tensors.
         address: of this machine, at which the other ranks reach it.
         timer: this rank's clock; by default one of full speed.
+
+    Raises:
+        InvalidInput: there are several ranks, and Gloo does not take tensors of `device`.
     """
+    if len(nodes) > 1 and backend == "gloo" and not accelerators.capabilities(device).goes_with_gloo:
+        raise InvalidInput(
+            f"several nodes cannot exchange tensors of {device} yet: train on one of them, or with --devices cpu"
+        )
     accelerators.use(device)
     timer = timer or StepTimer(device)
     patience = max(patience, 30.0)

@@ -8,7 +8,8 @@ PyTorch reaches all of them by `torch.accelerator`, but they differ in what they
     mps      GPUs of Apple                      no        yes            no               no              none
     others   devices of PyTorch's extensions    asked from PyTorch
 
-An installation of PyTorch has one kind at most. Devices without collectives of their own exchange through main memory.
+An installation of PyTorch has one kind at most. Gloo takes tensors of processors and of the kind `cuda` alone; ranks on
+devices of other kinds need collectives of their own.
 """
 
 from __future__ import annotations
@@ -28,32 +29,37 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What PyTorch can do on the devices of one kind.
+    """Abilities of PyTorch on the devices of one kind.
 
     Attributes:
         has_timed_events: events in its queue measure the time between two of them.
         counts_memory: PyTorch counts the memory that tensors take there, and its peak.
         has_pinned_memory: pinned main memory is copied there while it computes.
-        backend: process groups that exchange its tensors directly; None if they travel through main memory.
+        backend: process groups that exchange its tensors directly; None without one.
+        goes_with_gloo: whether Gloo takes its tensors.
     """
 
     has_timed_events: bool
     counts_memory: bool
     has_pinned_memory: bool
     backend: str | None
+    goes_with_gloo: bool = False
 
 
-_CPU = Capabilities(has_timed_events=False, counts_memory=False, has_pinned_memory=False, backend="gloo")
 _KINDS = {
-    "cpu": _CPU,
-    "cuda": Capabilities(has_timed_events=True, counts_memory=True, has_pinned_memory=True, backend="nccl"),
+    "cpu": Capabilities(
+        has_timed_events=False, counts_memory=False, has_pinned_memory=False, backend="gloo", goes_with_gloo=True
+    ),
+    "cuda": Capabilities(
+        has_timed_events=True, counts_memory=True, has_pinned_memory=True, backend="nccl", goes_with_gloo=True
+    ),
     "xpu": Capabilities(has_timed_events=True, counts_memory=True, has_pinned_memory=True, backend="xccl"),
     "mps": Capabilities(has_timed_events=True, counts_memory=False, has_pinned_memory=False, backend=None),
 }
 
 
 def capabilities(device: torch.device | str) -> Capabilities:
-    """Return what PyTorch can do on `device`, which need not be a device of this machine unless its kind is unknown."""
+    """Return the abilities of PyTorch on `device`; a device of another machine must be of a kind in the table above."""
     kind = kind_of(device)
     return _KINDS[kind] if kind in _KINDS else _asked(kind)
 
@@ -66,15 +72,6 @@ def kind_of(device: torch.device | str) -> str:
 def is_accelerator(device: torch.device | str) -> bool:
     """Return whether `device` computes, and is not the processor."""
     return kind_of(device) not in ("cpu", "meta")
-
-
-def has_float64(device: torch.device) -> bool:
-    """Return whether `device` computes in double precision."""
-    try:
-        torch.ones((), dtype=torch.float64, device=device)
-    except (TypeError, RuntimeError):  # Apple's GPUs, and some of Intel's
-        return False
-    return True
 
 
 def names() -> list[str]:
@@ -196,8 +193,7 @@ def model_and_units(device: torch.device) -> tuple[str, int]:
 
 def versions() -> dict[str, str]:
     """Return the versions of the drivers and libraries by which PyTorch reaches accelerators, and the first one."""
-    facts = {name: getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")}
-    found = {name: str(version) for name, version in facts.items() if version}
+    found = {name: getattr(torch.version, name, None) or "none" for name in ("cuda", "hip", "xpu")}
     if names():
         found["gpu"] = model_and_units(best())[0]
         cudnn: Any = torch.backends.cudnn
@@ -225,7 +221,7 @@ def _module(kind: str) -> Any:
 
 @cache
 def _asked(kind: str) -> Capabilities:
-    """Return what PyTorch can do on devices of an extension of it."""
+    """Return the abilities of PyTorch on devices of an extension of it, as PyTorch itself reports them."""
     event = memory = pinned = False
     with suppress(RuntimeError, TypeError):
         torch.Event(kind, enable_timing=True).record()
