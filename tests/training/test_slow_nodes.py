@@ -121,6 +121,7 @@ for x, y in loader:
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "words",
     [
@@ -143,7 +144,7 @@ def test_program_reports_a_slow_node_once(words: tuple[str, ...], tmp_path: Path
     [slow] = [event for event in record.events if event.kind == "slows the run down"]
     assert [name[-1] for name in slow.nodes] == ["1"]
     assert slow.message[:20] in result.stderr
-    assert record.nodes[0].share > 0.5
+    assert record.nodes[0].share > 0.6
     assert (
         record.nodes[0].waiting > 0.5
     )  # where ranks meet before they sum gradients, a rank waits and does not compute
