@@ -1,4 +1,4 @@
-"""What a rank on a node takes from the submitter of its run, and what this machine decides."""
+"""A rank on a node takes options from the submitter of its run; paths and processes are the machine's own."""
 
 from __future__ import annotations
 

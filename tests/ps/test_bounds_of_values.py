@@ -1,7 +1,7 @@
 """Whatever value a peer's message may have, what the master sends and writes because of it decodes again.
 
 Every field of every message takes the values at the ends of its type, alone and together with all others, in a run of
-each kind, in an examination, and when the master restarts. The decoders of those who read it are the test.
+each kind, in an examination, and when the master restarts. Each is decoded by its reader's own decoder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A master without sockets: what is sent to it is decoded as from the wire, and so is what it sends and writes."""
+"""A master without sockets. Messages to it and from it are decoded as from the wire, and so are its files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ BUFFERS: dict[type[m.Header], Sequence[Callable[[Any], Any]]] = {
 
 
 class CheckedServer:
-    """The connections of a master, none of which exists; faults in what it sends are kept."""
+    """Stands for the connections of a master; collects its messages that do not decode."""
 
     def __init__(self, *_: Any) -> None:
         self.tokens: dict[Grant, Any] = {}

@@ -289,7 +289,7 @@ def test_peer_that_takes_no_chunk_makes_room_for_one_that_waits() -> None:
         server.now += 0.1
     server.now = 61.0
     fetches.serve()
-    assert server.failed == []  # nobody waits
+    assert server.failed == []  # no other peer waits
     fetches.ask(98, FETCH)
     fetches.ask(99, FETCH)
     assert (server.failed, server.given[-2:]) == ([0, 1], [98, 99])

@@ -2,7 +2,7 @@
 
     open before the fork     read only        opened again, so that its position moves in the replica alone
                              read and write   a private copy if it is small, else without writing
-                             write only       what is written is discarded
+                             write only       writes are discarded
                              pipes, sockets   closed, because what the replica reads would be lost for the rank
     opened afterwards        to be read       as usual
                              to be written    discarded; for reading and writing, a private copy if it is small

@@ -238,7 +238,7 @@ class TrainingRun:
 
     def _pace(self) -> None:
         """Let work wait while many validations are due, and go on afterwards."""
-        is_paused = len(self.validation.due) > MAX_DUE
+        is_paused = len(self.validation.pending) > MAX_DUE
         if is_paused != self.server.is_paused:
             self.server.is_paused = is_paused
             self._follow(self.server.proceed())
@@ -336,7 +336,7 @@ class TrainingRun:
             due, version = self.validation.due, self.server.version
             weights = due[-1].weights if due and due[-1].version == version else self.server.weights.copy()
             self.validation.begin(EpochEnd(first, version, weights))
-            self.server.is_paused |= len(self.validation.due) > MAX_DUE
+            self.server.is_paused |= len(self.validation.pending) > MAX_DUE
 
 
 class RunValidation:

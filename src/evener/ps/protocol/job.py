@@ -151,7 +151,7 @@ class _Arriving:
         progress_at: time of the last progress.
         received: bytes that had arrived of the message, or of the blobs, at that time.
         blob_bytes: bytes of its blobs that have arrived.
-        submission: run of which blobs are missing; None while its message arrives.
+        submission: the run, while its blobs arrive; None while its message arrives.
     """
 
     peer: int
@@ -212,7 +212,7 @@ class Submissions:
         return peer
 
     def stalled(self, most_seconds: float) -> int | None:
-        """Return the connection of which no further piece of a run has arrived for `most_seconds`; None if none."""
+        """Return the connection whose submission has made no progress for `most_seconds`; None without one."""
         arriving = self._arriving
         return None if arriving is None or self._clock() - arriving.progress_at <= most_seconds else arriving.peer
 

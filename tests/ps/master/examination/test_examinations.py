@@ -233,7 +233,7 @@ def test_activity_of_a_node_may_be_as_long_as_its_reason() -> None:
 
 
 def concluded(desk: Desk, *reporting: str) -> Sequence[ExaminedNode]:
-    """The results about the nodes, some of which have reported, when the time is up."""
+    """Return the results about all nodes at the end of the time, when some have reported."""
     desk.ask()
     for name in reporting:
         desk.report(name)

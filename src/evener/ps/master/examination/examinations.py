@@ -49,7 +49,7 @@ MAX_SECONDS = 20.0
 _MAX_OWN_PLACES = 4
 """Limit of one node's addresses, so that no node makes the others connect to many."""
 _MAX_REPORTS_BYTES = 2**25
-"""Limit of the reports of all nodes together, of which each node has an equal share."""
+"""Limit of all nodes' reports together; each node may use an equal part of it."""
 _MAX_PLACES = 64
 """Limit of addresses that a node connects to."""
 _REPORT_SHARE = 0.6
@@ -150,14 +150,11 @@ class Examinations:
 
     def is_wanted(self, node: NodeRecord, header: Examined | Probed) -> bool:
         """Return whether a node's report belongs to the examination in progress, which has none of it yet."""
-        if (progress := self._of(header.number, node)) is None:
-            return False
-        return node.name not in (progress.reports if isinstance(header, Examined) else progress.links)
+        return self._awaiting(node, header) is not None
 
     def examined(self, node: NodeRecord, header: Examined, buffers: Sequence[memoryview]) -> None:
         """Store the report of a node, unless it is too long. Raises BadFrame: the report is malformed."""
-        progress = self._of(header.number, node)
-        if progress is not None and self.is_wanted(node, header) and progress.has_room(buffers):
+        if (progress := self._awaiting(node, header)) is not None and progress.has_room(buffers):
             report = decode_part(_only(buffers), NodeReport)
             places = tuple(replace(one, machine=node.name) for one in report.places if _may_be_probed(one, node.origin))
             facts = replace(report.facts, machine=node.name)
@@ -166,9 +163,15 @@ class Examinations:
 
     def probed(self, node: NodeRecord, header: Probed, buffers: Sequence[memoryview]) -> None:
         """Store a node's report on its links, unless it is too long. Raises BadFrame: the report is malformed."""
-        progress = self._of(header.number, node)
-        if progress is not None and self.is_wanted(node, header) and progress.has_room(buffers):
+        if (progress := self._awaiting(node, header)) is not None and progress.has_room(buffers):
             progress.links[node.name] = decode_part(_only(buffers), LinksReport)
+
+    def _awaiting(self, node: NodeRecord, header: Examined | Probed) -> _Progress | None:
+        """Return the examination that awaits this report of a node; None if none does."""
+        progress = self._of(header.number, node)
+        if progress is None or node.name in (progress.reports if isinstance(header, Examined) else progress.links):
+            return None
+        return progress
 
     def is_of(self, peer: int) -> bool:
         """Return whether a connection waits for an examination."""
