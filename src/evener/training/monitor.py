@@ -96,7 +96,8 @@ class Monitor:
         self._first = 1
         self._mark = time.perf_counter()
         self.is_stopping = self.is_saving = self.is_leaving = self.has_new_loss = False
-        self._lag = 1 if accelerators.is_accelerator(group.device) else 0
+        # the same on all ranks, which act on reports after the same step
+        self._lag = int(any(accelerators.is_accelerator(node.device) for node in env.nodes))
 
     def start(self, first: int) -> None:
         """Start the clock of step `first`."""
@@ -106,7 +107,7 @@ class Monitor:
     def regroup(
         self, division: Division, balance: Balance | None, nodes: Sequence[str], awaited: Mapping[int, Worker]
     ) -> None:
-        """Continue with other ranks; reports of previous ones are dropped.
+        """Continue with other ranks, which all call this; reports of previous ones are dropped.
 
         Args:
             division: of samples, from now on.
@@ -118,6 +119,7 @@ class Monitor:
         for column in range(len(nodes)):
             self.history.add_node(str(column))
         self._reports = Reports(self._group)
+        self._lag = int(self._group.all_reduce_max([float(accelerators.is_accelerator(self._group.device))])[0])
         self._walls.clear()
         self._unsent.clear()
         self._group.timer.discard()
