@@ -11,6 +11,7 @@ uneven shares.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import threading
 import time
@@ -252,12 +253,28 @@ def judged(names: Sequence[str], agreement: str, num_nodes: int = 3, *, with_ran
     left = list(names)
     is_exact = agreement == "sync" or num_nodes == 1
     while left:
-        with uneven_nodes(num_nodes) as master:
+        with uneven_nodes(num_nodes) as master, collected_by_hand():
             while left:
                 verdict = judge(master, left.pop(0), agreement, is_exact=is_exact, with_ranks=with_ranks)
                 yield verdict
+                gc.collect()
                 if verdict.verdict == "hang":
                     break
+
+
+@contextmanager
+def collected_by_hand() -> Iterator[None]:
+    """Garbage is not collected by itself inside.
+
+    PyTorch's `get_state` of a generator makes a Python object while it holds the generator's lock. If that starts a
+    collection, another thread may take Python's lock and wait for the generator's, and both wait for good. Nodes are
+    threads of one process here alone.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def main() -> None:
