@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -10,63 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from safetensors.torch import load_file
 
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from support.commands import TINY, command, evener_here
-
-WORDS = ("train", TINY, "--precision", "fp64", "--option", "samples=200", "--option", "schedule=true", "--epochs", "6")
-
-
-def ranks_of(pid: int) -> list[psutil.Process]:
-    """The processes that stand for the nodes of a run, in the order in which they were started."""
-    servers = [child for child in psutil.Process(pid).children() if "forkserver" in " ".join(child.cmdline())]
-    return sorted((rank for server in servers for rank in server.children()), key=lambda rank: rank.pid)
-
-
-def off(one: Path, other: Path) -> float:
-    """The largest difference between two runs' weights and running statistics."""
-    first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
-    assert first.keys() == second.keys()
-    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
-
-
-def wait_for_first_epoch(tmp_path: Path, process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Return when the run has written its first checkpoint."""
-    deadline = time.monotonic() + seconds
-    while not (tmp_path / "struck" / "checkpoints").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def run_with(
-    tmp_path: Path,
-    strike: signal.Signals,
-    nodes: str,
-    pause: float,
-    *more: str,
-    victims: int = 1,
-    wakes_after: float | None = None,
-    start_seconds: float = 60.0,
-) -> TrainRecord:
-    """The record of a run whose first ranks are struck after the first epoch. Raises AssertionError: what it said."""
-    words = ("--local-nodes", nodes, "--option", f"pause={pause}", *more, "--output", "struck")
-    shares = () if "--strategy" in more else ("--shares", nodes)
-    with (tmp_path / "errors").open("w") as errors:
-        process = subprocess.Popen(
-            command(*WORDS, *words, *shares), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=errors
-        )
-    wait_for_first_epoch(tmp_path, process, start_seconds)
-    struck = ranks_of(process.pid)[:victims]
-    for rank in struck:
-        os.kill(rank.pid, strike)
-    if wakes_after is not None:
-        time.sleep(wakes_after)
-        os.kill(struck[0].pid, signal.SIGCONT)
-    assert process.wait(timeout=90) == 0, (tmp_path / "errors").read_text()
-    return read_noun(tmp_path / "struck" / "record.json", TrainRecord)
+from support.struck_runs import WORDS, distance, ranks_of, run_with, wait_for_first_epoch
 
 
 @pytest.fixture
@@ -80,7 +27,7 @@ def alone(tmp_path: Path) -> Path:
 @pytest.mark.alone
 def test_run_with_a_killed_first_rank_equals_one_process(tmp_path: Path, alone: Path) -> None:
     record = run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.03, "--patience", "20")
-    assert off(alone, tmp_path / "struck") < 1e-10
+    assert distance(alone, tmp_path / "struck") < 1e-10
     lost = [event for event in record.events if event.kind == "node lost"]
     assert len(lost) == 1
     assert lost[0].message.startswith("node-0 was killed by signal 9 (SIGKILL); 1 node of 2 goes on with step ")
@@ -100,7 +47,7 @@ def test_run_without_elasticity_gives_its_reason(tmp_path: Path) -> None:
 @pytest.mark.slow  # a frozen rank is given up after the patience
 def test_run_with_a_frozen_first_rank_equals_one_process(tmp_path: Path, alone: Path) -> None:
     record = run_with(tmp_path, signal.SIGSTOP, "1,0.5,0.5", 0.05, "--patience", "5", wakes_after=8.0)
-    assert off(alone, tmp_path / "struck") < 1e-10
+    assert distance(alone, tmp_path / "struck") < 1e-10
     kinds = [event.kind for event in record.events if event.kind in ("node lost", "joined")]
     assert kinds[0] == "node lost"
     silent = next(event for event in record.events if event.kind == "node lost")
@@ -125,7 +72,7 @@ def test_frozen_last_holder_of_the_state_is_awaited(tmp_path: Path, alone: Path)
     last.resume()
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert off(alone, tmp_path / "struck") < 1e-10
+    assert distance(alone, tmp_path / "struck") < 1e-10
     record = read_noun(tmp_path / "struck" / "record.json", TrainRecord)
     assert sum(step.samples for step in record.steps) == 6 * 200
     told = (tmp_path / "struck" / "events.jsonl").read_text()
@@ -149,7 +96,7 @@ def test_killing_the_command_ends_its_ranks_and_the_run_resumes(tmp_path: Path, 
     assert psutil.wait_procs(ranks, timeout=20)[1] == []
     result = evener_here(*words, "--resume", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert off(alone, tmp_path / "struck") < 1e-10
+    assert distance(alone, tmp_path / "struck") < 1e-10
 
 
 @pytest.mark.alone
@@ -170,7 +117,7 @@ def test_elastic_sharded_run_with_a_killed_rank_equals_one_process(
 ) -> None:
     more = ("--patience", "20", "--elastic", "--strategy", *words)
     record = run_with(tmp_path, signal.SIGKILL, "1,0.5,0.5", 0.05, *more, start_seconds=150)  # it is rehearsed, too
-    assert off(alone, tmp_path / "struck") < 1e-10
+    assert distance(alone, tmp_path / "struck") < 1e-10
     lost = [event.message for event in record.events if event.kind == "node lost"]
     assert len(lost) == 1
     assert lost[0].startswith("node-0 was killed by signal 9 (SIGKILL); 2 nodes of 3 go on with step ")
