@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from evener.comm.joining import join_group
-from evener.records.errors import InvalidInput
 from evener.system import accelerators
 from support import standin
 
@@ -39,13 +37,6 @@ def test_capabilities_follow_the_kind_of_a_device(device: str, is_one: bool, bac
     assert accelerators.common_backend([device, "cpu"]) is None or not is_one
 
 
-@pytest.mark.parametrize("device", ["mps:0", "xpu:0"])
-def test_ranks_whose_tensors_gloo_does_not_take_are_refused(device: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        join_group(rank=0, nodes=["a", "b"], device=torch.device(device), store=None, patience=1.0, longest_wait=1.0)
-    assert device in str(caught.value)
-
-
 def test_processor_needs_no_events_and_no_waits() -> None:
     accelerators.use(CPU)
     with accelerators.used(CPU):
@@ -64,8 +55,6 @@ def test_random_numbers_are_kept() -> None:
 ON_STANDIN = """
 import torch
 from torch import nn
-from evener.comm.joining import join_group
-from evener.records.errors import InvalidInput
 from evener.system import accelerators
 from support import standin
 

@@ -165,6 +165,5 @@ def _send_header(group: Group, peer: int, nbytes: int, rounds: int) -> None:
 
 
 def _payload(group: Group, nbytes: int) -> Tensor:
-    """Return a message on the GPU where NCCL carries it, in main memory otherwise."""
-    device = group.device if dist.get_backend(group.process_group) == "nccl" else torch.device("cpu")
-    return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    """Return a message on this rank's device."""
+    return torch.zeros(nbytes, dtype=torch.uint8, device=group.device)

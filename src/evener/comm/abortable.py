@@ -19,7 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.signed_store import SignedStore
+from evener.comm.staged_gloo import StagedGloo, StagedWork
 from evener.records.errors import NodeLost
+from evener.system import accelerators
 
 Pending = torch.futures.Future[Any]
 
@@ -33,16 +35,19 @@ class GlooPlace:
         rank: of this process in the group.
         size: number of ranks.
         longest_wait: seconds that an operation may take.
+        device: of this rank's tensors, unless they are in main memory.
     """
 
     store: SignedStore
     rank: int
     size: int
     longest_wait: float
+    device: torch.device = accelerators.CPU
 
     def join(self) -> Any:
         """Return the process group, once all ranks have called this."""
-        return dist.ProcessGroupGloo(self.store, self.rank, self.size, timedelta(seconds=self.longest_wait))
+        gloo = dist.ProcessGroupGloo(self.store, self.rank, self.size, timedelta(seconds=self.longest_wait))
+        return StagedGloo(gloo) if accelerators.is_accelerator(self.device) else gloo
 
     def among(self, ranks: Sequence[int], is_over: Callable[[], bool]) -> GlooPlace:
         """Return the rendezvous of some of the ranks, which this rank waits for until `is_over`."""
@@ -51,6 +56,7 @@ class GlooPlace:
             rank=list(ranks).index(self.rank),
             size=len(ranks),
             longest_wait=self.longest_wait,
+            device=self.device,
         )
 
 
@@ -63,11 +69,13 @@ class AbortableGloo:
 
     Attributes:
         error: error that ended the group; None while it works.
+        place: rendezvous of its ranks; None if no subgroups are needed.
     """
 
     def __init__(self, gloo: Any, place: GlooPlace | None = None) -> None:
         self.error: Exception | None = None
-        self._gloo, self._place = gloo, place
+        self.place = place
+        self._gloo = gloo
         self._lock = threading.Lock()
         self._open: dict[int, tuple[Pending, Any, Any]] = {}
         self._next = 0
@@ -86,7 +94,10 @@ class AbortableGloo:
             tensors: all tensors that it reads or writes.
         """
         key, future, work = self._started(start, tensors)
-        work.get_future().then(lambda done: self._end(key, done.value))
+        if isinstance(work, StagedWork):
+            self._lane("collectives").put(lambda: self._end(key, work.wait))
+        else:
+            work.get_future().then(lambda done: self._end(key, done.value))
         return future
 
     def message(self, start: Callable[[Any], Any], tensors: Any, lane: Hashable) -> Pending:
@@ -103,8 +114,8 @@ class AbortableGloo:
 
     def among(self, ranks: Sequence[int]) -> AbortableGloo:
         """Return the group of some ranks including this one, which all call this; it ends with this group."""
-        assert self._place is not None
-        joining = _Joining(self._place.among(ranks, lambda: self.error is not None))
+        assert self.place is not None
+        joining = _Joining(self.place.among(ranks, lambda: self.error is not None))
         self.message(lambda _: joining, joining, "joining").wait()
         part = AbortableGloo(joining.gloo, joining.place)
         with self._lock:
@@ -142,6 +153,8 @@ class AbortableGloo:
             for lane in self._lanes.values():
                 lane.put(None)
             self._lanes = {}
+        if isinstance(gloo, StagedGloo):
+            gloo.close()
         del gloo  # without the lock, which a thread that it joins may need
         return True
 

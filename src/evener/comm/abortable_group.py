@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.abortable import AbortableGloo, Pending
+from evener.comm.staged_gloo import BACKEND, StagedGloo
 
 
 class _Awaited(dist.Work):
@@ -38,7 +40,7 @@ class AbortableProcessGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:
         """Return the name of the backend that PyTorch knows."""
-        return "gloo"
+        return BACKEND
 
     def alltoall_base(self, *arguments: Any, **named: Any) -> Any:
         """Start to exchange blocks with every peer."""
@@ -56,6 +58,10 @@ class AbortableProcessGroup(dist.ProcessGroup):
         """Start to send a message to one peer."""
         return _Awaited(self.operations.message(lambda gloo: gloo.send(tensors, to, tag), tensors, ("to", to, tag)))
 
+    def allgather(self, *arguments: Any, **named: Any) -> Any:
+        """Start to copy every rank's tensors to all."""
+        return self._begun("allgather", arguments, named)
+
     def recv(self, tensors: list[Tensor], sender: int, tag: int) -> Any:
         """Start to receive a message from one peer."""
         lane = ("from", sender, tag)
@@ -64,6 +70,17 @@ class AbortableProcessGroup(dist.ProcessGroup):
     def _begun(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> _Awaited:
         """Start a collective of Gloo by its name; its tensors are among the arguments."""
         return _Awaited(self.operations.begin(lambda gloo: getattr(gloo, name)(*arguments, **named), arguments))
+
+
+def register_staged() -> None:
+    """Let PyTorch make process groups of the backend `staged`: abortable ones, also for tensors of accelerators."""
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, _staged_group, devices=["cpu", "cuda"])
+
+
+def _staged_group(store: Any, rank: int, size: int, seconds: timedelta) -> AbortableProcessGroup:
+    gloo = StagedGloo(dist.ProcessGroupGloo(store, rank, size, seconds))
+    return AbortableProcessGroup(rank, size, AbortableGloo(gloo))
 
 
 def groups_known_to_torch() -> dict[Any, Any]:

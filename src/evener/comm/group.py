@@ -23,6 +23,7 @@ from evener.comm.abortable_group import AbortableProcessGroup, groups_known_to_t
 from evener.comm.mesh import Mesh
 from evener.comm.message_topics import out_of_step
 from evener.comm.signed_store import SignedStore
+from evener.comm.staged_gloo import BACKEND
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
 
@@ -44,7 +45,7 @@ class Group:
         reports: for messages that are read after the next one is sent.
         world_ranks: of these ranks among all that run; empty if they are all.
         is_elastic: whether other ranks may come and go; its fields are then others afterwards.
-        sums: of an elastic group: its process group's operations, each of which may be given up.
+        sums: operations of the process group, each of which can be abandoned; None: they cannot.
         store: where the ranks found each other, which the process group does not keep alive.
         traffic: bytes sent so far.
         exchanged: a checksum of what tensors were gathered for, in order: it is the same on all ranks.
@@ -206,7 +207,8 @@ class Group:
     @property
     def prefers_mesh(self) -> bool:
         """Whether small tensors are faster over the mesh than by a collective."""
-        return self.mesh is not None and (self.process_group is None or dist.get_backend(self.process_group) == "gloo")
+        in_memory = self.process_group is None or dist.get_backend(self.process_group) in ("gloo", BACKEND)
+        return self.mesh is not None and in_memory
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self  # copies of a model are of the same ranks
@@ -287,7 +289,7 @@ class Group:
     ) -> None:
         """Replace ranks and connections of this elastic group; connections are None for a single rank."""
         for group in (self.process_group, *self._joined.values()):
-            if isinstance(group, AbortableProcessGroup):
+            if isinstance(group, AbortableProcessGroup) and group is not dist.group.WORLD:
                 groups_known_to_torch().pop(group, None)
         self.rank, self.size, self.nodes = rank, len(nodes), nodes
         self.mesh, self.reports, self.sums = mesh, reports, sums

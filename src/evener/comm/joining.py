@@ -8,11 +8,14 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from evener.comm.abortable import GlooPlace
+from evener.comm.abortable_group import AbortableProcessGroup, register_staged
 from evener.comm.group import Group
 from evener.comm.mesh_joining import join_meshes
 from evener.comm.signed_store import SignedStore
+from evener.comm.staged_gloo import BACKEND
 from evener.comm.step_timing import StepTimer
-from evener.records.errors import InvalidInput
+from evener.records.errors import NodeLost
 from evener.system import accelerators
 
 
@@ -37,17 +40,11 @@ def join_group(
         store: rendezvous of the ranks; None only for a single rank.
         patience: seconds within which all ranks have to join, at least 30.
         longest_wait: timeout of a collective in seconds; a slow rank is not lost.
-        backend: `nccl` or `gloo` for tensors.
+        backend: for tensors: `gloo` on processors, `staged` if some are on accelerators, or `nccl`.
         address: of this machine, at which the other ranks reach it.
         timer: this rank's clock; by default one of full speed.
 
-    Raises:
-        InvalidInput: there are several ranks, and Gloo does not take tensors of `device`.
     """
-    if len(nodes) > 1 and backend == "gloo" and not accelerators.capabilities(device).goes_with_gloo:
-        raise InvalidInput(
-            f"several nodes cannot exchange tensors of {device} yet: train on one of them, or with --devices cpu"
-        )
     accelerators.use(device)
     timer = timer or StepTimer(device)
     patience = max(patience, 30.0)
@@ -55,10 +52,17 @@ def join_group(
     if group.size > 1:
         assert store is not None
         limit = timedelta(seconds=longest_wait)
-        place = store.inner if backend == "nccl" else store  # a thread of NCCL's watches the store, without Python
+        # threads of the collectives of devices watch the store, without Python
+        place = store if backend in ("gloo", BACKEND) else store.inner
+        register_staged()
         dist.init_process_group(backend, store=place, rank=rank, world_size=group.size, timeout=limit)
         group.store = store
-        group.process_group = dist.group.WORLD
+        group.process_group = world = dist.group.WORLD
+        if isinstance(world, AbortableProcessGroup):
+            group.sums = world.operations
+            group.sums.place = GlooPlace(
+                store=store.under(BACKEND), rank=rank, size=group.size, longest_wait=longest_wait, device=device
+            )
         group.mesh, group.reports = join_meshes(
             rank=rank, nodes=group.nodes, store=store, address=address, patience=patience, longest_wait=longest_wait
         )
@@ -68,4 +72,8 @@ def join_group(
 def leave_group() -> None:
     """Leave all process groups of this process, if it is in any."""
     if dist.is_initialized():
+        world = dist.group.WORLD
         dist.destroy_process_group()
+        if isinstance(world, AbortableProcessGroup):
+            world.operations.abort(NodeLost("the group is over"))
+            world.operations.let_go()

@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 
 from evener.comm.group import Group
+from evener.comm.staged_gloo import BACKEND
 from evener.experiments.gpipe_models import FULL, NAIVE, SMALL, Largest, PipelineSpeed, Scale, largest
 from evener.experiments.local_ranks import equal_nodes, measure_on, require_gpus, where
 from evener.experiments.options import GpipeConfig, numbers
@@ -101,7 +102,7 @@ def speeds(
         through_host: whether tensors travel through host memory, even between GPUs.
     """
     on_gpus = all(accelerators.is_accelerator(node.device) for node in nodes)
-    backend = "nccl" if on_gpus and not through_host else "gloo"
+    backend = BACKEND if on_gpus and through_host else None
     return measure_on(nodes, partial(_speeds, scale, tuple(micro_batches), steps), list[PipelineSpeed], backend)
 
 

@@ -24,6 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from evener.comm.signed_store import SignedStore
+from evener.comm.staged_gloo import BACKEND
 from evener.doctor.finding import Finding, faults
 from evener.doctor.interface_checks import listening_addresses
 from evener.doctor.network import network_facts
@@ -97,7 +98,7 @@ def own_facts(env: RankEnvironment) -> PeerFacts:
         torch=version_of("torch"),
         ahead=0.0,
         network=replace(network_facts(os.environ, platform.node()), route_address=env.address),
-        uses_gloo=env.backend == "gloo",
+        uses_gloo=env.backend in ("gloo", BACKEND),
     )
 
 

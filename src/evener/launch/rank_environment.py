@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from evener.comm.signed_store import SignedStore
+from evener.comm.staged_gloo import BACKEND
 from evener.data.loading_process import loading_death
 from evener.launch.nodes import LocalNode
 from evener.launch.parent import Parent
@@ -96,10 +97,16 @@ class RankEnvironment:
 
     @property
     def backend(self) -> str:
-        """The backend for tensors: that of the devices if each rank has its own, as NCCL requires; else Gloo."""
+        """The backend for tensors: that of the devices if each rank has its own, as NCCL requires; else Gloo.
+
+        An elastic run on several machines takes Gloo, whose operations can be abandoned when a machine is lost.
+        """
         places = {(node.host, node.device) for node in self.nodes}
         direct = accelerators.common_backend([node.device for node in self.nodes])
-        return direct if direct is not None and len(places) == len(self.nodes) else "gloo"
+        is_elastic_among_hosts = self.line is not None and len({node.host for node in self.nodes}) > 1
+        if direct is not None and len(places) == len(self.nodes) and not is_elastic_among_hosts:
+            return direct
+        return BACKEND if any(accelerators.is_accelerator(node.device) for node in self.nodes) else "gloo"
 
     def request_stop(self) -> None:
         """Stop after the current step."""

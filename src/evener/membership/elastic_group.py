@@ -157,7 +157,13 @@ class ElasticGroup:
         rank, client = generation.rank_of(self._line.process), self._client
         assert rank is not None
         rendezvous = Rendezvous(
-            generation, rank, self._line.open_store, self._address, client.changed, self._line.patience
+            generation,
+            rank,
+            self._line.open_store,
+            self._address,
+            client.changed,
+            self._line.patience,
+            self._group.device,
         )
         with client.changed:
             client.changed.wait_for(lambda: rendezvous.has_ended or client.is_broken(generation.number))

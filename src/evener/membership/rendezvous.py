@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
+import torch
+
 from evener.comm.abortable import AbortableGloo, GlooPlace
 from evener.comm.mesh import Mesh
 from evener.comm.mesh_joining import join_mesh
@@ -20,6 +22,7 @@ from evener.comm.rank_lines import RankLines
 from evener.comm.signed_store import SignedStore
 from evener.membership.generation import Generation
 from evener.records.errors import NodeLost
+from evener.system import accelerators
 
 LONGEST_WAIT = 1800.0
 """Timeout in seconds; a slow rank is not lost."""
@@ -74,6 +77,7 @@ class Rendezvous:
         address: of this machine, at which the other ranks reach it.
         changed: notified at the end.
         patience: timeout of a connection to a rank that has joined, in seconds.
+        device: of this rank.
 
     Attributes:
         connections: of all ranks; None before the end, or after a failure.
@@ -88,9 +92,10 @@ class Rendezvous:
         address: str,
         changed: threading.Condition,
         patience: float = LONGEST_WAIT,
+        device: torch.device = accelerators.CPU,
     ) -> None:
         self._generation, self._rank, self._open_store = generation, rank, open_store
-        self._address, self._patience, self._changed = address, patience, changed
+        self._address, self._patience, self._changed, self._device = address, patience, changed, device
         self.connections: Connections | None = None
         self.error: Exception | None = None
         self._is_left = False
@@ -143,7 +148,9 @@ class Rendezvous:
                 meshes.append(join(store=store.under(name)))
                 undo.callback(meshes[-1].close)
             mesh, reports, idle = meshes
-            place = GlooPlace(store=store.under("gloo"), rank=self._rank, size=size, longest_wait=LONGEST_WAIT)
+            place = GlooPlace(
+                store=store.under("gloo"), rank=self._rank, size=size, longest_wait=LONGEST_WAIT, device=self._device
+            )
             sums, lines = AbortableGloo(place.join(), place), RankLines(idle, self._patience)
             connections = Connections(mesh=mesh, reports=reports, sums=sums, lines=lines)
             undo.pop_all()

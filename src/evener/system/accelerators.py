@@ -8,8 +8,8 @@ PyTorch reaches all of them by `torch.accelerator`, but they differ in what they
     mps      GPUs of Apple                      no        yes            no               no              none
     others   devices of PyTorch's extensions    asked from PyTorch
 
-An installation of PyTorch has one kind at most. Gloo takes tensors of processors and of the kind `cuda` alone; ranks on
-devices of other kinds need collectives of their own.
+An installation of PyTorch has one kind at most. Tensors of kinds without collectives go through main memory
+(`comm/staged_gloo`).
 """
 
 from __future__ import annotations
@@ -36,23 +36,17 @@ class Capabilities:
         counts_memory: PyTorch counts the memory that tensors take there, and its peak.
         has_pinned_memory: pinned main memory is copied there while it computes.
         backend: process groups that exchange its tensors directly; None without one.
-        goes_with_gloo: whether Gloo takes its tensors.
     """
 
     has_timed_events: bool
     counts_memory: bool
     has_pinned_memory: bool
     backend: str | None
-    goes_with_gloo: bool = False
 
 
 _KINDS = {
-    "cpu": Capabilities(
-        has_timed_events=False, counts_memory=False, has_pinned_memory=False, backend="gloo", goes_with_gloo=True
-    ),
-    "cuda": Capabilities(
-        has_timed_events=True, counts_memory=True, has_pinned_memory=True, backend="nccl", goes_with_gloo=True
-    ),
+    "cpu": Capabilities(has_timed_events=False, counts_memory=False, has_pinned_memory=False, backend="gloo"),
+    "cuda": Capabilities(has_timed_events=True, counts_memory=True, has_pinned_memory=True, backend="nccl"),
     "xpu": Capabilities(has_timed_events=True, counts_memory=True, has_pinned_memory=True, backend="xccl"),
     "mps": Capabilities(has_timed_events=True, counts_memory=False, has_pinned_memory=False, backend=None),
 }

@@ -18,6 +18,7 @@ from evener.comm.group import Group
 from evener.comm.joining import join_group
 from evener.comm.mesh_joining import join_mesh
 from evener.comm.rank_lines import RankLines
+from evener.comm.staged_gloo import BACKEND
 from evener.comm.step_timing import StepTimer
 from evener.config.conflicts import strategy_conflict
 from evener.config.run_config import RunConfig, require_samples
@@ -148,7 +149,8 @@ def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]
         NodeLost: a rank does not come, or machines do not reach each other.
         InvalidInput: machines do not fit together.
     """
-    group = join_world(env, preflight=config.preflight)
+    must_be_elastic = config.elastic and env.line is not None and env.backend != "gloo"
+    group = join_world(env, BACKEND if must_be_elastic else None, preflight=config.preflight)
     if env.has_own_paths:
         return group, config
     first = group.all_gather_bytes(msgspec.json.encode(config, enc_hook=str))[0]
@@ -199,7 +201,7 @@ def join_world(env: RankEnvironment, backend: str | None = None, *, preflight: b
 
     Args:
         env: of this rank.
-        backend: `nccl` or `gloo` for tensors; the default suits the devices.
+        backend: for tensors, see `join_group`; the default suits the devices.
         preflight: whether to run the check; the first rank's value counts.
 
     Raises:

@@ -4,6 +4,7 @@
 `PATHS` in their PYTHONPATH load it together with PyTorch, which finds it by the entry point `torch.backends`.
 
     waits()                   how often the host has waited for a device: reads, copies that block, synchronisation
+    waits_of_thread()         how often this thread has
     limit_memory(0, 10**6)    device 0 runs out of memory
     hang(0, True)             its work never ends
     lose(0, True)             it fails from now on

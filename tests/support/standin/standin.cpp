@@ -47,6 +47,7 @@ struct Device {
 
 Device devices[kDevices];
 std::atomic<int64_t> waits{0}, fallbacks{0};
+thread_local int64_t waits_here = 0;
 thread_local c10::DeviceIndex current = 0;
 
 void require_present(c10::DeviceIndex index) {
@@ -73,6 +74,7 @@ void finish_copies(int64_t until) {
 // The host waits for a device.
 void wait_for(c10::DeviceIndex index, int64_t until) {
   ++waits;
+  ++waits_here;
   while (devices[index].hangs && !devices[index].is_lost) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
@@ -696,6 +698,7 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("waits", [] { return waits.load(); });
+  m.def("waits_of_thread", [] { return waits_here; });
   m.def("fallbacks", [] { return fallbacks.load(); });
   m.def("device_count", [] { return int(kDevices); });
   m.def("current_device", [] { return int(current); });

@@ -109,8 +109,6 @@ class ProcessP2P:
 
     def __init__(self, group: Group, ranks: Sequence[int]) -> None:
         self._group, self._ranks = group, ranks
-        gloo = dist.get_backend(group.process_group) == "gloo"
-        self._wire = torch.device("cpu") if gloo else group.device
         self._leaving: dict[tuple[int, Payload], deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
 
     def send(self, tensor: Tensor, to: int, kind: Payload) -> None:
@@ -118,7 +116,7 @@ class ProcessP2P:
         leaving = self._leaving[to, kind]
         if len(leaving) == _IN_FLIGHT:
             leaving.popleft()[0].wait()
-        tensor = tensor.detach().to(self._wire).contiguous()
+        tensor = tensor.detach().contiguous()
         work = dist.isend(tensor, group=self._group.process_group, group_dst=self._ranks[to], tag=_TAGS[kind])
         assert work is not None
         leaving.append((work, tensor))
@@ -126,14 +124,14 @@ class ProcessP2P:
 
     def expect(self, value: BoundaryTensor, sender: int, kind: Payload) -> Callable[[], Tensor]:
         """Start to receive a tensor like `value` into new memory; the returned function waits for it."""
-        tensor = value.empty(self._wire)
+        tensor = value.empty(self._group.device)
         work = dist.irecv(tensor, group=self._group.process_group, group_src=self._ranks[sender], tag=_TAGS[kind])
         assert work is not None
 
         def wait() -> Tensor:
             work.wait()
             self._group.traffic.count(kind, 0, tensor.nbytes)
-            return tensor.to(self._group.device)
+            return tensor
 
         return wait
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 import msgspec
 import torch.distributed as dist
 
+from evener.comm.abortable_group import register_staged
 from evener.comm.group import Group
+from evener.comm.staged_gloo import BACKEND
 from evener.comm.step_timing import StepTimer
 from evener.config.run_config import RunConfig
 from evener.launch.rank_environment import RankEnvironment
@@ -20,6 +22,7 @@ from evener.records.plan import WHOLE_MODEL, Assignment, Plan
 from evener.records.profile import TaskTiming
 from evener.records.schema import Part
 from evener.records.task import Task
+from evener.system.accelerators import is_accelerator
 from evener.system.pace import StepSeconds
 from evener.training.admission import place_for
 from evener.training.context import RankContext, make_context
@@ -59,7 +62,7 @@ def why_fixed(training: Training, config: RunConfig) -> str:
         "the optimiser looks at whole tensors, of which each node has a part": training.optimizer.is_gathered,
         "data that stays where it is (--stationary) is lost with its node": config.stationary,
         "--compile would compile again for other shares": config.compile,
-        "collectives of GPUs cannot be left": any(node.device != "cpu" for node in env.nodes),
+        "collectives of GPUs cannot be abandoned": not training.group.prefers_mesh,
     }
     return next((reason for reason, is_so in reasons.items() if is_so), "")
 
@@ -79,7 +82,9 @@ def late_group(env: RankEnvironment) -> tuple[Group, PublishedState]:
     assert env.store is not None
     state = env.store.get_as(_STATE_KEY, PublishedState)
     alone = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
+    register_staged()
+    backend = BACKEND if is_accelerator(env.device) else "gloo"
+    dist.init_process_group(backend, store=alone, rank=0, world_size=1)
     timer = StepTimer(env.device, env.node.speed_at(0))
     timer.pace.reference = state.references.get(env.node.name)
     return Group(rank=0, size=1, device=env.device, nodes=[env.node.name], timer=timer, is_elastic=True), state

@@ -1,0 +1,48 @@
+"""A run of accelerators goes on when a process of it is killed or frozen, and trains what one process trains."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.accelerator import NEEDS_DEVICE, TOLERANCE, devices
+from support.commands import evener_here
+from support.struck_runs import WORDS, distance, run_with
+
+pytestmark = [*NEEDS_DEVICE, pytest.mark.alone, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Path:
+    """What one process trains on the processor."""
+    result = evener_here(*WORDS, "--output", "alone", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    return tmp_path / "alone"
+
+
+@pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("on", [("gpu", "gpu"), ("gpu", "cpu"), ("cpu", "gpu")])
+def test_run_with_a_lost_first_rank_equals_one_process(
+    tmp_path: Path, alone: Path, on: tuple[str, ...], strike: signal.Signals
+) -> None:
+    more = ("--patience", "8", "--elastic")
+    record = run_with(tmp_path, strike, "2,1", 0.05, *more, devices=devices(*on), start_seconds=120)
+    assert distance(alone, tmp_path / "struck") < TOLERANCE
+    lost = [event.message for event in record.events if event.kind == "node lost"]
+    assert len(lost) == 1
+    assert lost[0].startswith("node-0 ")
+    assert sum(step.samples for step in record.steps) == 6 * 200
+
+
+@pytest.mark.parametrize(
+    "words", [("data+filter", "--replicas", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
+)
+def test_divided_run_with_a_killed_rank_equals_one_process(tmp_path: Path, alone: Path, words: tuple[str, ...]) -> None:
+    more = ("--patience", "20", "--elastic", "--strategy", *words)
+    on = devices("gpu", "gpu", "cpu")
+    record = run_with(tmp_path, signal.SIGKILL, "1,1,1", 0.05, *more, devices=on, start_seconds=150)
+    assert distance(alone, tmp_path / "struck") < TOLERANCE
+    assert len([event for event in record.events if event.kind == "node lost"]) == 1
+    assert sum(step.samples for step in record.steps) == 6 * 200
