@@ -14,7 +14,6 @@ from torch import Tensor
 
 from evener.comm.abortable import AbortableGloo, GlooPlace
 from evener.comm.abortable_group import AbortableProcessGroup, groups_known_to_torch
-from evener.comm.staged_gloo import StagedGloo
 from evener.records.errors import NodeLost
 from support import standin
 from support.accelerator import DEVICE, NEEDS_DEVICE
@@ -37,10 +36,10 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def groups() -> Iterator[list[AbortableProcessGroup]]:
     """Of two ranks."""
     store = memory_store()
-    places = [GlooPlace(store=store, rank=rank, size=2, longest_wait=30.0) for rank in range(2)]
+    places = [GlooPlace(store=store, rank=rank, size=2, longest_wait=30.0, is_staged=True) for rank in range(2)]
 
     def join(place: GlooPlace) -> AbortableProcessGroup:
-        return AbortableProcessGroup(place.rank, 2, AbortableGloo(StagedGloo(place.join()), place))
+        return AbortableProcessGroup(place.rank, 2, AbortableGloo(place.join(), place))
 
     made = on_both(places, join)
     yield made

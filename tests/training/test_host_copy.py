@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evener.training.monitor import HostCopy
+from evener.system.accelerators import HostCopy
 from support.accelerator import DEVICE, NEEDS_DEVICE
 
 

@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.signed_store import SignedStore
-from evener.comm.staged_gloo import StagedGloo, StagedWork
+from evener.comm.staged_gloo import StagedGloo
 from evener.records.errors import NodeLost
-from evener.system import accelerators
 
 Pending = torch.futures.Future[Any]
 
@@ -35,19 +34,19 @@ class GlooPlace:
         rank: of this process in the group.
         size: number of ranks.
         longest_wait: seconds that an operation may take.
-        device: of this rank's tensors, unless they are in main memory.
+        is_staged: whether tensors of some ranks are on accelerators; the same on all ranks.
     """
 
     store: SignedStore
     rank: int
     size: int
     longest_wait: float
-    device: torch.device = accelerators.CPU
+    is_staged: bool = False
 
     def join(self) -> Any:
         """Return the process group, once all ranks have called this."""
         gloo = dist.ProcessGroupGloo(self.store, self.rank, self.size, timedelta(seconds=self.longest_wait))
-        return StagedGloo(gloo) if accelerators.is_accelerator(self.device) else gloo
+        return StagedGloo(gloo) if self.is_staged else gloo
 
     def among(self, ranks: Sequence[int], is_over: Callable[[], bool]) -> GlooPlace:
         """Return the rendezvous of some of the ranks, which this rank waits for until `is_over`."""
@@ -56,7 +55,7 @@ class GlooPlace:
             rank=list(ranks).index(self.rank),
             size=len(ranks),
             longest_wait=self.longest_wait,
-            device=self.device,
+            is_staged=self.is_staged,
         )
 
 
@@ -94,7 +93,7 @@ class AbortableGloo:
             tensors: all tensors that it reads or writes.
         """
         key, future, work = self._started(start, tensors)
-        if isinstance(work, StagedWork):
+        if self.is_staged:
             self._lane("collectives").put(lambda: self._end(key, work.wait))
         else:
             work.get_future().then(lambda done: self._end(key, done.value))
@@ -141,6 +140,11 @@ class AbortableGloo:
     def has_failed(self) -> bool:
         """Whether an operation failed or was aborted, here or in a subgroup."""
         return self.error is not None or any(part.has_failed for part in self._parts)
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether tensors of some ranks are on accelerators."""
+        return isinstance(self._gloo, StagedGloo)
 
     def let_go(self) -> bool:
         """Release the group if all operations have ended after `abort`; return whether it did. Does not block."""

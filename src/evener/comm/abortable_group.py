@@ -36,11 +36,11 @@ class AbortableProcessGroup(dist.ProcessGroup):
     def __init__(self, rank: int, size: int, operations: AbortableGloo) -> None:
         cast(Any, super()).__init__(rank, size)  # the constructor for those written in Python
         self.operations = operations
-        groups_known_to_torch()[self] = (dist.Backend.GLOO, None)
+        groups_known_to_torch()[self] = (self.getBackendName(), None)
 
     def getBackendName(self) -> str:
         """Return the name of the backend that PyTorch knows."""
-        return BACKEND
+        return BACKEND if self.operations.is_staged else "gloo"
 
     def alltoall_base(self, *arguments: Any, **named: Any) -> Any:
         """Start to exchange blocks with every peer."""

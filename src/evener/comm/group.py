@@ -23,9 +23,9 @@ from evener.comm.abortable_group import AbortableProcessGroup, groups_known_to_t
 from evener.comm.mesh import Mesh
 from evener.comm.message_topics import out_of_step
 from evener.comm.signed_store import SignedStore
-from evener.comm.staged_gloo import BACKEND
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
+from evener.system.accelerators import is_accelerator
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
 
@@ -206,9 +206,15 @@ class Group:
 
     @property
     def prefers_mesh(self) -> bool:
-        """Whether small tensors are faster over the mesh than by a collective."""
-        in_memory = self.process_group is None or dist.get_backend(self.process_group) in ("gloo", BACKEND)
-        return self.mesh is not None and in_memory
+        """Whether small tensors are faster over the mesh than by a collective, as on processors."""
+        return self.mesh is not None and not self.has_accelerators
+
+    @property
+    def has_accelerators(self) -> bool:
+        """Whether a rank computes on an accelerator; the same on all ranks of several."""
+        if self.process_group is None:
+            return is_accelerator(self.device)
+        return dist.get_backend(self.process_group) != "gloo"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self  # copies of a model are of the same ranks
@@ -224,7 +230,11 @@ class Group:
             receive = self.mesh.begin_exchange(bytes_of(flat), topic)
             return lambda: torch.frombuffer(bytearray(b"".join(receive())), dtype=flat.dtype).to(flat.device)
         gathered = flat.new_empty(self.size * flat.numel())
-        work = _all_gather(gathered, flat, group=self.process_group, async_op=True)
+        if self.sums is None:
+            work = _all_gather(gathered, flat, group=self.process_group, async_op=True)
+        else:
+            rows = list(gathered.view(self.size, flat.numel()).unbind())
+            work = dist.all_gather(rows, flat, group=self.process_group, async_op=True)
 
         def wait() -> Tensor:
             work.wait()

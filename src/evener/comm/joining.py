@@ -61,7 +61,7 @@ def join_group(
         if isinstance(world, AbortableProcessGroup):
             group.sums = world.operations
             group.sums.place = GlooPlace(
-                store=store.under(BACKEND), rank=rank, size=group.size, longest_wait=longest_wait, device=device
+                store=store.under(BACKEND), rank=rank, size=group.size, longest_wait=longest_wait, is_staged=True
             )
         group.mesh, group.reports = join_meshes(
             rank=rank, nodes=group.nodes, store=store, address=address, patience=patience, longest_wait=longest_wait

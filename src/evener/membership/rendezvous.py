@@ -148,8 +148,13 @@ class Rendezvous:
                 meshes.append(join(store=store.under(name)))
                 undo.callback(meshes[-1].close)
             mesh, reports, idle = meshes
+            own = b"staged" if accelerators.is_accelerator(self._device) else b""
             place = GlooPlace(
-                store=store.under("gloo"), rank=self._rank, size=size, longest_wait=LONGEST_WAIT, device=self._device
+                store=store.under("gloo"),
+                rank=self._rank,
+                size=size,
+                longest_wait=LONGEST_WAIT,
+                is_staged=any(mesh.all_gather(own)),
             )
             sums, lines = AbortableGloo(place.join(), place), RankLines(idle, self._patience)
             connections = Connections(mesh=mesh, reports=reports, sums=sums, lines=lines)

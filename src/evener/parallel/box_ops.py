@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evener.oracle.division.layout import Interval, Layout
 from evener.oracle.division.network import Adaptive, Linear, Nearest, Sliding, Spreading, WindowRule
+from evener.system.accelerators import moved
 
 _MAX_POOL: dict[int, Callable[..., Tensor]] = {2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE_POOL: dict[int, Callable[..., Tensor]] = {2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -131,7 +132,7 @@ def average_pool(
     if not pool.divisor_override:
         for window, side, size in zip(windows, outputs.sides, image, strict=True):
             counts = counts[..., None] * _counts(window, side, size, pool.count_include_pad)
-    return sums / counts.to(sums)
+    return sums / moved(counts.to(sums.dtype), sums.device)
 
 
 def adaptive_average(x: Tensor, windows: Sequence[Adaptive], held: Box, outputs: Box) -> Tensor:
@@ -158,7 +159,7 @@ def nearest(x: Tensor, windows: Sequence[Nearest], held: Box, outputs: Box) -> T
     """Return copies of the nearest pixels."""
     for dim, (window, side, pixels) in enumerate(zip(windows, outputs.sides, held.sides, strict=True), start=2):
         places = [window.source(output) - pixels[0] for output in range(*side)]
-        x = x.index_select(dim, torch.tensor(places, device=x.device))
+        x = x.index_select(dim, moved(torch.tensor(places), x.device))
     return x
 
 
@@ -186,7 +187,8 @@ def _by_matrices(
 ) -> Tensor:
     """Multiply each side by its `matrix` (outputs, held)."""
     for dim, (window, side, pixels) in enumerate(zip(windows, outputs.sides, held.sides, strict=True), start=2):
-        x = (x.movedim(dim, -1) @ matrix(window, side, pixels).to(x).t()).movedim(-1, dim)
+        weights = moved(matrix(window, side, pixels).to(x.dtype), x.device)
+        x = (x.movedim(dim, -1) @ weights.t()).movedim(-1, dim)
     return x
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
 from evener.records.errors import InvalidInput
+from evener.system.accelerators import moved
 
 BUCKET_BYTES = 25 * 2**20
 """Largest size of a bucket."""
@@ -53,7 +54,8 @@ class GradientBucket:
         grads = [_dense_gradient(weight) for weight in self.weights]
         parts = [g.flatten() if f == 1 else g.flatten() * f for g, f in zip(grads, self._factors, strict=True)]
         if self._flagged:
-            parts.append(grads[0].new_tensor([weight.grad is not None for weight in self.weights]))
+            has_gradient = torch.tensor([weight.grad is not None for weight in self.weights], dtype=grads[0].dtype)
+            parts.append(moved(has_gradient, grads[0].device))
         self._flat = torch.cat(parts).detach()
         if self._averaged:
             self._flat /= self._group.size

@@ -21,6 +21,7 @@ from evener.parallel.op_context import LocalOp, OpContext
 from evener.parallel.redistribute import mover
 from evener.parallel.shared_statistics import shared_by, with_all_replicas
 from evener.parallel.spatial_convolution import StripConvolution
+from evener.system.accelerators import moved
 
 
 def local_op(ctx: OpContext) -> LocalOp:
@@ -98,7 +99,7 @@ def _channel(ctx: OpContext) -> LocalOp:
     def run(inputs: Sequence[Tensor]) -> Tensor:
         x, bias = inputs[0], layer.bias
         if bias is not None:
-            bias = bias.new_zeros(shape[1]).index_copy(0, filters.to(bias.device), bias)
+            bias = bias.new_zeros(shape[1]).index_copy(0, moved(filters, bias.device), bias)
         if x.numel() == 0:
             return _with_bias(empty_output(shape, x, *layer.parameters()), bias)
         y: Tensor = layer(x) if bias is None else functional_call(layer, {"bias": bias}, (x,))
@@ -179,7 +180,7 @@ def _group_norm(ctx: OpContext) -> LocalOp:
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
         x = inputs[0]
-        members = belongs.to(x.device, torch.float64 if x.dtype == torch.float64 else torch.float32)
+        members = moved(belongs.to(torch.float64 if x.dtype == torch.float64 else torch.float32), x.device)
         return group_norm(x, layer.weight, layer.bias, members, layer.eps, ctx.mesh.group)
 
     return run

@@ -61,7 +61,7 @@ def channel_statistics(x: Tensor, counted: bool = True) -> Tensor:
             mean, var = _whole_statistics(last.flatten(0, -2) if last.is_contiguous() else x)
     else:
         var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
-    return torch.cat((mean, var, mean.new_tensor([x.numel() // channels if counted else 0])))
+    return torch.cat((mean, var, mean.new_full((1,), x.numel() // channels if counted else 0)))
 
 
 def _row_statistics(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from evener.system import host
 
@@ -110,6 +111,36 @@ def marked(device: torch.device, *, timed: bool = True) -> torch.Event | None:
     event = torch.Event(device, enable_timing=timed)
     event.record(torch.accelerator.current_stream(device))
     return event
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return `tensor`, which is in main memory, on `device`, without waiting for the work that is queued there."""
+    if is_accelerator(device) and capabilities(device).has_pinned_memory:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+class HostCopy:
+    """Copies one number to the host, in the order of the device's work.
+
+    `float(tensor)` of an accelerator waits for all queued work, including the next step. This copy, queued right after
+    a step's work, can be read one step later without waiting.
+
+    Args:
+        value: a tensor of one element, or a number that the host has already.
+    """
+
+    def __init__(self, value: Tensor | float) -> None:
+        self._value, self._event = value, None
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            self._value = value.detach().to("cpu", non_blocking=True)  # into pinned memory
+            self._event = marked(value.device, timed=False)
+
+    def read(self) -> float:
+        """Return the number; wait only for the work that was queued before the copy."""
+        if self._event is not None and not self._event.query():
+            self._event.synchronize()
+        return float(self._value)
 
 
 def memory(device: torch.device) -> tuple[int, int] | None:

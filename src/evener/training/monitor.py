@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from torch import Tensor
-
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTiming
 from evener.data.sampler import Division
@@ -83,7 +81,7 @@ class Monitor:
         self._micro_batches, self._lead, self._warm_up = micro_batches, lead, warm_up
         self._advice, self._is_due, self._is_followed, self._is_behind = advice, is_due, is_followed, is_behind
         self._reports = Reports(group)
-        self._unsent: deque[tuple[int, StepResult, HostCopy, float]] = deque()
+        self._unsent: deque[tuple[int, StepResult, accelerators.HostCopy, float]] = deque()
         self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
         self.history = History()
         self.awaited: dict[int, Worker] = {}
@@ -96,8 +94,7 @@ class Monitor:
         self._first = 1
         self._mark = time.perf_counter()
         self.is_stopping = self.is_saving = self.is_leaving = self.has_new_loss = False
-        # the same on all ranks, which act on reports after the same step
-        self._lag = int(any(accelerators.is_accelerator(node.device) for node in env.nodes))
+        self._lag = int(group.has_accelerators)  # all ranks act on reports after the same step
 
     def start(self, first: int) -> None:
         """Start the clock of step `first`."""
@@ -107,7 +104,7 @@ class Monitor:
     def regroup(
         self, division: Division, balance: Balance | None, nodes: Sequence[str], awaited: Mapping[int, Worker]
     ) -> None:
-        """Continue with other ranks, which all call this; reports of previous ones are dropped.
+        """Continue with other ranks; reports of previous ones are dropped.
 
         Args:
             division: of samples, from now on.
@@ -119,7 +116,7 @@ class Monitor:
         for column in range(len(nodes)):
             self.history.add_node(str(column))
         self._reports = Reports(self._group)
-        self._lag = int(self._group.all_reduce_max([float(accelerators.is_accelerator(self._group.device))])[0])
+        self._lag = int(self._group.has_accelerators)
         self._walls.clear()
         self._unsent.clear()
         self._group.timer.discard()
@@ -135,7 +132,7 @@ class Monitor:
         """Report `step`, which is over on this rank, and receive the reports of the previous step."""
         self._timings.extend(self._group.timer.close_step(outcome.samples))
         now = time.perf_counter()
-        loss = HostCopy(0.0 if outcome.loss is None else outcome.loss)
+        loss = accelerators.HostCopy(0.0 if outcome.loss is None else outcome.loss)
         self._unsent.append((step, outcome, loss, now - self._mark))
         self._mark = now
         if len(self._unsent) > self._lag:
@@ -303,26 +300,3 @@ class Monitor:
 def _is_close(first: float, other: float, relative: float, absolute: float = 0.0) -> bool:
     both_nan = math.isnan(first) and math.isnan(other)  # as in one process, which goes on with them
     return both_nan or math.isclose(first, other, rel_tol=relative, abs_tol=absolute)
-
-
-class HostCopy:
-    """Copies one number to the host, in the order of the device's work.
-
-    `float(tensor)` of an accelerator waits for all queued work, including the next step. This copy, queued right after
-    a step's work, can be read one step later without waiting.
-
-    Args:
-        value: a tensor of one element, or a number that the host has already.
-    """
-
-    def __init__(self, value: Tensor | float) -> None:
-        self._value, self._event = value, None
-        if isinstance(value, Tensor) and value.device.type != "cpu":
-            self._value = value.detach().to("cpu", non_blocking=True)  # into pinned memory
-            self._event = accelerators.marked(value.device, timed=False)
-
-    def read(self) -> float:
-        """Return the number; wait only for the work that was queued before the copy."""
-        if self._event is not None:
-            self._event.synchronize()
-        return float(self._value)

@@ -53,6 +53,7 @@ def load() -> Any:
     rename_privateuse1_backend(NAME)
     generate_methods_for_privateuse1_backend(unsupported_dtype=[torch.quint8])
     torch._register_device_module(NAME, _device_module(library))  # type: ignore[no-untyped-call]
+    torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects, as on a GPU
     return library
 
 

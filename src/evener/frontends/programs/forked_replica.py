@@ -228,7 +228,6 @@ class ForkedReplica(ABC):
                 rank=group.rank,
                 size=group.size,
                 longest_wait=self.seconds,
-                device=group.device,
             )
             group.sums = AbortableGloo(place.join(), place)
             group.process_group = AbortableProcessGroup(group.rank, group.size, group.sums)

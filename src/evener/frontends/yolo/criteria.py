@@ -104,7 +104,7 @@ def _share_detection(criterion: Any, images: Images) -> None:
         seen["targets"], seen["foreground"] = outputs[2].sum(), outputs[3].sum()
 
     def likelihood(_module: Any, inputs: Sequence[Tensor], output: Tensor) -> None:
-        seen["visible"], seen["likelihood"] = output.new_tensor(len(inputs[0])), output
+        seen["visible"], seen["likelihood"] = output.new_full((), len(inputs[0])), output
 
     def loss(predictions: Any, batch: dict[str, Any]) -> LossParts:
         seen.clear()

@@ -166,6 +166,10 @@ class ModelBackend(Protocol):
         """
         ...
 
+    def read_later(self, loss: Any, /) -> Callable[[], float]:
+        """Start to copy a loss of `backward` to the host; return a function that waits for it."""
+        ...
+
     def step(self, number: int) -> None:
         """Let the task's optimizer take the step of this number, from 0, with the present gradient."""
         ...
@@ -223,8 +227,9 @@ class TaskEngine:
         """Compute the gradient of a lease's samples; return their mean loss."""
         with self._pace.computing():
             loss = self._backward(self._indices(lease), lease.samples.epoch, lease.number)
+            read_loss = self._backend.read_later(loss)
             self._backend.save_gradients(into)
-        return float(loss)
+        return read_loss()
 
     def local_steps(self, lease: Lease, into: Flat) -> float:
         """Take the local steps of a lease; return the mean loss of its samples."""

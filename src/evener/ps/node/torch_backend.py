@@ -172,6 +172,10 @@ class TorchBackend:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach().double()
 
+    def read_later(self, loss: Tensor) -> Callable[[], float]:
+        """See `ModelBackend`."""
+        return accelerators.HostCopy(loss).read
+
     def step(self, number: int) -> None:
         """See `ModelBackend`; the last settings of the schedule apply to all later steps."""
         settings = self._schedule[min(number, len(self._schedule) - 1)]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evener.sync.layout import ArraySpec, Flat, Kind, StateLayout, known_dtype
+from evener.system import accelerators
 
 
 def shared_state(model: nn.Module) -> dict[str, Tensor]:
@@ -49,6 +50,9 @@ class TorchState:
         device = next(iter(state.values())).device
         self._model, self._layout = model, layout
         self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+        is_pinned = accelerators.is_accelerator(device) and accelerators.capabilities(device).has_pinned_memory
+        self._passage = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=True) if is_pinned else None
+        self._passed: torch.Event | None = None
         self._gradients = torch.zeros_like(self._memory)
         self._buffers: dict[str, Tensor] = {}
         self._reached: set[int] = set()
@@ -70,12 +74,17 @@ class TorchState:
     def load(self, weights: Flat) -> None:
         """Load `weights` into the model."""
         self._copy_replaced()
-        self._memory.copy_(torch.from_numpy(weights.memory))
+        source = torch.from_numpy(weights.memory)
+        if self._passage is not None:
+            self._wait_for_passage()
+            source = self._passage.copy_(source)
+        self._memory.copy_(source, non_blocking=True)
+        self._passed = accelerators.marked(self._memory.device, timed=False)
 
     def save(self, into: Flat) -> None:
         """Save the model's state."""
         self._copy_replaced()
-        torch.from_numpy(into.memory).copy_(self._memory)
+        self._to_host(into, [(self._memory, slice(None))])
 
     def zero_gradients(self) -> None:
         """Set all gradients to zero."""
@@ -102,10 +111,23 @@ class TorchState:
     def save_gradients(self, into: Flat) -> None:
         """Save the gradients of the parameters, and statistics and counters as they are."""
         self._copy_replaced()
+        self._to_host(into, [(self._gradients, slice(None)), *((self._memory, part) for part in self._rest)])
+
+    def _to_host(self, into: Flat, pieces: list[tuple[Tensor, slice]]) -> None:
+        """Copy pieces of blocks of memory, later ones over earlier ones; wait for the device once."""
         target = torch.from_numpy(into.memory)
-        target.copy_(self._gradients)
-        for part in self._rest:
-            target[part].copy_(self._memory[part])
+        by_way = target if self._passage is None else self._passage
+        for block, piece in pieces:
+            by_way[piece].copy_(block[piece], non_blocking=self._passage is not None)
+        if self._passage is not None:
+            self._passed = accelerators.marked(self._memory.device, timed=False)
+            self._wait_for_passage()
+            target.copy_(self._passage)
+
+    def _wait_for_passage(self) -> None:
+        """Return when the pinned memory is free, which is copied from and to the device."""
+        if self._passed is not None and not self._passed.query():
+            self._passed.synchronize()
 
     def _reach(self, index: int, _: Tensor) -> None:
         self._reached.add(index)

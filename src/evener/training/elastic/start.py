@@ -62,7 +62,7 @@ def why_fixed(training: Training, config: RunConfig) -> str:
         "the optimiser looks at whole tensors, of which each node has a part": training.optimizer.is_gathered,
         "data that stays where it is (--stationary) is lost with its node": config.stationary,
         "--compile would compile again for other shares": config.compile,
-        "collectives of GPUs cannot be abandoned": not training.group.prefers_mesh,
+        "collectives of GPUs cannot be abandoned": training.group.has_accelerators and training.group.sums is None,
     }
     return next((reason for reason, is_so in reasons.items() if is_so), "")
 
