@@ -36,7 +36,7 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow and not cuda" --timeout 600
 
 # On the first GPU; tests that want two are skipped beside one. EVENER_TEST_DEVICE=cpu: the same tests on the processor;
-# EVENER_TEST_DEVICE=standin:0: on accelerators in main memory, where several of them do not train together yet.
+# EVENER_TEST_DEVICE=standin:0: on two accelerators in main memory.
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m cuda --timeout 600
 

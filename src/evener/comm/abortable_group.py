@@ -75,7 +75,7 @@ class AbortableProcessGroup(dist.ProcessGroup):
 def register_staged() -> None:
     """Let PyTorch make process groups of the backend `staged`: abortable ones, also for tensors of accelerators."""
     if not hasattr(dist.Backend, BACKEND.upper()):
-        dist.Backend.register_backend(BACKEND, _staged_group, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(BACKEND, _staged_group, devices=["cpu"])
 
 
 def _staged_group(store: Any, rank: int, size: int, seconds: timedelta) -> AbortableProcessGroup:
