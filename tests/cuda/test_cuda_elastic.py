@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from support.accelerator import NEEDS_DEVICE, TOLERANCE, devices
-from support.commands import evener_here
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
+from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, devices
+from support.commands import TINY, evener, evener_here
 from support.struck_runs import WORDS, distance, run_with
 
+LOSING = str(Path(TINY).with_name("losing.py"))
 pytestmark = [*NEEDS_DEVICE, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
@@ -33,6 +36,22 @@ def test_run_with_a_lost_first_rank_equals_one_process(
     lost = [event.message for event in record.events if event.kind == "node lost"]
     assert len(lost) == 1
     assert lost[0].startswith("node-0 ")
+    assert sum(step.samples for step in record.steps) == 6 * 200
+
+
+@pytest.mark.skipif(not DEVICE.startswith("standin"), reason="needs a device that can be lost")
+@pytest.mark.parametrize("on", [("gpu", "standin:1"), ("gpu", "cpu")])
+def test_lost_device_is_a_lost_node(tmp_path: Path, alone: Path, on: tuple[str, ...]) -> None:
+    (tmp_path / "here").touch()
+    words = ("--devices", devices(*on), "--elastic", "--shares", "2,1", "--option", "pause=0.02", "--output", "struck")
+    environment = {"EVENER_TEST_LOSS": str(tmp_path / "here")}
+    ran = evener("train", LOSING, *WORDS[2:], *words, cwd=tmp_path, timeout=200, **environment)
+    assert ran.returncode == 0, ran.stderr
+    assert not (tmp_path / "here").exists()
+    record = read_noun(tmp_path / "struck" / "record.json", TrainRecord)
+    (lost,) = [event.message for event in record.events if event.kind == "node lost"]
+    assert "lost its device standin:0" in lost
+    assert distance(alone, tmp_path / "struck") < TOLERANCE
     assert sum(step.samples for step in record.steps) == 6 * 200
 
 

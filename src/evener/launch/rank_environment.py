@@ -265,6 +265,10 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
         return DoesNotFit(
             f"node {env.node.name} ran out of memory ({error}); use a smaller --batch-size, or --accumulate"
         )
+    if accelerators.is_lost(error):
+        step = f" at step {env.step}" if env.step else ""
+        name = env.node.name
+        return NodeLost(f"node {name} (rank {env.rank}) lost its device {env.device}{step}: {words_of(error)}", (name,))
     if (death := loading_death(error)) is not None:
         return death
     if len(env.nodes) > 1 and isinstance(error, RuntimeError) and is_broken_connection(error):

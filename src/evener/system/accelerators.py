@@ -45,6 +45,10 @@ class Capabilities:
     backend: str | None
 
 
+_LOST = (
+    "is lost", "device_lost", "fallen off the bus", "uncorrectable ecc", "unspecified launch failure",
+    "busy or unavailable",
+)  # fmt: skip
 _KINDS = {
     "cpu": Capabilities(has_timed_events=False, counts_memory=False, has_pinned_memory=False, backend="gloo"),
     "cuda": Capabilities(has_timed_events=True, counts_memory=True, has_pinned_memory=True, backend="nccl"),
@@ -111,6 +115,12 @@ def marked(device: torch.device, *, timed: bool = True) -> torch.Event | None:
     event = torch.Event(device, enable_timing=timed)
     event.record(torch.accelerator.current_stream(device))
     return event
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error of PyTorch means that its accelerator works no longer, as far as drivers tell by their words."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _LOST)
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -19,11 +19,13 @@ import os
 import shutil
 import sys
 import types
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
 NAME = "standin"
@@ -53,8 +55,23 @@ def load() -> Any:
     rename_privateuse1_backend(NAME)
     generate_methods_for_privateuse1_backend(unsupported_dtype=[torch.quint8])
     torch._register_device_module(NAME, _device_module(library))  # type: ignore[no-untyped-call]
-    torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects, as on a GPU
+    nn.Module._apply = _with_parameters_kept(nn.Module._apply)  # type: ignore[method-assign]
     return library
+
+
+def _with_parameters_kept(apply: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Let a model's parameters stay the same objects when it moves to a device, as PyTorch lets them on a GPU."""
+
+    @wraps(apply)
+    def kept(*arguments: Any, **named: Any) -> nn.Module:
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return apply(*arguments, **named)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
+
+    return kept
 
 
 def _device_module(library: Any) -> types.ModuleType:
