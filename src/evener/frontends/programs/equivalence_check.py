@@ -37,6 +37,7 @@ from evener.frontends.programs.equivalence_probe import EquivalenceProbe, Extent
 from evener.frontends.programs.forked_replica import ForkedReplica, failure, forked
 from evener.frontends.programs.later_comparisons import MIN_ROUNDS, LaterComparisons, Report, kill, wait_for
 from evener.frontends.programs.refusal_causes import alike_outside
+from evener.frontends.programs.rehearsal import Rehearsal, Verdict, end_rehearsal, is_rehearsal
 from evener.frontends.programs.replica_comparison import ReplicaComparison, judge
 from evener.frontends.programs.timing_probe import TimingProbe
 from evener.frontends.programs.work_division import Prepared
@@ -55,6 +56,7 @@ _SAMPLES, _MORE = 2, 2
 """Samples of every rank, and additional ones of the first."""
 _WHOLE_BATCH = 2**31
 """Largest number of samples if a few give no finite numbers, as when all classes have to be in a batch."""
+_REHEARSAL_TOPIC = "rehearsal"
 _LONE_TOPIC = "a batch of one sample"
 
 
@@ -102,6 +104,7 @@ class EquivalenceCheck:
             group, may_differ=may_differ, read=lambda folder: self._report(folder, is_wide=True)
         )
         self._notes: list[Event] = []
+        self._rehearsal: Rehearsal | None = None
 
     def is_new(self, owner: object) -> bool:
         """Whether the program has not trained on batches of `owner` before."""
@@ -124,9 +127,9 @@ class EquivalenceCheck:
         """
         refuse_accelerate()
         self._notes = []
-        can_copy = self._group.device.type == "cpu" and hasattr(os, "fork")
+        can_copy = not self._group.has_accelerators and hasattr(os, "fork")
         if self.is_wanted and not can_copy:
-            self._note("unchecked", "a process on a GPU cannot be forked: the run was not compared with one process")
+            self._compare_elsewhere()
             self.is_wanted = False
         if lone and not can_copy:
             for model in models:
@@ -134,7 +137,7 @@ class EquivalenceCheck:
         elif lone and self.is_wanted:
             self._refuse_lone_sample(models, optimizers, lone)
         if self.is_wanted and self.replica is None:
-            self._compare(models, optimizers)
+            self._compare_here(models, optimizers)
         if can_copy and self.replica is None and not self._is_timed and self._layers is None:
             self._is_timed = True
             calibrate(self._env, self._group, self._time_alone)  # a replica does not wait
@@ -185,6 +188,8 @@ class EquivalenceCheck:
         """End later comparisons without a result: the run has failed."""
         if self.replica is None:
             self._later.abandon()
+        if self._rehearsal is not None:
+            self._rehearsal.end()
 
     def _refuse_lone_sample(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], lone: str) -> None:
         """Raise InvalidInput by `lone` if BatchNorm fails with one sample; in a replica, return at once."""
@@ -203,6 +208,52 @@ class EquivalenceCheck:
             failed = self._group.broadcast(reason, _LONE_TOPIC).decode()
         if is_of_lone_sample(failed):
             raise InvalidInput(lone)
+
+    def rehearse(self, script: Path, arguments: Sequence[str], options: Sequence[str]) -> None:
+        """Start to compare a program that uses accelerators, if this is its first rank (`rehearsal`)."""
+        if self.is_wanted and self._group.has_accelerators and self._group.is_leader:
+            self._rehearsal = Rehearsal(script, arguments, options, self._group.size)
+
+    def _compare_elsewhere(self) -> None:
+        """Act on the verdict of the rehearsal; all ranks call this. Raises NotExact."""
+        begin, verdict = time.perf_counter(), b""
+        if self._rehearsal is not None:
+            self._env.notify(
+                Phase(what="checking", detail="on processors that these nodes learn what one process does")
+            )
+            verdict = msgspec.json.encode(self._rehearsal.verdict())
+        verdict = self._group.broadcast(verdict, _REHEARSAL_TOPIC)
+        found: Verdict | str = msgspec.json.decode(verdict, type=Verdict | str) if verdict else "it is no program"
+        if isinstance(found, str):
+            what = "a process that uses an accelerator cannot be forked, and a run on processors gave no comparison"
+            self._note("unchecked", f"{what}: {found}")
+            return
+        if found.refusal:
+            raise NotExact(found.refusal)
+        self._notes += found.notes
+        self.shared_draws |= frozenset(found.shared_draws)
+        self.is_delayed |= found.is_delayed
+        if found.check is not None:
+            self.check = msgspec.structs.replace(found.check, seconds=time.perf_counter() - begin)
+
+    def _compare_here(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> None:
+        """Compare by replicas of this rank; end a rehearsal with the result, in all ranks of it."""
+        refusal = ""
+        try:
+            self._compare(models, optimizers)
+        except NotExact as error:
+            if not is_rehearsal():
+                raise
+            refusal = str(error)
+        if is_rehearsal() and self.replica is None:
+            verdict = Verdict(
+                refusal=refusal,
+                check=self.check,
+                notes=tuple(self._notes),
+                shared_draws=tuple(self.shared_draws),
+                is_delayed=self.is_delayed,
+            )
+            end_rehearsal(verdict, is_leader=self._group.is_leader)
 
     def _compare(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> None:
         begin = time.perf_counter()

@@ -82,13 +82,22 @@ def joined() -> Run | None:
 def _joined() -> Run:
     if _waiting:
         env, config = _waiting.pop()
-        return Run(env, join_world(env, preflight=config.preflight), config)
+        return _rehearsed(Run(env, join_world(env, preflight=config.preflight), config), config)
     adopt_slurm(os.environ)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _join_torchrun()
     device = accelerators.best()
     env = RankEnvironment(0, [LocalNode(name="node-0", device=str(device))], device, 0.0, lambda _: None)
     return Run(env, Group(rank=0, size=1, device=device, nodes=["node-0"], timer=StepTimer(device)), None)
+
+
+def _rehearsed(run: Run, config: ScriptConfig) -> Run:
+    """Return `run`, whose program is compared with one process elsewhere if it uses accelerators."""
+    options = ["--shares", config.shares, "--strategy", config.strategy, "--patience", str(config.patience)]
+    if config.approximate:
+        options.append("--approximate")
+    run.equivalence_check.rehearse(config.script, config.arguments, options)
+    return run
 
 
 def _join_torchrun() -> Run:
@@ -115,7 +124,7 @@ def _join_torchrun() -> Run:
     outlive_terminal()
     if env.heartbeat is not None:
         env.heartbeat.start()
-    run = Run(env, join_world(env, preflight=config.preflight), config)
+    run = _rehearsed(Run(env, join_world(env, preflight=config.preflight), config), config)
     ending = _Ending(run, env, views, config.script.name)
     sys.excepthook, sys.exit = ending.fail, ending.exit
     atexit.register(ending.finish)

@@ -11,7 +11,9 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 
 from evener.commands.train import choose_nodes, end_torchrun_rank, is_torchrun, launch, run_torchrun_rank
 from evener.frontends.programs import joining
+from evener.frontends.programs.forked_replica import end_with_parent
 from evener.frontends.programs.options import ScriptConfig
+from evener.frontends.programs.rehearsal import is_rehearsal
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, TrainingFailed
 from evener.report.tables import summary
@@ -21,6 +23,8 @@ from evener.training.partial_record import RunRequest
 
 def run_program(config: ScriptConfig, *, as_json: bool) -> None:
     """Run as a rank if torchrun started this process, else on nodes of this machine."""
+    if is_rehearsal():
+        end_with_parent()
     options, folder = {"--shares": config.shares}, run_folder(config.folder)
     request = RunRequest(config.script.stem, options=options, file=config.script.name)
     is_leader = not is_torchrun(config) or os.environ["RANK"] == "0"

@@ -466,7 +466,7 @@ class Run:
         shapes = self.equivalence_check.shared_draws
         if self.equivalence_check.replica is not None or self._work.draws_alike:
             return
-        if self._alike_draws is None and (shapes or self.device.type != "cpu"):  # on a GPU they are unknown
+        if self._alike_draws is None and (shapes or self.group.has_accelerators):  # whose draws are unknown
             take_leaders_state(self.group)
             self._alike_draws = AlikeDraws(secrets.randbits(62), shapes, self._whole_models())
             self._alike_draws.begin()

@@ -201,8 +201,7 @@ class Steps:
         return self._session.record(startup_from, **(known | fields))
 
     def _probe(self) -> float:
-        on_gpu = self._group.device.type != "cpu"
-        if not self.optimizers or (on_gpu and self.number % _GPU_PROBE_STEPS):
+        if not self.optimizers or (self._group.has_accelerators and self.number % _GPU_PROBE_STEPS):
             return 0.0
         return sampled_weight(self.optimizers[self.number % len(self.optimizers)], self.number)
 
