@@ -35,3 +35,16 @@ def test_socket_folder_is_removed_by_its_owner(how: str, left: list[str]) -> Non
         ended = subprocess.run([sys.executable, "-c", PROGRAM, how], env=variables, capture_output=True, check=False)
         assert ended.returncode == 0, ended.stderr.decode()
         assert os.listdir(temporary) == left
+
+
+@pytest.mark.timeout(120)
+def test_sockets_are_elsewhere_if_paths_would_be_too_long() -> None:
+    with tempfile.TemporaryDirectory(prefix="t-") as temporary:
+        folder = os.path.join(temporary, "x" * 80)
+        os.mkdir(folder)
+        before = set(os.listdir("/tmp"))
+        variables = {**os.environ, "TMPDIR": folder}
+        ended = subprocess.run([sys.executable, "-c", PROGRAM, "own"], env=variables, capture_output=True, check=False)
+        assert ended.returncode == 0, ended.stderr.decode()
+        assert os.listdir(folder) == []
+        assert not [name for name in set(os.listdir("/tmp")) - before if name.startswith("evener-")]

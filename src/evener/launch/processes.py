@@ -35,7 +35,12 @@ from typing import Any
 from evener.launch import preload as preloading
 from evener.launch.parent import Failed, Parent, Said, Sent, decoder
 from evener.system.cores import bind_to, compute_in, keep_to_quota
-from evener.system.process_exit import exit_with_parent, kill_with_starter, put_worker_sockets_into
+from evener.system.process_exit import (
+    exit_with_parent,
+    folder_for_sockets,
+    kill_with_starter,
+    put_worker_sockets_into,
+)
 from evener.system.signals import outlive_terminal, set_handler
 
 RANK_MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "evener.training.rank")
@@ -133,7 +138,7 @@ class LocalProcesses:
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._folder = os.path.join(tempfile.gettempdir(), f"evener-{secrets.token_hex(8)}")
+        self._folder = os.path.join(folder_for_sockets(), f"evener-{secrets.token_hex(8)}")
         is_main = threading.current_thread() is threading.main_thread()
         self._context.set_forkserver_preload([*([_SERVER] if is_main else []), preloading.__name__])
         with _terminal_is_held_back():
@@ -326,7 +331,7 @@ def _without_socket_file() -> Iterator[None]:
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     server: Any = forkserver._forkserver
     before = config.get("tempdir")
-    with tempfile.TemporaryDirectory(prefix="evener-") as folder:
+    with tempfile.TemporaryDirectory(prefix="evener-", dir=folder_for_sockets()) as folder:
         config["tempdir"] = folder
         try:
             yield

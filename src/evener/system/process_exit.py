@@ -8,15 +8,20 @@ import ctypes
 import multiprocessing
 import os
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
 from typing import Any, NoReturn
 
-from evener.records.errors import NodeLost
+from evener.records.errors import InvalidInput, NodeLost
 
+_SHORT_FOLDER = "/tmp"
+_MAX_FOLDER_BYTES = 64
+"""Longest name of a folder for temporary files: 107 bytes of a socket's path, without two names in that folder."""
 _PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""
 
@@ -43,10 +48,31 @@ def own_worker_sockets() -> None:
 
     By default each worker makes a folder, and leaves it behind when it is killed.
     """
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if (folder := launch_folder()) is not None:
-        multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+        config["tempdir"] = folder
+    elif config.get("tempdir") is None and (short := folder_for_sockets()) != tempfile.gettempdir():
+        config["tempdir"] = tempfile.mkdtemp(prefix="evener-", dir=short)
+        atexit.register(shutil.rmtree, config["tempdir"], ignore_errors=True)
     else:
         get_temp_dir()  # which this process removes at its end
+
+
+def folder_for_sockets() -> str:
+    """Return the folder for temporary files, or /tmp if the paths of sockets in it would be too long.
+
+    Raises:
+        InvalidInput: they would, and this process cannot write to /tmp.
+    """
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) <= _MAX_FOLDER_BYTES:
+        return usual
+    if not os.access(_SHORT_FOLDER, os.W_OK | os.X_OK):
+        raise InvalidInput(
+            f"the folder for temporary files, {usual}, has too long a name for the sockets of processes: set $TMPDIR "
+            f"to one of at most {_MAX_FOLDER_BYTES} characters"
+        )
+    return _SHORT_FOLDER
 
 
 def launch_folder() -> str | None:
