@@ -41,9 +41,11 @@ def test_ended_rank_is_not_a_cut_link(ends: tuple[Ended, socket.socket]) -> None
     watched = lines(1, here)
     assert watched.cut() is None
     assert here.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert watched.first_ended() is None
     there.close()
     assert watched.cut() is None
     assert watched.cut() is None
+    assert watched.first_ended() == 0
     watched.close()
 
 

@@ -20,6 +20,7 @@ from evener.records.errors import LineCut, NodeLost
 _PROBES = 8
 """Number within the patience, if it is long enough for intervals of whole seconds."""
 _MIN_PROBES = 3
+_MOMENT_MS = 100
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDED = select.POLLIN | getattr(select, "POLLRDHUP", 0)
 """Events that show a closed connection, as no data are sent."""
@@ -34,7 +35,7 @@ class RankLines:
     """
 
     def __init__(self, mesh: Mesh, patience: float) -> None:
-        self._mesh, self._cut = mesh, set[int]()
+        self._mesh, self._cut, self._ended = mesh, set[int](), list[int]()
         self._lock, self._is_closed = threading.Lock(), False
         self._open = {peer.sock.fileno(): (rank, peer.sock) for rank, peer in mesh.peers.items()}
         self._poll = select.poll()
@@ -44,12 +45,7 @@ class RankLines:
 
     def cut(self) -> NodeLost | None:
         """Return the error of a broken connection, or None. The later rank of the two gives way, by `LineCut`."""
-        with self._lock:
-            for number, _ in () if self._is_closed else self._poll.poll(0):
-                rank, sock = self._open[number]
-                self._poll.unregister(number)
-                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _UNREACHABLE:
-                    self._cut.add(rank)
+        self._look(0)
         if not self._cut:
             return None
         rank, other, nodes = self._mesh.rank, min(self._cut), self._mesh.nodes
@@ -59,6 +55,23 @@ class RankLines:
             f"{sentence}, though others reach both: check the network and the firewalls between them",
             (nodes[max(rank, other)],),
         )
+
+    def first_ended(self) -> int | None:
+        """Return the rank whose process was the first to close its connection, or None; waits a moment for it."""
+        if not self._ended:
+            self._look(_MOMENT_MS)
+        return self._ended[0] if self._ended else None
+
+    def _look(self, wait_ms: int) -> None:
+        """Note which connections are broken, or closed by the other process."""
+        with self._lock:
+            for number, _ in () if self._is_closed else self._poll.poll(wait_ms):
+                rank, sock = self._open[number]
+                self._poll.unregister(number)
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _UNREACHABLE:
+                    self._cut.add(rank)
+                else:
+                    self._ended.append(rank)
 
     def close(self) -> None:
         """Stop watching; another thread may be in `cut`."""

@@ -172,6 +172,10 @@ class RankHeartbeat:
         except RuntimeError:
             return  # the store is gone, with the rank that kept it
 
+    def first_ended(self) -> int | None:
+        """Return the rank whose process was the first to end, as far as the lines between machines tell; or None."""
+        return None if self._lines is None else self._lines.first_ended()
+
     def cause(self) -> str:
         """Return the failure that another rank publishes within a moment; empty without one."""
         until = time.monotonic() + _CAUSE_SECONDS
