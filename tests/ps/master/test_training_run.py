@@ -116,6 +116,24 @@ def test_node_without_room_begins_when_the_others_have_left() -> None:
     assert len(stage.leases["b"]) == 1
 
 
+def test_node_without_room_takes_over_when_the_others_have_left() -> None:
+    """The run looks for nodes that can take part before it looks for room."""
+    stage = Stage(ASYNC, room=lambda: 0.0)
+    stage.run.lose(stage.nodes.by_name["a"])
+    stage.run.begin([stage.nodes.by_name["b"]])
+    stage.deliver()
+    assert stage.run.failure is None
+    assert len(stage.leases["b"]) == 1
+
+
+def test_node_without_room_waits_while_others_work() -> None:
+    stage = Stage(ASYNC, room=lambda: 0.0)
+    stage.run.begin([stage.nodes.by_name["b"]])
+    stage.deliver()
+    assert stage.run.failure is None
+    assert stage.leases["b"] == []
+
+
 def test_memory_of_departed_nodes_is_free() -> None:
     stage = Stage(ASYNC)
     before = stage.run.held_bytes

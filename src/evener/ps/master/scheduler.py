@@ -94,7 +94,10 @@ class Scheduler:
     def _room_bytes(self) -> int:
         """Memory that runs in progress, and results that commands have not taken, leave free."""
         held = sum(run.held_bytes for run in self._active.values()) + self._finished.num_bytes
-        return max(0, self._memory_bytes - held)
+        free = int(MEMORY_SHARE * usable_memory()[1])
+        if not held:
+            self._memory_bytes = free
+        return max(0, min(self._memory_bytes - held, free))
 
     @property
     def free_bytes(self) -> int:

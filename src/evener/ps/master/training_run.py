@@ -149,10 +149,11 @@ class TrainingRun:
 
     def begin(self, present: Sequence[NodeRecord]) -> None:
         """Begin work once all connected nodes are ready, or one has waited for the others for the patience."""
+        self._readmit()
         run = self.job.run
         able = [node for node in present if run not in node.not_ready]
         ready = [node for node in able if node.ready == run]
-        if present and not able:
+        if present and not able and not any(node in self._crowded_out for node in present):
             reasons = "; ".join(f"node {node.name} {node.doing}" for node in present)
             self.failure = NoUsableNode(f"no node can take part in the run: {reasons}")
         waited = self._clock() - self._first_ready
@@ -214,11 +215,7 @@ class TrainingRun:
     def tick(self, is_delivering: Callable[[int], bool]) -> None:
         """Find stragglers; `is_delivering` says whether a message to a peer is being delivered and makes progress."""
         now, patience = self._clock(), self._nodes.patience
-        while self._crowded_out and self._has_room():
-            node = self._crowded_out.popleft()
-            node.not_ready.discard(self.job.run)
-            if node.is_present and self.job.takes(node.name):
-                self.admit(node)
+        self._readmit()
         if self.server.members and self.begun is None:
             self.begun = now
         busy = self.speeds.step_seconds()
@@ -235,6 +232,14 @@ class TrainingRun:
             self._progress_at = now
             self.validation.give_out(reassign_late=True)
         self._pace()
+
+    def _readmit(self) -> None:
+        """Let nodes work for whose contributions the master had no memory, as far as it has some now."""
+        while self._crowded_out and self._has_room():
+            node = self._crowded_out.popleft()
+            node.not_ready.discard(self.job.run)
+            if node.is_present and self.job.takes(node.name):
+                self.admit(node)
 
     def _pace(self) -> None:
         """Let work wait while many validations are due, and go on afterwards."""
