@@ -52,7 +52,12 @@ def forked() -> int:
         reading, writing = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the copy does not use
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:
+                os.close(reading)
+                os.close(writing)
+                raise
         if pid == 0:
             _separate_from_rank(writing)
         os.close(writing)

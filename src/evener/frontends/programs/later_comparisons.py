@@ -210,8 +210,7 @@ class LaterComparisons:
         leaders = self._group.broadcast(b"" if own is None else msgspec.msgpack.encode(own), _TOPIC)
         if not leaders:
             return False
-        if deadline is not None:
-            kill(one.pids)
+        kill(one.pids)  # the first node's result counts; its copy may have failed, and these would wait for it
         wait_for(one.pids)
         one.remove_results()
         report = msgspec.msgpack.decode(leaders, type=Report)

@@ -137,7 +137,8 @@ def _is_inside(file: Any, folder: Path) -> bool:
     """Whether `file` is no path, or the path of something that a replica may write."""
     if not isinstance(file, str | bytes | os.PathLike):
         return True
-    return os.fsdecode(file).startswith((str(folder), "/dev/", "/proc/"))
+    path = os.fsdecode(file)
+    return path.startswith((str(folder), "/dev/", "/proc/")) and not path.startswith(_IN_MEMORY)
 
 
 def _without_effect(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
