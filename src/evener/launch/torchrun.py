@@ -24,7 +24,7 @@ from evener.launch.rank_heartbeat import RankHeartbeat, StoreWatch
 from evener.launch.rank_variables import number_of as _number
 from evener.launch.rank_variables import require_rank_variables
 from evener.launch.store import LEAST_START_SECONDS, connect_store, keep_store, launcher_secret
-from evener.records.errors import NodeLost, end_process
+from evener.records.errors import InvalidInput, NodeLost, end_process
 from evener.system import accelerators
 from evener.system.cores import keep_to_quota, quota_speed
 from evener.system.host import own_address
@@ -159,6 +159,10 @@ def _device(local: int) -> str:
     here = accelerators.names()
     if not here:
         return "cpu"
+    if local >= len(here) > 1:
+        raise InvalidInput(
+            f"LOCAL_RANK is {local}, but this machine has {len(here)} accelerators: start at most that many ranks here"
+        )
     return here[local] if len(here) > 1 else here[0]
 
 
