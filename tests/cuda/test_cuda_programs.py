@@ -73,3 +73,20 @@ def test_program_that_fails_on_processors_is_trained_with_the_reason(tmp_path: P
         e.message for e in read_noun(tmp_path / "run" / "record.json", TrainRecord).events if e.kind == "unchecked"
     ]
     assert "needs a GPU" in note
+
+
+def test_rehearsal_writes_no_files_of_the_program(tmp_path: Path) -> None:
+    """Its ranks end amid the first steps, where a program might save what it has."""
+    code = PROGRAM.replace("LOSS", MEAN).replace("    for epoch", "    open('began', 'a').write('once')\n    for epoch")
+    lines = code.splitlines()
+    begin = next(number for number, line in enumerate(lines) if "for epoch" in line)
+    end = next(number for number, line in enumerate(lines) if "if run.leader" in line)
+    loop = [f"    {line}" for line in lines[begin:end]]
+    after = ["    finally:", "        if run.leader:", "            open('ended', 'a').write('once')"]
+    (tmp_path / "program.py").write_text("\n".join([*lines[:begin], "    try:", *loop, *after, *lines[end:], ""]))
+    words = ("--devices", devices("gpu", "other").replace("other", OTHER))
+    ran = evener("run", *words, "--run-folder", "run", "program.py", "weights", cwd=tmp_path, timeout=200)
+    assert ran.returncode == 0, ran.stderr
+    assert read_noun(tmp_path / "run" / "record.json", TrainRecord).plan.check is not None
+    assert (tmp_path / "began").read_text() == "once" * 2  # of two ranks
+    assert (tmp_path / "ended").read_text() == "once"

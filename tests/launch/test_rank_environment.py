@@ -13,9 +13,9 @@ from evener.launch.rank_environment import RankEnvironment
     ("devices", "backend"),
     [
         (("cpu", "cpu"), "gloo"),
-        (("cuda:0", "cpu"), "gloo"),
+        (("cuda:0", "cpu"), "staged"),
         (("cuda:0", "cuda:1"), "nccl"),
-        (("cuda:0", "cuda:1", "cuda:0"), "gloo"),  # NCCL refuses two ranks on one GPU
+        (("cuda:0", "cuda:1", "cuda:0"), "staged"),  # NCCL refuses two ranks on one GPU
     ],
 )
 def test_nccl_is_used_if_every_rank_has_its_gpu(devices: tuple[str, ...], backend: str) -> None:

@@ -97,14 +97,10 @@ class RankEnvironment:
 
     @property
     def backend(self) -> str:
-        """The backend for tensors: that of the devices if each rank has its own, as NCCL requires; else Gloo.
-
-        An elastic run on several machines takes Gloo, whose operations can be abandoned when a machine is lost.
-        """
+        """The backend for tensors: that of the devices if each rank has its own, as NCCL requires; else Gloo."""
         places = {(node.host, node.device) for node in self.nodes}
         direct = accelerators.common_backend([node.device for node in self.nodes])
-        is_elastic_among_hosts = self.line is not None and len({node.host for node in self.nodes}) > 1
-        if direct is not None and len(places) == len(self.nodes) and not is_elastic_among_hosts:
+        if direct is not None and len(places) == len(self.nodes):
             return direct
         return BACKEND if any(accelerators.is_accelerator(node.device) for node in self.nodes) else "gloo"
 
@@ -254,8 +250,14 @@ def explained(error: Exception, env: RankEnvironment) -> Exception:
     meaning = _meaning(error, env)
     if not isinstance(meaning, NodeLost) or env.heartbeat is None:
         return meaning
-    cause = env.heartbeat.cause()
-    return restated(meaning, cause) if cause else meaning
+    ended = None if meaning is error else env.heartbeat.first_ended()  # at once, before others end for the same reason
+    if cause := env.heartbeat.cause():
+        return restated(meaning, cause)
+    if ended is None:
+        return meaning
+    name, step = env.names[ended], f" at step {env.heartbeat.step}" if env.heartbeat.step else ""
+    own = f"node {env.node.name} (rank {env.rank})"
+    return NodeLost(f"node {name} (rank {ended}) ended: {own} lost its connection to it{step}", (name,))
 
 
 def _meaning(error: Exception, env: RankEnvironment) -> Exception:
@@ -265,7 +267,7 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
         return DoesNotFit(
             f"node {env.node.name} ran out of memory ({error}); use a smaller --batch-size, or --accumulate"
         )
-    if accelerators.is_lost(error):
+    if accelerators.is_accelerator(env.device) and accelerators.is_lost(error):
         step = f" at step {env.step}" if env.step else ""
         name = env.node.name
         return NodeLost(f"node {name} (rank {env.rank}) lost its device {env.device}{step}: {words_of(error)}", (name,))

@@ -14,6 +14,7 @@ An installation of PyTorch has one kind at most. Tensors of kinds without collec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -45,10 +46,11 @@ class Capabilities:
     backend: str | None
 
 
-_LOST = (
-    "is lost", "device_lost", "fallen off the bus", "uncorrectable ecc", "unspecified launch failure",
-    "busy or unavailable",
-)  # fmt: skip
+_LOST = re.compile(
+    r"device \d+ is lost|gpu is lost|device_lost|fallen off the bus|uncorrectable ecc|unspecified launch failure"
+    r"|devices? is/are busy or unavailable|device\(s\) is/are busy or unavailable",
+    re.IGNORECASE,
+)
 _KINDS = {
     "cpu": Capabilities(has_timed_events=False, counts_memory=False, has_pinned_memory=False, backend="gloo"),
     "cuda": Capabilities(has_timed_events=True, counts_memory=True, has_pinned_memory=True, backend="nccl"),
@@ -119,8 +121,7 @@ def marked(device: torch.device, *, timed: bool = True) -> torch.Event | None:
 
 def is_lost(error: BaseException) -> bool:
     """Whether an error of PyTorch means that its accelerator works no longer, as far as drivers tell by their words."""
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in text for words in _LOST)
+    return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:

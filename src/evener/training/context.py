@@ -149,8 +149,9 @@ def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]
         NodeLost: a rank does not come, or machines do not reach each other.
         InvalidInput: machines do not fit together.
     """
-    must_be_elastic = config.elastic and env.line is not None and env.backend != "gloo"
-    group = join_world(env, BACKEND if must_be_elastic else None, preflight=config.preflight)
+    is_wished = config.elastic or (config.is_elastic and len({node.host for node in env.nodes}) > 1)
+    must_be_abandonable = is_wished and env.line is not None and env.backend != "gloo"
+    group = join_world(env, BACKEND if must_be_abandonable else None, preflight=config.preflight)
     if env.has_own_paths:
         return group, config
     first = group.all_gather_bytes(msgspec.json.encode(config, enc_hook=str))[0]

@@ -209,10 +209,10 @@ class EquivalenceCheck:
         if is_of_lone_sample(failed):
             raise InvalidInput(lone)
 
-    def rehearse(self, script: Path, arguments: Sequence[str], options: Sequence[str]) -> None:
-        """Start to compare a program that uses accelerators, if this is its first rank (`rehearsal`)."""
+    def rehearse(self, script: Path, arguments: Sequence[str], options: Sequence[str], size: int) -> None:
+        """Start to compare a program that uses accelerators by `size` ranks, if this is its first rank."""
         if self.is_wanted and self._group.has_accelerators and self._group.is_leader:
-            self._rehearsal = Rehearsal(script, arguments, options, self._group.size)
+            self._rehearsal = Rehearsal(script, arguments, options, size)
 
     def _compare_elsewhere(self) -> None:
         """Act on the verdict of the rehearsal; all ranks call this. Raises NotExact."""

@@ -23,6 +23,7 @@ from evener.comm.message_topics import END
 from evener.comm.step_timing import StepTimer
 from evener.frontends.programs.accelerate_alone import hide_torchrun, leave_others_group
 from evener.frontends.programs.options import ScriptConfig
+from evener.frontends.programs.rehearsal import MAX_RANKS
 from evener.frontends.programs.session import Run
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment, explained
@@ -93,10 +94,14 @@ def _joined() -> Run:
 
 def _rehearsed(run: Run, config: ScriptConfig) -> Run:
     """Return `run`, whose program is compared with one process elsewhere if it uses accelerators."""
-    options = ["--shares", config.shares, "--strategy", config.strategy, "--patience", str(config.patience)]
+    size, shares = min(run.size, MAX_RANKS), config.shares
+    if "," in shares:
+        first = shares.split(",")[:size]
+        shares = ",".join(first) if any(map(float, first)) else "equal"
+    options = ["--shares", shares, "--strategy", config.strategy, "--patience", str(config.patience)]
     if config.approximate:
         options.append("--approximate")
-    run.equivalence_check.rehearse(config.script, config.arguments, options)
+    run.equivalence_check.rehearse(config.script, config.arguments, options, size)
     return run
 
 
@@ -192,7 +197,7 @@ class _Ending:
         if self._has_failed:
             return
         try:
-            if self._code not in (None, 0):
+            if self._code not in (None, 0) and not _has_returned(self._main):  # else the program caught its SystemExit
                 raise TrainingFailed(f"{self._script} ended itself: exit code {self._code}")
             finish(self._run, self._env)
         except BaseException as error:

@@ -13,12 +13,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
+from evener.frontends.programs.replica_files import discard_writes
 from evener.records.atomic import atomic_write
-from evener.records.errors import EvenerError
 from evener.records.plan import Check
 from evener.records.record import Event
 from evener.records.schema import Part
@@ -33,11 +35,15 @@ _HIDDEN = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
 }
 """Variables by which a process sees no accelerator."""
-_OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-class Rehearsed(EvenerError):
-    """Raised by all ranks of a rehearsal when their comparison is over."""
+_OF_LAUNCHERS = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_", "ROLE_", "TORCHELASTIC_", "SLURM_",
+    "PMI_", "PMIX_", "OMPI_",
+)  # fmt: skip
+"""Beginnings of the variables by which launchers make a process a rank."""
+MAX_RANKS = 4
+"""Largest number of ranks of a rehearsal, each of which has the model and the data in memory."""
+_LIKELIEST_TO_END = "1000"
+"""What makes the kernel end a process before all others when memory is short."""
 
 
 class Verdict(Part, frozen=True, kw_only=True):
@@ -63,11 +69,22 @@ def is_rehearsal() -> bool:
     return _FILE in os.environ
 
 
-def end_rehearsal(verdict: Verdict, *, is_leader: bool) -> None:
-    """Write the verdict, and end the rehearsal; all of its ranks call this. Raises Rehearsed."""
+def begin_rehearsal() -> None:
+    """Let this rank of a rehearsal write no files of the program, and end it before others if memory is short."""
+    discard_writes(Path(os.environ[_FILE]).parent)
+
+
+def give_way() -> None:
+    """Let the kernel end this process, and those that it starts, before all others when memory is short."""
+    with suppress(OSError):  # there is no such file on other systems than Linux
+        Path("/proc/self/oom_score_adj").write_text(_LIKELIEST_TO_END)
+
+
+def end_rehearsal(verdict: Verdict, *, is_leader: bool) -> NoReturn:
+    """Write the verdict, and end this rank of the rehearsal, without the program's code for its end."""
     if is_leader:
         atomic_write(Path(os.environ[_FILE]), msgspec.json.encode(verdict))
-    raise Rehearsed("the program has been compared with one process")
+    os._exit(0)
 
 
 class Rehearsal:
@@ -84,20 +101,20 @@ class Rehearsal:
         self._folder = tempfile.TemporaryDirectory(prefix="evener-")
         self._file, self._said = Path(self._folder.name, "verdict"), Path(self._folder.name, "said")
         nodes = ("--local-nodes", ",".join(["1"] * size), "--run-folder", str(Path(self._folder.name, "run")))
-        environment = {name: value for name, value in os.environ.items() if name not in _OF_LAUNCHERS}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
         with self._said.open("wb") as said:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "evener", "run", *nodes, *options, str(script), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                env={**environment, **_HIDDEN, _FILE: str(self._file)},
+                env={**environment, **_HIDDEN, _FILE: str(self._file), "TMPDIR": self._folder.name},
             )
 
     def verdict(self) -> Verdict | str:
         """Wait for the verdict, and return it, or why there is none."""
         deadline = time.monotonic() + SECONDS
-        while self._process.poll() is None and time.monotonic() < deadline:
+        while self._process.poll() is None and not self._file.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         has_ended = self._process.poll() is not None
         said = self._said.read_text(errors="replace").strip().splitlines() if has_ended else []

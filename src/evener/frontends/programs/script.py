@@ -13,7 +13,7 @@ from evener.commands.train import choose_nodes, end_torchrun_rank, is_torchrun, 
 from evener.frontends.programs import joining
 from evener.frontends.programs.forked_replica import end_with_parent
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.programs.rehearsal import is_rehearsal
+from evener.frontends.programs.rehearsal import begin_rehearsal, give_way, is_rehearsal
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, TrainingFailed
 from evener.report.tables import summary
@@ -25,6 +25,7 @@ def run_program(config: ScriptConfig, *, as_json: bool) -> None:
     """Run as a rank if torchrun started this process, else on nodes of this machine."""
     if is_rehearsal():
         end_with_parent()
+        give_way()
     options, folder = {"--shares": config.shares}, run_folder(config.folder)
     request = RunRequest(config.script.stem, options=options, file=config.script.name)
     is_leader = not is_torchrun(config) or os.environ["RANK"] == "0"
@@ -47,6 +48,8 @@ def perform_script(env: RankEnvironment, config: ScriptConfig) -> None:
         TrainingFailed: the program exits with a non-zero code.
     """
     joining.expect(env, config)
+    if is_rehearsal():
+        begin_rehearsal()
     with ExitStack() as stack:
         if env.rank > 0:  # all ranks print the same
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
