@@ -255,9 +255,9 @@ def explained(error: Exception, env: RankEnvironment) -> Exception:
         return restated(meaning, cause)
     if ended is None:
         return meaning
-    name, step = env.names[ended], f" at step {env.heartbeat.step}" if env.heartbeat.step else ""
-    own = f"node {env.node.name} (rank {env.rank})"
-    return NodeLost(f"node {name} (rank {ended}) ended: {own} lost its connection to it{step}", (name,))
+    name, own, step = env.names[ended], env.node.name, f" at step {env.heartbeat.step}" if env.heartbeat.step else ""
+    sentence = f"node {name} (rank {ended}) ended: node {own} (rank {env.rank}) lost its connection to it{step}"
+    return NodeLost(sentence, (name,))
 
 
 def _meaning(error: Exception, env: RankEnvironment) -> Exception:
