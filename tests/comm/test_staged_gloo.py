@@ -28,13 +28,13 @@ def on_standin(test: Callable[..., None]) -> Any:
 
 @pytest.fixture(params=["cpu", pytest.param(DEVICE, marks=NEEDS_DEVICE)])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Of the tensors."""
+    """Return the device of the tensors."""
     return torch.device(request.param)
 
 
 @pytest.fixture
 def groups() -> Iterator[list[AbortableProcessGroup]]:
-    """Of two ranks."""
+    """Return the groups of two ranks, and end them afterwards."""
     store = memory_store()
     places = [GlooPlace(store=store, rank=rank, size=2, longest_wait=30.0, is_staged=True) for rank in range(2)]
 

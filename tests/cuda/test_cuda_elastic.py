@@ -19,7 +19,7 @@ pytestmark = [*NEEDS_DEVICE, pytest.mark.alone, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Path:
-    """What one process trains on the processor."""
+    """Return the folder of a run of one process on the CPU."""
     result = evener_here(*WORDS, "--output", "alone", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     return tmp_path / "alone"

@@ -1,4 +1,4 @@
-"""Programs on accelerators: compared with one process by a run on processors, trained like it, or refused."""
+"""Programs on accelerators: compared with one process by a run on CPUs, trained like it, or refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_program_that_would_differ_is_refused(tmp_path: Path) -> None:
 
 def test_program_that_fails_on_processors_is_trained_with_the_reason(tmp_path: Path) -> None:
     code = PROGRAM.replace("LOSS", MEAN).replace("    torch.manual_seed(3)", "    torch.manual_seed(3); refuse()")
-    refuse = "def refuse():\n    import os\n    assert 'EVENER_REHEARSAL' not in os.environ, 'needs a GPU'\n"
+    refuse = "def refuse():\n    import os\n    assert 'EVENER_CPU_CHECK' not in os.environ, 'needs a GPU'\n"
     (tmp_path / "program.py").write_text(refuse + code)
     words = ("--devices", devices("gpu", "other").replace("other", OTHER))
     ran = evener("run", *words, "--run-folder", "run", "program.py", "weights", cwd=tmp_path, timeout=200)
@@ -75,7 +75,7 @@ def test_program_that_fails_on_processors_is_trained_with_the_reason(tmp_path: P
     assert "needs a GPU" in note
 
 
-def test_rehearsal_writes_no_files_of_the_program(tmp_path: Path) -> None:
+def test_check_on_cpus_writes_no_files_of_the_program(tmp_path: Path) -> None:
     """Its ranks end amid the first steps, where a program might save what it has."""
     code = PROGRAM.replace("LOSS", MEAN).replace("    for epoch", "    open('began', 'a').write('once')\n    for epoch")
     lines = code.splitlines()

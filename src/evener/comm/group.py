@@ -45,7 +45,7 @@ class Group:
         reports: for messages that are read after the next one is sent.
         world_ranks: of these ranks among all that run; empty if they are all.
         is_elastic: whether other ranks may come and go; its fields are then others afterwards.
-        sums: operations of the process group, each of which can be abandoned; None: they cannot.
+        sums: operations of the process group, if they can be abandoned; else None.
         store: where the ranks found each other, which the process group does not keep alive.
         traffic: bytes sent so far.
         exchanged: a checksum of what tensors were gathered for, in order: it is the same on all ranks.

@@ -43,7 +43,6 @@ def join_group(
         backend: for tensors: `gloo` on processors, `staged` if some are on accelerators, or `nccl`.
         address: of this machine, at which the other ranks reach it.
         timer: this rank's clock; by default one of full speed.
-
     """
     accelerators.use(device)
     timer = timer or StepTimer(device)
@@ -52,7 +51,7 @@ def join_group(
     if group.size > 1:
         assert store is not None
         limit = timedelta(seconds=longest_wait)
-        # threads of the collectives of devices watch the store, without Python
+        # NCCL and its like watch the store by a thread of their own, which cannot call Python
         place = store if backend in ("gloo", BACKEND) else store.inner
         register_staged()
         dist.init_process_group(backend, store=place, rank=rank, world_size=group.size, timeout=limit)

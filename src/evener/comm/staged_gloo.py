@@ -1,9 +1,10 @@
 """Gloo for tensors of accelerators, which pass through main memory.
 
-A thread copies what is sent from its device once it is computed, and starts all operations in the order of their calls.
-The thread that waits for an operation copies what arrives to its device. So a caller never waits for a device, copies
-overlap with its computation, and an operation can be abandoned like one on processors (`abortable`), which the
-collectives of devices cannot. Copies use streams of their own and pinned memory where a device has them.
+One thread per group starts the operations in the order of their calls: it waits until the device has computed the
+tensors, copies them to main memory, and calls Gloo. The thread that waits for an operation copies its results to the
+device. So the caller never waits for the device, and copies overlap with computation. An operation can be abandoned
+like one between processors (`abortable`); a collective of NCCL cannot. Copies use streams of their own and pinned
+memory where the device has them.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class StagedWork:
         self._copier = _Copier(*devices) if devices else None  # of one device, as a rank has one
 
     def begin(self) -> None:
-        """Copy what is sent to main memory, and start the operation; called by one thread, in the order of calls."""
+        """Copy what is sent to main memory, and start the operation; only the group's thread calls this."""
         try:
             if self._copier is not None:
                 self._hosts = self._copier.buffers([*self._reads, *self._writes])
@@ -113,7 +114,7 @@ class StagedWork:
             self._begun.set_exception(error)
 
     def wait(self) -> bool:
-        """Return when what arrives is on its device. Raises the error of the operation."""
+        """Return when the results are on the device. Raises the error of the operation."""
         self._begun.result().wait()
         if self._copier is not None:
             self._copier.copy([(self._hosts[id(one)], one) for one in self._writes])

@@ -33,11 +33,11 @@ from torch.optim import Optimizer
 
 from evener.comm.group import Group
 from evener.frontends.programs.accelerate_alone import refuse_accelerate
+from evener.frontends.programs.cpu_check import CheckResult, CpuCheck, end_cpu_check, is_cpu_check
 from evener.frontends.programs.equivalence_probe import EquivalenceProbe, Extent, Findings, read_facts, read_findings
 from evener.frontends.programs.forked_replica import ForkedReplica, failure, forked
 from evener.frontends.programs.later_comparisons import MIN_ROUNDS, LaterComparisons, Report, kill, wait_for
 from evener.frontends.programs.refusal_causes import alike_outside
-from evener.frontends.programs.rehearsal import Rehearsal, Verdict, end_rehearsal, is_rehearsal
 from evener.frontends.programs.replica_comparison import ReplicaComparison, judge
 from evener.frontends.programs.timing_probe import TimingProbe
 from evener.frontends.programs.work_division import Prepared
@@ -56,7 +56,7 @@ _SAMPLES, _MORE = 2, 2
 """Samples of every rank, and additional ones of the first."""
 _WHOLE_BATCH = 2**31
 """Largest number of samples if a few give no finite numbers, as when all classes have to be in a batch."""
-_REHEARSAL_TOPIC = "rehearsal"
+_CPU_CHECK_TOPIC = "the check on CPUs"
 _LONE_TOPIC = "a batch of one sample"
 
 
@@ -104,7 +104,7 @@ class EquivalenceCheck:
             group, may_differ=may_differ, read=lambda folder: self._report(folder, is_wide=True)
         )
         self._notes: list[Event] = []
-        self._rehearsal: Rehearsal | None = None
+        self._cpu_check: CpuCheck | None = None
 
     def is_new(self, owner: object) -> bool:
         """Whether the program has not trained on batches of `owner` before."""
@@ -129,7 +129,7 @@ class EquivalenceCheck:
         self._notes = []
         can_copy = not self._group.has_accelerators and hasattr(os, "fork")
         if self.is_wanted and not can_copy:
-            self._compare_elsewhere()
+            self._take_result_of_cpus()
             self.is_wanted = False
         if lone and not can_copy:
             for model in models:
@@ -188,8 +188,8 @@ class EquivalenceCheck:
         """End later comparisons without a result: the run has failed."""
         if self.replica is None:
             self._later.abandon()
-        if self._rehearsal is not None:
-            self._rehearsal.end()
+        if self._cpu_check is not None:
+            self._cpu_check.end()
 
     def _refuse_lone_sample(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], lone: str) -> None:
         """Raise InvalidInput by `lone` if BatchNorm fails with one sample; in a replica, return at once."""
@@ -209,23 +209,23 @@ class EquivalenceCheck:
         if is_of_lone_sample(failed):
             raise InvalidInput(lone)
 
-    def rehearse(self, script: Path, arguments: Sequence[str], options: Sequence[str], size: int) -> None:
-        """Start to compare a program that uses accelerators by `size` ranks, if this is its first rank."""
+    def begin_on_cpus(self, script: Path, arguments: Sequence[str], options: Sequence[str], size: int) -> None:
+        """Start the check of a program that uses accelerators, by `size` ranks on CPUs, if this is its first rank."""
         if self.is_wanted and self._group.has_accelerators and self._group.is_leader:
-            self._rehearsal = Rehearsal(script, arguments, options, size)
+            self._cpu_check = CpuCheck(script, arguments, options, size)
 
-    def _compare_elsewhere(self) -> None:
-        """Act on the verdict of the rehearsal; all ranks call this. Raises NotExact."""
-        begin, verdict = time.perf_counter(), b""
-        if self._rehearsal is not None:
-            self._env.notify(
-                Phase(what="checking", detail="on processors that these nodes learn what one process does")
-            )
-            verdict = msgspec.json.encode(self._rehearsal.verdict())
-        verdict = self._group.broadcast(verdict, _REHEARSAL_TOPIC)
-        found: Verdict | str = msgspec.json.decode(verdict, type=Verdict | str) if verdict else "it is no program"
+    def _take_result_of_cpus(self) -> None:
+        """Wait for the check on CPUs, and act on its result; all ranks call this. Raises NotExact."""
+        begin, message = time.perf_counter(), b""
+        if self._cpu_check is not None:
+            self._env.notify(Phase(what="checking", detail="on CPUs that these nodes learn what one process learns"))
+            message = msgspec.json.encode(self._cpu_check.result())
+        message = self._group.broadcast(message, _CPU_CHECK_TOPIC)
+        found: CheckResult | str = "a BatchTask is not started again"
+        if message:
+            found = msgspec.json.decode(message, type=CheckResult | str)
         if isinstance(found, str):
-            what = "a process that uses an accelerator cannot be forked, and a run on processors gave no comparison"
+            what = "a process that uses an accelerator cannot be forked, and a run on CPUs gave no comparison"
             self._note("unchecked", f"{what}: {found}")
             return
         if found.refusal:
@@ -237,23 +237,23 @@ class EquivalenceCheck:
             self.check = msgspec.structs.replace(found.check, seconds=time.perf_counter() - begin)
 
     def _compare_here(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> None:
-        """Compare by replicas of this rank; end a rehearsal with the result, in all ranks of it."""
+        """Compare by replicas of this rank; a check on CPUs ends with the result, in all of its ranks."""
         refusal = ""
         try:
             self._compare(models, optimizers)
         except NotExact as error:
-            if not is_rehearsal():
+            if not is_cpu_check():
                 raise
             refusal = str(error)
-        if is_rehearsal() and self.replica is None:
-            verdict = Verdict(
+        if is_cpu_check() and self.replica is None:
+            result = CheckResult(
                 refusal=refusal,
                 check=self.check,
                 notes=tuple(self._notes),
                 shared_draws=tuple(self.shared_draws),
                 is_delayed=self.is_delayed,
             )
-            end_rehearsal(verdict, is_leader=self._group.is_leader)
+            end_cpu_check(result, is_leader=self._group.is_leader)
 
     def _compare(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> None:
         begin = time.perf_counter()

@@ -22,8 +22,8 @@ from evener.comm.joining import leave_group
 from evener.comm.message_topics import END
 from evener.comm.step_timing import StepTimer
 from evener.frontends.programs.accelerate_alone import hide_torchrun, leave_others_group
+from evener.frontends.programs.cpu_check import MAX_RANKS
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.programs.rehearsal import MAX_RANKS
 from evener.frontends.programs.session import Run
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment, explained
@@ -83,7 +83,7 @@ def joined() -> Run | None:
 def _joined() -> Run:
     if _waiting:
         env, config = _waiting.pop()
-        return _rehearsed(Run(env, join_world(env, preflight=config.preflight), config), config)
+        return _checked_on_cpus(Run(env, join_world(env, preflight=config.preflight), config), config)
     adopt_slurm(os.environ)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _join_torchrun()
@@ -92,8 +92,8 @@ def _joined() -> Run:
     return Run(env, Group(rank=0, size=1, device=device, nodes=["node-0"], timer=StepTimer(device)), None)
 
 
-def _rehearsed(run: Run, config: ScriptConfig) -> Run:
-    """Return `run`, whose program is compared with one process elsewhere if it uses accelerators."""
+def _checked_on_cpus(run: Run, config: ScriptConfig) -> Run:
+    """Return `run`, after starting the check of its program on CPUs if it uses accelerators."""
     size, shares = min(run.size, MAX_RANKS), config.shares
     if "," in shares:
         first = shares.split(",")[:size]
@@ -101,7 +101,7 @@ def _rehearsed(run: Run, config: ScriptConfig) -> Run:
     options = ["--shares", shares, "--strategy", config.strategy, "--patience", str(config.patience)]
     if config.approximate:
         options.append("--approximate")
-    run.equivalence_check.rehearse(config.script, config.arguments, options, size)
+    run.equivalence_check.begin_on_cpus(config.script, config.arguments, options, size)
     return run
 
 
@@ -129,7 +129,7 @@ def _join_torchrun() -> Run:
     outlive_terminal()
     if env.heartbeat is not None:
         env.heartbeat.start()
-    run = _rehearsed(Run(env, join_world(env, preflight=config.preflight), config), config)
+    run = _checked_on_cpus(Run(env, join_world(env, preflight=config.preflight), config), config)
     ending = _Ending(run, env, views, config.script.name)
     sys.excepthook, sys.exit = ending.fail, ending.exit
     atexit.register(ending.finish)

@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 
 from evener.commands.train import choose_nodes, end_torchrun_rank, is_torchrun, launch, run_torchrun_rank
 from evener.frontends.programs import joining
+from evener.frontends.programs.cpu_check import begin_cpu_check, is_cpu_check, yield_memory
 from evener.frontends.programs.forked_replica import end_with_parent
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.programs.rehearsal import begin_rehearsal, give_way, is_rehearsal
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, TrainingFailed
 from evener.report.tables import summary
@@ -23,9 +23,9 @@ from evener.training.partial_record import RunRequest
 
 def run_program(config: ScriptConfig, *, as_json: bool) -> None:
     """Run as a rank if torchrun started this process, else on nodes of this machine."""
-    if is_rehearsal():
+    if is_cpu_check():
         end_with_parent()
-        give_way()
+        yield_memory()
     options, folder = {"--shares": config.shares}, run_folder(config.folder)
     request = RunRequest(config.script.stem, options=options, file=config.script.name)
     is_leader = not is_torchrun(config) or os.environ["RANK"] == "0"
@@ -48,8 +48,8 @@ def perform_script(env: RankEnvironment, config: ScriptConfig) -> None:
         TrainingFailed: the program exits with a non-zero code.
     """
     joining.expect(env, config)
-    if is_rehearsal():
-        begin_rehearsal()
+    if is_cpu_check():
+        begin_cpu_check()
     with ExitStack() as stack:
         if env.rank > 0:  # all ranks print the same
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))

@@ -76,7 +76,11 @@ class Scheduler:
         self._home, self._clock, self._notify = config.home, config.clock, config.notify
         self._memory_bytes = int(MEMORY_SHARE * usable_memory()[1])
         self.submissions = Submissions(
-            self._home.blobs, send, config.clock, self._why_not, lambda: min(usable_memory()[1] // 2, self._room_bytes)
+            self._home.blobs,
+            send,
+            config.clock,
+            self._why_not,
+            lambda: min(usable_memory()[1] // 2, self._measured_room()),
         )
         self._finished = FinishedRuns(self._home.runs, send)
         self._blobs = BlobSender(self._home.blobs)
@@ -90,9 +94,11 @@ class Scheduler:
         """The runs in progress, in the order in which they began."""
         return list(self._active.values())
 
-    @property
-    def _room_bytes(self) -> int:
-        """Memory that runs in progress, and results that commands have not taken, leave free."""
+    def _measured_room(self) -> int:
+        """Return the bytes that runs in progress, and results that commands have not taken, leave free.
+
+        The limit is measured again while nothing is held: other programs of the machine may have ended.
+        """
         held = sum(run.held_bytes for run in self._active.values()) + self._finished.num_bytes
         free = int(MEMORY_SHARE * usable_memory()[1])
         if not held:
@@ -102,7 +108,7 @@ class Scheduler:
     @property
     def free_bytes(self) -> int:
         """Memory that is free for what nodes send and commands ask for: not for the run that is being submitted."""
-        return max(0, self._room_bytes - self.submissions.num_bytes)
+        return max(0, self._measured_room() - self.submissions.num_bytes)
 
     def training_of(self, node: NodeRecord) -> TrainingRun | None:
         """Return the run for which a node works on leases, or will when it is ready; None if there is none."""
@@ -382,6 +388,6 @@ class Scheduler:
         if sum(len(encode_job(one)) for one in jobs) > MAX_JOBS_BYTES:
             return f"the descriptions of all runs would take more than {MAX_JOBS_BYTES} bytes, which is the limit"
         needed = sum(run_memory(job.agreement, job.layout)) if isinstance(job, Job) else 0
-        if needed > (room := self._room_bytes):
+        if needed > (room := self._measured_room()):
             return f"the run needs {needed} bytes of the master's memory, and {room} are free: wait until others end"
         return why_no_disk(self._home.folder)
