@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import mmap
 import multiprocessing
 import os
 import socket
@@ -10,12 +12,15 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from evener.frontends.programs import forked_replica
+from evener.frontends.programs import forked_replica, replica_files, replica_memory
 from evener.frontends.programs.forked_replica import forked
 from evener.frontends.programs.replica_files import discard_writes
 from evener.records.errors import InvalidInput, TrainingFailed
@@ -164,6 +169,84 @@ def test_replica_takes_nothing_from_a_stream_of_its_rank() -> None:
         assert stream.read(4) == b"kept"
         assert one.recv(4) == b"kept"
         os.close(writing)
+
+
+_COPY_BYTES = replica_memory._MAX_COPY_BYTES
+
+
+@pytest.mark.parametrize("largest", [_COPY_BYTES, 4096], ids=["copied", "copied by pages"])
+def test_replica_changes_no_memory_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    monkeypatch.setattr(replica_memory, "_MAX_COPY_BYTES", largest)
+    tensor, counter = torch.ones(1000, dtype=torch.float64), multiprocessing.Value("i", 0)
+    tensor.share_memory_()  # type: ignore[no-untyped-call]
+    mapped: Any = np.memmap(tmp_path / "bank", dtype=np.float64, mode="w+", shape=(1000,))
+    removed: Any = np.memmap(tmp_path / "gone", dtype=np.float64, mode="w+", shape=(1000,))
+    (tmp_path / "gone").unlink()
+    nameless: Any = np.frombuffer(mmap.mmap(-1, 4096))
+    banks: list[Any] = [tensor, mapped, removed, nameless]
+    for bank in banks:
+        bank[:] = 1.0
+
+    def change() -> None:
+        for bank in banks:
+            assert float(bank[0]) == float(bank[-1]) == 1.0
+            bank[:] = 2.0
+        counter.get_lock().acquire()
+        counter.value = 2
+        os._exit(0)  # with the lock
+
+    in_replica(change)
+    for bank in banks:
+        assert float(bank[0]) == float(bank[-1]) == 1.0
+    with counter.get_lock():
+        assert counter.value == 0
+
+
+def test_replica_without_memory_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_memory, "_MAX_COPY_BYTES", 0)
+    with mmap.mmap(-1, 4096), refused(TrainingFailed):
+        forked()
+
+
+def test_replica_that_cannot_copy_its_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(replica_files, "_opened_copy", fail)
+    with (tmp_path / "data").open("w+"), refused(TrainingFailed):
+        forked()
+
+
+def test_replica_copies_files_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_files, "_MAX_COPIED_BYTES", 100)
+    with ExitStack() as stack:
+        files = [stack.enter_context((tmp_path / str(i)).open("w+b", buffering=0)) for i in range(3)]
+        for file in files:
+            file.write(bytes(40))
+
+        def write() -> None:
+            for file in files[:2]:
+                file.write(b"lost")
+            with pytest.raises(OSError):
+                files[2].write(b"lost")
+            files[2].seek(0)
+            assert files[2].read() == bytes(40)
+
+        in_replica(write)
+        assert [file.read() for file in files] == [b""] * 3
+
+
+def test_slow_copy_of_files_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked_replica, "_BEGIN_SECONDS", 0.5)
+    copied = replica_files._opened_copy
+
+    def copy_slowly(path: str) -> int:
+        time.sleep(1.5)
+        return copied(path)
+
+    monkeypatch.setattr(replica_files, "_opened_copy", copy_slowly)
+    with (tmp_path / "data").open("w+"):
+        in_replica(lambda: None)
 
 
 def test_replica_has_its_own_connection_to_a_manager() -> None:

@@ -25,6 +25,7 @@ from evener.comm.group import Group
 from evener.comm.mesh_joining import join_mesh
 from evener.frontends.programs.batch_parts import BatchPart
 from evener.frontends.programs.replica_files import discard_writes, separate_open_files
+from evener.frontends.programs.replica_memory import separate_shared_memory
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.store import connect_store
 from evener.records.atomic import atomic_write
@@ -35,6 +36,8 @@ SECONDS = 30
 BACKGROUND_SECONDS = 600
 """The same while they train: others may use the CPUs."""
 _BEGIN_SECONDS, _TRIES = 5, 3
+_HERE, _SEPARATE, _MAX_REPORT_BYTES = b"here", b"separate", 1024
+"""Reports of a copy that has begun, and that shares nothing with its rank; else it reports an error."""
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG."""
 
@@ -43,49 +46,62 @@ def forked() -> int:
     """Fork this process; return 0 in the copy, and the process id of the copy in the parent.
 
     A copy may hang before its first line: Python 3.11 waits there for a lock that another thread held during the fork.
-    Such a copy is killed and forked again.
+    Such a copy is killed and forked again. The parent waits until the copy has its own files and memory.
 
     Raises:
-        TrainingFailed: no copy has begun.
+        TrainingFailed: no copy has begun, or it cannot have its own files and memory.
     """
     for _ in range(_TRIES):
         reading, writing = os.pipe()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), open(reading, "rb", buffering=0) as reports:
             warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the copy does not use
             try:
                 pid = os.fork()
             except OSError:
-                os.close(reading)
                 os.close(writing)
                 raise
-        if pid == 0:
-            _separate_from_rank(writing)
-        os.close(writing)
-        has_begun = pid == 0 or _is_readable(reading)
-        os.close(reading)
-        if has_begun:
+            if pid == 0:
+                _separate_from_rank(writing)
+                return pid
+            os.close(writing)
+            has_begun = _is_readable(reading, _BEGIN_SECONDS) and reports.read(len(_HERE)) == _HERE
+            report = reports.read(_MAX_REPORT_BYTES) if has_begun and _is_readable(reading, SECONDS) else b""
+        if report == _SEPARATE:
             return pid
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        if has_begun:
+            why = report.decode(errors="replace") or f"nothing happened for {SECONDS} s, or it was ended"
+            raise TrainingFailed(f"a copy of this process cannot have files and memory of its own: {why}")
     what = f"a copy of this process did not begin within {_BEGIN_SECONDS} s, {_TRIES} times"
     raise TrainingFailed(f"{what}: start the program again, when the machine is less busy")
 
 
 def _separate_from_rank(writing: int) -> None:
-    """Share neither open files nor connections with the rank, then tell it by `writing` that this copy has begun."""
+    """Share no files, memory or connections with the rank; report by `writing` that this copy has begun, and the end.
+
+    The rank waits for that, since it would change what has not been copied yet.
+    """
     try:
+        os.write(writing, _HERE)
+        separate_shared_memory()
         separate_open_files(needed=(writing,))
         util._run_after_forkers()  # type: ignore[attr-defined]  # proxies of managers open connections of their own
-        os.write(writing, b"here")
-    except BaseException:  # this process must not go on as if it were the rank
-        os._exit(1)
+        os.write(writing, _SEPARATE)
+        os.close(writing)
+    except BaseException as error:
+        try:
+            reason = getattr(error, "strerror", None) or first_line(error)
+            os.write(writing, reason.encode()[:_MAX_REPORT_BYTES])
+        finally:  # this process must not go on as if it were the rank
+            os._exit(1)
 
 
-def _is_readable(descriptor: int) -> bool:
-    """Whether data arrive within the time that a copy has to begin."""
+def _is_readable(descriptor: int, seconds: float) -> bool:
+    """Whether data, or the end, arrive within `seconds`."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(1000 * _BEGIN_SECONDS))
+    return bool(poll.poll(1000 * seconds))
 
 
 def end_with_parent() -> None:

@@ -1,11 +1,11 @@
 """The files of a forked replica: it reads them as its rank does, and changes nothing that the rank sees.
 
     open before the fork     read only        opened again, so that its position moves in the replica alone
-                             read and write   a private copy if it is small, else without writing
+                             read and write   a private copy up to 64 MB, 256 MB in all; else without writing
                              write only       writes are discarded
                              pipes, sockets   closed, because what the replica reads would be lost for the rank
     opened afterwards        to be read       as usual
-                             to be written    discarded; for reading and writing, a private copy if it is small
+                             to be written    discarded; for reading and writing, a private copy up to 64 MB
     renamed, removed ...                      nothing happens
 
 Temporary files are made in the replica's own folder, which the rank removes.
@@ -22,7 +22,6 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Container
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,8 @@ from evener.system.process_exit import put_worker_sockets_into
 
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 _IN_MEMORY = ("/dev/shm/", "/memfd:")
-_MAX_COPY_BYTES = 64 * 2**20
+_MAX_COPY_BYTES, _MAX_COPIED_BYTES = 64 * 2**20, 256 * 2**20
+"""Largest copy of one file, and of all files that are open when the replica is forked."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGES = ("remove", "unlink", "rename", "replace", "mkdir", "rmdir", "truncate", "link", "symlink", "utime", "chmod")
 """Functions of `os` that change files."""
@@ -42,11 +42,15 @@ _REFUSAL = "a copy of the program writes no files"
 
 
 def separate_open_files(needed: Container[int]) -> None:
-    """Let this process share no open file with the one that forked it, except the `needed` descriptors."""
+    """Let this process share no open file with the one that forked it, except the `needed` descriptors.
+
+    Raises:
+        OSError: a file cannot be opened again or copied.
+    """
+    copied = 0
     for name in os.listdir(_DESCRIPTORS):
-        if int(name) not in needed:
-            with suppress(OSError):  # it belonged to the listing
-                _separate(int(name))
+        if int(name) not in needed and _is_open(int(name)):
+            copied += _separate(int(name), _MAX_COPIED_BYTES - copied)
 
 
 def discard_writes(folder: Path) -> None:
@@ -90,19 +94,36 @@ def discard_writes(folder: Path) -> None:
     sys.addaudithook(refuse_changes)
 
 
-def _separate(descriptor: int) -> None:
-    """Replace an open file by one that this process alone uses. Raises OSError if it is not open."""
-    kind = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(kind):
+def _is_open(descriptor: int) -> bool:
+    """Whether a descriptor is open still; one belonged to the listing of them."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _separate(descriptor: int, room: int) -> int:
+    """Replace an open file by one that this process alone uses; return the copied bytes, at most `room`.
+
+    Raises:
+        OSError: it cannot be opened again or copied.
+    """
+    facts = os.fstat(descriptor)
+    if stat.S_ISREG(facts.st_mode):
         path, access = f"{_DESCRIPTORS}/{descriptor}", fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
         if access == os.O_WRONLY:
             _replace(descriptor, os.open(os.devnull, os.O_WRONLY))
+        elif access == os.O_RDWR and not os.readlink(path).startswith(_IN_MEMORY):
+            is_copied = facts.st_size <= min(_MAX_COPY_BYTES, room)
+            position = os.lseek(descriptor, 0, os.SEEK_CUR)
+            _replace(descriptor, _opened_copy(path) if is_copied else os.open(path, os.O_RDONLY), position)
+            return facts.st_size if is_copied else 0
         elif access == os.O_RDONLY:
             _replace(descriptor, os.open(path, os.O_RDONLY), os.lseek(descriptor, 0, os.SEEK_CUR))
-        elif not os.readlink(path).startswith(_IN_MEMORY):
-            _replace(descriptor, _opened_copy(path), os.lseek(descriptor, 0, os.SEEK_CUR))
-    elif stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(descriptor):
+    elif stat.S_ISFIFO(facts.st_mode) or stat.S_ISSOCK(facts.st_mode) or os.isatty(descriptor):
         _replace(descriptor, os.open(os.devnull, os.O_WRONLY))
+    return 0
 
 
 def _replace(descriptor: int, other: int, position: int = 0) -> None:
@@ -113,11 +134,8 @@ def _replace(descriptor: int, other: int, position: int = 0) -> None:
 
 
 def _opened_copy(path: str) -> int:
-    """Return the descriptor of a copy of an open file, or of the file itself, without writing, if it is large."""
-    original = os.open(path, os.O_RDONLY)
-    if os.fstat(original).st_size > _MAX_COPY_BYTES:
-        return original
-    with open(original, "rb") as source, tempfile.TemporaryFile() as copy:
+    """Return the descriptor of a copy of an open file. Raises OSError."""
+    with open(path, "rb") as source, tempfile.TemporaryFile() as copy:
         shutil.copyfileobj(source, copy)
         copy.flush()
         return os.dup(copy.fileno())
