@@ -68,6 +68,20 @@ def test_buffer_is_lent_until_its_last_reader_has_gone() -> None:
     assert not page.is_lent
 
 
+def test_versions_that_all_have_received_are_freed() -> None:
+    weights, change = common()
+    answers = []
+    for _ in range(20):
+        answers.append(weights.lend())
+        weights.update(change)
+    assert len(weights._pool._buffers) == 20
+    answers.clear()
+    for _ in range(2):
+        answers[:] = [weights.lend()]
+        weights.update(change)
+    assert len(weights._pool._buffers) == 1
+
+
 def test_pool_never_gives_out_a_lent_buffer() -> None:
     shelf = BufferPool(layout(10))
     page = shelf.take()

@@ -48,6 +48,10 @@ class Buffer:
         return self._view is not None and self._view() is not None
 
 
+_SPARE_BUFFERS = 2
+"""Versions of the weights that are kept for reuse when they have been read."""
+
+
 class BufferPool:
     """Buffers for states of one layout, reused when they are no longer in use."""
 
@@ -65,6 +69,11 @@ class BufferPool:
     def put_back(self, buffer: Buffer) -> None:
         """Add `buffer`, which may still be in use, for later reuse."""
         self._buffers.append(buffer)
+
+    def trim(self) -> None:
+        """Free the buffers that are not in use, if there are more than enough for a reader or two."""
+        if len(self._buffers) > _SPARE_BUFFERS:
+            self._buffers = [buffer for buffer in self._buffers if buffer.is_lent]
 
     def clear(self) -> None:
         """Free the buffers that were put back."""
@@ -99,6 +108,7 @@ class CommonWeights:
         """Make the next version; the parameters with indices `unused` do not change."""
         present = self._present
         if present.is_lent:
+            self._pool.trim()
             self._present = self._pool.take()
             self._pool.put_back(present)
         self.optimiser.step(self.version, present.flat, change, into=self._present.flat, unused=unused)

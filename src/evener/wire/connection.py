@@ -38,7 +38,7 @@ from evener.wire.transport import Transport, block_for, explain
 
 _CLOSE_SECONDS = 1.0
 _COUNTED_BYTES = 2**20
-"""Largest count of a queued frame; larger frames carry weights, which all peers share in memory."""
+"""Largest count of a queued frame; larger frames carry weights, which peers may share in memory."""
 _MIN_UNACKNOWLEDGED_BYTES = 16 * 1024
 """Fewest unacknowledged bytes that show delivery; heartbeats, which never stop, are shorter."""
 
@@ -242,6 +242,11 @@ class Peer(Generic[H]):
         return max(0, self._queued_bytes - _COUNTED_BYTES)
 
     @property
+    def large_buffers(self) -> dict[int, int]:
+        """Bytes of large buffers that are left to send, by the identity of their memory, which peers may share."""
+        return {key: size for views, _ in self._queue for key, size in _large(views).items()}
+
+    @property
     def num_waiting(self) -> int:
         """Number of queued frames."""
         return len(self._queue)
@@ -257,11 +262,19 @@ class Peer(Generic[H]):
         if len(queue) >= self._limits.queued_frames or self._queued_bytes > self._limits.queued_bytes:
             raise BadFrame(f"it receives too slowly: {len(queue)} frames wait for it, which is the limit")
         views = encode_frame(self._sequence, header, buffers, self._limits)
-        counted = min(sum(map(len, views)), _COUNTED_BYTES)
+        if (counted := sum(map(len, views))) > _COUNTED_BYTES:
+            counted = _COUNTED_BYTES
+            self._require_room(views)
         queue.append((views, counted))
         self._queued_bytes += counted
         self._sequence += 1
         return self.is_watched or self.transmit()
+
+    def _require_room(self, views: Sequence[memoryview]) -> None:
+        """Raise BadFrame if the large buffers of a frame are too many beside those that wait."""
+        new, waiting = _large(views), self.large_buffers
+        if waiting and len(new | waiting) > max(len(new), self._limits.queued_large_buffers):
+            raise BadFrame(f"it receives too slowly: {len(waiting)} large buffers wait for it")
 
     def transmit(self) -> bool:
         """Send queued frames while the kernel takes them; return whether anything is queued now."""
@@ -298,3 +311,8 @@ class Peer(Generic[H]):
         if send_idle > patience:
             return f"it received nothing for {patience:g} s, with {len(self._queue)} frames waiting for it"
         return f"it stopped within a frame for {patience:g} s" if receive_idle > patience else ""
+
+
+def _large(views: Sequence[memoryview]) -> dict[int, int]:
+    """Return the bytes of large buffers by the identity of their memory."""
+    return {id(view.obj): len(view) for view in views if len(view) > _COUNTED_BYTES}

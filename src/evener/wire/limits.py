@@ -23,7 +23,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         queued_frames: Frames that may wait for one peer of a server.
         queued_bytes: Bytes of these; a frame counts at most a megabyte, because large frames are weights that peers
             share.
-        queued_bytes_in_all: Bytes that may wait for all peers together, in addition to a megabyte for each.
+        queued_large_buffers: Buffers of more than a megabyte that may wait for one peer; one frame may have more.
+        queued_bytes_in_all: Bytes that may wait for all peers together, in addition to a megabyte for each. The memory
+            of large buffers is limited by what the machine has left instead.
     """
 
     header_bytes: int = 64 * 1024
@@ -35,10 +37,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     patience: float = 15.0
     queued_frames: int = 1024
     queued_bytes: int = 16 * 2**20
+    queued_large_buffers: int = 4
     queued_bytes_in_all: int = 256 * 2**20
 
     def __post_init__(self) -> None:
-        for field in ("header_bytes", "connections", "pending", "queued_frames", "queued_bytes", "queued_bytes_in_all"):
+        queued = (field for field in self.__struct_fields__ if field.startswith("queued_"))
+        for field in ("header_bytes", "connections", "pending", *queued):
             value = getattr(self, field)
             require(value >= 1, field, value, "at least 1")
         require(0 <= self.buffers <= 65535, "buffers", self.buffers, "between 0 and 65535")

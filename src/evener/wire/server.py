@@ -26,6 +26,7 @@ from typing import Any, Generic, TypeAlias
 import msgspec
 
 from evener.records.errors import is_of_the_disk
+from evener.system.memory import usable_memory
 from evener.wire.acceptor import Acceptor
 from evener.wire.connection import Peer
 from evener.wire.errors import BadFrame
@@ -216,6 +217,7 @@ class Server(Generic[H]):
 
     def _relieve(self) -> None:
         """Disconnect the peers with the longest queues while too much waits for all peers together."""
+        self._relieve_memory()
         waiting = sorted(((end.excess_bytes, number) for number, end in self._peers.items()), reverse=True)
         total = sum(count for count, _ in waiting)
         for count, number in waiting:
@@ -223,6 +225,18 @@ class Server(Generic[H]):
                 return
             self.fail(number, BadFrame(f"it receives too slowly: {count} bytes wait for it, and {total} for all"))
             total -= count
+
+    def _relieve_memory(self) -> None:
+        """Disconnect peers while large buffers, which they may share, take more memory than is left."""
+        held = {number: buffers for number, end in self._peers.items() if (buffers := end.large_buffers)}
+        sizes = {key: size for buffers in held.values() for key, size in buffers.items()}
+        left = usable_memory()[1] if held else 0
+        for number in sorted(held, key=lambda number: len(held[number]), reverse=True):
+            if (total := sum(sizes.values())) <= left:
+                return
+            self.fail(number, BadFrame(f"it receives too slowly: {total} bytes of large buffers wait for all peers"))
+            for key in held.pop(number).keys() - {key for others in held.values() for key in others}:
+                left += sizes.pop(key)
 
     def _serve(self, end: Peer[H], ready: int) -> None:
         """Receive from and send to a socket that is ready."""

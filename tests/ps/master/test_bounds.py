@@ -315,7 +315,7 @@ def send_without_end(peer: Peer[Any], size: int) -> None:
 
 def test_frames_queued_for_a_peer_are_bounded_in_bytes() -> None:
     limits = Limits(queued_bytes=8 * 2**20)
-    for size, most in ((2**20, 9), (2**24, 9), (2**10, 1024)):
+    for size, most in ((2**20, 9), (2**24, limits.queued_large_buffers), (2**10, 1024)):
         peer: Peer[Any] = Peer(1, Deaf(), FrameReader(StatusReply, limits), limits, 0.0)  # type: ignore[arg-type]
         with pytest.raises(BadFrame):
             send_without_end(peer, size)
@@ -326,12 +326,36 @@ def test_peer_with_the_longest_queue_is_dropped_over_the_total_limit() -> None:
     server = object.__new__(Server)
     server._limits = Limits(queued_bytes_in_all=10 * 2**20)
     sizes = {1: 0, 2: 7, 3: 2, 4: 6, 5: 1}
-    server._peers = {number: SimpleNamespace(excess_bytes=size * 2**20) for number, size in sizes.items()}  # type: ignore[misc]
+    peers: Any = {n: SimpleNamespace(excess_bytes=size * 2**20, large_buffers={}) for n, size in sizes.items()}
+    server._peers = peers
     left: list[int] = []
     server.fail = lambda peer, error: left.append(peer)  # type: ignore[method-assign]
     server._relieve()
     assert left == [2]
     assert Limits().queued_bytes_in_all < Limits().connections * Limits().queued_bytes
+
+
+@pytest.mark.parametrize(("room", "expected"), [(9, []), (8, [3]), (1, [3]), (0, [3, 2])])
+def test_large_buffers_for_all_peers_take_at_most_the_memory_that_is_left(
+    room: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = {
+        1: {100: 3},
+        2: {100: 3, 101: 2},
+        3: {100: 3, 101: 2, 102: 4},
+        4: dict[int, int](),
+    }  # peers share buffers
+    dropped: list[int] = []
+
+    def usable_memory() -> tuple[int, int]:
+        return 16, room
+
+    server = object.__new__(Server)
+    server._peers = {number: SimpleNamespace(large_buffers=held) for number, held in weights.items()}  # type: ignore[misc]
+    server.fail = lambda peer, error: dropped.append(peer)  # type: ignore[method-assign]
+    monkeypatch.setattr("evener.wire.server.usable_memory", usable_memory)
+    server._relieve_memory()
+    assert dropped == expected
 
 
 def test_large_frame_head_leaves_no_memory_allocated() -> None:
