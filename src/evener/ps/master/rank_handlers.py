@@ -40,11 +40,12 @@ class RankHandlers:
     def place_weights(
         self, node: NodeRecord | None, header: RankEnded, lengths: tuple[int, ...]
     ) -> Sequence[Buffer] | None:
-        """Return memory for the weights of an ended process; None if not needed. Raises BadFrame: too large."""
+        """Return memory for the weights of an ended process; None if not needed, or too large, which ends the run."""
+        if len(lengths) != 1:
+            raise BadFrame(f"an ended process has one file of weights, got {len(lengths)}")
         run = self._scheduler.ranks_of(header.run)
-        if len(lengths) != 1 or lengths[0] > min(usable_memory()[1] // 2, self._scheduler.free_bytes):
-            raise BadFrame(f"{len(lengths)} buffers of {sum(lengths)} bytes are no weights that this master could hold")
-        if node is None or run is None or not run.wants_weights(node, header.process, lengths[0]):
+        room = min(usable_memory()[1] // 2, self._scheduler.free_bytes)
+        if node is None or run is None or not run.wants_weights(node, header.process, lengths[0], room):
             return None
         return allocate(header, lengths)
 

@@ -32,7 +32,7 @@ from evener.ps.protocol.rank_messages import (
     decode_rank_place,
 )
 from evener.records.error_kind import kind_of
-from evener.records.errors import Interrupted, InvalidInput, LineCut, NodeLost, NonFiniteLoss, NotNeeded
+from evener.records.errors import DoesNotFit, Interrupted, InvalidInput, LineCut, NodeLost, NonFiniteLoss, NotNeeded
 from evener.records.events import encode_events
 from evener.records.plan import Assignment, Plan
 from evener.records.profile import DeviceProfile
@@ -131,15 +131,27 @@ def test_weights_of_an_ended_process_are_kept_without_a_copy() -> None:
     scene = Scene("a", "b")
     scene.found()
     node, data = scene.nodes.by_name["a"], memoryview(bytearray(1000))
-    assert scene.run.wants_weights(node, 1, 1000)
-    assert not scene.run.wants_weights(scene.nodes.by_name["b"], 2, 1000)
+    assert scene.run.wants_weights(node, 1, 1000, room=1000)
+    assert not scene.run.wants_weights(scene.nodes.by_name["b"], 2, 1000, room=1000)
     assert scene.run.held_bytes == 1000
     scene.run.disconnected(node)
     assert scene.run.held_bytes == 0
-    assert scene.run.wants_weights(node, 1, 1000)
+    assert scene.run.wants_weights(node, 1, 1000, room=1000)
     scene.run.ended(node, RankEnded(run="r", process=1, has_finished=True), [data])
     assert scene.run.weights is data
     assert scene.run.held_bytes == 1000
+
+
+def test_weights_that_the_master_cannot_hold_end_the_run() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    assert not scene.run.wants_weights(scene.nodes.by_name["a"], 7, 1001, room=1000)
+    assert scene.run.failure is None  # there is no such process
+    assert not scene.run.wants_weights(scene.nodes.by_name["a"], 1, 1001, room=1000)
+    assert isinstance(scene.run.failure, DoesNotFit)
+    scene.end("a", 1, has_finished=True)
+    scene.run.tick()
+    assert not scene.run.is_complete
 
 
 def test_run_waits_for_a_node_that_is_still_profiling() -> None:

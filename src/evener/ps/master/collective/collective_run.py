@@ -37,7 +37,7 @@ from evener.ps.protocol.rank_messages import (
     RankSaved,
     encode_rank_part,
 )
-from evener.records.errors import EvenerError, LineCut, NodeLost, NotNeeded, NoUsableNode
+from evener.records.errors import DoesNotFit, EvenerError, LineCut, NodeLost, NotNeeded, NoUsableNode
 from evener.records.events import sized_events
 from evener.records.record import Step
 from evener.records.schema import shown
@@ -195,10 +195,18 @@ class CollectiveRun:
         """Memory of the weights that have arrived, or are arriving."""
         return len(self.weights) + self._bringing_bytes
 
-    def wants_weights(self, node: NodeRecord, process: int, num_bytes: int) -> bool:
-        """Return whether an ended process may send weights: one at a time, until they have arrived."""
+    def wants_weights(self, node: NodeRecord, process: int, num_bytes: int, room: int) -> bool:
+        """Return whether an ended process may send weights: one at a time, until they have arrived.
+
+        If they need more than `room` bytes, the run ends.
+        """
         rank = self._table.of(node, process)
         if rank is None or rank.ended is not None or self.weights or self._bringing not in ("", node.name):
+            return False
+        if num_bytes > room:
+            if self._may_speak(node, process):
+                what = f"the resulting weights need {num_bytes} bytes, and the master's memory has room for {room}"
+                self.failure = self.failure or DoesNotFit(f"{what}: start the master where more memory is free")
             return False
         self._bringing, self._bringing_bytes = node.name, num_bytes
         return True
