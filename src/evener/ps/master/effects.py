@@ -56,7 +56,7 @@ class Effects:
     def __init__(self, nodes: Nodes, scheduler: Scheduler, server: Server[Header], config: MasterConfig) -> None:
         self._nodes, self._scheduler, self._server = nodes, scheduler, server
         self._clock, self._notify = config.clock, config.notify
-        self.members, self.audit = Members(config.home.members, self._is_known), scheduler.audit
+        self.members, self.audit = Members(config.home.members, self._is_known, config.clock), scheduler.audit
         self.invitations = Invitations(config.home.invitations, config.identity, self.members, server.tokens)
 
     def of(self, what: Occurrence, node: NodeRecord) -> None:

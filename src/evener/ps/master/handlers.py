@@ -76,6 +76,10 @@ class Handlers:
         self._effects.members.load()
         self._effects.invitations.load()
 
+    def close(self) -> None:
+        """Save what has changed and is not saved yet."""
+        self._joining.close()
+
     def on_connected(self, peer: int, origin: str, grant: Grant) -> None:
         """Note a new connection from the address `origin`, and the grant of its token."""
         self._origins[peer], self._heard[peer], self._grants[peer] = origin, self._config.clock(), grant
@@ -98,6 +102,7 @@ class Handlers:
     def tick(self, now: float) -> None:
         """Do what is due; close idle connections, whose number is limited."""
         self._examinations.tick(now)
+        self._joining.tick()
         self.serve()
         most = IDLE_PATIENCES * self._config.patience
         if (stalled := self._scheduler.submissions.stalled(most)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from evener.ps.master.access.quotas import MAX_NAMES, require_small
 from evener.ps.master.effects import Effects
 from evener.ps.master.node_state import Transition
 from evener.ps.master.nodes import NodeRecord, Nodes
+from evener.ps.master.paced_file import PacedFile
 from evener.ps.protocol.config import MasterConfig, Versions
 from evener.ps.protocol.messages import PROTOCOL, Join, Welcome
 from evener.records.profile import ClusterProfile, DeviceProfile
@@ -83,6 +85,7 @@ class Joining:
 
     def __init__(self, config: MasterConfig, nodes: Nodes, effects: Effects) -> None:
         self._config, self._nodes, self._effects = config, nodes, effects
+        self._profiles = PacedFile(self._write_profiles, config.clock)
 
     def join(self, peer: int, origin: str, invitation: str, join: Join) -> None:
         """Admit a node, or tell it why not.
@@ -121,11 +124,28 @@ class Joining:
             raise BadFrame("its device has been measured before")
         require_small(profile)
         node.profile = replace(profile, node=node.name, address=host_in(node.origin))
-        profiles = [one.profile for one in self._nodes.by_name.values() if one.profile is not None]
+        self._saving(self._profiles.changed)
+
+    def tick(self) -> None:
+        """Write the files of members and profiles if that is due."""
+        self._saving(self._effects.members.tick)
+        self._saving(self._profiles.tick)
+
+    def close(self) -> None:
+        """Write the files of members and profiles."""
+        self._saving(self._effects.members.flush)
+        self._saving(self._profiles.flush)
+
+    def _saving(self, write: Callable[[], None]) -> None:
+        """Write, and report what fails: the master continues."""
         try:
-            write_noun(ClusterProfile(devices=tuple(profiles)), self._config.home.profile)
+            write()
         except OSError as error:
-            self._config.notify(f"warning: {self._config.home.profile} cannot be written: {error.strerror}")
+            self._config.notify(f"warning: {error.filename} cannot be written: {error.strerror}")
+
+    def _write_profiles(self) -> None:
+        profiles = [one.profile for one in self._nodes.by_name.values() if one.profile is not None]
+        write_noun(ClusterProfile(devices=tuple(profiles)), self._config.home.profile)
 
     def _admission(self, join: Join, origin: str, invitation: str) -> tuple[Join, Admission]:
         """Return the message with the node's final name, and whether it may join."""

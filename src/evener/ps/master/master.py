@@ -89,6 +89,7 @@ class Master:
         """Close all connections; nodes wait for a restarted master, unless they were dismissed."""
         self.server.close(MASTER_ENDED if self._has_ended else "the master closes")
         self._scheduler.close()
+        self._handlers.close()
 
     def _on_event(self, event: Any) -> None:
         if isinstance(event, FrameReceived):

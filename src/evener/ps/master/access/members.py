@@ -1,12 +1,14 @@
 """Members: the owners of nodes' names, and expelled nodes, which a master remembers across restarts.
 
-A name belongs to the key that first joined with it. The master saves a hash of the key, which only its node knows.
+A name belongs to the key that first joined with it. The master saves a hash of the key, which only its node knows: new
+ones soon, expulsions at once.
 Their number is limited: nodes that are gone, and were neither invited nor expelled, make room for others.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
+from evener.ps.master.paced_file import PacedFile
 from evener.records.atomic import atomic_write
 from evener.records.schema import Digest, Name, Noun, Part, Text, Word, encode_noun, read_noun, shown
 
@@ -52,11 +55,15 @@ class Members:
     Args:
         path: file of the members.
         is_known: whether the master still needs to know the node of a name; the others are gone.
+        clock: seconds.
     """
 
-    def __init__(self, path: Path, is_known: Callable[[str], bool] = lambda _: True) -> None:
+    def __init__(
+        self, path: Path, is_known: Callable[[str], bool] = lambda _: True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._path, self._is_known = path, is_known
         self._members: dict[str, Member] = {}
+        self._file = PacedFile(self._save, clock)
 
     def load(self) -> None:
         """Load the members of the last master of this state folder, with printable names.
@@ -107,7 +114,7 @@ class Members:
         if self._num_remembered >= MAX_MEMBERS and not self._forget_gone(self._uninvited()):
             return
         self._members[name] = Member(key=_hash(key), invitation=invitation, host=host)
-        self._save()
+        self._file.changed()
 
     def expel(self, name: str, reason: str) -> None:
         """Expel a node. If too many are expelled, forget one, if possible an uninvited one. Raises OSError."""
@@ -130,6 +137,14 @@ class Members:
             return False
         self._save()
         return True
+
+    def tick(self) -> None:
+        """Save what has changed if that is due. Raises OSError."""
+        self._file.tick()
+
+    def flush(self) -> None:
+        """Save what has changed. Raises OSError."""
+        self._file.flush()
 
     @property
     def _num_remembered(self) -> int:
