@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -64,6 +65,28 @@ def test_steps_and_validations_are_scalars_by_step(tmp_path: Path) -> None:
     assert [step for step, _ in scalars["loss/validation"]] == [1, 2]
 
 
+WRITE = """
+import sys
+from pathlib import Path
+from evener.records.plan import Assignment, Plan
+from evener.report.loggers import TensorBoard
+board = TensorBoard(Path(sys.argv[1]))
+board.begin(Plan(strategy="data", batch_size=7, assignments=(Assignment(rank=0, node="ada", device="cpu", samples=7),)))
+board.write({"loss/train": 0.5}, 3)
+board.close()
+assert not {"torch", "tensorflow"} & set(sys.modules)
+"""
+
+
+def test_event_files_are_written_without_torch(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", WRITE, str(tmp_path)], check=True)
+    assert read(tmp_path) == {"loss/train": [(3, 0.5)]}
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (text,) = events.Tensors("plan")
+    assert text.tensor_proto.string_val[0] == b"strategy: data, batch_size: 7, nodes: ada 7"
+
+
 def values(scalars: list[tuple[int, float]]) -> list[float]:
     return [value for _, value in scalars]
 
@@ -88,7 +111,7 @@ def test_step_with_other_nodes_is_rejected_until_a_plan_names_them(tmp_path: Pat
 
 def test_missing_tensorboard_gives_an_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert has_tensorboard()
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     with pytest.raises(MissingExtra) as error:
         TensorBoard(tmp_path / "scalars").begin(plan(NAMES))
     assert pip_install("report") in str(error.value)

@@ -20,7 +20,7 @@ from evener.records.version import pip_install
 
 @final
 class TensorBoard:
-    """Event files for TensorBoard.
+    """Event files for TensorBoard, written without PyTorch, which a command at a master need not import.
 
     Args:
         folder: where the event files go; created if it does not exist.
@@ -33,19 +33,24 @@ class TensorBoard:
     def __init__(self, folder: Path | str) -> None:
         self._folder = folder
         self._writer: Any = None
+        self._protocol: Any = None
 
     def begin(self, plan: Plan) -> None:
         """Open an event file and write the plan into it."""
         if self._writer is None:
             _silence_writers_on_a_full_disk()
-            module = _imported("torch.utils.tensorboard", "TensorBoard", "report")
-            self._writer = module.SummaryWriter(log_dir=str(self._folder))
-        self._writer.add_text("plan", ", ".join(f"{name}: {value}" for name, value in _plan_fields(plan).items()))
+            module = _imported("tensorboard.summary.writer.event_file_writer", "TensorBoard", "report")
+            self._protocol = import_module("tensorboard.compat.proto.event_pb2")
+            self._writer = module.EventFileWriter(str(self._folder))
+        text = ", ".join(f"{name}: {value}" for name, value in _plan_fields(plan).items())
+        self._add(import_module("tensorboard.plugins.text.summary_v2").text_pb("plan", text), step=0)
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
         """Add each scalar to the event file."""
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, global_step=step)
+        self._add({"value": [{"tag": name, "simple_value": float(value)} for name, value in scalars.items()]}, step)
+
+    def _add(self, summary: Any, step: int) -> None:
+        self._writer.add_event(self._protocol.Event(summary=summary, step=step, wall_time=time.time()))
 
     def close(self) -> None:
         """Close the event file and end the writer's thread."""
@@ -155,8 +160,8 @@ class MLflow:
 
 
 def has_tensorboard() -> bool:
-    """Return whether TensorBoard and PyTorch, which writes its files, are installed."""
-    return all(find_spec(name) is not None for name in ("torch", "tensorboard"))
+    """Return whether TensorBoard is installed."""
+    return find_spec("tensorboard") is not None
 
 
 def _imported(module: str, name: str, extra: str) -> Any:
