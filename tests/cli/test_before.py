@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from evener.cli.before import passed_options
+from evener.cli.before import passed_options, require_program
 from evener.frontends.programs.options import ScriptConfig
+from evener.records.errors import InvalidInput
+from support.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,9 @@ from evener.frontends.programs.options import ScriptConfig
 )
 def test_options_passed_to_the_program_are_named_without_values(arguments: tuple[str, ...], line: str) -> None:
     assert passed_options(Path("train.py"), arguments, ScriptConfig.__struct_fields__) == line
+
+
+@pytest.mark.parametrize("option", ["--master", "--epochs"])
+def test_unknown_option_is_not_taken_for_the_program(option: str) -> None:
+    with refused(InvalidInput):
+        require_program(Path(option))

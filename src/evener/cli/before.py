@@ -89,8 +89,11 @@ def require_program(script: Path) -> None:
     Raises:
         MissingFile: it is not there.
         TrainingFailed: it is not Python.
-        InvalidInput: it defines a task, and does not train.
+        InvalidInput: it is an option, or it defines a task and does not train.
     """
+    if str(script).startswith("--"):
+        hint = "; a master trains tasks: `evener train my_task.py --master ...`" if str(script) == "--master" else ""
+        raise InvalidInput(f"`evener run` has no option {script}: name your program before options of its own{hint}")
     if not script.is_file():
         raise MissingFile(f"{script} is not there: name the file of your program")
     try:
