@@ -839,3 +839,26 @@ def test_node_that_reconnects_is_reported_as_back() -> None:
     for kind in (EVENTS["expect"], EVENTS["resume"]):
         active.follow(kind, "its connection broke", scene.nodes.by_name["a"], is_lost=False)
     assert [event.kind for event in scene.run.news.events if isinstance(event, Event)][-2:] == ["away", "back"]
+
+
+def test_base_stays_until_the_journal_names_the_next_one(tmp_path: Path) -> None:
+    scene = Scene("a", "b")
+    digests = [letter * 64 for letter in "de"]
+    (tmp_path / "blobs").mkdir()
+    for step, digest in enumerate(digests, start=1):
+        scene.ready("a", "b")
+        scene.run.tick()
+        (tmp_path / "blobs" / digest).touch()
+        scene.run.checkpoints.last = Saved(step=step, digest=digest)
+        for name, process in (("a", 2 * step - 1), ("b", 2 * step)):
+            scene.say(name, process, Hello(node=name, initial_nodes=("a", "b")))
+            scene.end(name, process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+        scene.run.tick()
+        state = RankJournal(StateDir(tmp_path), print).load()
+        assert state is not None
+        base = state.begun.job.checkpoint
+        assert not base or (tmp_path / "blobs" / base).exists()
+    assert (base, scene.run.job.checkpoint) == tuple(digests)
+    scene.ready("a", "b")
+    scene.run.tick()
+    assert [path.name for path in (tmp_path / "blobs").iterdir()] == digests[1:]

@@ -105,6 +105,8 @@ def test_checkpoint_that_the_ranks_began_from_is_kept_for_late_nodes(scene: Scen
         scene.carry()
         if step < 30:
             bases.append(scene.master.begin_from_last())
+            assert bases[-2:-1] == [path.name for path in scene.blobs.iterdir() if path.name != bases[-1]]
+            scene.master.has_begun()
         assert scene.master.base == bases[-1]
         assert {path.name for path in scene.blobs.iterdir()} == {bases[-1], scene.master.last.digest}
     assert bases[1] != scene.master.last.digest

@@ -273,6 +273,7 @@ class CollectiveRun:
         self._journal.add(RunStart(job=self.job, secret=self._starter.secret))
         self._elastic = self._govern_ranks(self._table.begin(nodes))
         self._write(None)
+        self.checkpoints.has_begun()  # a master that is killed before restarts from the previous base
 
     def _journaled_values(self, initial: Mapping[str, bytes]) -> SharedValues:
         return SharedValues(lambda key, value: self._journal.add(StoredValue(key=key, value=value)), initial)

@@ -58,13 +58,17 @@ class RankCheckpoints:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evener-checkpoints")
         self._syncing: Future[None] | None = None
         self._coming = self.last = Saved(step=0, digest="")
-        self.base = ""
+        self.base = self._replaced = ""
 
     def begin_from_last(self) -> str:
-        """Let ranks begin from the last checkpoint; return its digest."""
-        before, self.base = self.base, self.last.digest
-        self._remove(before)
+        """Let ranks begin from the last checkpoint; return its digest. The previous base stays: see `has_begun`."""
+        self._replaced, self.base = self.base, self.last.digest
         return self.base
+
+    def has_begun(self) -> None:
+        """Remove the previous base, since the journal names the current one."""
+        replaced, self._replaced = self._replaced, ""
+        self._remove(replaced)
 
     def offered(self, node: NodeRecord, header: RankSaved) -> None:
         """Fetch a node's checkpoint; the current leader's replaces one that is being fetched from another node."""
@@ -124,7 +128,7 @@ class RankCheckpoints:
     def forget(self) -> None:
         """Stop, and remove the files: the run is over."""
         self.close()
-        digests = (self.base, self.last.digest, self._coming.digest)
+        digests = (self.base, self._replaced, self.last.digest, self._coming.digest)
         self.base, self.last = "", Saved(step=0, digest="")
         for digest in digests:
             self._remove(digest)
