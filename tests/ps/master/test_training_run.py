@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from evener.ps.master.nodes import MEASURING_S
 from evener.ps.protocol.messages import Validate, Validated
-from evener.records.errors import NonFiniteLoss
+from evener.records.errors import NonFiniteLoss, NoUsableNode
 from evener.sync.protocol import Sgd, SyncProtocol, asynchronous, synchronous
 from evener.wire.errors import BadFrame
 from support.run_stage import LAYOUT, Stage
@@ -132,6 +133,22 @@ def test_node_without_room_waits_while_others_work() -> None:
     stage.deliver()
     assert stage.run.failure is None
     assert stage.leases["b"] == []
+
+
+def test_run_whose_only_node_measures_for_too_long_ends_before_it_begins() -> None:
+    stage = Stage(ASYNC)
+    node = stage.nodes.record("c")
+    node.joined_at = stage.now
+    stage.now += MEASURING_S + 1.0
+    stage.run.begin([node])
+    assert stage.run.failure is None  # nodes have worked for it, and may come back
+    stage.run.has_begun = False
+    stage.now -= 1.0
+    stage.run.begin([node])
+    assert stage.run.failure is None
+    stage.now += 1.0
+    stage.run.begin([node])
+    assert isinstance(stage.run.failure, NoUsableNode)
 
 
 def test_memory_of_departed_nodes_is_free() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from evener.ps.master import node_rules
 from evener.ps.master.access.quotas import MAX_NAMES
 from evener.ps.master.node_state import Decision, NodeState, Occurrence, OpenRound, Transition
 from evener.ps.protocol.status import NodeStatus
+from evener.records.errors import NoUsableNode
 from evener.records.history import NodeWork
 from evener.records.profile import DeviceProfile
 from evener.sync.worker_record import WorkerRecord
 
+MEASURING_S, MEASURING_PATIENCES = 300.0, 8.0
+"""Longest time that a run waits for a node to measure its device: the larger of these seconds and patiences."""
 _HEARD_APART = 1 / 50
 """Share of the patience within which another sign of life changes nothing."""
 
@@ -28,6 +32,7 @@ class NodeRecord:
         origin: address that it connects from.
         device: device that computes.
         profile: profile of the device, once it is measured.
+        joined_at: time of its last join.
         ready: name of the run for which it has model and data.
         not_ready: runs that it cannot take part in.
         reason: reason of its present state.
@@ -45,6 +50,7 @@ class NodeRecord:
     origin: str = ""
     device: str = ""
     profile: DeviceProfile | None = None
+    joined_at: float = inf
     ready: str = ""
     not_ready: set[str] = field(default_factory=set)
     reason: str = ""
@@ -59,6 +65,10 @@ class NodeRecord:
     def is_present(self) -> bool:
         """Whether it is a member with a connection."""
         return self.state is not None and self.state.presence == "present"
+
+    def is_overdue(self, now: float, patience: float) -> bool:
+        """Return whether it has not measured its device in time, so that runs do not wait for it."""
+        return self.profile is None and now - self.joined_at > max(MEASURING_S, MEASURING_PATIENCES * patience)
 
     def is_forgettable(self, now: float) -> bool:
         """Return whether the record can be removed: the node takes part in nothing, and has no exclusion."""
@@ -231,6 +241,13 @@ class Nodes:
 def _score(profile: DeviceProfile | None) -> float | None:
     flops = [one.matmul_flops for one in profile.throughputs if one.precision == "fp32"] if profile else []
     return flops[0] / 1e9 if flops and flops[0] else None
+
+
+def no_usable_node(nodes: Sequence[NodeRecord], now: float, patience: float) -> NoUsableNode:
+    """Return the error of a run in which none of these nodes can take part."""
+    slow = "has not measured its device in time"
+    reasons = (f"node {node.name} {slow if node.is_overdue(now, patience) else node.doing}" for node in nodes)
+    return NoUsableNode(f"no node can take part in the run: {'; '.join(reasons)}")
 
 
 def stragglers(step_seconds: Mapping[NodeRecord, float], patience: float, now: float) -> list[NodeRecord]:

@@ -12,13 +12,13 @@ from math import ceil, inf
 from random import SystemRandom
 
 from evener.ps.master.node_state import Occurrence
-from evener.ps.master.nodes import NodeRecord, Nodes, stragglers
+from evener.ps.master.nodes import NodeRecord, Nodes, no_usable_node, stragglers
 from evener.ps.master.run_journal import RunJournal
 from evener.ps.master.run_speeds import RunSpeeds, ThinLine
 from evener.ps.master.validation import EpochEnd, SliceForNode, Validations
 from evener.ps.protocol.job import Job, encode_job
 from evener.ps.protocol.messages import Contribution, Prepare, Send, ServerReply, Validated
-from evener.records.errors import EvenerError, NonFiniteLoss, NoUsableNode
+from evener.records.errors import EvenerError, NonFiniteLoss
 from evener.records.history import History, NodeWork
 from evener.records.record import Validation
 from evener.records.schema import shown
@@ -151,13 +151,13 @@ class TrainingRun:
         """Begin work once all connected nodes are ready, or one has waited for the others for the patience."""
         self._readmit()
         run = self.job.run
-        able = [node for node in present if run not in node.not_ready]
+        now, patience = self._clock(), self._nodes.patience
+        awaited = [node for node in present if self.has_begun or not node.is_overdue(now, patience)]
+        able = [node for node in awaited if run not in node.not_ready]
         ready = [node for node in able if node.ready == run]
         if present and not able and not any(node in self._crowded_out for node in present):
-            reasons = "; ".join(f"node {node.name} {node.doing}" for node in present)
-            self.failure = NoUsableNode(f"no node can take part in the run: {reasons}")
-        waited = self._clock() - self._first_ready
-        if ready and not self.has_begun and (len(ready) == len(able) or waited > self._nodes.patience):
+            self.failure = no_usable_node(present, now, patience)
+        if ready and not self.has_begun and (len(ready) == len(able) or now - self._first_ready > patience):
             self.has_begun, self.server.quorum = True, len(ready)
             self.speeds.bound_claims([self.server.worker(node.name) for node in ready])
             for node in ready:

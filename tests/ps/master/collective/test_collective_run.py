@@ -17,7 +17,7 @@ from evener.ps.master.collective.rank_journal import RankJournal, Saved
 from evener.ps.master.collective.rank_run import ActiveRankRun
 from evener.ps.master.collective.rank_table import LINE_RETRY_S
 from evener.ps.master.effects import EVENTS
-from evener.ps.master.nodes import NodeRecord, Nodes
+from evener.ps.master.nodes import MEASURING_S, NodeRecord, Nodes
 from evener.ps.protocol.config import StateDir
 from evener.ps.protocol.rank_messages import (
     PrepareRank,
@@ -32,7 +32,16 @@ from evener.ps.protocol.rank_messages import (
     decode_rank_place,
 )
 from evener.records.error_kind import kind_of
-from evener.records.errors import DoesNotFit, Interrupted, InvalidInput, LineCut, NodeLost, NonFiniteLoss, NotNeeded
+from evener.records.errors import (
+    DoesNotFit,
+    Interrupted,
+    InvalidInput,
+    LineCut,
+    NodeLost,
+    NonFiniteLoss,
+    NotNeeded,
+    NoUsableNode,
+)
 from evener.records.events import encode_events
 from evener.records.plan import Assignment, Plan
 from evener.records.profile import DeviceProfile
@@ -176,6 +185,31 @@ def test_run_waits_for_a_profiling_node_if_no_other_can_take_part() -> None:
     scene.ready("b")
     scene.run.tick()
     assert [node.name for node in scene.places()[1].nodes] == ["b"]
+
+
+def test_run_does_not_wait_for_a_node_that_measures_for_too_long() -> None:
+    scene = Scene("a", "b")
+    scene.nodes.by_name["b"].profile, scene.nodes.by_name["b"].joined_at = None, scene.now
+    scene.now += MEASURING_S - 1.0
+    scene.ready("a")
+    scene.run.tick()
+    assert not scene.places()
+    scene.now += 2.0
+    scene.run.tick()
+    assert [node.name for node in scene.places()[1].nodes] == ["a"]
+
+
+def test_run_whose_only_node_measures_for_too_long_ends() -> None:
+    scene = Scene("a", "b")
+    scene.run.not_ready(scene.nodes.by_name["a"], "it has no PyTorch")
+    scene.nodes.by_name["b"].profile, scene.nodes.by_name["b"].joined_at = None, scene.now
+    scene.now += MEASURING_S
+    scene.run.tick()
+    assert scene.run.failure is None
+    scene.now += 1.0
+    scene.run.tick()
+    assert isinstance(scene.run.failure, NoUsableNode)
+    assert "node b has not measured its device" in str(scene.run.failure)
 
 
 def test_run_starts_without_a_node_that_is_not_ready_in_time() -> None:

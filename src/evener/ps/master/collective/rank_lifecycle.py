@@ -25,8 +25,8 @@ from math import inf
 
 from evener.membership.elastic_ranks import ElasticRanks
 from evener.ps.master.collective.remote_rank import RemoteRank, why_ended
-from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.records.errors import DoesNotFit, EvenerError, InvalidInput, NodeLost, NoUsableNode, TrainingFailed
+from evener.ps.master.nodes import NodeRecord, Nodes, no_usable_node
+from evener.records.errors import DoesNotFit, EvenerError, InvalidInput, NodeLost, TrainingFailed
 
 _MAX_STARTS = 3
 
@@ -63,8 +63,9 @@ class Beginnings:
         Raises:
             NoUsableNode: no connected node can take part, and none still measures.
         """
-        is_late = now - self._first_ready > self._nodes.patience
-        nodes = initial_nodes_of(self._nodes.present, self._run, is_late=is_late)
+        patience = self._nodes.patience
+        is_late = now - self._first_ready > patience
+        nodes = initial_nodes_of(self._nodes.present, self._run, now, patience, is_late=is_late)
         return nodes if (is_late and not self._needs_all) or len(nodes) >= self._expected else []
 
     def begins(self) -> None:
@@ -128,26 +129,29 @@ class Beginnings:
         return f"when {self._expected} nodes are available, since {before} cannot continue:"
 
 
-def initial_nodes_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) -> list[NodeRecord]:
+def initial_nodes_of(
+    present: Sequence[NodeRecord], run: str, now: float, patience: float, *, is_late: bool
+) -> list[NodeRecord]:
     """Return the nodes that a run begins on: all connected ones, once they are ready; none while some are awaited.
 
-    Nodes that have joined and still measure their device are awaited, too.
+    Nodes that have joined and still measure their device are awaited, too, unless they are overdue.
 
     Args:
         present: connected nodes.
         run: name of the run.
+        now: time in seconds.
+        patience: seconds of silence after which a node is excluded.
         is_late: whether the nodes that are ready have waited long enough for the others.
 
     Raises:
-        NoUsableNode: no connected node can take part, and none still measures.
+        NoUsableNode: no connected node can take part, and none is still awaited.
     """
-    measured = [node for node in present if node.profile is not None]
-    able = [node for node in measured if run not in node.not_ready]
+    able = [node for node in present if node.profile is not None and run not in node.not_ready]
     ready = [node for node in able if node.ready == run]
-    if measured and not able and len(measured) == len(present):
-        reasons = "; ".join(f"node {node.name} {node.doing}" for node in measured)
-        raise NoUsableNode(f"no node can take part in the run: {reasons}")
-    is_complete = len(ready) == len(able) and len(measured) == len(present)
+    measures = any(node.profile is None and not node.is_overdue(now, patience) for node in present)
+    if present and not able and not measures:
+        raise no_usable_node(present, now, patience)
+    is_complete = len(ready) == len(able) and not measures
     return ready if is_late or is_complete else []
 
 
