@@ -79,3 +79,17 @@ def test_contribution_in_several_buffers_is_rejected(lengths: tuple[int, ...], r
             place(0, header, lengths)
     else:
         assert [len(one) for one in place(0, header, lengths) or ()] == [16]
+
+
+def test_slow_submission_outlives_the_limit_of_idle_connections() -> None:
+    closed = list[int]()
+    handlers: Any = Handlers.__new__(Handlers)
+    handlers._config = SimpleNamespace(patience=1.0)
+    handlers._heard, handlers._nodes = {3: 0.0, 4: 0.0}, SimpleNamespace(at=lambda _: None)
+    handlers._server = SimpleNamespace(disconnect=lambda peer, _: closed.append(peer))
+    handlers._examinations = SimpleNamespace(tick=lambda _: None, is_of=lambda _: False)
+    handlers._fetches = SimpleNamespace(serve=lambda: None)
+    submissions = SimpleNamespace(stalled=lambda: None, is_of=lambda peer: peer == 3)
+    handlers._scheduler = SimpleNamespace(submissions=submissions, is_watching=lambda _: False)
+    handlers.tick(100.0)
+    assert closed == [4]

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from evener.ps.protocol.blob import CHUNK_BYTES, Blob
-from evener.ps.protocol.job import Submissions, encode_job
+from evener.ps.protocol.job import MAX_PAUSE_S, Submissions, encode_job
 from evener.ps.protocol.messages import BlobChunk, FetchBlob
 from support.agreements import SYNC
 from support.linear_engine import job, weights
@@ -86,22 +86,35 @@ def test_submission_without_further_pieces_stalls(tmp_path: Path) -> None:
     clock = Clock()
     submissions = Submissions(tmp_path / "blobs", Sent(), clock)
     assert submissions.wants(3, (100, 10 * CHUNK_BYTES))
-    for number in range(1, 11):  # a byte now and then is no piece
-        clock.now += 5.0
+    for number in range(1, 11):  # a byte now and then is too slow
+        assert submissions.stalled() is None
+        clock.now += MAX_PAUSE_S / 10 + 0.1
         submissions.arrived(3, number)
         submissions.arrived(4, number * CHUNK_BYTES)
-    assert (submissions.stalled(60.0), submissions.stalled(49.0)) == (None, 3)
+    assert submissions.stalled() == 3
     submissions.arrived(3, 10 + CHUNK_BYTES)
-    assert submissions.stalled(49.0) is None
+    assert submissions.stalled() is None
     submissions.disconnected(3)
-    clock.now += 100.0
-    assert submissions.stalled(49.0) is None
+    clock.now += MAX_PAUSE_S + 1.0
+    assert submissions.stalled() is None
+
+
+def test_slow_line_is_no_stall_but_blobs_that_trickle_or_repeat_are(tmp_path: Path) -> None:
+    clock = Clock()
+    submissions = Submissions(tmp_path / "blobs", Sent(), clock)
     assert submissions.submit(4, buffers("b" * 64)) is None
-    assert submissions.stalled(49.0) is None
-    for offset in range(10):
-        clock.now += 5.0
-        submissions.chunk(4, BlobChunk(digest="b" * 64, offset=offset, total=2**30), memoryview(b"x"))
-    assert submissions.stalled(49.0) == 4
+    piece = memoryview(bytes(CHUNK_BYTES))
+    for number in range(10):
+        clock.now += CHUNK_BYTES / 12_500  # 100 kbit/s
+        assert submissions.stalled() is None
+        submissions.chunk(4, BlobChunk(digest="b" * 64, offset=number * CHUNK_BYTES, total=2**30), piece)
+    for number in range(10):
+        clock.now += MAX_PAUSE_S / 10 + 0.1
+        submissions.chunk(4, BlobChunk(digest="b" * 64, offset=10 * CHUNK_BYTES + number, total=2**30), piece[:1])
+    assert submissions.stalled() == 4
+    submissions.chunk(4, BlobChunk(digest="b" * 64, offset=0, total=2**30), piece)
+    submissions.chunk(4, BlobChunk(digest="c" * 64, offset=10 * CHUNK_BYTES + 10, total=2**30), piece)
+    assert submissions.stalled() == 4  # rejected pieces do not count
     submissions.close()
 
 

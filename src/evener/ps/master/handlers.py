@@ -32,6 +32,7 @@ from evener.ps.protocol import messages as m
 from evener.ps.protocol import rank_messages as r
 from evener.ps.protocol.config import MasterConfig
 from evener.ps.protocol.examination_messages import ExamineNodes
+from evener.ps.protocol.job import MIN_BYTES_PER_SECOND
 from evener.ps.protocol.messages import FetchBlob, Header, Invite, Join, RevokeInvitation
 from evener.records.schema import shown
 from evener.wire.errors import BadFrame
@@ -105,10 +106,13 @@ class Handlers:
         self._joining.tick()
         self.serve()
         most = IDLE_PATIENCES * self._config.patience
-        if (stalled := self._scheduler.submissions.stalled(most)) is not None:
-            self._server.fail(stalled, BadFrame(f"it sent no further piece of its run for {most:g} s"))
+        submissions = self._scheduler.submissions
+        if (stalled := submissions.stalled()) is not None:
+            self._server.fail(
+                stalled, BadFrame(f"its run arrives at less than {MIN_BYTES_PER_SECOND} bytes per second")
+            )
         for peer, heard in list(self._heard.items()):
-            waits = self._scheduler.is_watching(peer) or self._examinations.is_of(peer)
+            waits = self._scheduler.is_watching(peer) or self._examinations.is_of(peer) or submissions.is_of(peer)
             if now - heard > most and self._nodes.at(peer) is None and not waits:
                 self._server.disconnect(peer, f"it was idle for {most:g} s")
 

@@ -54,6 +54,11 @@ class BlobReceiver:
         self._requested_bytes = self._arrival.received
         return [self._next() for _ in range(self._ahead)]
 
+    def takes(self, chunk: BlobChunk) -> bool:
+        """Return whether a piece is the next one; others were requested over a lost connection, or never."""
+        arrival = self._arrival
+        return arrival is not None and chunk.digest == self._wanted[0] and chunk.offset == arrival.received
+
     def receive(self, chunk: BlobChunk, data: memoryview) -> list[FetchBlob]:
         """Write a piece that arrived; return the next messages to send.
 
@@ -62,8 +67,8 @@ class BlobReceiver:
             OSError: the piece cannot be written here.
         """
         arrival = self._arrival
-        if arrival is None or chunk.digest != self._wanted[0] or chunk.offset != arrival.received:
-            return []  # requested over a connection that is gone, or beyond the end
+        if arrival is None or not self.takes(chunk):
+            return []
         if not data:
             raise MissingFile(f"blob {chunk.digest[:12]} is no longer available")
         arrival.add(data)

@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from evener.ps.protocol.blob import CHUNK_BYTES
 from evener.ps.protocol.blob_stream import StreamWriter
 from evener.ps.protocol.blob_transfer import BlobReceiver
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, RunRejected, Send
@@ -28,6 +27,10 @@ from evener.wire.errors import BadFrame
 MAX_JOB_BYTES = 2 * 2**20
 MAX_JOBS_BYTES = 2 * MAX_JOB_BYTES
 """Limit of all runs in progress together."""
+MIN_BYTES_PER_SECOND = 8000
+"""Lowest mean rate of a submission, which keeps others waiting: less than a line of 100 kbit/s carries."""
+MAX_PAUSE_S = 120.0
+"""Longest time without progress of a submission: more than a piece of a blob takes over such a line."""
 
 
 class Job(Part, frozen=True, kw_only=True):
@@ -148,9 +151,8 @@ class _Arriving:
         submitter: name of its user.
         is_admin: whether an admin submits it.
         weights_bytes: memory of its weights.
-        progress_at: time of the last progress.
-        received: bytes that had arrived of the message, or of the blobs, at that time.
-        blob_bytes: bytes of its blobs that have arrived.
+        until: time by which more has to arrive.
+        received: bytes that have arrived of the message, or of the blobs.
         submission: the run, while its blobs arrive; None while its message arrives.
     """
 
@@ -158,9 +160,8 @@ class _Arriving:
     submitter: str
     is_admin: bool
     weights_bytes: int
-    progress_at: float
+    until: float
     received: int = 0
-    blob_bytes: int = 0
     submission: Submission | None = None
 
 
@@ -200,7 +201,7 @@ class Submissions:
             raise BadFrame(f"weights of {weights_bytes} bytes are too large for this master, which could hold {most}")
         if self._refusal(peer):
             return False
-        self._arriving = _Arriving(peer, submitter, is_admin, weights_bytes, self._clock())
+        self._arriving = _Arriving(peer, submitter, is_admin, weights_bytes, self._clock() + MAX_PAUSE_S)
         return True
 
     def displace(self) -> int | None:
@@ -211,16 +212,17 @@ class Submissions:
         self.close()
         return peer
 
-    def stalled(self, most_seconds: float) -> int | None:
-        """Return the connection whose submission has made no progress for `most_seconds`; None without one."""
+    def stalled(self) -> int | None:
+        """Return the connection whose submission is slower than `MIN_BYTES_PER_SECOND`; None without one."""
         arriving = self._arriving
-        return None if arriving is None or self._clock() - arriving.progress_at <= most_seconds else arriving.peer
+        return None if arriving is None or self._clock() <= arriving.until else arriving.peer
 
     def arrived(self, peer: int, num_bytes: int) -> None:
-        """Note that the first `num_bytes` of a submission, or of its blobs, have arrived; single bytes do not count."""
+        """Note that the first `num_bytes` of a submission, or of its blobs, have arrived."""
         arriving = self._arriving
-        if arriving is not None and arriving.peer == peer and num_bytes - arriving.received >= CHUNK_BYTES:
-            arriving.received, arriving.progress_at = num_bytes, self._clock()
+        if arriving is not None and arriving.peer == peer:
+            later = arriving.until + max(0, num_bytes - arriving.received) / MIN_BYTES_PER_SECOND
+            arriving.received, arriving.until = num_bytes, min(later, self._clock() + MAX_PAUSE_S)
 
     def submit(self, peer: int, buffers: Sequence[memoryview], submitter: str = "") -> Submission | None:
         """Take the run that a command submits; return it if no blob of it is missing.
@@ -245,17 +247,18 @@ class Submissions:
         now, is_admin = self._clock(), self._arriving is not None and self._arriving.is_admin
         submission = Submission(peer, replace(job, submitter=submitter), weights, now)
         weights_bytes = 0 if weights is None else weights.layout.num_bytes
-        self._arriving = _Arriving(peer, submitter, is_admin, weights_bytes, now, submission=submission)
+        until = now + MAX_PAUSE_S
+        self._arriving = _Arriving(peer, submitter, is_admin, weights_bytes, until, submission=submission)
         self._ask(peer, self._receiver.request(job.blobs))
         return self._complete()
 
     def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> Submission | None:
         """Write a piece of a blob; return the run if this was its last piece."""
         arriving = self._arriving
-        if arriving is None or arriving.peer != peer or arriving.submission is None:
+        is_of_it = arriving is not None and arriving.peer == peer and arriving.submission is not None
+        if arriving is None or not is_of_it or not self._receiver.takes(chunk):
             return None
-        arriving.blob_bytes += len(data)
-        self.arrived(peer, arriving.blob_bytes)
+        self.arrived(peer, arriving.received + len(data))
         try:
             self._ask(peer, self._receiver.receive(chunk, data))
         except (EvenerError, OSError) as error:

@@ -21,6 +21,7 @@ from evener.ps.master.access.quotas import MAX_ARRIVING_BYTES, MAX_FETCHES, MAX_
 from evener.ps.master.node_state import NodeState
 from evener.ps.master.nodes import Nodes
 from evener.ps.protocol import blob_stream
+from evener.ps.protocol import job as protocol_job
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.blob_stream import BlobStream, StreamWriter
 from evener.ps.protocol.directions import ToCommand, ToNode
@@ -189,7 +190,8 @@ def test_admin_submits_although_a_submitter_never_sends_its_code() -> None:
         told_until_closed(evil)
 
 
-def test_submission_whose_code_never_comes_ends() -> None:
+def test_submission_whose_code_never_comes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol_job, "MAX_PAUSE_S", 1.2)
     with plane(patience=0.3) as ps, submitter_of(ps) as evil:
         begin_to_submit(evil)
         began = time.monotonic()

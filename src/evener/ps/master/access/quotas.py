@@ -47,7 +47,7 @@ MAX_FETCHING = 64
 IDLE_PATIENCES = 4.0
 """Patiences after which an idle connection is closed that is no node's and watches no run.
 
-It is also the time within which a peer has to send a piece of its submission, or take a piece of a blob if others wait.
+It is also the time within which a peer has to take a piece of a blob if others wait.
 """
 MAX_WAITING = 4
 """Limit of frames in the queue of a peer that requests another answer."""
