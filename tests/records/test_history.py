@@ -7,6 +7,11 @@ import pytest
 
 from evener.records import history as module
 from evener.records.history import Entry, History, NodeWork
+from evener.records.plan import Assignment, Plan
+from evener.records.record import Epoch, TrainRecord, Validation
+from evener.records.schema import MAX_AMOUNT, MAX_FILE_BYTES, encode_noun, parse_noun
+
+PLAN = Plan(strategy="data", batch_size=1, assignments=(Assignment(rank=0, node="a", device="cpu", samples=1),))
 
 
 def entry(step: int, *names: str, samples: int = 10, loss: float = 2.0, epoch: int = 0, seconds: float = 1.0) -> Entry:
@@ -171,3 +176,40 @@ def test_last_step_is_that_of_the_open_or_last_full_entry() -> None:
     history.every = 2
     history.add(Entry(step=4, steps=1))
     assert history.last_step == 4
+
+
+@pytest.mark.parametrize(("nodes", "steps"), [(1, 5000), (300, 1000), (1024, 300), (4096, 70)])
+def test_record_of_many_nodes_and_epochs_can_be_read_again(nodes: int, steps: int) -> None:
+    history, seconds = known("n0"), 1 / 3e-3
+    for step in range(1, 4000):  # of one node, before the others join
+        history.add(entry(step, "n0"))
+    for number in range(nodes):
+        history.add_node(f"n{number}")
+    work = NodeWork(MAX_AMOUNT, seconds, MAX_AMOUNT, 0, 0, seconds, seconds, seconds, seconds, MAX_AMOUNT)
+    for step in range(4000, 4000 + steps):
+        history.add(Entry(step, step, 10, 20.0, 1.0, 1, 1, 0, {f"n{number}": work for number in range(nodes)}))
+    for epoch in range(10_000):
+        validation = Validation(step=epoch, epoch=epoch, loss=abs(epoch - 4321.0), accuracy=None, seconds=1 / 3)
+        history.add_validation(validation)
+        history.add_epoch(Epoch(step=epoch, epoch=epoch, loss=validation.loss, validation=validation))
+    record = history.record((), plan=PLAN, task="t", seed=0, epochs=1, precision="", seconds=1.0, startup_seconds=0.0)
+    data = encode_noun(record)
+    assert len(data) <= MAX_FILE_BYTES
+    assert parse_noun(data, TrainRecord) == record
+    assert (record.steps[-1].step, record.steps[-1].epoch) == (3999 + steps, 3999 + steps)
+    for kept in ([one.epoch for one in record.validations], [one.epoch for one in history.epochs]):
+        assert len(kept) < 4096
+        assert kept == sorted(set(kept))
+        assert {0, 4321, 9999} <= set(kept)
+
+
+def test_nodes_that_join_lose_no_step_of_an_odd_number_of_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_NODE_STEPS", 24)
+    history = known("a")
+    for step in range(1, 8):
+        history.add(entry(step, "a"))
+    for name in "bcdefgh":
+        history.add_node(name)
+    assert len(history.entries) < 3
+    history.add(entry(8, "a"))
+    assert [(one.step, one.samples) for one in history.steps()] == [(4, 40), (8, 40)]

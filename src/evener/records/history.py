@@ -1,14 +1,16 @@
 """The history of a run, step by step and node by node, in bounded memory, from which its record is made.
 
 There may be thousands of steps per second, so an entry is a few plain numbers. When there are too many entries,
-neighbours are summed, twice as many each time; shown steps are summed over a fraction of a second.
+neighbours are summed, twice as many each time; shown steps are summed over a fraction of a second. When there are too
+many validations or epochs, every second one is dropped, but for the best and the last. So Evener can read the record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +19,10 @@ from evener.records.record import Epoch, Event, NodeStep, NodeSummary, Step, Tra
 from evener.records.schema import measured, quantity, summable
 
 _CAPACITY = 4096
+_MAX_NODE_STEPS = 2**18
+"""Limit of entries times nodes, which take some 370 bytes each in a record."""
+_MAX_METRICS = 2**18
+"""Limit of the values in all validations."""
 
 
 @dataclass(slots=True)
@@ -199,7 +205,7 @@ class History(msgspec.Struct, kw_only=True):
     Attributes:
         totals: work of every node that ever took part in the run, by name, in the order in which they joined.
         since: `seconds` when each of them joined.
-        epochs: ended epochs at a master, in order.
+        epochs: ended epochs at a master, in order; see `add_epoch`.
         every: number of steps in one entry.
         entries: entries of so many steps each.
         open: entry that is not yet full.
@@ -248,6 +254,7 @@ class History(msgspec.Struct, kw_only=True):
         if name not in self.totals:
             self.totals[name] = NodeWork()
             self.since[name] = self.seconds
+            self._limit()
 
     def add(self, entry: Entry) -> None:
         """Append one step, or several."""
@@ -263,8 +270,23 @@ class History(msgspec.Struct, kw_only=True):
         if entry.steps >= self.every:
             self.entries.append(entry)
             self.open = Entry()
-            if len(self.entries) >= _CAPACITY:
-                self._halve()
+            self._limit()
+
+    def add_validation(self, validation: Validation) -> bool:
+        """Append a validation; return whether earlier ones were dropped, since there were too many."""
+        self.validations.append(validation)
+        is_full = len(self.validations) >= min(_CAPACITY, _MAX_METRICS // (1 + len(validation.metrics)))
+        if is_full:
+            best = min(self.validations, key=lambda one: (-(one.accuracy or 0.0), one.loss))
+            self.validations = _every_second(self.validations, best)
+        return is_full
+
+    def add_epoch(self, epoch: Epoch) -> None:
+        """Append the end of an epoch; drop earlier ones if there are too many."""
+        self.epochs.append(epoch)
+        if len(self.epochs) >= _CAPACITY:
+            best = min(self.epochs, key=lambda one: inf if one.loss is None else one.loss)
+            self.epochs = _every_second(self.epochs, best)
 
     def news(self, num_columns: int) -> Step | None:
         """Return the steps since the last call as one step with the first nodes' columns; None if there are none."""
@@ -309,11 +331,29 @@ class History(msgspec.Struct, kw_only=True):
     def _all(self) -> list[Entry]:
         return [*self.entries, *([self.open] if self.open.steps else [])]
 
+    def _limit(self) -> None:
+        """Sum neighbours until the entries are few enough for their nodes."""
+        while len(self.entries) >= max(2, min(_CAPACITY, _MAX_NODE_STEPS // max(1, len(self.totals)))):
+            self._halve()
+
     def _halve(self) -> None:
-        both: list[Entry] = []
-        for first, second in zip(self.entries[::2], self.entries[1::2], strict=True):
-            both.append(Entry())
-            both[-1].add(first)
-            both[-1].add(second)
-        self.entries = both
+        rest = self.entries[-1:] if len(self.entries) % 2 else []  # nodes have joined: it becomes half an entry
+        if rest:
+            self.open = _sum_of([*rest, *([self.open] if self.open.steps else [])])
+        self.entries = [_sum_of(pair) for pair in zip(self.entries[::2], self.entries[1::2], strict=False)]
         self.every *= 2
+
+
+def _sum_of(entries: Iterable[Entry]) -> Entry:
+    total = Entry()
+    for entry in entries:
+        total.add(entry)
+    return total
+
+
+T = TypeVar("T")
+
+
+def _every_second(items: Sequence[T], best: T) -> list[T]:
+    """Return every second item, the `best` and the last."""
+    return [one for number, one in enumerate(items) if number % 2 == 0 or one is best or one is items[-1]]

@@ -194,7 +194,7 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
         startup_seconds: seconds from the command to the first step.
         every: steps summed in one entry of `steps`.
         steps: steps in order.
-        validations: validations in order.
+        validations: validations in order. Of thousands, earlier ones are sparse; the best and the last are kept.
         events: events in order.
         nodes: one per rank.
         environment: versions of the software.

@@ -152,7 +152,7 @@ class Monitor:
         if isinstance(what, Event):
             self.history.events.append(what)
         if isinstance(what, Validation):
-            self.history.validations.append(what)
+            self.history.add_validation(what)
         if self._group.is_leader:
             self._env.notify(what)
 

@@ -65,12 +65,14 @@ class RunJournal:
     def validated(self, validation: Validation) -> None:
         """Add a validation; its time is excluded from the updates."""
         self.start_timing()
-        self.history.validations.append(validation)
+        is_known = any(event.kind == "more validations" for event in self.history.events)
+        if self.history.add_validation(validation) and not is_known:
+            self.note(validation.step, "more validations", "only some of the earlier ones are kept", ())
         self.events.append(validation)
         self.epoch_ended(validation.step, validation.epoch, validation)
 
     def epoch_ended(self, step: int, epoch: int, validation: Validation | None = None) -> None:
         """Add the end of an epoch, with its validation if there is one."""
         ended = Epoch(step=step, epoch=epoch, loss=self.history.loss_of(epoch), validation=validation)
-        self.history.epochs.append(ended)
+        self.history.add_epoch(ended)
         self.events.append(ended)

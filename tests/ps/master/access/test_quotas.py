@@ -27,8 +27,10 @@ from evener.ps.protocol.blob_stream import BlobStream, StreamWriter
 from evener.ps.protocol.directions import ToCommand, ToNode
 from evener.ps.protocol.examination_messages import MAX_REPORT_BYTES, Examined, ExamineNodes, TaskQuestion
 from evener.ps.protocol.job import Submissions, encode_job
+from evener.records import history as records_history
 from evener.records.errors import InvalidFile
 from evener.records.history import History
+from evener.records.record import Validation
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import CannotJoin, ConnectionLost, MasterFull
@@ -240,6 +242,17 @@ def test_number_of_events_of_a_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     history: History = stage.run.journal.history
     assert [event.kind for event in history.events] == ["away", "away", "away", "more events"]
     assert len(stage.run.journal.events) == 4
+
+
+def test_number_of_validations_of_a_run_is_bounded_and_the_best_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records_history, "_CAPACITY", 8)
+    stage = Stage(SYNC)
+    for epoch in range(100):
+        stage.run.journal.validated(Validation(step=epoch, epoch=epoch, loss=1.0, accuracy=epoch == 33, seconds=1.0))
+    history: History = stage.run.journal.history
+    assert {33, 99} <= {one.epoch for one in history.validations}
+    assert max(len(history.validations), len(history.epochs)) < 8
+    assert [event.kind for event in history.events] == ["more validations"]
 
 
 def test_archive_of_100_000_empty_files_creates_none_on_the_master(tmp_path: Path) -> None:
