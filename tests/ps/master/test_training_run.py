@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from evener.ps.master.lease_run import record_of
 from evener.ps.master.nodes import MEASURING_S
 from evener.ps.protocol.messages import Validate, Validated
 from evener.records.errors import NonFiniteLoss, NoUsableNode
@@ -149,6 +150,18 @@ def test_run_whose_only_node_measures_for_too_long_ends_before_it_begins() -> No
     stage.now += 1.0
     stage.run.begin([node])
     assert isinstance(stage.run.failure, NoUsableNode)
+
+
+def test_peak_memory_of_a_node_outlives_its_process() -> None:
+    stage = Stage(SYNC)
+    node = stage.nodes.by_name["a"]
+    node.peak_memory_bytes = 2**30
+    for name in "ab":
+        stage.push(name)
+    node.peak_memory_bytes = 0  # another process of that name has joined
+    history = stage.run.journal.history
+    record = record_of(stage.run.job, history, {"a": node}, {}, {}, seconds=1.0, startup=0.0, environment={})
+    assert [one.peak_memory_bytes for one in record.nodes] == [2**30, 0]
 
 
 def test_memory_of_departed_nodes_is_free() -> None:

@@ -266,7 +266,7 @@ def _summary(name: str, node: NodeRecord | None, worker: WorkerRecord | None, hi
         seconds_waiting=max(0.0, history.seconds - history.since[name] - work.busy_seconds),
         bytes_sent=work.sent,
         bytes_received=work.received,
-        peak_memory_bytes=node.peak_memory_bytes if node else 0,
+        peak_memory_bytes=max(work.memory, node.peak_memory_bytes if node else 0),
         contributions=totals.applied,
         refused=totals.refused,
         late=totals.late,

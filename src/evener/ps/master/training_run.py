@@ -307,7 +307,8 @@ class TrainingRun:
         self._refused_in_a_row = 0
         self._observe("contributed", judgement)
         sent, whole = judgement.num_bytes, self.job.layout.num_bytes
-        return NodeWork(judgement.num_samples, judgement.seconds, sent, 0, whole - sent)
+        memory = self._nodes.record(judgement.worker).peak_memory_bytes
+        return NodeWork(judgement.num_samples, judgement.seconds, sent, 0, whole - sent, memory=memory)
 
     def _refused(self, judgement: Judgement) -> None:
         self._refused_in_a_row += 1
