@@ -270,7 +270,8 @@ class History(msgspec.Struct, kw_only=True):
         if entry.steps >= self.every:
             self.entries.append(entry)
             self.open = Entry()
-            self._limit()
+            if len(self.entries) >= _CAPACITY or len(self.entries) * len(self.totals) >= _MAX_NODE_STEPS:
+                self._limit()
 
     def add_validation(self, validation: Validation) -> bool:
         """Append a validation; return whether earlier ones were dropped, since there were too many."""

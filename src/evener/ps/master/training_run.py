@@ -307,7 +307,7 @@ class TrainingRun:
         self._refused_in_a_row = 0
         self._observe("contributed", judgement)
         sent, whole = judgement.num_bytes, self.job.layout.num_bytes
-        memory = self._nodes.record(judgement.worker).peak_memory_bytes
+        memory = self._nodes.by_name[judgement.worker].peak_memory_bytes
         return NodeWork(judgement.num_samples, judgement.seconds, sent, 0, whole - sent, memory=memory)
 
     def _refused(self, judgement: Judgement) -> None:
