@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.autograd.profiler import record_function
 from torch.optim import SGD, Optimizer
 from torch.utils.data import Dataset
 
@@ -209,6 +210,8 @@ def join_world(env: RankEnvironment, backend: str | None = None, *, preflight: b
         NodeLost: a rank does not come, or machines do not reach each other.
         InvalidInput: machines do not fit together.
     """
+    with record_function("join"):
+        pass  # else PyTorch imports a module in the first step; it prints a traceback if a loader's worker dies then
     is_first_here = all(node.host != env.node.host for node in env.nodes[: env.rank])
     with ExitStack() as waiting:
         if env.tell is not None and is_first_here and len(env.nodes) > 1:
