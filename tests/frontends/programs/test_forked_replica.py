@@ -182,7 +182,7 @@ def test_replica_changes_no_memory_of_its_rank(tmp_path: Path, monkeypatch: pyte
     mapped: Any = np.memmap(tmp_path / "bank", dtype=np.float64, mode="w+", shape=(1000,))
     removed: Any = np.memmap(tmp_path / "gone", dtype=np.float64, mode="w+", shape=(1000,))
     (tmp_path / "gone").unlink()
-    nameless: Any = np.frombuffer(mmap.mmap(-1, 4096))
+    nameless: Any = np.frombuffer(mmap.mmap(-1, 10_000))  # without a file, and so copied in pieces
     banks: list[Any] = [tensor, mapped, removed, nameless]
     for bank in banks:
         bank[:] = 1.0
@@ -203,7 +203,10 @@ def test_replica_changes_no_memory_of_its_rank(tmp_path: Path, monkeypatch: pyte
 
 
 def test_replica_without_memory_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_memory, "_MAX_COPY_BYTES", 0)
+    def usable_memory() -> tuple[int, int]:
+        return 2**30, 4096
+
+    monkeypatch.setattr(replica_memory, "usable_memory", usable_memory)
     with mmap.mmap(-1, 4096), refused(TrainingFailed):
         forked()
 
