@@ -24,8 +24,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         queued_bytes: Bytes of these; a frame counts at most a megabyte, because large frames are weights that peers
             share.
         queued_large_buffers: Buffers of more than a megabyte that may wait for one peer; one frame may have more.
-        queued_bytes_in_all: Bytes that may wait for all peers together, in addition to a megabyte for each. The memory
-            of large buffers is limited by what the machine has left instead.
+        queued_bytes_in_all: Bytes that may wait for all peers together, in addition to a megabyte for each. Large
+            buffers are limited by what memory the machine has left instead.
     """
 
     header_bytes: int = 64 * 1024

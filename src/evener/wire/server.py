@@ -65,6 +65,8 @@ MAX_POLL_BYTES = 2 * CHUNK
 """Cost of the frames that a poll returns before the next turn of admins; one more frame may come."""
 _FRAME_COST_BYTES = 16 * 1024
 """Cost of a frame in addition to its payload, because handling an empty frame takes time, too."""
+_KEPT_BUFFERS = 2
+"""Number of large buffers that may wait for all peers together whatever memory is left."""
 _TICKS = 20
 """Number of checks within the shortest deadline."""
 
@@ -227,13 +229,17 @@ class Server(Generic[H]):
             total -= count
 
     def _relieve_memory(self) -> None:
-        """Disconnect peers while large buffers, which they may share, take more memory than is left."""
+        """Disconnect peers with large buffers, which they may share, while there is no memory for two more of these.
+
+        Two buffers may always wait, such as the present weights and those before: all nodes need one of them.
+        """
         held = {number: buffers for number, end in self._peers.items() if (buffers := end.large_buffers)}
         sizes = {key: size for buffers in held.values() for key, size in buffers.items()}
-        left = usable_memory()[1] if held else 0
+        left = usable_memory()[1] if len(sizes) > _KEPT_BUFFERS else 0
         for number in sorted(held, key=lambda number: len(held[number]), reverse=True):
-            if (total := sum(sizes.values())) <= left:
+            if len(sizes) <= _KEPT_BUFFERS or left >= 2 * max(sizes.values()):
                 return
+            total = sum(sizes.values())
             self.fail(number, BadFrame(f"it receives too slowly: {total} bytes of large buffers wait for all peers"))
             for key in held.pop(number).keys() - {key for others in held.values() for key in others}:
                 left += sizes.pop(key)
