@@ -49,7 +49,7 @@ class Buffer:
 
 
 _SPARE_BUFFERS = 2
-"""Versions of the weights that are kept for reuse when they have been read."""
+"""Number of versions of the weights that are kept for reuse when all have received them."""
 
 
 class BufferPool:
@@ -71,9 +71,10 @@ class BufferPool:
         self._buffers.append(buffer)
 
     def trim(self) -> None:
-        """Free the buffers that are not in use, if there are more than enough for a reader or two."""
+        """Free most of the buffers that are not in use, if there are more than enough for a reader or two."""
         if len(self._buffers) > _SPARE_BUFFERS:
-            self._buffers = [buffer for buffer in self._buffers if buffer.is_lent]
+            spare = [buffer for buffer in self._buffers if not buffer.is_lent]
+            self._buffers = [buffer for buffer in self._buffers if buffer not in spare[_SPARE_BUFFERS:]]
 
     def clear(self) -> None:
         """Free the buffers that were put back."""

@@ -16,7 +16,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Generic
+from typing import Any, Generic, TypeAlias
 
 import msgspec
 
@@ -199,6 +199,11 @@ class Connection(Generic[H]):
         self._transport.sock.close()
 
 
+_Queued: TypeAlias = tuple[list[memoryview], int, dict[int, int]]
+"""What is left of a frame, the bytes that count as queued, and its large buffers; see `Peer.large_buffers`."""
+_NO_BUFFERS: dict[int, int] = {}
+
+
 class Peer(Generic[H]):
     """The master's end of a connection: it queues, sends and receives frames without blocking, and detects stalls.
 
@@ -217,7 +222,7 @@ class Peer(Generic[H]):
         self.number, self.transport, self.reader = number, transport, reader
         self.is_watched = False
         self._limits = limits
-        self._queue: deque[tuple[list[memoryview], int]] = deque()  # with the bytes that count as queued
+        self._queue: deque[_Queued] = deque()
         self._queued_bytes = 0
         self._sequence = self._confirmed = 0
         self._sent, self._received = Progress(now), Progress(now)
@@ -243,8 +248,8 @@ class Peer(Generic[H]):
 
     @property
     def large_buffers(self) -> dict[int, int]:
-        """Bytes of large buffers that are left to send, by the identity of their memory, which peers may share."""
-        return {key: size for views, _ in self._queue for key, size in _large(views).items()}
+        """Bytes of the large buffers of queued frames, by the identity of their memory, which peers may share."""
+        return {key: size for _, _, large in self._queue for key, size in large.items()}
 
     @property
     def num_waiting(self) -> int:
@@ -262,26 +267,27 @@ class Peer(Generic[H]):
         if len(queue) >= self._limits.queued_frames or self._queued_bytes > self._limits.queued_bytes:
             raise BadFrame(f"it receives too slowly: {len(queue)} frames wait for it, which is the limit")
         views = encode_frame(self._sequence, header, buffers, self._limits)
-        if (counted := sum(map(len, views))) > _COUNTED_BYTES:
-            counted = _COUNTED_BYTES
-            self._require_room(views)
-        queue.append((views, counted))
+        counted, large = sum(map(len, views)), _NO_BUFFERS
+        if counted > _COUNTED_BYTES:
+            counted, large = _COUNTED_BYTES, self._large_of(views)
+        queue.append((views, counted, large))
         self._queued_bytes += counted
         self._sequence += 1
         return self.is_watched or self.transmit()
 
-    def _require_room(self, views: Sequence[memoryview]) -> None:
-        """Raise BadFrame if the large buffers of a frame are too many beside those that wait."""
-        new, waiting = _large(views), self.large_buffers
-        if waiting and len(new | waiting) > max(len(new), self._limits.queued_large_buffers):
+    def _large_of(self, views: Sequence[memoryview]) -> dict[int, int]:
+        """Return the large buffers of a frame. Raises BadFrame: they are too many beside those that wait."""
+        large, waiting = {id(view.obj): len(view) for view in views if len(view) > _COUNTED_BYTES}, self.large_buffers
+        if waiting and len(large | waiting) > max(len(large), self._limits.queued_large_buffers):
             raise BadFrame(f"it receives too slowly: {len(waiting)} large buffers wait for it")
+        return large
 
     def transmit(self) -> bool:
         """Send queued frames while the kernel takes them; return whether anything is queued now."""
         transport, queue = self.transport, self._queue
         try:
             while queue:
-                views, counted = queue[0]
+                views, counted, _ = queue[0]
                 drop_sent(views, transport.send(views))
                 if views:
                     return True
@@ -311,8 +317,3 @@ class Peer(Generic[H]):
         if send_idle > patience:
             return f"it received nothing for {patience:g} s, with {len(self._queue)} frames waiting for it"
         return f"it stopped within a frame for {patience:g} s" if receive_idle > patience else ""
-
-
-def _large(views: Sequence[memoryview]) -> dict[int, int]:
-    """Return the bytes of large buffers by the identity of their memory."""
-    return {id(view.obj): len(view) for view in views if len(view) > _COUNTED_BYTES}

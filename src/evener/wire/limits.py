@@ -37,7 +37,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     patience: float = 15.0
     queued_frames: int = 1024
     queued_bytes: int = 16 * 2**20
-    queued_large_buffers: int = 4
+    queued_large_buffers: int = 8
     queued_bytes_in_all: int = 256 * 2**20
 
     def __post_init__(self) -> None:

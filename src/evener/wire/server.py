@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import select
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeAlias
@@ -229,20 +230,29 @@ class Server(Generic[H]):
             total -= count
 
     def _relieve_memory(self) -> None:
-        """Disconnect peers with large buffers, which they may share, while there is no memory for two more of these.
+        """Disconnect peers for which large buffers wait, while there is no memory for two more of these.
 
         Two buffers may always wait, such as the present weights and those before: all nodes need one of them.
         """
         held = {number: buffers for number, end in self._peers.items() if (buffers := end.large_buffers)}
-        sizes = {key: size for buffers in held.values() for key, size in buffers.items()}
-        left = usable_memory()[1] if len(sizes) > _KEPT_BUFFERS else 0
-        for number in sorted(held, key=lambda number: len(held[number]), reverse=True):
-            if len(sizes) <= _KEPT_BUFFERS or left >= 2 * max(sizes.values()):
+        left: int | None = None
+        while True:
+            holders = Counter(key for buffers in held.values() for key in buffers)
+            sizes = {key: size for buffers in held.values() for key, size in buffers.items()}
+            if len(sizes) <= _KEPT_BUFFERS:
                 return
-            total = sum(sizes.values())
-            self.fail(number, BadFrame(f"it receives too slowly: {total} bytes of large buffers wait for all peers"))
-            for key in held.pop(number).keys() - {key for others in held.values() for key in others}:
-                left += sizes.pop(key)
+            left = usable_memory()[1] if left is None else left
+            own = {
+                number: sum(size for key, size in buffers.items() if holders[key] == 1)
+                for number, buffers in held.items()
+            }
+            number = max(own, key=lambda number: own[number])
+            if left >= 2 * max(sizes.values()) or not own[number]:
+                return
+            left += own[number]
+            del held[number]
+            what = f"{sum(sizes.values())} bytes of large buffers wait for all peers"
+            self.fail(number, BadFrame(f"it receives too slowly: {what}"))
 
     def _serve(self, end: Peer[H], ready: int) -> None:
         """Receive from and send to a socket that is ready."""

@@ -184,6 +184,7 @@ def test_replica_changes_no_memory_of_its_rank(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "gone").unlink()
     nameless: Any = np.frombuffer(mmap.mmap(-1, 10_000))  # without a file, and so copied in pieces
     banks: list[Any] = [tensor, mapped, removed, nameless]
+    view = np.memmap(tmp_path / "bank", dtype=np.float64, mode="r", shape=(1000,))
     for bank in banks:
         bank[:] = 1.0
 
@@ -191,6 +192,7 @@ def test_replica_changes_no_memory_of_its_rank(tmp_path: Path, monkeypatch: pyte
         for bank in banks:
             assert float(bank[0]) == float(bank[-1]) == 1.0
             bank[:] = 2.0
+        assert view[0] == (2.0 if largest > 4096 else 1.0)  # of the same memory, if it is copied
         counter.get_lock().acquire()
         counter.value = 2
         os._exit(0)  # with the lock
@@ -202,6 +204,17 @@ def test_replica_changes_no_memory_of_its_rank(tmp_path: Path, monkeypatch: pyte
         assert counter.value == 0
 
 
+def test_replica_keeps_the_memory_of_a_file_that_was_cut(tmp_path: Path) -> None:
+    mapped: Any = np.memmap(tmp_path / "cut", dtype=np.uint8, mode="w+", shape=(8192,))
+    mapped[:] = 7
+    os.truncate(tmp_path / "cut", 4096)
+
+    def read() -> None:
+        assert mapped[0] == mapped[4095] == 7
+
+    in_replica(read)
+
+
 def test_replica_without_memory_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def usable_memory() -> tuple[int, int]:
         return 2**30, 4096
@@ -211,13 +224,40 @@ def test_replica_without_memory_of_its_own_is_refused(monkeypatch: pytest.Monkey
         forked()
 
 
-def test_replica_that_cannot_copy_its_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_that_cannot_copy_or_open_its_files_shares_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def open_nothing(path: Any, flags: int, *arguments: Any) -> int:
+        if "/fd/" in str(path) and os.getpid() != rank:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, flags, *arguments)
+
     def fail(_: str) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(replica_files, "_opened_copy", fail)
-    with (tmp_path / "data").open("w+"), refused(TrainingFailed):
-        forked()
+    rank = os.getpid()
+    with (tmp_path / "both").open("w+b", buffering=0) as both, (tmp_path / "data").open("w+b", buffering=0) as data:
+        for file in (both, data):
+            file.write(b"kept")
+            file.seek(0)
+        monkeypatch.setattr(replica_files, "_opened_copy", fail)
+
+        def write() -> None:
+            assert both.read() == b"kept"
+            with pytest.raises(OSError):
+                both.write(b"lost")
+
+        in_replica(write)
+        monkeypatch.setattr(os, "open", open_nothing)
+
+        def read() -> None:
+            with pytest.raises(OSError):
+                data.write(b"lost")
+
+        in_replica(read)
+        assert both.read() == data.read() == b"kept"
 
 
 def test_replica_copies_files_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

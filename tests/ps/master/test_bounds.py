@@ -335,27 +335,44 @@ def test_peer_with_the_longest_queue_is_dropped_over_the_total_limit() -> None:
     assert Limits().queued_bytes_in_all < Limits().connections * Limits().queued_bytes
 
 
-@pytest.mark.parametrize(("room", "expected"), [(8, []), (7, [3]), (0, [3, 2])])
-def test_peers_with_most_large_buffers_are_dropped_before_memory_ends(
-    room: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = {  # peers share buffers; the last two, such as two versions, may always wait
-        1: {100: 3},
-        2: {100: 3, 101: 2, 103: 4},
-        3: {100: 3, 101: 2, 103: 4, 102: 4},
-        4: dict[int, int](),
-    }
-    dropped: list[int] = []
+def dropped(weights: Any, room: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the peers that are disconnected if these large buffers wait for them, and `room` bytes are left."""
+    numbers: list[int] = []
 
     def usable_memory() -> tuple[int, int]:
-        return 16, room
+        return 100, room
 
     server = object.__new__(Server)
     server._peers = {number: SimpleNamespace(large_buffers=held) for number, held in weights.items()}  # type: ignore[misc]
-    server.fail = lambda peer, error: dropped.append(peer)  # type: ignore[method-assign]
+    server.fail = lambda peer, error: numbers.append(peer)  # type: ignore[method-assign]
     monkeypatch.setattr("evener.wire.server.usable_memory", usable_memory)
     server._relieve_memory()
-    assert dropped == expected
+    return numbers
+
+
+@pytest.mark.parametrize(("room", "expected"), [(8, []), (7, [3]), (0, [3, 2])])
+def test_peers_that_alone_hold_most_memory_are_dropped_before_it_ends(
+    room: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights: Any = {1: {100: 3}, 2: {100: 3, 101: 2, 103: 3}, 3: {100: 3, 101: 2, 102: 4}, 4: {}}
+    assert dropped(weights, room, monkeypatch) == expected
+
+
+def test_peers_that_share_the_present_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = {number: {100: 3} for number in range(5)}
+    assert dropped(present, 0, monkeypatch) == []
+    assert dropped({**present, 5: {101: 3}, 6: {102: 3}}, 4, monkeypatch) == [5]
+
+
+def test_buffer_that_is_almost_sent_counts_whole() -> None:
+    class Slow(Deaf):
+        def send(self, views: Any) -> int:
+            return sum(map(len, views)) - 1
+
+    limits = Limits()
+    peer: Peer[Any] = Peer(1, Slow(), FrameReader(StatusReply, limits), limits, 0.0)  # type: ignore[arg-type]
+    peer.send(StatusReply(), [bytes(2**22)])
+    assert list(peer.large_buffers.values()) == [2**22]
 
 
 def test_large_frame_head_leaves_no_memory_allocated() -> None:

@@ -14,6 +14,7 @@ from evener.ps.master.lease_run import record_of
 from evener.ps.master.nodes import MEASURING_S
 from evener.ps.protocol.messages import Validate, Validated
 from evener.records.errors import NonFiniteLoss, NoUsableNode
+from evener.records.profile import DeviceProfile
 from evener.sync.protocol import Sgd, SyncProtocol, asynchronous, synchronous
 from evener.wire.errors import BadFrame
 from support.run_stage import LAYOUT, Stage
@@ -136,19 +137,23 @@ def test_node_without_room_waits_while_others_work() -> None:
     assert stage.leases["b"] == []
 
 
-def test_run_whose_only_node_measures_for_too_long_ends_before_it_begins() -> None:
+def test_run_ends_before_it_begins_if_some_nodes_cannot_and_others_measure_for_too_long() -> None:
     stage = Stage(ASYNC)
-    node = stage.nodes.record("c")
+    node, other = stage.nodes.record("c"), stage.nodes.record("d")
     node.joined_at = stage.now
+    other.profile = DeviceProfile(node="d", device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
+    other.not_ready.add(stage.run.job.run)
     stage.now += MEASURING_S + 1.0
     stage.run.begin([node])
     assert stage.run.failure is None  # nodes have worked for it, and may come back
     stage.run.has_begun = False
     stage.now -= 1.0
-    stage.run.begin([node])
+    stage.run.begin([node, other])
     assert stage.run.failure is None
     stage.now += 1.0
     stage.run.begin([node])
+    assert stage.run.failure is None  # as if no node was there
+    stage.run.begin([node, other])
     assert isinstance(stage.run.failure, NoUsableNode)
 
 

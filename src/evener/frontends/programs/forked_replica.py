@@ -70,8 +70,8 @@ def forked() -> int:
             return pid
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        if has_begun:
-            why = report.decode(errors="replace") or f"nothing happened for {SECONDS} s, or it was ended"
+        if report:
+            why = report.decode(errors="replace")
             raise TrainingFailed(f"a copy of this process cannot have files and memory of its own: {why}")
     what = f"a copy of this process did not begin within {_BEGIN_SECONDS} s, {_TRIES} times"
     raise TrainingFailed(f"{what}: start the program again, when the machine is less busy")

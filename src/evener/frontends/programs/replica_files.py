@@ -1,7 +1,8 @@
 """The files of a forked replica: it reads them as its rank does, and changes nothing that the rank sees.
 
     open before the fork     read only        opened again, so that its position moves in the replica alone
-                             read and write   a private copy up to 64 MB, 256 MB in all; else without writing
+                             read and write   a private copy up to 64 MB, 256 MB in all; else without writing, as on a
+                                              full disk
                              write only       writes are discarded
                              pipes, sockets   closed, because what the replica reads would be lost for the rank
     opened afterwards        to be read       as usual
@@ -22,6 +23,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Container
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +44,7 @@ _REFUSAL = "a copy of the program writes no files"
 
 
 def separate_open_files(needed: Container[int]) -> None:
-    """Let this process share no open file with the one that forked it, except the `needed` descriptors.
-
-    Raises:
-        OSError: a file cannot be opened again or copied.
-    """
+    """Let this process share no open file with the one that forked it, except the `needed` descriptors."""
     copied = 0
     for name in os.listdir(_DESCRIPTORS):
         if int(name) not in needed and _is_open(int(name)):
@@ -104,26 +102,32 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _separate(descriptor: int, room: int) -> int:
-    """Replace an open file by one that this process alone uses; return the copied bytes, at most `room`.
-
-    Raises:
-        OSError: it cannot be opened again or copied.
-    """
+    """Replace an open file by one that this process alone uses; return the copied bytes, at most `room`."""
     facts = os.fstat(descriptor)
     if stat.S_ISREG(facts.st_mode):
         path, access = f"{_DESCRIPTORS}/{descriptor}", fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
         if access == os.O_WRONLY:
             _replace(descriptor, os.open(os.devnull, os.O_WRONLY))
-        elif access == os.O_RDWR and not os.readlink(path).startswith(_IN_MEMORY):
-            is_copied = facts.st_size <= min(_MAX_COPY_BYTES, room)
-            position = os.lseek(descriptor, 0, os.SEEK_CUR)
-            _replace(descriptor, _opened_copy(path) if is_copied else os.open(path, os.O_RDONLY), position)
+        elif access == os.O_RDONLY or not os.readlink(path).startswith(_IN_MEMORY):
+            position, is_copied = os.lseek(descriptor, 0, os.SEEK_CUR), False
+            if access == os.O_RDWR and facts.st_size <= min(_MAX_COPY_BYTES, room):
+                with suppress(OSError):  # the disk is full
+                    _replace(descriptor, _opened_copy(path), position)
+                    is_copied = True
+            if not is_copied:
+                _replace(descriptor, _opened_to_read(path), position)
             return facts.st_size if is_copied else 0
-        elif access == os.O_RDONLY:
-            _replace(descriptor, os.open(path, os.O_RDONLY), os.lseek(descriptor, 0, os.SEEK_CUR))
     elif stat.S_ISFIFO(facts.st_mode) or stat.S_ISSOCK(facts.st_mode) or os.isatty(descriptor):
         _replace(descriptor, os.open(os.devnull, os.O_WRONLY))
     return 0
+
+
+def _opened_to_read(path: str) -> int:
+    """Return a new descriptor of an open file, or of nothing if this process may not open it any more."""
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError:
+        return os.open(os.devnull, os.O_RDONLY)
 
 
 def _replace(descriptor: int, other: int, position: int = 0) -> None:

@@ -111,7 +111,10 @@ class Effects:
         return node is not None and not node.is_forgettable(self._clock())
 
     def _expel(self, node: NodeRecord, reason: str) -> None:
-        self.members.expel(node.name, reason)
+        try:
+            self.members.expel(node.name, reason)
+        except OSError as error:  # it is expelled, and the file is written later
+            self._notify(f"warning: {error.filename} cannot be written: {error.strerror}")
         self._notify(f"node {node.name} is expelled: {reason}")
         self.audit.write("expelled", name=node.name, address=node.origin, detail=reason)
         self._scheduler.follow("expelled", reason, node, is_lost=True)

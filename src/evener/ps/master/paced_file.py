@@ -26,6 +26,11 @@ class PacedFile:
         self._has_changed = True
         self.tick()
 
+    def save(self) -> None:
+        """Write the changed contents now. Raises OSError: they cannot be written now; it is tried again."""
+        self._has_changed = True
+        self.flush()
+
     def tick(self) -> None:
         """Write if that is due. Raises OSError."""
         if self._has_changed and self._clock() >= self._due:

@@ -40,7 +40,11 @@ class RankHandlers:
     def place_weights(
         self, node: NodeRecord | None, header: RankEnded, lengths: tuple[int, ...]
     ) -> Sequence[Buffer] | None:
-        """Return memory for the weights of an ended process; None if not needed, or too large, which ends the run."""
+        """Return memory for the weights of an ended process; None if not needed, or too large, which ends the run.
+
+        Raises:
+            BadFrame: there is no room for them now, or they are several.
+        """
         if len(lengths) != 1:
             raise BadFrame(f"an ended process has one file of weights, got {len(lengths)}")
         run = self._scheduler.ranks_of(header.run)

@@ -155,7 +155,7 @@ class TrainingRun:
         awaited = [node for node in present if self.has_begun or not node.is_overdue(now, patience)]
         able = [node for node in awaited if run not in node.not_ready]
         ready = [node for node in able if node.ready == run]
-        if present and not able and not any(node in self._crowded_out for node in present):
+        if awaited and not able and not any(node in self._crowded_out for node in present):
             self.failure = no_usable_node(present, now, patience)
         if ready and not self.has_begun and (len(ready) == len(able) or now - self._first_ready > patience):
             self.has_begun, self.server.quorum = True, len(ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from pathlib import Path
@@ -274,3 +275,23 @@ def test_keys_of_one_address_are_limited(tmp_path: Path, monkeypatch: pytest.Mon
 
 def key_of(number: int) -> str:
     return f"{number:064}"
+
+
+def test_expulsion_that_could_not_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    members = Members(tmp_path / "members.json", clock=lambda: now)
+    members.bind("a", KEY)
+    with monkeypatch.context() as full:
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", "members.json")
+
+        full.setattr("evener.ps.master.access.members.atomic_write", fail)
+        with pytest.raises(OSError, match="No space"):
+            members.expel("a", "it sent noise")
+    assert members.why_expelled("a", KEY)
+    now = 60.0
+    members.tick()
+    again = Members(tmp_path / "members.json")
+    again.load()
+    assert again.why_expelled("a", KEY) == "it sent noise"

@@ -46,6 +46,8 @@ from evener.records.events import encode_events
 from evener.records.plan import Assignment, Plan
 from evener.records.profile import DeviceProfile
 from evener.records.record import Event, Step
+from evener.wire.errors import BadFrame
+from support.refusals import refused
 
 PATIENCE = 5.0
 PROFILE = DeviceProfile(node="any", device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
@@ -156,6 +158,10 @@ def test_weights_that_the_master_cannot_hold_end_the_run() -> None:
     scene.found()
     assert not scene.run.wants_weights(scene.nodes.by_name["a"], 7, 1001, room=1000)
     assert scene.run.failure is None  # there is no such process
+    with refused(BadFrame):
+        scene.run.wants_weights(scene.nodes.by_name["a"], 1, 1001, room=1000)
+    assert scene.run.failure is None  # others may have taken the room for a while
+    scene.now += 121
     assert not scene.run.wants_weights(scene.nodes.by_name["a"], 1, 1001, room=1000)
     assert isinstance(scene.run.failure, DoesNotFit)
     scene.end("a", 1, has_finished=True)
@@ -210,6 +216,18 @@ def test_run_whose_only_node_measures_for_too_long_ends() -> None:
     scene.run.tick()
     assert isinstance(scene.run.failure, NoUsableNode)
     assert "node b has not measured its device" in str(scene.run.failure)
+
+
+def test_run_whose_nodes_are_away_does_not_end_by_one_that_measures_for_too_long() -> None:
+    scene = Scene("b")
+    scene.nodes.by_name["b"].profile, scene.nodes.by_name["b"].joined_at = None, scene.now
+    scene.now += MEASURING_S + 1.0
+    scene.run.tick()
+    assert scene.run.failure is None
+    scene.come("a")
+    scene.ready("a")
+    scene.run.tick()
+    assert [node.name for node in scene.places()[1].nodes] == ["a"]
 
 
 def test_run_starts_without_a_node_that_is_not_ready_in_time() -> None:

@@ -1,8 +1,8 @@
 """Members: the owners of nodes' names, and expelled nodes, which a master remembers across restarts.
 
-A name belongs to the key that first joined with it. The master saves a hash of the key, which only its node knows: new
-ones soon, expulsions at once.
-Their number is limited: nodes that are gone, and were neither invited nor expelled, make room for others.
+A name belongs to the key that first joined with it. The master saves a hash of the key, which only its node knows:
+names that came without an invitation soon, all others and expulsions at once. Their number is limited: nodes that are
+gone, and were neither invited nor expelled, make room for others.
 """
 
 from __future__ import annotations
@@ -114,7 +114,10 @@ class Members:
         if self._num_remembered >= MAX_MEMBERS and not self._forget_gone(self._uninvited()):
             return
         self._members[name] = Member(key=_hash(key), invitation=invitation, host=host)
-        self._file.changed()
+        if invitation:
+            self._file.save()
+        else:
+            self._file.changed()
 
     def expel(self, name: str, reason: str) -> None:
         """Expel a node. If too many are expelled, forget one, if possible an uninvited one. Raises OSError."""
@@ -124,7 +127,7 @@ class Members:
             uninvited = (other for other in expelled if not self._members[other].invitation)
             del self._members[next(uninvited, expelled[0])]
         self._members[name] = replace(known, expelled=shown(reason))
-        self._save()
+        self._file.save()
 
     def others_with_key_of(self, name: str) -> list[str]:
         """Return other names that belong to the key of this one."""
@@ -135,7 +138,7 @@ class Members:
         """Free a name, and let its expelled owner join again; return whether it had an owner. Raises OSError."""
         if self._members.pop(name, None) is None:
             return False
-        self._save()
+        self._file.save()
         return True
 
     def tick(self) -> None:

@@ -41,7 +41,11 @@ from evener.records.errors import DoesNotFit, EvenerError, LineCut, NodeLost, No
 from evener.records.events import sized_events
 from evener.records.record import Step
 from evener.records.schema import shown
+from evener.wire.errors import BadFrame
 from evener.wire.identity import SECRET_BYTES
+
+_ROOM_SECONDS = 120.0
+"""Time after which a run ends because there is no room for its weights: others may take it for a while."""
 
 
 class CollectiveRun:
@@ -79,6 +83,7 @@ class CollectiveRun:
         self.is_complete = False
         self.weights: bytes | memoryview = b""
         self._bringing, self._bringing_bytes = "", 0
+        self._no_room_since: float | None = None
         self._values, self._starter = SharedValues(), RemoteStarter(job.run, nodes, send)
         self._table = RankTable(self._starter, journal)
         self._elastic: ElasticRanks[RemoteRank] | None = None
@@ -198,15 +203,21 @@ class CollectiveRun:
     def wants_weights(self, node: NodeRecord, process: int, num_bytes: int, room: int) -> bool:
         """Return whether an ended process may send weights: one at a time, until they have arrived.
 
-        If they need more than `room` bytes, the run ends.
+        If they need more than `room` bytes for `_ROOM_SECONDS`, the run ends.
+
+        Raises:
+            BadFrame: there is no room now; the node sends them again.
         """
         rank = self._table.of(node, process)
         if rank is None or rank.ended is not None or self.weights or self._bringing not in ("", node.name):
             return False
+        if num_bytes > room and self._may_speak(node, process):
+            what = f"the resulting weights need {num_bytes} bytes, and the master's memory has room for {room}"
+            self._no_room_since = self._clock() if self._no_room_since is None else self._no_room_since
+            if self._clock() - self._no_room_since <= _ROOM_SECONDS:
+                raise BadFrame(what)
+            self.failure = self.failure or DoesNotFit(f"{what}: start the master where more memory is free")
         if num_bytes > room:
-            if self._may_speak(node, process):
-                what = f"the resulting weights need {num_bytes} bytes, and the master's memory has room for {room}"
-                self.failure = self.failure or DoesNotFit(f"{what}: start the master where more memory is free")
             return False
         self._bringing, self._bringing_bytes = node.name, num_bytes
         return True

@@ -134,7 +134,7 @@ def initial_nodes_of(
 ) -> list[NodeRecord]:
     """Return the nodes that a run begins on: all connected ones, once they are ready; none while some are awaited.
 
-    Nodes that have joined and still measure their device are awaited, too, unless they are overdue.
+    Nodes that have joined and still measure their device are awaited, too, unless they are overdue: as if absent.
 
     Args:
         present: connected nodes.
@@ -146,10 +146,11 @@ def initial_nodes_of(
     Raises:
         NoUsableNode: no connected node can take part, and none is still awaited.
     """
-    able = [node for node in present if node.profile is not None and run not in node.not_ready]
+    awaited = [node for node in present if not node.is_overdue(now, patience)]
+    able = [node for node in awaited if node.profile is not None and run not in node.not_ready]
     ready = [node for node in able if node.ready == run]
-    measures = any(node.profile is None and not node.is_overdue(now, patience) for node in present)
-    if present and not able and not measures:
+    measures = any(node.profile is None for node in awaited)
+    if awaited and not able and not measures:
         raise no_usable_node(present, now, patience)
     is_complete = len(ready) == len(able) and not measures
     return ready if is_late or is_complete else []
