@@ -260,9 +260,10 @@ type(run).finish = fail
         ("sys.exit(7)", 3, "evener: program.py ended itself: exit code 7"),
         ("raise SystemExit(7)", 7, ""),
         ("sys.exit(0)", 0, ""),
+        ("raise ValueError('a mistake')", 3, "ValueError: a mistake"),
         (NOT_EXACT, 2, "evener: after step 9 a weight differs"),
     ],
-    ids=["exit", "SystemExit", "exit 0", "not exact"],
+    ids=["exit", "SystemExit", "exit 0", "error", "not exact"],
 )
 def test_end_of_a_program_under_torchrun_has_its_exit_code(tmp_path: Path, end: str, code: int, sentence: str) -> None:
     write(tmp_path, end)

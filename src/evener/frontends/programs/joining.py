@@ -178,9 +178,10 @@ class _Ending:
         self._run.equivalence_check.abandon()
         if self._run.equivalence_check.replica is not None:
             self._run.equivalence_check.replica.fail(error)
-        if isinstance(error, Exception) and isinstance(meaning := explained(error, self._env), NodeLost | InvalidInput):
+        meaning = explained(error, self._env) if isinstance(error, Exception) else error
+        if isinstance(meaning, NodeLost | InvalidInput):
             error = meaning
-        sentence, code = explain(error)[0], exit_code_of(error)
+        sentence, code = explain(error)[0], exit_code_of(meaning)
         _print_error(kind, error, trace)
         for view in self._views:
             view.end(error if isinstance(error, EvenerError | KeyboardInterrupt) else TrainingFailed(sentence))
