@@ -69,9 +69,9 @@ def test_brackets_are_not_markup(sentence: str, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == sentence + "\n"
 
 
-def losing_bob(folder: Path) -> None:
+def losing_bob(folder: Path, *, is_quiet: bool = True) -> None:
     with RunView(folder) as view:
-        view.console.quiet = True
+        view.console.quiet = is_quiet
         view(fake_plan())
         raise NodeLost("ann waited for node bob (rank 1), which was killed at step 3", ["bob"])
 
@@ -108,6 +108,16 @@ def test_failed_run_leaves_a_record(tmp_path: Path) -> None:
     assert [node.name for node in record.nodes] == [one.node for one in fake_plan().assignments]
     assert record.validation_accuracy == 0.75
     assert [event.kind for event in record.events] == ["node lost"]
+
+
+def test_run_that_lost_a_node_names_its_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NodeLost):
+        losing_bob(tmp_path, is_quiet=False)
+    assert "--resume" not in capsys.readouterr().out
+    (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
+    with pytest.raises(NodeLost):
+        losing_bob(tmp_path, is_quiet=False)
+    assert f"--resume --checkpoint {tmp_path / 'checkpoints'}" in "".join(capsys.readouterr().out.split("\n"))
 
 
 def test_process_ended_by_a_thread_leaves_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

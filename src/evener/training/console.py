@@ -34,6 +34,7 @@ from evener.report.tables import agreement_line, plan_table, predicted_table, re
 from evener.report.text import human_seconds
 from evener.system.file_lock import FolderLock
 from evener.system.sign_of_life import sign_of_life
+from evener.training.checkpoint_folder import checkpoints_in
 from evener.training.partial_record import RunRequest, partial_record
 
 _LINE_INTERVAL_S = 5.0
@@ -78,6 +79,7 @@ class RunView:
         self._by_lines = by_lines
         self.record: TrainRecord | None = None
         self._output, self._shows_steps = output, shows_steps
+        self._checkpoints = checkpoints or output / "checkpoints"
         self._request = request or RunRequest(output.name)
         self._began = self._trains_since = time.monotonic()
         self._plan: Plan | None = None
@@ -157,6 +159,8 @@ class RunView:
         if error is not None:
             log.flush()
             self._keep_unfinished(sentence)
+        if isinstance(error, NodeLost) and checkpoints_in(self._checkpoints):
+            self.console.print(f"to go on, add --resume --checkpoint {self._checkpoints} to the same command")
         stopped = isinstance(error, Interrupted | KeyboardInterrupt)
         log.add(Phase(what="over" if error is None else "stopped" if stopped else "failed", detail=sentence))
         log.close()
