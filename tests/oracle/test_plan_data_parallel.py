@@ -84,6 +84,7 @@ def test_a_batch_that_does_not_fit_names_the_accumulation_that_does() -> None:
 def test_user_shares_are_used_unchanged() -> None:
     plan = plan_data_parallel([node(0, 1.0), node(1, 9.0), node(2, 5.0)], 10, FREE, shares=[7, 2, 1])
     assert [a.samples for a in plan.assignments] == [7, 2, 1]
+    assert plan.assignments[1].reason == "share as requested; speed 0.11 of the fastest"
 
 
 @given(

@@ -95,7 +95,9 @@ def plan_data_parallel(
     trial = _Trial(candidates, batch_size, exchange, accumulate)
     if shares is not None:
         workers = weights_to_workers(shares, [c.worker.max_units for c in candidates])
-        return trial.plan(range(len(candidates)), trial.divide(workers), ())
+        plan = trial.plan(range(len(candidates)), trial.divide(workers), ())
+        reasons = [msgspec.structs.replace(a, reason=f"share as requested; {a.reason}") for a in plan.assignments]
+        return msgspec.structs.replace(plan, assignments=tuple(reasons))
     order = sorted(range(len(candidates)), key=lambda i: candidates[i].worker.seconds(trial.micro))
     members, sizes = trial.best_prefix(order)
     return trial.plan(members, sizes, tuple(trial.with_one_more(members, i) for i in order if i not in members))

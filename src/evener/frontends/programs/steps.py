@@ -229,7 +229,9 @@ class Steps:
     def _plan_of(self, total: int, sizes: Sequence[int], check: Check | None) -> Plan:
         if self._layers is not None:
             return _plan_of_layers(self._env, self._layers, total, check)
-        why = "equal at first: shares follow what the first steps take" if self._shares is None else "as was asked for"
+        why = (
+            "equal at first: shares follow what the first steps take" if self._shares is None else "share as requested"
+        )
         assignments = tuple(
             Assignment(rank=rank, node=node.name, device=node.device, samples=samples, reason=why)
             for rank, (node, samples) in enumerate(zip(self._env.nodes, sizes, strict=True))
