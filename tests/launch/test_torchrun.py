@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 
+from evener.launch import torchrun
 from evener.launch.torchrun import Introduction, named_nodes, say_what_is_waited_for
 
 
@@ -36,3 +39,28 @@ def test_first_local_rank_prints_the_awaited_address(
     }  # fmt: skip
     say_what_is_waited_for(variables)
     assert ("10.0.0.1:29500" in capsys.readouterr().err) == is_written
+
+
+@pytest.mark.parametrize(("local_rank", "is_told"), [("0", True), ("1", False)])
+def test_first_rank_of_a_single_machine_shows_what_it_waits_for(
+    local_rank: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+
+    def sign_of_life(_say: object, line: str) -> AbstractContextManager[None]:
+        lines.append(line)
+        return nullcontext()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(torchrun, "sign_of_life", sign_of_life)
+    monkeypatch.setattr(torchrun, "connect_store", refuse)
+    variables = {
+        "RANK": local_rank, "WORLD_SIZE": "2", "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "EVENER_SECRET": "secret" * 6,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    with pytest.raises(ConnectionError):
+        torchrun.torchrun_environment(variables, 1.0, lambda _: None)
+    assert bool(lines) == is_told

@@ -153,6 +153,8 @@ def torchrun_env(patience: float, show: Callable[[RunEvent], None], *, is_quiet:
     """Return this process's rank under torchrun, in a run that shows events with `show`."""
     env = torchrun_environment(os.environ, patience, show)
     assert env is not None
+    if env.rank == 0:
+        show(Phase(what="starting", detail="the nodes"))
     if is_quiet:
         env.tell = lambda _: None
     else:

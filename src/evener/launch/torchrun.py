@@ -78,7 +78,7 @@ def torchrun_environment(
     speed = quota_speed(max(1, here)) if device == "cpu" else 1.0
     own = Introduction(socket.gethostname(), machine, str(local), device, speed)
     with ExitStack() as waiting:
-        if _is_first_of_several(variables):
+        if local == 0 and size > 1:
             waiting.enter_context(sign_of_life(say, _waits(variables)))
         root = keep_store(host, port, secret)[0] if is_keeper else open_store()
         store = root.under(prefix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from evener.frontends.programs.options import ScriptConfig
 from evener.records.errors import InvalidInput, InvalidValue
 from support.commands import evener, evener_here
 from support.refusals import refused
+from support.sockets import free_port
 
 PROGRAM = """
 import sys
@@ -275,3 +277,21 @@ def test_end_of_a_program_under_torchrun_has_its_exit_code(tmp_path: Path, end: 
     assert "Exception ignored" not in ended.stderr
     (file,) = (tmp_path / "runs").glob("*/record.json")
     assert bool(json.loads(file.read_text()).get("ending")) == bool(sentence)
+
+
+@pytest.mark.parametrize("words", [("program.py",), ("-m", "evener", "run", "program.py")], ids=["alone", "evener run"])
+def test_program_of_a_launcher_shows_its_start_before_it_prepares_a_model(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "program.py").write_text("import evener\nrun = evener.join()\n")
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    ended = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={**os.environ, **rank, "MASTER_PORT": str(free_port())},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "starting: the nodes" in ended.stderr.splitlines()

@@ -30,7 +30,7 @@ from evener.launch.rank_environment import RankEnvironment, explained
 from evener.launch.slurm import adopt_slurm
 from evener.launch.torchrun import say_what_is_waited_for, say_where_the_run_is_shown, torchrun_environment
 from evener.records.errors import EvenerError, InvalidInput, NodeLost, TrainingFailed, exit_code_of, explain
-from evener.records.events import RunEvent
+from evener.records.events import Phase, RunEvent
 from evener.system import accelerators
 from evener.system.process_exit import exit_now
 from evener.system.signals import outlive_terminal
@@ -124,6 +124,7 @@ def _join_torchrun() -> Run:
         request = RunRequest(config.script.stem, options={"--shares": config.shares}, file=config.script.name)
         views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True, request=request))
         env.end = views[0].end_process
+        show(Phase(what="starting", detail="the nodes"))
     hide_torchrun()
     env.stop_on(signal.SIGTERM, signal.SIGHUP)
     outlive_terminal()
