@@ -1,4 +1,4 @@
-"""What a rank does before it trains."""
+"""The start of a rank, before it trains."""
 
 from __future__ import annotations
 

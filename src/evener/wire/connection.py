@@ -200,7 +200,7 @@ class Connection(Generic[H]):
 
 
 _Queued: TypeAlias = tuple[list[memoryview], int, dict[int, int]]
-"""What is left of a frame, the bytes that count as queued, and its large buffers; see `Peer.large_buffers`."""
+"""A queued frame: the views that remain to be sent, the bytes that count as queued, and its `Peer.large_buffers`."""
 _NO_BUFFERS: dict[int, int] = {}
 
 

@@ -93,7 +93,7 @@ def discard_writes(folder: Path) -> None:
 
 
 def _is_open(descriptor: int) -> bool:
-    """Whether a descriptor is open still; one belonged to the listing of them."""
+    """Whether a descriptor is still open; that of the listing is not."""
     try:
         os.fstat(descriptor)
     except OSError:

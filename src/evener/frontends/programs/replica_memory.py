@@ -26,6 +26,7 @@ _MAX_COPY_BYTES, _MAX_COPIED_BYTES = 64 * 2**20, 256 * 2**20
 """Largest copy of the memory of one file, and of all together."""
 _LINE = re.compile(r"(\w+)-(\w+) (...)s (\w+) (\w+:\w+ \d+) *(.*)")
 _PIECE_BYTES = 16 * 2**20
+"""Size of the pieces in which memory is copied."""
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 1, 2, 16
 """Values of Linux."""
 
@@ -68,7 +69,7 @@ def separate_shared_memory() -> None:
 
 
 def _written_files() -> dict[str, list[_Mapping]]:
-    """Return the shared mappings of this process by device and inode, of files of which one may be written."""
+    """Return the shared mappings of each file that this process may write through one of them, by device and inode."""
     files = defaultdict[str, list[_Mapping]](list)
     lines = _MAPS.read_text(errors="surrogateescape").splitlines() if _MAPS.exists() else []
     for match in filter(None, map(_LINE.fullmatch, lines)):
@@ -88,7 +89,7 @@ def _copied(mappings: Sequence[_Mapping], size: int) -> int:
     with _MEMORY.open("rb", buffering=0) as memory:
         for one in mappings:
             for begin in range(0, one.size, _PIECE_BYTES):
-                with suppress(OSError):  # the file has become shorter: nobody can read this piece
+                with suppress(OSError):  # the file has become shorter, so this piece cannot be read
                     piece = os.pread(memory.fileno(), min(_PIECE_BYTES, one.size - begin), one.start + begin)
                     os.pwrite(descriptor, piece, one.offset + begin)
     return descriptor

@@ -1,4 +1,4 @@
-"""A file of the master that many messages change, but that takes little of its only thread's time."""
+"""Rate-limited writing of a file that many messages change: it takes little time of the only thread of the master."""
 
 from __future__ import annotations
 
