@@ -14,7 +14,7 @@ from evener.ps.master.access.quotas import MAX_NAMES, require_small
 from evener.ps.master.effects import Effects
 from evener.ps.master.node_state import Transition
 from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.ps.master.paced_file import PacedFile
+from evener.ps.master.rate_limited_file import RateLimitedFile
 from evener.ps.protocol.config import MasterConfig, Versions
 from evener.ps.protocol.messages import PROTOCOL, Join, Welcome
 from evener.records.profile import ClusterProfile, DeviceProfile
@@ -85,7 +85,7 @@ class Joining:
 
     def __init__(self, config: MasterConfig, nodes: Nodes, effects: Effects) -> None:
         self._config, self._nodes, self._effects = config, nodes, effects
-        self._profiles = PacedFile(self._write_profiles, config.clock)
+        self._profiles = RateLimitedFile(self._write_profiles, config.clock)
 
     def join(self, peer: int, origin: str, invitation: str, join: Join) -> None:
         """Admit a node, or tell it why not.

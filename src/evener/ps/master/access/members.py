@@ -17,7 +17,7 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
-from evener.ps.master.paced_file import PacedFile
+from evener.ps.master.rate_limited_file import RateLimitedFile
 from evener.records.atomic import atomic_write
 from evener.records.schema import Digest, Name, Noun, Part, Text, Word, encode_noun, read_noun, shown
 
@@ -63,7 +63,7 @@ class Members:
     ) -> None:
         self._path, self._is_known = path, is_known
         self._members: dict[str, Member] = {}
-        self._file = PacedFile(self._save, clock)
+        self._file = RateLimitedFile(self._save, clock)
 
     def load(self) -> None:
         """Load the members of the last master of this state folder, with printable names.

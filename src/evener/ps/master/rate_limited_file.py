@@ -9,7 +9,7 @@ _FRACTION, _RETRY_SECONDS = 0.05, 10.0
 """Largest fraction of the time that writing takes, and the pause after a failure."""
 
 
-class PacedFile:
+class RateLimitedFile:
     """A file that is written when its contents have changed: at once, or soon if that would take too much time.
 
     Args:

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from evener.ps.master.paced_file import PacedFile
+from evener.ps.master.rate_limited_file import RateLimitedFile
 
 
 class Scene:
@@ -14,7 +14,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.now, self.value, self.is_full, self.written = 0.0, 0, False, list[int]()
-        self.file = PacedFile(self.write, lambda: self.now)
+        self.file = RateLimitedFile(self.write, lambda: self.now)
 
     def write(self) -> None:
         if self.is_full:
