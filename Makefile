@@ -7,6 +7,9 @@ export PYTHONDONTWRITEBYTECODE =
 # Tests wait more than they compute. Neighbours share what a module made once, so that a worker takes many in a row.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 
+# The device of tests that need one: two accelerators in main memory, but not in CI.
+DEVICE = $(or $(EVENER_TEST_DEVICE),$(if $(CI),none,standin:0))
+
 .PHONY: demo test test-slow test-gpu test-yolo test-integrations check coverage docs clean
 
 # $(call install,EXTRAS,STAMP)
@@ -31,9 +34,11 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not alone and not cuda"
 	$(BIN)/python -m pytest -m "not slow and alone and not cuda"
+	EVENER_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -n $(WORKERS) -m "cuda and not slow"
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow and not cuda" --timeout 600
+	EVENER_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -m cuda --timeout 600
 
 # On the first GPU; tests that want two are skipped beside one. EVENER_TEST_DEVICE=cpu: the same tests on the processor;
 # EVENER_TEST_DEVICE=standin:0: on two accelerators in main memory.

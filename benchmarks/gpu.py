@@ -32,9 +32,8 @@ from results import Results, open_results, parser_of
 from torch.utils.data import DataLoader, RandomSampler
 from turns import in_turn, ratios, seconds_of, spread
 
-from evener.benchmark.device import profile_device
+from evener.benchmark.device import DTYPES, profile_device
 from evener.benchmark.dry_run import SHARE_OF_USABLE, capacity, dry_run_of
-from evener.benchmark.throughput import DTYPES
 from evener.comm.group import Group
 from evener.commands.train import perform
 from evener.config.run_config import RunConfig

@@ -22,8 +22,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 if os.environ.get("EVENER_TEST_DEVICE", "").startswith("standin"):
     from support import standin
 
-    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), *standin.PATHS])
-    standin.load()
+    if not standin.why_not():
+        os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), *standin.PATHS])
+        standin.load()
 
 pytest_plugins = ["support.autodiff_fixtures", "support.wire_fixtures", "support.told_clock"]
 
@@ -32,11 +33,14 @@ settings.load_profile("evener")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import files that do not mention `alone` where all selected tests have this mark; few files do."""
-    is_wanted = "alone" in re.split(r"\s+and\s+", config.getoption("markexpr"))
-    if not is_wanted or not collection_path.match("test_*.py"):
+    """Do not import files that do not mention a mark that all selected tests have, where few files do."""
+    if not collection_path.match("test_*.py"):
         return None
-    return "mark.alone" not in collection_path.read_text() or None
+    wanted, text = re.split(r"\s+and\s+", config.getoption("markexpr")), collection_path.read_text()
+    is_other = ("alone" in wanted and "mark.alone" not in text) or (
+        "cuda" in wanted and "mark.cuda" not in text and "needs_device" not in text.lower()
+    )
+    return is_other or None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
 from evener.autodiff.backends.interface import primitives
 from evener.autodiff.backends.torch_backend import TorchBackend
+from support.accelerator import DEVICE, needs_device
 
 
 @pytest.mark.parametrize("name", primitives())
@@ -78,13 +78,10 @@ def test_network_trains_equally_on_both_backends() -> None:
     assert ours[-1] < ours[0] / 2
 
 
-@pytest.mark.cuda
+@needs_device
 def test_network_trains_equally_on_a_gpu() -> None:
-    torch: Any = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     ours = train(20)
-    before = ad.set_default_backend(TorchBackend("cuda"))
+    before = ad.set_default_backend(TorchBackend(DEVICE))
     try:
         theirs = train(20)
     finally:

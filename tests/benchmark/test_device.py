@@ -13,6 +13,7 @@ from evener.benchmark import device as device_module
 from evener.benchmark.device import environment, measure_bandwidth, measure_pass, measure_widths, profile_device
 from evener.records.errors import InvalidValue
 from evener.records.profile import PRECISIONS, ClusterProfile, Precision, Throughput
+from support.accelerator import DEVICE, needs_device
 
 CPU = torch.device("cpu")
 
@@ -68,16 +69,15 @@ def test_environment_names_all_versions() -> None:
     assert facts["torch"] == torch.__version__
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_device
 def test_gpu_profile_stays_within_its_memory() -> None:
-    profile = profile_device("alpha", torch.device("cuda:0"), seconds=4.0)
+    profile = profile_device("alpha", torch.device(DEVICE), seconds=4.0)
     assert profile.usable_memory_bytes <= profile.memory_bytes
-    fp32 = profile.throughputs[1]
+    fp32, slowest = profile.throughputs[1], 1e8 if DEVICE.startswith("standin") else 1e10
     assert fp32.matmul_flops is not None
-    assert fp32.matmul_flops > 1e11
+    assert fp32.matmul_flops > 10 * slowest
     assert profile.bandwidth is not None
-    assert profile.bandwidth > 1e10
+    assert profile.bandwidth > slowest
 
 
 @pytest.mark.alone

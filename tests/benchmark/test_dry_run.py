@@ -24,6 +24,7 @@ from evener.benchmark.dry_run import (
 )
 from evener.records.errors import DoesNotFit, InvalidValue
 from evener.system.memory import usable_memory
+from support.accelerator import DEVICE, needs_device
 from support.refusals import refused
 
 CPU = torch.device("cpu")
@@ -218,10 +219,9 @@ def test_other_gpu_step_errors_are_not_treated_as_lack_of_memory(monkeypatch: py
         capacity(trial, 80, 10_000)
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_device
 def test_gpu_batch_is_within_the_limit_and_near_it() -> None:
-    device, limit = torch.device("cuda:0"), 256 << 20
+    device, limit = torch.device(DEVICE), 256 << 20
     found = largest(
         limit, asked=10**7, model=network().to(device), device=device, fetch=lambda n: torch.ones(n, 100, device=device)
     )

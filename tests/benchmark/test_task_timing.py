@@ -21,6 +21,7 @@ from evener.benchmark.task_timing import affine, batch_sizes, time_task
 from evener.comm.step_timing import StepTimer
 from evener.records.errors import DoesNotFit, InvalidValue
 from evener.records.profile import BatchTiming, TaskTiming
+from support.accelerator import DEVICE, needs_device
 from support.busy_machine import met_once_in
 from support.told_clock import Clock
 
@@ -241,19 +242,19 @@ def test_batch_sizes_are_few_increasing_and_end_with_the_largest(largest: int) -
     assert 1 not in sizes or largest == 1
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_device
 def test_gpu_timing_preserves_its_random_state() -> None:
-    device = torch.device("cuda:0")
-    model = network().to(device)
-    before = torch.cuda.get_rng_state(device)
+    device = torch.device(DEVICE)
+    model = nn.Sequential(network(), nn.Dropout()).to(device)
+    module = torch.get_device_module(device)
+    before = module.get_rng_state(device)
 
     def fetch_there(samples: int) -> tuple[Tensor, ...]:
         return tuple(part.to(device) for part in fetch(samples))
 
     result = timing(model, device=device, timer=StepTimer(device), fetch=fetch_there)
     assert all(0 < batch.seconds < 1 for batch in result.batches)
-    assert torch.equal(before, torch.cuda.get_rng_state(device))
+    assert torch.equal(before, module.get_rng_state(device))
 
 
 SIZES = st.lists(st.integers(1, 4096), min_size=2, max_size=8, unique=True).map(sorted)

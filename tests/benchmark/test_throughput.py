@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from evener.benchmark import throughput as throughput_module
-from evener.benchmark.throughput import (
+from evener.benchmark import device as device_module
+from evener.benchmark.device import (
     CONVOLUTIONS,
     MATRIX_PRODUCTS,
     Autorange,
@@ -88,7 +88,7 @@ def test_measuring_preserves_the_random_state() -> None:
 
 def test_throughput_of_concurrent_threads_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     part = Throughput(precision="fp16", matmul_flops=2e9, conv_flops=None, reason="convolution: no")
-    monkeypatch.setattr(throughput_module, "_climb", lambda device, precisions, budget: [part])
+    monkeypatch.setattr(device_module, "_climb", lambda device, precisions, budget: [part])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert measure_throughputs(CPU, ("fp16",), 1.0)[0] == Throughput(
         precision="fp16", matmul_flops=6e9, conv_flops=None, reason="convolution: no"

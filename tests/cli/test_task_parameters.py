@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evener.cli.task_help import TaskParameter, task_parameters
+from evener.cli.app import TaskParameter, task_parameters
 
 FILE = '''
 raise SystemExit("run")

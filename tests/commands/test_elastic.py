@@ -24,6 +24,7 @@ def alone(tmp_path: Path) -> Path:
     return tmp_path / "alone"
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_run_with_a_killed_first_rank_equals_one_process(tmp_path: Path, alone: Path) -> None:
     record = run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.03, "--patience", "20")

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 
 from evener.commands.node_rank import _config_of
-from evener.commands.rank_task import RankTask
 from evener.config.run_config import RunConfig
+from evener.ps.node.rank_session import RankTask
+from evener.ps.protocol.rank_messages import RankPlace
 from evener.system.cores import usable_cores
 
 
@@ -18,12 +19,13 @@ def test_submitter_chooses_no_folder_and_few_processes_of_a_node(tmp_path: Path)
     paths = dict.fromkeys(("checkpoint", "output", "data"), theirs)
     wanted = msgspec.structs.replace(wanted, **paths)
     task = RankTask(
+        run="r",
         config=msgspec.json.encode(wanted, enc_hook=str),
         task="digits",
         data=None,
         folder=str(tmp_path),
         towards="",
-        place=b"",
+        place=RankPlace(rank=0, nodes=(), secret=b"", patience=1.0, is_late=False),
         process=1,
         resumes=True,
         brings_program=False,

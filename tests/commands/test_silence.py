@@ -66,7 +66,7 @@ def longest_silence(words: tuple[str, ...], folder: Path, until: str) -> float:
             marks=pytest.mark.slow,
         ),
         pytest.param(("benchmark",), "measuring", marks=pytest.mark.slow),
-        (("train", TINY, "--output", "run"), "wrote"),
+        pytest.param(("train", TINY, "--output", "run"), "wrote", marks=pytest.mark.slow),
         pytest.param(("run", "--local-nodes", "1,1", PROGRAM), "checking", marks=pytest.mark.slow),
         pytest.param(("trace", "digits"), "wrote", marks=pytest.mark.slow),
     ],
@@ -76,6 +76,7 @@ def test_command_shows_progress_while_packages_load(words: tuple[str, ...], unti
     assert longest_silence(words, tmp_path, until) < MAX_SILENCE
 
 
+@pytest.mark.slow
 def test_second_torchrun_machine_prints_its_progress(tmp_path: Path) -> None:
     words = ("-m", "evener", "train", TINY, "--epochs", "1", "--output", "run")
     (code, _), (other_code, told) = on_two_machines(words, tmp_path)

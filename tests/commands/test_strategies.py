@@ -54,7 +54,9 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
         ),  # the reduced precision has a quick one
         pytest.param("data+sharded", "1,1,1", {"shares": "2,1,4", "replicas": "2,1"}, marks=pytest.mark.slow),
         pytest.param("data+spatial", "1,1,1", {"shares": "1,2,3"}, marks=pytest.mark.slow),
-        ("data+sharded", "1,1,1", {"shares": "2,1,4", "option": {"dropout": "0.5"}}),
+        pytest.param(
+            "data+sharded", "1,1,1", {"shares": "2,1,4", "option": {"dropout": "0.5"}}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_sharded_layers_equal_one_process(
@@ -196,7 +198,10 @@ LINEAR = {"kind": "mlp", "batch_norm": "false", "image": "3x16x16", "width": "25
 """Weights of 1.6 MB; a step takes three or four times that."""
 
 
-@pytest.mark.parametrize(("memory", "strategies"), [(10**9, {"serial", "data"}), (45 * 10**5, {"pipeline"})])
+@pytest.mark.parametrize(
+    ("memory", "strategies"),
+    [pytest.param(10**9, {"serial", "data"}, marks=pytest.mark.slow), (45 * 10**5, {"pipeline"})],
+)
 def test_model_too_large_for_one_node_is_split_into_stages(tmp_path: Path, memory: int, strategies: set[str]) -> None:
     record = perform(
         RunConfig(

@@ -17,7 +17,7 @@ from evener.records.errors import NonFiniteLoss
 from evener.records.plan import Plan
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
-from support.commands import TINY, evener, evener_here, last_json
+from support.commands import TINY, evener_here, last_json
 from support.refusals import refused
 
 
@@ -41,7 +41,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 
 
 def test_one_process_learns_and_prints_the_documented_keys(tmp_path: Path) -> None:
-    summary: dict[str, Any] = last_json(evener("train", TINY, "--epochs", "6", "--json", cwd=tmp_path))
+    summary: dict[str, Any] = last_json(evener_here("train", TINY, "--epochs", "6", "--json", cwd=tmp_path))
     assert summary["validation_accuracy"] > 0.6
     assert summary["final_loss"] < 1.0
     assert summary["seconds"] > 0
@@ -57,7 +57,7 @@ def test_one_process_learns_and_prints_the_documented_keys(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("speeds", "shares"),
     [
-        ("1.0,0.5", "measured"),
+        pytest.param("1.0,0.5", "measured", marks=pytest.mark.slow),
         ("1,1,1", "7,2,1"),
         pytest.param("1,1", "1,0", marks=pytest.mark.slow),
         pytest.param("1,1", "equal", marks=pytest.mark.slow),
@@ -73,6 +73,7 @@ def test_accumulated_micro_batches_equal_one_process(tmp_path: Path) -> None:
     assert distance(alone, train(tmp_path, "whole")) > 1e-6
 
 
+@pytest.mark.slow
 def test_resumed_run_on_other_nodes_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     options = {"schedule": "true"}
     straight = train(tmp_path, "straight", "1,1", option=options)
@@ -128,7 +129,8 @@ def test_record_describes_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("speeds", "accumulate"), [("1,1", 1), pytest.param("1,1,1", 1, marks=pytest.mark.slow), ("1,1", 2)]
+    ("speeds", "accumulate"),
+    [("1,1", 2), *(pytest.param(speeds, 1, marks=pytest.mark.slow) for speeds in ("1,1", "1,1,1"))],
 )
 def test_sent_bytes_equal_the_prediction(tmp_path: Path, speeds: str, accumulate: int) -> None:
     train(tmp_path, "run", speeds, shares="equal", accumulate=accumulate)
@@ -150,7 +152,7 @@ def test_stationary_data_of_all_nodes_are_used(tmp_path: Path) -> None:
     assert [node.share for node in record.nodes] == pytest.approx([0.8, 0.2])
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_reduced_precision_learns(tmp_path: Path, precision: str) -> None:
     train(tmp_path, "r", "1,1", precision=precision, epochs=8)
     assert (read_noun(tmp_path / "r" / "record.json", TrainRecord).validation_accuracy or 0) > 0.6

@@ -9,7 +9,7 @@ import pytest
 
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
-from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, devices
+from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, devices, slow_after
 from support.commands import TINY, evener, evener_here
 from support.struck_runs import WORDS, distance, run_with
 
@@ -25,6 +25,7 @@ def alone(tmp_path: Path) -> Path:
     return tmp_path / "alone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("on", [("gpu", "gpu"), ("gpu", "cpu"), ("cpu", "gpu")])
 def test_run_with_a_lost_first_rank_equals_one_process(
@@ -40,7 +41,7 @@ def test_run_with_a_lost_first_rank_equals_one_process(
 
 
 @pytest.mark.skipif(not DEVICE.startswith("standin"), reason="needs a device that can be lost")
-@pytest.mark.parametrize("on", [("gpu", "standin:1"), ("gpu", "cpu")])
+@pytest.mark.parametrize("on", slow_after(1, (("gpu", "standin:1"),), (("gpu", "cpu"),)))
 def test_lost_device_is_a_lost_node(tmp_path: Path, alone: Path, on: tuple[str, ...]) -> None:
     (tmp_path / "here").touch()
     words = ("--devices", devices(*on), "--elastic", "--shares", "2,1", "--option", "pause=0.02", "--output", "struck")
@@ -55,6 +56,39 @@ def test_lost_device_is_a_lost_node(tmp_path: Path, alone: Path, on: tuple[str, 
     assert sum(step.samples for step in record.steps) == 6 * 200
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not DEVICE.startswith("standin"), reason="needs a device that can hang")
+def test_device_that_hangs_is_a_lost_node(tmp_path: Path, alone: Path) -> None:
+    (tmp_path / "here").touch()
+    words = ("--devices", devices("gpu", "standin:1"), "--elastic", "--shares", "2,1", "--patience", "3")
+    environment = {"EVENER_TEST_LOSS": str(tmp_path / "here"), "EVENER_TEST_HANGS": "1"}
+    more = ("--option", "pause=0.02", "--output", "struck")
+    ran = evener("train", LOSING, *WORDS[2:], *words, *more, cwd=tmp_path, timeout=200, **environment)
+    assert ran.returncode == 0, ran.stderr
+    assert not (tmp_path / "here").exists()
+    record = read_noun(tmp_path / "struck" / "record.json", TrainRecord)
+    (lost,) = [event.message for event in record.events if event.kind == "node lost"]
+    assert "lost its device standin:0" in lost
+    assert "it has finished nothing for" in lost
+    assert distance(alone, tmp_path / "struck") < TOLERANCE
+    assert sum(step.samples for step in record.steps) == 6 * 200
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DEVICE.startswith("standin"), reason="needs a device that can hang")
+@pytest.mark.parametrize("on", [("gpu",), ("gpu", "standin:1")], ids=len)
+def test_run_that_cannot_go_on_ends_by_the_device_that_hangs(tmp_path: Path, on: tuple[str, ...]) -> None:
+    (tmp_path / "here").touch()
+    shares = ("--shares", "2,1") if len(on) == 2 else ()
+    words = ("--devices", devices(*on), *shares, "--no-elastic", "--patience", "3", "--option", "pause=0.02")
+    environment = {"EVENER_TEST_LOSS": str(tmp_path / "here"), "EVENER_TEST_HANGS": "1"}
+    ran = evener("train", LOSING, *WORDS[2:], *words, "--output", "struck", cwd=tmp_path, timeout=200, **environment)
+    assert ran.returncode == 4, ran.stderr
+    assert not (tmp_path / "here").exists()
+    assert "lost its device standin:0" in ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("data+filter", "--replicas", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
 )

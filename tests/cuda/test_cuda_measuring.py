@@ -19,7 +19,6 @@ from evener.system import accelerators
 from evener.system.memory import usable_memory
 from support.accelerator import DEVICE, NEEDS_DEVICE
 from support.commands import evener
-from support.refusals import refused
 
 pytestmark = [*NEEDS_DEVICE, pytest.mark.timeout(300)]
 ON_A_GPU = pytest.mark.skipif(DEVICE == "cpu", reason="the memory of a GPU is counted by PyTorch")
@@ -35,6 +34,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.slow
 def test_profile_has_speeds_of_every_precision(tmp_path: Path) -> None:
     ran = evener("benchmark", "--devices", DEVICE, "--output", "cluster.json", cwd=tmp_path, timeout=240)
     assert ran.returncode == 0, ran.stderr
@@ -57,6 +57,7 @@ def step(precision: torch.dtype, model: nn.Module, batch: Tensor) -> Tensor:
     return out.float().square().mean()
 
 
+@pytest.mark.slow
 @ON_A_GPU
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", NETWORKS)
@@ -64,7 +65,8 @@ def test_predicted_batch_fits_and_its_peak_is_near_the_limit(name: str, precisio
     build, shape = NETWORKS[name]
     device = torch.device(DEVICE)
     model = build().to(device)
-    allowed = 2 << 30
+    original = sum(tensor.nbytes for tensor in model.state_dict().values())  # the trial has a copy of it
+    allowed = 4 * original + (1 << 27) if DEVICE.startswith("standin") else 2 << 30  # processors fill less in a second
     with dry_run_of(
         model,
         partial(torch.optim.SGD, lr=0.01, momentum=0.9),
@@ -76,7 +78,6 @@ def test_predicted_batch_fits_and_its_peak_is_near_the_limit(name: str, precisio
         assert samples is not None
         accelerators.reset_peak(device)
         trial.run_step(samples)
-        original = sum(tensor.nbytes for tensor in model.state_dict().values())  # the trial has a copy of it
         peak = accelerators.peak_bytes(device) - original
     assert 0.8 * 0.9 * allowed < peak < 1.05 * 0.9 * allowed + 64e6
 
@@ -93,7 +94,7 @@ def test_model_too_large_for_any_sample_is_refused() -> None:
             lambda samples: torch.rand(samples, 4096, device=device),
             device,
         ) as trial,
-        refused(DoesNotFit),
+        pytest.raises(DoesNotFit),
     ):
         capacity(trial, 1000, 1 << 20)
 

@@ -21,12 +21,14 @@ from evener.sync.protocol import Merge, Robust, averaging
 from evener.sync.robust import merge_robustly
 from evener.sync.threads import ThreadPool
 from evener.sync.update import Merging
-from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, distance
+from support import standin
+from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, distance, slow_after
 from support.command_cluster import Cluster, cluster, wait_until
 from support.commands import TINY
 
 pytestmark = [*NEEDS_DEVICE, pytest.mark.timeout(300)]
 SMOOTH = str(Path(TINY).with_name("smooth.py"))
+LOSING = str(Path(TINY).with_name("losing.py"))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def trained(ps: Cluster, *words: str) -> tuple[TrainRecord, dict[str, torch.Tens
     return read_noun(folder / "record.json", TrainRecord), load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("others", [(), ("cpu",), ("gpu",), ("gpu", "cpu", "cpu")])
+@pytest.mark.parametrize("others", slow_after(1, (("cpu",),), ((),), (("gpu",),), (("gpu", "cpu", "cpu"),)))
 def test_synchronous_updates_equal_one_process(alone: dict[str, torch.Tensor], others: tuple[str, ...]) -> None:
     with cluster() as ps:
         for index, kind in enumerate(("gpu", *others)):
@@ -55,6 +57,7 @@ def test_synchronous_updates_equal_one_process(alone: dict[str, torch.Tensor], o
     assert {node.device for node in record.nodes} <= {DEVICE, "cpu"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agreement", ["async", "bounded", "average", "diloco"])
 def test_other_agreements_learn_on_a_gpu(agreement: str) -> None:
     with cluster() as ps:
@@ -66,6 +69,7 @@ def test_other_agreements_learn_on_a_gpu(agreement: str) -> None:
     assert (record.validation_accuracy or 0) > 0.5
 
 
+@pytest.mark.slow
 def test_gpu_and_thin_node_serve_one_run(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     images = draw.integers(0, 255, (400, 28, 28), np.uint8)
@@ -86,6 +90,7 @@ def test_gpu_and_thin_node_serve_one_run(tmp_path: Path) -> None:
     assert distance(*weights) < 1e-4  # single precision
 
 
+@pytest.mark.slow
 def test_run_completes_after_a_gpu_is_killed_and_another_joins(tmp_path: Path) -> None:
     words = ("--seed", "3", "--precision", "fp64", "--epochs", "60")
     perform(RunConfig(task=SMOOTH, seed=3, precision="fp64", epochs=60, devices="cpu", output=tmp_path, check=False))
@@ -107,6 +112,35 @@ def test_run_completes_after_a_gpu_is_killed_and_another_joins(tmp_path: Path) -
         distance(load_file(tmp_path / "model.safetensors"), weights) < 0.1
     )  # what a killed node had begun comes later
     assert {"gpu", "cpu"} <= {node.name for node in record.nodes}
+
+
+@pytest.mark.skipif(not DEVICE.startswith("standin"), reason="needs a device that can be lost")
+@pytest.mark.slow
+@pytest.mark.parametrize("hangs", ["", "1"], ids=["lost", "hangs"])
+@pytest.mark.parametrize("agreement", [("sync",), ("diloco", "--local-steps", "5")], ids=lambda words: words[0])
+def test_node_whose_device_is_lost_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agreement: tuple[str, ...], hangs: str
+) -> None:
+    here = tmp_path / "here"
+    here.touch()
+    monkeypatch.setenv("EVENER_TEST_LOSS", str(here))
+    monkeypatch.setenv("EVENER_TEST_HANGS", hangs)
+    with cluster(*(("--patience", "3") if hangs else ())) as ps:
+        ps.join("first", device=DEVICE)
+        ps.join("second", device="standin:1")
+        ps.wait_for_nodes()
+        options = [word for one in ("norm=false", "samples=200", "pause=0.02") for word in ("--option", one)]
+        words = ("--agreement", *agreement, *options, "--epochs", "20")
+        process = ps.start_training(LOSING, *words, "--output", "run")
+        wait_until(lambda: ps.version() > 3, "that the run makes steps")
+        (tmp_path / "struck" / "checkpoints").mkdir(parents=True)
+        wait_until(lambda: not here.exists(), "that the device is lost")
+        assert ps.nodes["first"].wait(timeout=60 if hangs else 20) == 4
+        assert process.wait(timeout=120) == 0, ps.said("train.out")
+        record, said = read_noun(ps.folder / "run" / "record.json", TrainRecord), ps.said("first.out")
+        ps.down()
+    assert "node first lost its device standin:0" in said.splitlines()[-1]
+    assert any("lost its device standin:0" in event.message for event in record.events), record.events
 
 
 @pytest.mark.parametrize("merge", ["cores", "threads", "device"])
@@ -139,3 +173,23 @@ def test_robust_device_merges_equal_cpu_merges(rule: Robust) -> None:
     DeviceMerge(rule)(found, flats, [1.0] * 5)
     for name, value in wanted.views().items():
         np.testing.assert_allclose(found.views()[name], value, rtol=1e-14)
+
+
+@pytest.mark.skipif(not DEVICE.startswith("standin"), reason="needs a device that can be lost")
+@pytest.mark.parametrize("rule", ["mean", "trimmed", "krum"])
+@pytest.mark.parametrize("fault", ["lost", "full"])
+def test_device_that_is_lost_or_full_leaves_merges_to_the_processor(rule: Robust, fault: str) -> None:
+    draw, said = np.random.default_rng(0), list[str]()
+    arrays: list[dict[str, Any]] = [{"w": draw.standard_normal((100, 30))} for _ in range(5)]
+    layout = layout_of(arrays[0], statistics=())
+    flats = [flat_of(layout, one) for one in arrays]
+    found, wanted = Flat(layout), Flat(layout)
+    DeviceMerge(rule)(wanted, flats, [1.0] * 5)
+    controls, total = standin.load(), torch.accelerator.get_memory_info(0)[1]
+    controls.lose(0, True) if fault == "lost" else controls.limit_memory(0, 1000)
+    try:
+        DeviceMerge(rule, said.append)(found, flats, [1.0] * 5)
+    finally:
+        controls.lose(0, False) if fault == "lost" else controls.limit_memory(0, total)
+    assert "standin:0" in said[0]
+    np.testing.assert_allclose(found.views()["w"], wanted.views()["w"], rtol=1e-14)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from evener.system import accelerators
-from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, devices, distance, record, train
+from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, devices, distance, record, slow_after, train
 from support.commands import TINY, command, evener
 
 pytestmark = [*NEEDS_DEVICE, pytest.mark.timeout(300)]
@@ -38,18 +38,19 @@ def stages(folder: Path, on: str, **words: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("on", "words"),
-    [
+    slow_after(
+        2,
+        (("gpu", "cpu"), {"shares": "9,1"}),
+        (("gpu", "gpu", "gpu"), {"shares": "5,0,2", "accumulate": 2}),
         (("gpu",), {}),
         (("gpu",), {"accumulate": 3}),
         (("gpu", "gpu"), {"shares": "1,1"}),
         (("gpu", "gpu"), {"shares": "7,3"}),
         (("gpu", "gpu"), {"shares": "1,0"}),
         (("gpu", "gpu", "gpu"), {"shares": "5,3,2"}),
-        (("gpu", "gpu", "gpu"), {"shares": "5,0,2", "accumulate": 2}),
-        (("gpu", "cpu"), {"shares": "9,1"}),
         (("cpu", "gpu"), {"shares": "1,3"}),
         (("gpu", "cpu"), {"shares": "measured"}),
-    ],
+    ),
 )
 def test_data_parallel_training_equals_one_process(
     tmp_path: Path, alone: dict[str, torch.Tensor], on: tuple[str, ...], words: dict[str, Any]
@@ -62,7 +63,8 @@ def test_data_parallel_training_equals_one_process(
 
 @pytest.mark.parametrize(
     ("strategy", "on", "words"),
-    [
+    slow_after(
+        1,
         ("filter", ("gpu", "gpu"), {"shares": "2,1"}),
         ("channel", ("gpu", "gpu"), {"shares": "3,1"}),
         ("hybrid", ("gpu", "gpu"), {"shares": "1,1"}),
@@ -76,7 +78,7 @@ def test_data_parallel_training_equals_one_process(
         ("data+sharded", ("gpu", "gpu", "cpu"), {"shares": "2,1,1", "replicas": "2,1"}),
         ("data+spatial", ("gpu", "gpu", "gpu"), {"shares": "1,2,3"}),
         ("data+filter", ("gpu", "gpu", "gpu", "gpu"), {"replicas": "2,2"}),
-    ],
+    ),
 )
 def test_divided_layer_training_equals_one_process(
     tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str, on: tuple[str, ...], words: dict[str, Any]
@@ -89,13 +91,14 @@ def test_divided_layer_training_equals_one_process(
 
 @pytest.mark.parametrize(
     ("strategy", "on", "words"),
-    [
+    slow_after(
+        1,
         ("pipeline", ("gpu", "gpu"), {"micro_batches": 4, "schedule": "1f1b"}),
         ("pipeline", ("gpu", "gpu", "gpu"), {"micro_batches": 4, "schedule": "gpipe", "rematerialise": "always"}),
         ("pipeline", ("gpu", "cpu"), {"micro_batches": 3}),
         ("pipeline", ("cpu", "gpu"), {"micro_batches": 3, "rematerialise": "always"}),
         ("data+pipeline", ("gpu", "gpu", "gpu"), {"shares": "1,1,1", "replicas": "2,1", "micro_batches": 3}),
-    ],
+    ),
 )
 def test_pipeline_training_equals_one_process(
     tmp_path: Path, plain: dict[str, torch.Tensor], strategy: str, on: tuple[str, ...], words: dict[str, Any]
@@ -103,6 +106,7 @@ def test_pipeline_training_equals_one_process(
     assert distance(plain, stages(tmp_path / "run", devices(*on), strategy=strategy, **words)) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(accelerators.names()) < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("strategy", ["data", "sharded", "spatial", "filter"])
 def test_nccl_training_equals_one_process(tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str) -> None:
@@ -110,6 +114,7 @@ def test_nccl_training_equals_one_process(tmp_path: Path, alone: dict[str, torch
     assert distance(alone, found) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_divided_layer_draws_equal_one_process_on_the_device(tmp_path: Path) -> None:
     option = {"dropout": "0.5"}
     one = train(tmp_path / "one", DEVICE, option=option)
@@ -117,6 +122,7 @@ def test_divided_layer_draws_equal_one_process_on_the_device(tmp_path: Path) -> 
     assert distance(one, two) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "precision", ["bf16", "fp32", pytest.param("fp16", marks=pytest.mark.skipif(DEVICE == "cpu", reason="is for GPUs"))]
 )
@@ -126,12 +132,14 @@ def test_reduced_precision_learns(tmp_path: Path, precision: str, on: tuple[str,
     assert (record(tmp_path / "run").validation_accuracy or 0) > 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["data", "sharded"])
 def test_compiled_training_equals_one_process(tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str) -> None:
     found = train(tmp_path / "run", devices("gpu", "gpu"), strategy=strategy, shares="2,1", compile=True)
     assert distance(alone, found) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [(("gpu", "gpu"), ("cpu",)), (("cpu",), ("gpu", "gpu", "gpu"))])
 def test_checkpoint_resumes_on_other_devices(tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...]) -> None:
     whole = train(tmp_path / "whole", "cpu", epochs=4)
@@ -144,6 +152,7 @@ def equal(on: tuple[str, ...]) -> str:
     return ",".join("1" for _ in on)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["data", "sharded", "spatial"])
 def test_self_check_passes_before_the_first_step(tmp_path: Path, strategy: str) -> None:
     words = ("--devices", devices("gpu", "gpu"), "--strategy", strategy, "--shares", "2,1", "--output", "run")
@@ -159,6 +168,7 @@ def test_model_that_does_not_fit_is_refused_in_one_sentence(tmp_path: Path) -> N
     assert len(ran.stderr.strip().splitlines()[-1]) < 600
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_run_and_leaves_a_record(tmp_path: Path) -> None:
     endless = str(Path(TINY).with_name("endless.py"))
     words = command("train", endless, "--devices", devices("gpu", "gpu"), "--output", "run")

@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from support.accelerator import DEVICE, NEEDS_DEVICE
+from support.accelerator import DEVICE, NEEDS_DEVICE, slow_after
 from support.command_cluster import cluster
 from support.commands import TINY, evener
 
@@ -88,15 +88,16 @@ def waits_of_a_step(file: Path) -> float:
 
 @pytest.mark.parametrize(
     ("on", "words"),
-    [
-        (DEVICE, ()),
+    slow_after(
+        1,
         (f"{DEVICE},{OTHER}", ("--shares", "2,1")),
+        (DEVICE, ()),
         (f"{DEVICE},{OTHER}", ("--shares", "2,1", "--no-elastic")),
         (f"{DEVICE},cpu", ("--shares", "2,1")),
         (f"{DEVICE},{OTHER}", ("--shares", "2,1", "--strategy", "sharded")),
         (f"{DEVICE},{OTHER}", ("--shares", "2,1", "--strategy", "spatial")),
         (f"{DEVICE},{OTHER}", ("--strategy", "pipeline", "--micro-batches", "1")),
-    ],
+    ),
     ids=lambda value: value if isinstance(value, str) else "".join(value),
 )
 def test_task_waits_once_more_than_the_plain_loop(
@@ -107,6 +108,7 @@ def test_task_waits_once_more_than_the_plain_loop(
     assert waits_of_a_step(file) <= plain + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", [DEVICE, f"{DEVICE},{OTHER}"])
 def test_program_waits_once_more_than_the_plain_loop(tmp_path: Path, file: Path, plain: float, on: str) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.format(folder=str(Path(TINY).parent)))
@@ -115,6 +117,7 @@ def test_program_waits_once_more_than_the_plain_loop(tmp_path: Path, file: Path,
     assert waits_of_a_step(file) <= plain + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("sync",), ("diloco", "--local-steps", "5")], ids=lambda words: words[0])
 def test_node_of_a_master_waits_once_more_than_the_plain_loop(file: Path, plain: float, words: tuple[str, ...]) -> None:
     with cluster() as ps:

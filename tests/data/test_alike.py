@@ -16,7 +16,7 @@ from evener.comm.group import Group
 from evener.data.alike import first_other, require_same_data, steady_print
 from evener.data.fingerprint import print_of
 from evener.records.errors import InvalidInput
-from support.commands import evener
+from support.commands import evener_here
 from support.refusals import refused
 from support.thread_ranks import together
 
@@ -88,7 +88,7 @@ def test_fingerprint_of_a_sample_depends_on_strings_and_numbers(other: dict[str,
 @pytest.mark.parametrize(("seed", "code"), [("seed()", 2), pytest.param("manual_seed(0)", 0, marks=pytest.mark.slow)])
 def test_split_without_a_seed_ends_the_run_before_it_starts(tmp_path: Path, seed: str, code: int) -> None:
     (tmp_path / "task.py").write_text(TASK.replace("SEED", seed))
-    done = evener("train", "task.py", "--local-nodes", "1,1", cwd=tmp_path)
+    done = evener_here("train", "task.py", "--local-nodes", "1,1", cwd=tmp_path)
     assert done.returncode == code, done.stderr
     if code:
         told = r"the training data of node-1 are not those of node-0: sample \d+ is another\. Seed what"

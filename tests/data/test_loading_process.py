@@ -153,7 +153,7 @@ class Endless(Dataset[Any]):
         time.sleep(600)
 
 
-@pytest.mark.parametrize("work", ["idle", "busy"])
+@pytest.mark.parametrize("work", ["idle", pytest.param("busy", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_loading_processes_end_when_their_rank_is_killed(method: str, work: str) -> None:
     start = f"import multiprocessing; multiprocessing.set_start_method({method!r})\n"

@@ -18,12 +18,12 @@ import pytest
 from evener.launch import rank_heartbeat
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.launch.rank_environment import RankEnvironment
-from evener.launch.rank_heartbeat import read_beat
+from evener.launch.rank_environment import Program, RankEnvironment
+from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.ranks import run_local
 from evener.records.errors import Interrupted, InvalidInput, NodeLost
 from evener.records.events import Phase, RunEvent
-from evener.records.record import Event
+from evener.records.record import Event, Step
 from support.refusals import refused
 
 NODES = [LocalNode(name="a"), LocalNode(name="b")]
@@ -75,6 +75,20 @@ def test_run_does_not_restart_after_its_first_step(tmp_path: Path) -> None:
         events_of(tmp_path, lives=1, step=3)
     assert lost.value.nodes == ("b",)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def end_after_steps(env: RankEnvironment, _: None) -> None:
+    """The only rank is killed after its sixth step; it sends no heartbeats, and knows no generation."""
+    env.notify(Step(step=6, epoch=0, samples=4, loss=1.0, seconds=0.1, nodes=()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_lone_rank_that_is_killed_is_named_with_its_last_step(is_elastic: bool) -> None:
+    with pytest.raises(NodeLost) as lost:
+        run_local(end_after_steps, NODES[:1], None, patience=20, on_event=lambda _: None, is_elastic=is_elastic)
+    assert lost.value.nodes == ("a",)
+    assert "at step 6" in str(lost.value)
 
 
 def freeze_last(env: RankEnvironment, folder: str) -> None:
@@ -248,7 +262,13 @@ def compute_for_long(env: RankEnvironment, words: tuple[str, float, int]) -> Non
     raise Interrupted("stopped after step 1 as asked")
 
 
-def _stopped_run(folder: Path, seconds: float, late: int = -1) -> list[RunEvent]:
+def _stopped_run(
+    folder: Path,
+    seconds: float,
+    late: int = -1,
+    nodes: Sequence[LocalNode] = tuple(NODES),
+    program: Program = compute_for_long,
+) -> list[RunEvent]:
     """Events of a run that is asked to stop once, in the middle of its step."""
     told: list[RunEvent] = []
 
@@ -258,7 +278,7 @@ def _stopped_run(folder: Path, seconds: float, late: int = -1) -> list[RunEvent]
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        run_local(compute_for_long, NODES, (str(folder), seconds, late), patience=2.0, on_event=on_event)
+        run_local(program, nodes, (str(folder), seconds, late), patience=2.0, on_event=on_event)
     return told
 
 
@@ -272,4 +292,33 @@ def test_rank_that_does_not_stop_is_ended_within_the_patience(tmp_path: Path) ->
     begin = time.monotonic()
     _stopped_run(tmp_path, 0.5, late=1)
     assert time.monotonic() - begin < 20
+    assert [path.name for path in tmp_path.glob("saved-*")] == ["saved-0"]
+
+
+def test_lone_rank_that_is_stopped_finishes_its_step(tmp_path: Path) -> None:
+    _stopped_run(tmp_path, 0.5, nodes=NODES[:1])
+    assert [path.name for path in tmp_path.glob("saved-*")] == ["saved-0"]
+
+
+def compute_without_one(env: RankEnvironment, words: tuple[str, float, int]) -> None:
+    """The second rank is not needed and ends. Then the first one finishes a step and stops if that was requested."""
+    if env.rank == 1:
+        return
+    folder, seconds, _ = words
+    assert env.store is not None
+    while not has_left(env.store, 1):
+        time.sleep(0.01)
+    time.sleep(1.0)  # until its end has been seen
+    env.at_step(1)
+    while not read_beat(env.store, env.rank)[1]:
+        time.sleep(0.01)
+    env.notify(Event(step=1, kind="told", message="in a step"))
+    time.sleep(seconds)
+    (Path(folder) / f"saved-{env.rank}").touch()
+    assert env.stop_requested
+    raise Interrupted("stopped after step 1 as asked")
+
+
+def test_stopped_run_finishes_a_long_step_after_an_unneeded_rank_has_ended(tmp_path: Path) -> None:
+    _stopped_run(tmp_path, 8.0, program=compute_without_one)
     assert [path.name for path in tmp_path.glob("saved-*")] == ["saved-0"]

@@ -112,6 +112,7 @@ class Trial:
         folder: of the run and all that it needs.
         marker: variable by which its processes are known.
         environment: that it is started with; $TMPDIR is a folder of its own.
+        shown: file with what the run shows.
         strikes: see `Strikes`.
         left: what was left behind.
     """
@@ -126,9 +127,10 @@ class Trial:
             HOLDERS: str(holders),
             "TMPDIR": str(temporary),
             "OMP_NUM_THREADS": "1",
-            "COLUMNS": "160",
+            "COLUMNS": "500",  # one line per event
         }
-        self.strikes = Strikes(self.marker, holders)
+        self.shown = folder / "said"
+        self.strikes = Strikes(self.marker, holders, lambda: self.shown.read_text() if self.shown.exists() else "")
         self.left: dict[str, list[Any]] = {}
         self._shared = set(os.listdir("/dev/shm"))
 
@@ -211,12 +213,12 @@ def test_local_run_ends_correctly_under_a_fault_schedule(
             send(victim, signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM)
 
     with trial(tmp_path) as one:
-        with (tmp_path / "said").open("w") as said:
+        with one.shown.open("w") as said:
             environment = {**os.environ, **one.environment}
             run = subprocess.Popen(command(*words), cwd=tmp_path, stdout=said, stderr=said, env=environment)
         end = strike_while(lambda: run.poll() is None, NODES, faults, strike, one.strikes)
         one.see_left()
-        text = (tmp_path / "said").read_text()
+        text = one.shown.read_text()
         line = record("local", seed, one.strikes, end, one.judged(run.returncode, text, alone, end))
     require(line, text)
 
@@ -301,6 +303,7 @@ def test_master_run_ends_correctly_under_a_fault_schedule(
     with trial(tmp_path) as one, build_hosts(Host(name="master"), *nodes) as hosts:
         cluster = MasterAndNodes(hosts, one)
         run = cluster.train(write_task(tmp_path))
+        one.shown = run.output
         end = strike_while(lambda: run.is_running, 1, faults, cluster.strike, one.strikes)
         code, text = run.wait(1), run.text
         late = time.monotonic() + 15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evener.membership.resume_point import RankProgress, ResumePoint, agree
+from evener.membership.resume_point import RankProgress, ResumePoint, choose_resume_point
 from evener.records.errors import NodeLost
 from support.refusals import refused
 
@@ -15,7 +15,7 @@ def progress(*steps: int, unsettled: tuple[int, ...] = ()) -> list[RankProgress]
 
 
 @pytest.mark.parametrize(
-    ("found", "agreement"),
+    ("found", "point"),
     [
         (progress(5, 5, 5), ResumePoint(step=5, source=0, transfers=(), new=(), is_settled=True)),
         (progress(5, 6, 5), ResumePoint(step=6, source=1, transfers=((1, 0), (1, 2)), new=(), is_settled=True)),
@@ -30,10 +30,10 @@ def progress(*steps: int, unsettled: tuple[int, ...] = ()) -> list[RankProgress]
         (progress(9), ResumePoint(step=9, source=0, transfers=(), new=(), is_settled=True)),
     ],
 )
-def test_highest_step_is_chosen(found: list[RankProgress], agreement: ResumePoint) -> None:
-    assert agree(found) == agreement
+def test_highest_step_is_chosen(found: list[RankProgress], point: ResumePoint) -> None:
+    assert choose_resume_point(found) == point
 
 
 def test_missing_state_raises_node_lost() -> None:
     with refused(NodeLost):
-        agree(progress(-1, -1))
+        choose_resume_point(progress(-1, -1))

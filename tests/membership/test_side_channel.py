@@ -9,7 +9,7 @@ import pytest
 
 from evener.comm.mesh import Mesh
 from evener.comm.mesh_joining import join_mesh
-from evener.membership.side_channel import Inbox, SideChannel
+from evener.membership.side_channel import SideChannel
 from evener.records.errors import NodeLost
 from support.refusals import refused
 from support.stores import memory_store
@@ -26,21 +26,21 @@ def pair() -> list[partial[Mesh]]:
     ]
 
 
-def give(mesh: Mesh, inbox: Inbox) -> None:
+def give(mesh: Mesh, channel: SideChannel) -> None:
     """Send what the main thread says."""
-    while (message := inbox.get()) is not None:
+    while (message := channel.inbox.get()) is not None:
         mesh.send_to(1, message)
 
 
 def test_message_of_one_main_thread_reaches_the_other() -> None:
     joins, heard = pair(), list[bytes]()
 
-    def take(mesh: Mesh, _: Inbox) -> None:
+    def take(mesh: Mesh, channel: SideChannel) -> None:
         while True:
             message = mesh.receive_from(0)
-            with taker.changed:
+            with channel.changed:
                 heard.append(message)
-                taker.changed.notify_all()
+                channel.changed.notify_all()
 
     giver, taker = SideChannel(joins[0], give), SideChannel(joins[1], take)
     for message in (b"one", b"two"):
@@ -56,7 +56,7 @@ def test_message_of_one_main_thread_reaches_the_other() -> None:
 def test_error_in_the_thread_is_raised_by_the_waiting_caller() -> None:
     joins = pair()
 
-    def fail(_mesh: Mesh, _inbox: Inbox) -> None:
+    def fail(_mesh: Mesh, _channel: SideChannel) -> None:
         raise ValueError("of no kind that anybody knows")
 
     giver, taker = SideChannel(joins[0], give), SideChannel(joins[1], fail)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evener.oracle.affine_fit import FIXED_FRACTIONS, NodeTiming, fraction_probabilities, with_fixed_fraction
 from evener.oracle.apportion import Worker
+from evener.oracle.rebalance import FIXED_FRACTIONS, NodeTiming, fraction_probabilities, with_fixed_fraction
 
 
 def division(

@@ -388,13 +388,13 @@ def test_second_run_with_the_longest_name_is_prepared_and_can_be_stopped() -> No
 
 @pytest.mark.parametrize("seconds", [5e-324, 1e-101])
 def test_work_of_almost_no_seconds_is_refused(seconds: float) -> None:
-    with plane() as ps, stranger(ps) as evil:
+    with plane(patience=2.0) as ps, stranger(ps) as evil:
         send_after_joining(m.Contribution(run="linear-1", push=unchecked_push(seconds)))(evil)
         told_until_closed(evil)
         assert ps.ask().nodes
 
 
 def test_memory_of_a_heartbeat_is_bounded_as_in_a_record() -> None:
-    with plane() as ps, stranger(ps) as evil:
+    with plane(patience=2.0) as ps, stranger(ps) as evil:
         send_after_joining(m.Heartbeat(peak_memory_bytes=2**53 + 1))(evil)
         told_until_closed(evil)

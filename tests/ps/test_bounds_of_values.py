@@ -21,11 +21,11 @@ from evener.ps.protocol import messages as m
 from evener.ps.protocol import rank_messages as r
 from evener.ps.protocol.blob import Blob
 from evener.ps.protocol.blob_transfer import BlobSender
-from evener.ps.protocol.job import encode_job
+from evener.ps.protocol.job import Job, encode_job
 from evener.records.error_kind import kind_of
 from evener.records.errors import NodeLost
 from evener.records.events import Phase, RunEvent
-from evener.records.record import Epoch, Event, Validation
+from evener.records.record import Epoch, Event, TrainRecord, Validation
 from evener.sync.messages import Push
 from support.agreements import SYNC
 from support.checked_master import ADMIN, CheckedMaster
@@ -210,7 +210,12 @@ SCENES: dict[Callable[[CheckedMaster, Path], None], tuple[Any, ...]] = {
         e.TaskQuestion(task="digits", data_dir="d", options={"k": "v"}),
     ),
 }  # fmt: skip
-CASES = [(scene, message) for scene, messages in SCENES.items() for message in messages]
+_MANY_FIELDS = (TrainRecord, Job)
+CASES = [
+    pytest.param(scene, message, marks=pytest.mark.slow if isinstance(message, _MANY_FIELDS) else ())
+    for scene, messages in SCENES.items()
+    for message in messages
+]
 
 
 @pytest.mark.parametrize(("scene", "message"), CASES, ids=lambda one: getattr(one, "__name__", type(one).__name__))

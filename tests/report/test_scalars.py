@@ -30,6 +30,18 @@ def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+def test_scalars_begin_with_the_plan_and_end_with_the_log(tmp_path: Path) -> None:
+    run = fake_run(num_steps=5)
+    log = ScalarLog(TensorBoard(tmp_path / "scalars"))
+    log(run.steps[0])
+    log(run.validations[0])
+    log(plan(NAMES))
+    log(run.steps[1])
+    log.close()
+    log(run.steps[2])
+    assert [step for step, _ in read(tmp_path / "scalars")["loss/train"]] == [2]
+
+
 def test_steps_and_validations_are_scalars_by_step(tmp_path: Path) -> None:
     run = fake_run(num_steps=5)
     threads = threading.active_count()

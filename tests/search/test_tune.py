@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.commands import command, evener, last_json
+from support.commands import TINY, command, evener, last_json
 
 optuna: Any = pytest.importorskip("optuna", reason="needs the extra tune")
 
@@ -143,3 +143,15 @@ def test_pytorch_trials_have_equal_scores_on_one_node_and_on_three(tmp_path: Pat
     assert one["best"] == three["best"]
     scores = [[trial["score"] for trial in record["trials"]] for record in (one, three)]
     assert scores[0] == pytest.approx(scores[1], rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_long_trial_of_pytorch_on_one_node_is_not_lost(tmp_path: Path) -> None:
+    words = ("tune", TINY, "--vary", "samples=40,50", "--option", "pause=0.3", "--trials", "1", "--epochs", "20")
+    told = evener(*words, "--local-nodes", "1", "--prune", "none", "--output", "found", cwd=tmp_path, timeout=180)
+    assert told.returncode == 0, told.stderr
+    assert "restarts" not in told.stdout + told.stderr
+    (one,) = record_of(tmp_path / "found")["trials"]
+    assert (one["outcome"], one["attempts"], len(one["scores"])) == ("complete", 0, 20)
+    assert one["seconds"] > 31.0  # seconds after which a node that was never heard is lost

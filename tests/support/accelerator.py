@@ -8,6 +8,7 @@ EVENER_TEST_DEVICE=cpu make test-gpu        on the processor: whether the tests 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,29 @@ from evener.config.run_config import RunConfig
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from evener.system import accelerators
+from support import standin
 from support.commands import TINY
 
 DEVICE = os.environ.get("EVENER_TEST_DEVICE") or next(iter(accelerators.names()), "none")
+_WHY_NOT = standin.why_not() if DEVICE.startswith("standin") else "needs a GPU" if DEVICE == "none" else ""
 NEEDS_DEVICE = (
     pytest.mark.cuda,
-    pytest.mark.skipif(DEVICE == "none", reason="needs a GPU"),
+    pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "there is a device"),
 )
+
+
+def needs_device(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test as one that needs a device."""
+    for mark in NEEDS_DEVICE:
+        test = mark(test)
+    return test
+
+
+def slow_after(quick: int, *cases: Any) -> list[Any]:
+    """Return the parameters of a test, a tuple for each case; mark all but the first `quick` cases as slow."""
+    return [pytest.param(*case, marks=[pytest.mark.slow] if at >= quick else []) for at, case in enumerate(cases)]
+
+
 TOLERANCE = 1e-9
 """In float64: a GPU adds in another order than a processor."""
 

@@ -289,7 +289,7 @@ class _Life:
 
     def _arm(self, loop: Any) -> None:
         """Let the fault come."""
-        before, fault = getattr(loop, "_before_update", loop._ranks.fence), self.fault
+        before, fault = getattr(loop, "_before_update", loop._membership.fence), self.fault
 
         def before_update() -> None:
             if loop._loop is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -35,6 +36,8 @@ _FATAL_SECONDS = 0.8 * PATIENCE
 """Of a freeze or a cut, in all: a process that was away for longer may have been given up."""
 _END_SECONDS = 3.0
 """Before the end of a run, within which a process was last seen that lived until then."""
+_RESTART = re.compile(r"^step +(?:0  .*(?:begins again|the others go on)|\d+  begins again: from the checkpoint)", re.M)
+"""Line that a run shows when it starts from its first step or a checkpoint, after all earlier processes have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +94,17 @@ class Rank:
 
 
 class Strikes:
-    """What was done to a run, and when; undoes what is due."""
+    """The faults that strike a run and the processes that they meet; ends each fault when it is due.
 
-    def __init__(self, marker: str, holders: Path) -> None:
-        self._marker, self._holders = marker, holders
+    Args:
+        marker: variable of the environment by which the processes of the run are known.
+        holders: see `HOLDERS`.
+        said: returns what the run has shown so far.
+    """
+
+    def __init__(self, marker: str, holders: Path, said: Callable[[], str]) -> None:
+        self._marker, self._holders, self._said = marker, holders, said
+        self._restarts, self._restarted = 0, -1.0
         self._due: list[tuple[float, Callable[[], object]]] = []
         self._begin = self._looked = time.monotonic()
         self.ranks: dict[int, Rank] = {}
@@ -136,15 +146,26 @@ class Strikes:
         for process in found:
             rank = self.ranks.setdefault(process.pid, Rank(first=now, last=now))
             rank.last, rank.holds = now, (self._holders / str(process.pid)).exists()
+        self._note_restarts(now)
         self._looked = time.monotonic()
         return found
 
+    def _note_restarts(self, now: float) -> None:
+        if (restarts := len(_RESTART.findall(self._said()))) > self._restarts:
+            self._restarts, self._restarted = restarts, now
+
     def healthy_holders(self, end: float) -> list[int]:
-        """Processes that computed gradients, lived until `end`, and were never struck so that they could be lost."""
+        """Processes that computed gradients, lived until `end`, and were never struck so that they could be lost.
+
+        A process of an earlier start held nothing that the last start did not begin with.
+        """
+        self._note_restarts(end)
         return [
             pid
             for pid, rank in self.ranks.items()
-            if rank.is_healthy and rank.last > end - _END_SECONDS and (self._holders / str(pid)).exists()
+            if rank.is_healthy
+            and rank.last > max(end - _END_SECONDS, self._restarted)
+            and (self._holders / str(pid)).exists()
         ]
 
     def was_given_up_healthy(self, end: float) -> list[int]:

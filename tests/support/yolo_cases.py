@@ -29,7 +29,7 @@ from evener.launch.ranks import run_local
 from evener.ps.node.torch_backend import TorchBackend
 from evener.records.history import History
 from evener.training.context import Arithmetic
-from support.yolo_trainers import Fault, clocked, exact, redivided, spoiled, struck, watched
+from support.yolo_trainers import Fault, clocked, exact, redivided, spoiled, struck, take_device, waiting, watched
 
 needs_ultralytics = pytest.mark.skipif(
     importlib.util.find_spec("ultralytics") is None, reason="pip install -e '.[ultralytics]'"
@@ -68,6 +68,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         save_seconds: that a checkpoint takes longer.
         later_seconds: of an image on every rank, by which batches are divided from the third one on, if any.
         faults: that strike ranks; there are others then that go on, and processes that come in the place of the dead.
+        devices: of the ranks; empty for processors.
+        counts_waits: whether the waits for the device of every batch are kept, on devices that count them.
     """
 
     model: str
@@ -84,6 +86,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     save_seconds: float = 0.0
     later_seconds: tuple[float, ...] = ()
     faults: tuple[Fault, ...] = ()
+    devices: tuple[str, ...] = ()
+    counts_waits: bool = False
 
 
 def off(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
@@ -100,7 +104,8 @@ def train(case: Case, ranks: int) -> list[dict[str, Any]]:
     """What each rank has after the training of `case`."""
     Path(case.out).mkdir(parents=True)
     memory = case.memory or [None] * ranks
-    nodes = [LocalNode(name=f"n{i}", threads=1, memory_bytes=memory[i]) for i in range(ranks)]
+    devices = case.devices or ["cpu"] * ranks
+    nodes = [LocalNode(name=f"n{i}", device=devices[i], threads=1, memory_bytes=memory[i]) for i in range(ranks)]
     is_elastic = bool(case.faults)
     run_local(train_case, nodes, case, patience=60, on_event=lambda _: None, is_elastic=is_elastic)
     files = [Path(case.out) / f"{rank}.pt" for rank in range(ranks)]
@@ -110,7 +115,7 @@ def train(case: Case, ranks: int) -> list[dict[str, Any]]:
 def train_case(env: RankEnvironment, case: Case) -> None:
     import torchvision_operators  # noqa: F401
 
-    group, left = join(env)
+    group, left = join(env, is_elastic=bool(case.faults))
     with alone():
         from ultralytics import YOLO
 
@@ -119,6 +124,8 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         from support.plain_yolo import in_order_of_nodes
 
         logging.getLogger("ultralytics").setLevel(logging.ERROR)
+        if env.device.type not in ("cpu", "cuda"):
+            take_device(env.device)
         torch.set_default_dtype(getattr(torch, case.dtype))
         base = YOLO(case.model)._smart_load("trainer")
         base = exact(base, case.fitness, env.rank) if case.dtype == "float64" else base
@@ -131,12 +138,14 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         spans: list[float] = []
         steps: list[torch.Tensor] = []
         kind = watched(kind, steps) if case.keeps_steps else kind
+        waits: list[int] = []
+        kind = waiting(kind, waits) if case.counts_waits else kind
         kind = struck(kind, case.faults, Path(case.out)) if case.faults else kind
         kind = redivided(kind, case.later_seconds) if case.later_seconds else kind
         trainer = clocked(kind, case.save_seconds, spans)(
             overrides={
                 "model": case.model,
-                "device": "cpu",
+                "device": str(env.device.index or 0) if env.device.type == "cuda" else str(env.device),
                 "plots": False,
                 "save_dir": f"{case.out}/run{env.rank}{'late' if trainer_rank.is_late else ''}",
                 **case.settings,
@@ -146,13 +155,14 @@ def train_case(env: RankEnvironment, case: Case) -> None:
     model = trainer.model if case.is_plain else trainer.model.module
     history = History() if case.is_plain else trainer_rank.work.session.history
     found = {
-        "weights": {name: value.clone() for name, value in model.state_dict().items()},
-        "ema": {name: value.clone() for name, value in trainer.ema.ema.state_dict().items()},
-        "items": torch.stack([value.double() for value in trainer.tloss.values()]),
+        "weights": {name: value.cpu().clone() for name, value in model.state_dict().items()},
+        "ema": {name: value.cpu().clone() for name, value in trainer.ema.ema.state_dict().items()},
+        "items": torch.stack([value.double().cpu() for value in trainer.tloss.values()]),
         "metrics": {name: float(value) for name, value in (trainer.metrics or {}).items()},
         "outputs": outputs(trainer.ema.ema),
         "epochs": trainer.epoch + 1,
         "steps": steps,
+        "waits": waits,
         "epoch_seconds": sum(spans),
         "step_seconds": sum(step.seconds for step in history.steps()),
         "shares": [assignment.samples for assignment in trainer_rank.work.plan.assignments]
@@ -217,8 +227,9 @@ def train_local_case(_: RankEnvironment, case: LocalCase) -> None:
 @torch.no_grad()
 def outputs(model: Any) -> torch.Tensor:
     """All that `model` finds on an image, as one row of numbers."""
-    image = torch.linspace(0, 1, 3 * SIZE * SIZE, dtype=next(model.parameters()).dtype).view(1, 3, SIZE, SIZE)
-    return torch.cat([leaf.flatten() for leaf in tree_leaves(model.eval()(image))])
+    first = next(model.parameters())
+    image = torch.linspace(0, 1, 3 * SIZE * SIZE, dtype=first.dtype).view(1, 3, SIZE, SIZE).to(first.device)
+    return torch.cat([leaf.flatten() for leaf in tree_leaves(model.eval()(image))]).cpu()
 
 
 def draw_detection(folder: Path, count: int = 8, task: str = "detect") -> Path:

@@ -51,7 +51,8 @@ def struck(base: Any, faults: Sequence[Fault], folder: Path) -> Any:
             node, part = self.trainer_rank.env.node.name, self.train_loader.part
             for index, fault in enumerate(faults):
                 mark = folder / f"fault{index}"
-                if (fault.node, fault.batch, fault.where) == (node, part.step, where) and not mark.exists():
+                here = part is not None and (fault.node, fault.batch, fault.where) == (node, part.step, where)
+                if here and not mark.exists():
                     mark.touch()
                     self.victim = fault.victim
                     return True
@@ -139,6 +140,28 @@ def watched(base: Any, steps: list[torch.Tensor]) -> Any:
                 steps.append(torch.stack(rows))
 
     return Watched
+
+
+def take_device(device: torch.device) -> None:
+    """Let Ultralytics take a device of a kind that it does not know."""
+    from ultralytics.engine import trainer, validator
+
+    trainer.parse_device = str
+    trainer.select_device = validator.select_device = lambda *_, **__: device
+    trainer.get_torch_device_backend = torch.get_device_module
+
+
+def waiting(base: Any, waits: list[int]) -> Any:
+    """The trainer `base`, which keeps how often the host has waited for devices so far, at the end of every batch."""
+    from support import standin
+
+    class Waiting(base):  # type: ignore[misc]
+        def run_callbacks(self, event: str) -> None:
+            super().run_callbacks(event)
+            if event == "on_train_batch_end":
+                waits.append(standin.load().waits_of_thread())
+
+    return Waiting
 
 
 def exact(base: Any, fitness: float, rank: int) -> Any:

@@ -89,10 +89,15 @@ else:
     raise AssertionError("there was memory")
 library.limit_memory(0, total)
 
-# random numbers of the device alone
+# random numbers of the device alone, also of operators that take no generator
 with accelerators.random_numbers_kept(here):
     first = torch.rand(3, device=here)
 assert torch.equal(first, torch.rand(3, device=here))
+ones, before = torch.ones(9, device=here, requires_grad=True), torch.get_rng_state()
+with accelerators.random_numbers_kept(here):
+    first = nn.functional.dropout(ones)
+assert torch.equal(first, nn.functional.dropout(ones))
+assert torch.equal(before, torch.get_rng_state())
 
 # a copy to pinned memory arrives when the host has waited for it
 copy = torch.full((1,), 7.0, device=here).to("cpu", non_blocking=True)
@@ -123,7 +128,7 @@ for layer in (nn.LSTM, nn.GRU):
         model = model.to(device)
         model.zero_grad()
         model(x.to(device))[0].square().sum().backward()
-        results.append([value.grad.cpu() for value in model.parameters()])
+        results.append([value.grad.cpu().clone() for value in model.parameters()])
     assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(*results))
 
 # tensors of two devices, and a lost device

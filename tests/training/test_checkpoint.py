@@ -40,9 +40,11 @@ def test_newest_two_checkpoints_remain(tmp_path: Path) -> None:
 
 
 def test_missing_checkpoint_raises_missing_file(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path / "none").is_empty
+    """The folder lies as deep as that of a run: the message names checkpoints of runs beside it."""
+    empty = Checkpoints(tmp_path / "run" / "checkpoints")
+    assert empty.is_empty
     with refused(MissingFile):
-        Checkpoints(tmp_path / "none").latest()
+        empty.latest()
 
 
 def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

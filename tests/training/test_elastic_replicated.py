@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,11 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
+from evener.comm.mesh import Mesh
 from evener.config.run_config import RunConfig
-from evener.training.elastic import background_transfer
+from evener.membership.side_channel import SideChannel
+from evener.records.errors import NodeLost
+from evener.training.elastic import replicated
 from evener.training.elastic.state_transfer import send_state
 from support.elastic_threads import ElasticThreads, Fault, Outcome, serial_weights, settings
 
@@ -66,7 +69,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, run: ElasticThreads, steps: int) -> No
             time.sleep(0.001)
         send_state(held, mesh, rank)
 
-    monkeypatch.setattr(background_transfer, "send_state", send_slowly)
+    monkeypatch.setattr(replicated, "send_state", send_slowly)
 
 
 def test_training_continues_during_a_state_transfer_and_rank_catches_up(
@@ -114,10 +117,33 @@ def test_run_equals_one_process_despite_losses_during_a_join(
 def test_stored_gradients_stay_within_the_memory_bound(
     tmp_path: Path, serial: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background_transfer, "_KEPT_BYTES", 0)
-    monkeypatch.setattr(background_transfer, "_FEWEST_KEPT", 2)
+    monkeypatch.setattr(replicated, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(replicated, "_FEWEST_KEPT", 2)
     run = ElasticThreads(of_epochs(tmp_path, 1), "data", [[0], [1]], [Fault(node=1, step=2, returns=True)])
     slow(monkeypatch, run, 5)
     outcome = run.run()
     require_exact(outcome, serial(1))
     assert steps_of(outcome, "caught up")[0] - steps_of(outcome, "joined")[0] <= 4
+
+
+def test_state_may_come_before_its_taker_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the transfer may run to its end before the constructor goes on, on a busy machine."""
+    monkeypatch.setattr(replicated, "take_state", lambda *_: "state")
+    channels: list[SideChannel] = []
+
+    class Ranks:
+        def side_channel(self, _first: int, _second: int, work: Callable[[Mesh, SideChannel], None]) -> SideChannel:
+            channels.append(SideChannel(lambda: NoMesh(), work))  # type: ignore[arg-type,return-value]
+            channels[0].wait_for(lambda: channels[0].error is not None)
+            return channels[0]
+
+    class NoMesh:
+        def receive_from(self, _: int) -> bytes:
+            raise NodeLost("the giver is gone")
+
+        def close(self) -> None:
+            """Close nothing."""
+
+    taker = replicated.Taker(Ranks(), 0, 1, None)  # type: ignore[arg-type]
+    assert isinstance(channels[0].error, NodeLost)
+    assert taker.has_come

@@ -6,7 +6,7 @@ import pytest
 
 from evener.oracle.division.pieces import Piece, whole_piece
 from evener.records.errors import NodeLost
-from evener.training.elastic.divided_state import HeldPart, HeldParts, Recovery, choose
+from evener.training.elastic.divided import HeldPart, HeldParts, Recovery, choose
 from support.refusals import refused
 
 SHAPES: dict[str, tuple[int, ...]] = {"a": (4,), "b": (2,)}

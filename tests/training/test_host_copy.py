@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from evener.system.accelerators import HostCopy
-from support.accelerator import DEVICE, NEEDS_DEVICE
+from support import standin
+from support.accelerator import DEVICE, needs_device
 
 
 @pytest.mark.parametrize("value", [1.5, torch.tensor(1.5), torch.tensor([1.5], dtype=torch.float64)])
@@ -14,8 +15,7 @@ def test_number_on_the_host_is_read_unchanged(value: float | torch.Tensor) -> No
     assert HostCopy(value).read() == 1.5
 
 
-@NEEDS_DEVICE[0]
-@NEEDS_DEVICE[1]
+@needs_device
 def test_number_is_read_as_it_was_before_the_device_changes_it() -> None:
     value = torch.full((), 2.0, device=DEVICE)
     copies = []
@@ -25,7 +25,17 @@ def test_number_is_read_as_it_was_before_the_device_changes_it() -> None:
     assert [copy.read() for copy in copies] == [2.0, 3.0, 4.0, 5.0, 6.0]
 
 
-@NEEDS_DEVICE[0]
+@needs_device
+@pytest.mark.skipif(not DEVICE.startswith("standin"), reason="needs a device that counts waits")
+def test_copy_does_not_wait_for_the_device() -> None:
+    value = torch.full((), 2.0, device=DEVICE)
+    before = standin.load().waits_of_thread()
+    copy = HostCopy(value)
+    assert standin.load().waits_of_thread() == before
+    assert copy.read() == 2.0
+
+
+@needs_device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, which computes beside the host")
 def test_copy_is_read_while_later_work_still_runs() -> None:
     device = torch.device(DEVICE)

@@ -19,7 +19,7 @@ def task(samples: int = 32):
         name="norm",
         model=lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 3)),
         loss=nn.functional.cross_entropy,
-        train_data=lambda: TensorDataset(torch.randn(samples, 6), torch.arange(samples) % 3),
+        train_data=lambda: TensorDataset(torch.arange(6.0 * samples).view(samples, 6), torch.arange(samples) % 3),
         batch_size=8,
         epochs=1,
     )

@@ -138,6 +138,7 @@ def test_no_command_writes_into_the_folder_of_a_run(tmp_path: Path) -> None:
         assert first.poll() is None
 
 
+@pytest.mark.slow
 def test_rank_killed_during_a_checkpoint_leaves_no_drafts(tmp_path: Path) -> None:
     (tmp_path / "killed_once.py").write_text(
         "import os, signal\n"

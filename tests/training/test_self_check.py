@@ -154,7 +154,8 @@ SharedStatistics.__torch_function__ = lambda self, func, types, args=(), kwargs=
 """
 
 
-@pytest.mark.parametrize("plant", [UNSUMMED, pytest.param(OWN_STATISTICS, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", [UNSUMMED, OWN_STATISTICS])
 def test_planted_defects_are_detected(tmp_path: Path, plant: str) -> None:
     sentence = train(tmp_path, "--strategy", "data", "--shares", "5,2,1", plant=plant)
     assert "would not train like a single process" in sentence

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support.commands import evener
 
 TASK = """
@@ -29,6 +31,7 @@ def task():
 """
 
 
+@pytest.mark.slow
 def test_data_warning_is_shown_once_for_all_nodes(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(TASK)
     words = ("train", "odd.py", "--local-nodes", "1,1", "--shares", "1,1", "--no-check")

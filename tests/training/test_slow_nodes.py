@@ -42,10 +42,9 @@ def plan_and_record(folder: Path, *words: str, task: str = SLOW) -> tuple[Plan, 
     return read_noun(folder / "run" / "plan.json", Plan), read_noun(folder / "run" / "record.json", TrainRecord)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
-    [("train", "--local-nodes", "1,1"), pytest.param((*TORCHRUN, "train"), marks=pytest.mark.slow)],
-    ids=["local nodes", "torchrun"],
+    "words", [("train", "--local-nodes", "1,1"), (*TORCHRUN, "train")], ids=["local nodes", "torchrun"]
 )
 def test_node_with_slow_profiled_steps_is_left_out_with_predictions(words: tuple[str, ...], tmp_path: Path) -> None:
     plan, record = plan_and_record(tmp_path, *words)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(120)
     [
         ("1,1", "4GB,1KB", {}),
         ("1,1", "1KB,4GB", {"shares": "1,3"}),
-        ("1,1,1", "4GB,1KB,4GB", {"shares": "equal"}),
+        pytest.param("1,1,1", "4GB,1KB,4GB", {"shares": "equal"}, marks=pytest.mark.slow),
         ("1,1,1", "4GB,4GB,1KB", {"strategy": "filter"}),
         ("1,1,1", "4GB,1KB,4GB", {"strategy": "pipeline", "option": {"norm": "false"}}),
         ("1,1", "1KB,4GB", {"strategy": "pipeline", "option": {"norm": "false"}}),

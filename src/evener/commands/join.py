@@ -1,4 +1,11 @@
-"""`evener join`: a node as a process. Needs no PyTorch, and loads nothing that only a master needs."""
+"""`evener join`: a node as a process. Starts without PyTorch, and loads nothing that only a master needs.
+
+this process, main thread    `ps.node.node.Node`: messages, measuring, and the computing of an agreement (`backends`)
+    other threads            heartbeats; what the doctor asks; messages of a rank
+child                        one rank: `node_rank.run_node_rank`
+
+`evener.join()` of a user's program is another thing: `frontends.programs.joining`.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +33,14 @@ from evener.benchmark.numpy_device import profile_numpy
 from evener.benchmark.processor_time import ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
 from evener.commands.backends import build_engine, build_thin_engine
 from evener.commands.node_look import look_here
-from evener.commands.rank_host import host_of
 from evener.commands.sandbox import join_confined
 from evener.config.options import JoinConfig
 from evener.launch.nodes import device_speeds
+from evener.launch.parent import Parent
 from evener.ps.node.acceptance import Acceptance
 from evener.ps.node.node import Node
 from evener.ps.node.node_run import NodeConfig
+from evener.ps.node.rank_session import Host, RankTask
 from evener.ps.node.reconnecting_client import Dial
 from evener.ps.protocol.config import default_cache, node_cache, versions_here
 from evener.ps.protocol.directions import ToNode
@@ -99,9 +107,19 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
                     submitters=None if config.submitters is None else frozenset(config.submitters.split(",")),
                 ),
                 look=partial(look_here, config),
-                host=None if thin or not version_of("torch") else host_of(speed, masters[0].host),
+                host=None if thin or not version_of("torch") else Host(_run_rank, speed, masters[0].host),
             )
             Node(node, dial, print_notice).serve()
+
+
+def _run_rank(parent: Parent, task: RankTask) -> None:
+    """Run a rank in its process, which a fork server with PyTorch has made.
+
+    The node itself loads PyTorch only for its device, for an agreement, or if the doctor asks about a task.
+    """
+    from evener.commands.node_rank import run_node_rank
+
+    run_node_rank(parent, task)
 
 
 @contextmanager

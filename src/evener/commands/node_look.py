@@ -1,4 +1,4 @@
-"""A node's answer to the doctor: facts of its machine and of a task. Needs no PyTorch."""
+"""A node's answer to the doctor: facts of its machine and of a task. Loads PyTorch only if the task needs it."""
 
 from __future__ import annotations
 

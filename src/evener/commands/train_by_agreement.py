@@ -60,7 +60,7 @@ def train_by_agreement(config: RunConfig, *, as_json: bool) -> None:
     try:
         with sign_of_life(console.print, "starting: loading the task"):
             backend, task = load_backend(config)
-        agreed = agree(config, backend, task, to_stderr=as_json)
+        checked = checked_job(config, backend, task, to_stderr=as_json)
     except NeedsRanks as error:
         if not may_be_ranks(config):
             raise
@@ -71,13 +71,13 @@ def train_by_agreement(config: RunConfig, *, as_json: bool) -> None:
         reason = f"a master cannot make the steps of the task's optimizer ({error.what})"
         record = _train_as_ranks(config, reason, to_stderr=as_json)
     else:
-        record = submit(config, backend, task, to_stderr=as_json, agreed=agreed)
+        record = submit(config, backend, task, to_stderr=as_json, checked=checked)
     if as_json:
         print_line(json.dumps(summary(record)))
 
 
-class Agreed(NamedTuple):
-    """A run that is ready to be submitted.
+class CheckedJob(NamedTuple):
+    """The job of a run, compared with one process, and ready to be submitted.
 
     Attributes:
         job: of the run.
@@ -92,7 +92,7 @@ class Agreed(NamedTuple):
     events: list[RunEvent]
 
 
-def agree(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, to_stderr: bool) -> Agreed:
+def checked_job(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, to_stderr: bool) -> CheckedJob:
     """Make the job of a run, and compare a small step of two nodes with one process.
 
     Raises:
@@ -106,7 +106,7 @@ def agree(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, to
     console.quiet = config.quiet
     with sign_of_life(console.print, "checking that the nodes learn what one process learns"):
         check = check_of(config, backend, task, job, events.append)
-    return Agreed(job, blobs, check, events)
+    return CheckedJob(job, blobs, check, events)
 
 
 def may_be_ranks(config: RunConfig) -> bool:
@@ -139,14 +139,14 @@ def submit(
     task: Task | ThinTask,
     *,
     to_stderr: bool,
-    agreed: Agreed | None = None,
+    checked: CheckedJob | None = None,
 ) -> TrainRecord:
     """Train `task` on nodes; return the record, when `backend` has the weights and the folder all other results.
 
     Raises:
         EvenerError: see `train_by_agreement`.
     """
-    job, blobs, check, events = agreed or agree(config, backend, task, to_stderr=to_stderr)
+    job, blobs, check, events = checked or checked_job(config, backend, task, to_stderr=to_stderr)
 
     def prepare_here(client: MasterClient, view: RunView) -> PreparedRun:
         if config.preflight and config.local_nodes is None:

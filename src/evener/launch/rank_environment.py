@@ -39,6 +39,7 @@ from evener.records.record import Epoch
 from evener.records.single_sample_error import is_of_lone_sample, lone_sample_sentence
 from evener.system import accelerators
 from evener.system.cores import keep_to_quota
+from evener.system.device_watch import DeviceWatch
 from evener.system.malloc import keep_freed_memory
 from evener.system.memory import is_out_of_memory
 from evener.system.signals import first_request, set_handler
@@ -65,6 +66,7 @@ class RankEnvironment:
         line: control channel to the coordinator of an elastic run; None in others.
         tell: writes a sentence on the terminal of a rank that a launcher started; None in other ranks.
         has_own_paths: whether files have other places here than at the first rank, in a config that is else the same.
+        watch: of the accelerator of this rank, while its program runs; None for none.
         step: that this rank works on; 0 before the first.
         stop_requested: whether a signal asked this process to stop.
     """
@@ -82,6 +84,7 @@ class RankEnvironment:
     line: ControlChannel | None = None
     tell: Callable[[str], None] | None = None
     has_own_paths: bool = False
+    watch: DeviceWatch | None = None
     step: int = 0
     stop_requested: bool = field(default=False)
 
@@ -118,6 +121,24 @@ class RankEnvironment:
         said = self.notify(epoch)
         return bool(said) if self.answer is None else self.answer(epoch)
 
+    def start_watching(self) -> None:
+        """Begin to send heartbeats, and to watch this rank's accelerator.
+
+        A device that itself runs the collectives is not watched: waiting for another rank, it looks as if it hung.
+        """
+        if self.heartbeat is not None:
+            self.heartbeat.start()
+        if accelerators.is_accelerator(self.device) and (len(self.nodes) == 1 or self.backend == BACKEND):
+            self.watch = DeviceWatch(self.device, self.patience, lambda why: self.end(_device_lost(self, why)))
+            self.watch.start()
+
+    def stop_watching(self, error: BaseException | None = None) -> None:
+        """End what `start_watching` began; `error` is that of this rank, None if it has done its work."""
+        if self.watch is not None:
+            self.watch.stop()
+        if self.heartbeat is not None:
+            self.heartbeat.stop(error)
+
     def stop_heartbeat(self) -> None:
         """End the heartbeats: from the first generation on, the coordinator alone detects silence."""
         if self.heartbeat is not None:
@@ -128,6 +149,8 @@ class RankEnvironment:
         self.step = step
         if self.heartbeat is not None:
             self.heartbeat.step = step
+        if self.watch is not None:
+            self.watch.at_step()
 
 
 def hosted_environment(
@@ -177,7 +200,8 @@ def hosted_environment(
             patience=patience,
             absence=absence,
         )
-    if not is_late and len(nodes) > 1:
+    is_heard = receive is None or len(nodes) > 1  # a master hears a lone rank by its node
+    if is_heard and not is_late:
         env.heartbeat = RankHeartbeat(
             open_store(),
             rank=rank,
@@ -221,8 +245,7 @@ def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
     """
     if env.device.type == "cpu":
         keep_freed_memory()
-    if env.heartbeat is not None:
-        env.heartbeat.start()
+    env.start_watching()
     ending: BaseException | None = None
     try:
         program(env, config)
@@ -238,8 +261,13 @@ def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
             raise
         raise meaning from error
     finally:
-        if env.heartbeat is not None:
-            env.heartbeat.stop(ending)
+        env.stop_watching(ending)
+
+
+def _device_lost(env: RankEnvironment, why: str) -> NodeLost:
+    step = f" at step {env.step}" if env.step else ""
+    name = env.node.name
+    return NodeLost(f"node {name} (rank {env.rank}) lost its device {env.device}{step}: {why}", (name,))
 
 
 def explained(error: Exception, env: RankEnvironment) -> Exception:
@@ -268,9 +296,7 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
             f"node {env.node.name} ran out of memory ({error}); use a smaller --batch-size, or --accumulate"
         )
     if accelerators.is_accelerator(env.device) and accelerators.is_lost(error):
-        step = f" at step {env.step}" if env.step else ""
-        name = env.node.name
-        return NodeLost(f"node {name} (rank {env.rank}) lost its device {env.device}{step}: {words_of(error)}", (name,))
+        return _device_lost(env, words_of(error))
     if (death := loading_death(error)) is not None:
         return death
     if len(env.nodes) > 1 and isinstance(error, RuntimeError) and is_broken_connection(error):

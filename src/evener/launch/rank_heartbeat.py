@@ -1,4 +1,4 @@
-"""Heartbeats between ranks, which detect a lost rank.
+"""Heartbeats between ranks, which detect a lost rank before the first generation, and where there is no coordinator.
 
 Every rank writes an increasing number and its step to the shared store, several times a second. A separate thread does
 so, because the main thread may block in a collective. `evener.system.heartbeat` has the rule.

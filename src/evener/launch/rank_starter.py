@@ -54,10 +54,10 @@ class RankStarter:
         """Start the process of `rank`, with this number in an elastic run."""
         node, process = self._nodes[rank], number if self._is_elastic else None
         arguments = (self._program, rank, *self._arguments, process)
-        return self._processes.start(node.name, _be_rank, *arguments, cores=node.cores, threads=node.threads)
+        return self._processes.start(node.name, _run_rank, *arguments, cores=node.cores, threads=node.threads)
 
 
-def _be_rank(
+def _run_rank(
     parent: Parent,
     program: Program,
     rank: int,

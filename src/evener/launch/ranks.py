@@ -16,7 +16,7 @@ from evener.launch.processes import RANK_MODULES, LocalProcess, LocalProcesses
 from evener.launch.rank_environment import Program
 from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.rank_starter import RankStarter, show_event
-from evener.membership.elastic_ranks import ElasticRanks
+from evener.membership.rank_supervisor import RankSupervisor
 from evener.records.errors import Interrupted, NodeLost
 from evener.records.events import Phase, RunEvent, decode_events
 from evener.records.record import Event, Step
@@ -111,7 +111,7 @@ def _run_once(
     def notify(kind: str, message: str, node: str) -> None:
         on_event(Event(step=max(steps()), kind=kind, message=message, nodes=(node,)))
 
-    elastic = ElasticRanks(ranks, patience, starter.start, notify=notify) if is_elastic else None
+    elastic = RankSupervisor(ranks, patience, starter.start, notify=notify) if is_elastic else None
 
     def steps() -> list[int]:
         return [read_beat(store, rank)[1] for rank in range(len(nodes))]
@@ -132,7 +132,7 @@ def _run_once(
     try:
         was_stopped = _relay(processes, ranks, partial(show_event, store, show), patience, elastic, has_begun, lone)
         has_ended = True
-        raise_first(ranks, store, nodes, was_stopped, elastic)
+        raise_first(ranks, store, nodes, was_stopped, elastic, max(trained, default=0))
     except NodeLost as error:
         if was_stopped or (elastic is not None and elastic.is_stopping):
             raise
@@ -159,7 +159,7 @@ class _LoneRank:
         ranks: Sequence[LocalProcess],
         store: SignedStore,
         patience: float,
-        elastic: ElasticRanks[LocalProcess] | None,
+        elastic: RankSupervisor[LocalProcess] | None,
     ) -> None:
         self._ranks, self._store, self._patience, self._elastic = ranks, store, patience, elastic
         self._listened = ListenedSeconds(patience, time.monotonic())
@@ -193,17 +193,18 @@ def _relay(
     ranks: Sequence[LocalProcess],
     show: Callable[[RunEvent], None],
     patience: float,
-    elastic: ElasticRanks[LocalProcess] | None,
+    elastic: RankSupervisor[LocalProcess] | None,
     has_begun: Callable[[], bool],
     lone: _LoneRank,
 ) -> bool:
     """Relay events until all ranks have ended, or their time is over; return whether they were asked to stop.
 
     After a request to stop, a step, a validation or a checkpoint takes the time that it needs while all ranks are
-    heard. From the end of the first rank on, the others have one patience.
+    heard. Once a rank that still worked at the request has ended, the others have one patience.
     """
     deadline: float | None = None
     asked_at: float | None = None
+    working: list[LocalProcess] = []
     is_told = False
     with requests_to_stop() as requests:
         while not all(rank.has_ended and rank.is_drained for rank in _needed(ranks, elastic)):
@@ -217,7 +218,7 @@ def _relay(
             lone.look()
             failed = [rank for rank in ranks if (rank.failure or rank in gone) and _has_failed(rank, elastic)]
             if asked_at is not None:
-                if deadline is None and (failed or any(rank.has_ended for rank in ranks)):
+                if deadline is None and (failed or any(rank.has_ended for rank in working)):
                     deadline = time.monotonic() + max(patience, _GRACE)
                 if not is_told and time.monotonic() > asked_at + max(patience, _GRACE):
                     show(_STOPPING)
@@ -233,6 +234,7 @@ def _relay(
                 if not has_begun():
                     raise KeyboardInterrupt
                 asked_at, deadline = time.monotonic(), None
+                working = [rank for rank in ranks if not rank.has_ended]  # one that is not needed may have ended
                 if elastic is not None:
                     elastic.is_stopping = True
                 processes.request_stop()
@@ -242,12 +244,12 @@ def _relay(
     return asked_at is not None
 
 
-def _needed(ranks: Sequence[LocalProcess], elastic: ElasticRanks[LocalProcess] | None) -> list[LocalProcess]:
+def _needed(ranks: Sequence[LocalProcess], elastic: RankSupervisor[LocalProcess] | None) -> list[LocalProcess]:
     """Return the processes that the run depends on."""
     return [rank for rank in ranks if elastic is None or elastic.is_needed(rank)]
 
 
-def _has_failed(rank: LocalProcess, elastic: ElasticRanks[LocalProcess] | None) -> bool:
+def _has_failed(rank: LocalProcess, elastic: RankSupervisor[LocalProcess] | None) -> bool:
     """Whether the failure of this process ends the run."""
     return rank.has_failed if elastic is None else elastic.ends_the_run(rank)
 
@@ -257,16 +259,21 @@ def raise_first(
     store: Any,
     nodes: Sequence[LocalNode],
     was_stopped: bool,
-    elastic: ElasticRanks[LocalProcess] | None,
+    elastic: RankSupervisor[LocalProcess] | None,
+    step: int = 0,
 ) -> None:
-    """Raise the best explanation of the end: a failure of a rank itself, then a death, then a lost connection."""
+    """Raise the best explanation of the end: a failure of a rank itself, then a death, then a lost connection.
+
+    `step` is the last that was shown; a rank with a coordinator sends no heartbeats with its step.
+    """
     failures = [rank.failure for rank in ranks if rank.failure is not None and _has_failed(rank, elastic)]
     direct = [failure for failure in failures if failure.is_own]
     if direct:
         raise direct[0].as_error()
     for i, rank in enumerate(ranks):
         if _has_failed(rank, elastic) and rank.failure is None:
-            sentence = f"node {nodes[i].name} (rank {i}) {rank.ending} at step {read_beat(store, i)[1]}"
+            last = max(read_beat(store, i)[1], step)
+            sentence = f"node {nodes[i].name} (rank {i}) {rank.ending} at step {last}"
             raise NodeLost(sentence, (nodes[i].name,))
     if failures:
         raise failures[0].as_error()

@@ -32,7 +32,7 @@ from evener.membership.generation import (
 )
 from evener.membership.line_probe import LineProbe
 from evener.membership.rendezvous import LONGEST_WAIT, Connections, Rendezvous
-from evener.membership.side_channel import Inbox, SideChannel
+from evener.membership.side_channel import SideChannel
 from evener.records.errors import EvenerError, LineCut, NodeLost
 from evener.system.heartbeat import interval
 
@@ -111,7 +111,7 @@ class ElasticGroup:
         """Return when this rank was certainly not lost until now; call it before changing or publishing anything."""
         self._client.fence()
 
-    def side_channel(self, first: int, second: int, work: Callable[[Mesh, Inbox], None]) -> SideChannel:
+    def side_channel(self, first: int, second: int, work: Callable[[Mesh, SideChannel], None]) -> SideChannel:
         """Begin work in a thread over a connection of the ranks `first` and `second`, which both call this."""
         group, patience = self._group, self._line.patience + _MARGIN
         is_second, nodes = group.rank == second, [group.nodes[first], group.nodes[second]]

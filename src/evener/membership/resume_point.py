@@ -1,8 +1,8 @@
-"""The agreement of the ranks of a new generation on the state from which they continue. Pure.
+"""The state from which the ranks of a new generation continue. Pure.
 
 When a rank is lost during a step, some ranks finish the step and others do not. The ranks continue from the highest
 step, because a rank that finished it had the gradients of all. The other ranks and new ones copy its state. Undisturbed
-steps need no agreement.
+steps need no choice.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ResumePoint:
     is_settled: bool
 
 
-def agree(progress: Sequence[RankProgress]) -> ResumePoint:
-    """Return the agreement of all ranks from each one's progress, in order of ranks.
+def choose_resume_point(progress: Sequence[RankProgress]) -> ResumePoint:
+    """Return the state from which all ranks continue, by each one's progress, in order of ranks.
 
     Raises:
         NodeLost: no rank has a state.

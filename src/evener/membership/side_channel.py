@@ -1,7 +1,7 @@
 """A side channel: work of two ranks of a generation, in a thread of each, over a separate connection.
 
-    one rank         channel = ranks.side_channel(0, 2, give)      ->  give(mesh, inbox), in a thread
-    the other        channel = ranks.side_channel(0, 2, take)      ->  take(mesh, inbox), in a thread
+    one rank         channel = ranks.side_channel(0, 2, give)      ->  give(mesh, channel), in a thread
+    the other        channel = ranks.side_channel(0, 2, take)      ->  take(mesh, channel), in a thread
                      channel.wait_for(lambda: ...)                     state of the thread, with `channel.changed`
 
 The other ranks do not wait for it. It is aborted at the end of the generation.
@@ -12,12 +12,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TypeAlias
 
 from evener.comm.mesh import Mesh
-
-Inbox: TypeAlias = "SimpleQueue[bytes | None]"
-"""Messages of the main thread to the work; None is the last one."""
 
 
 class SideChannel:
@@ -25,17 +21,18 @@ class SideChannel:
 
     Args:
         join: returns a mesh of the two ranks, the first of which has rank 0.
-        work: called in the thread with the mesh; the connection is closed when it returns.
+        work: called in the thread with the mesh and this object, perhaps before the caller has it; the connection is
+            closed when it returns.
 
     Attributes:
         changed: notified at the end, and by the work whenever its state changes.
-        inbox: messages of the main thread to the work.
+        inbox: messages of the main thread to the work; None is the last one.
         error: error that ended the work; None without one.
     """
 
-    def __init__(self, join: Callable[[], Mesh], work: Callable[[Mesh, Inbox], None]) -> None:
+    def __init__(self, join: Callable[[], Mesh], work: Callable[[Mesh, SideChannel], None]) -> None:
         self.changed = threading.Condition()
-        self.inbox: Inbox = SimpleQueue()
+        self.inbox: SimpleQueue[bytes | None] = SimpleQueue()
         self.error: Exception | None = None
         self._join, self._work = join, work
         self._mesh: Mesh | None = None
@@ -63,7 +60,7 @@ class SideChannel:
                     self._mesh = mesh
                     is_over = self.error is not None
                 if not is_over:
-                    self._work(mesh, self.inbox)
+                    self._work(mesh, self)
             finally:
                 mesh.close()
         except Exception as error:  # `wait_for` raises it

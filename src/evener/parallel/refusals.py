@@ -7,7 +7,7 @@
     refuse_parts             evaluation, or another shape, needs other parts of a weight than training
     refuse_sharded_hooks     the user has a hook on the gradient of a divided weight
     tensors_in_order         layers are divided but the inputs are not a sequence of tensors
-    agree, require_same      ranks differ: they would hang, or silently train something else
+    gather_sample_counts, require_same  ranks differ: they would hang, or silently train something else
 
 `drawn_ops.py` refuses random numbers that replicas cannot share, and `new_values.py` changes in place that cannot be
 divided. An operation that cannot be divided is not refused: its kind is `other`, and every rank computes it whole
@@ -160,7 +160,7 @@ class Pass(msgspec.Struct, frozen=True):
         return cls(replica, samples, described, training, _random_state(inputs[0].device) if is_random else "")
 
 
-def agree(group: Group, local: Pass) -> list[int]:
+def gather_sample_counts(group: Group, local: Pass) -> list[int]:
     """Return the number of samples of every replica, after checking that all ranks of `group` compute the same.
 
     Raises:

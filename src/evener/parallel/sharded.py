@@ -37,7 +37,7 @@ from evener.parallel.rank_program import RankProgram
 from evener.parallel.redistribute import part_of, regions
 from evener.parallel.refusals import (
     Pass,
-    agree,
+    gather_sample_counts,
     refuse_parts,
     refuse_sharded_hooks,
     refuse_ties,
@@ -173,7 +173,9 @@ class ShardedModule(nn.Module):
         """
         group, index = (self.mesh.world if self.training else self.mesh.group), self.mesh.index
         samples = len(inputs[0]) if self._present else 0
-        counts = agree(group, Pass.of(index, samples, inputs, self.training, self._random and self.training))
+        counts = gather_sample_counts(
+            group, Pass.of(index, samples, inputs, self.training, self._random and self.training)
+        )
         if not self.training:
             counts, index = [samples], 0
         self._samples.now = sum(counts[:index]), counts[index], sum(counts)

@@ -1,4 +1,7 @@
-"""The agreements: how the nodes of a master come to common weights (`--agreement`)."""
+"""The agreements: how the nodes of a master come to common weights (`--agreement`).
+
+docs/adding-an-agreement.md lists what a new one needs.
+"""
 
 from __future__ import annotations
 

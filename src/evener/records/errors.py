@@ -204,6 +204,9 @@ class CannotWrite(EvenerError):
 class NodeLost(EvenerError):
     """Raised if a node died, stopped responding or cannot be reached.
 
+    Who decides that: `membership.coordinator` for ranks of an elastic run, here or on a master; `launch.rank_heartbeat`
+    for other ranks, also under torchrun; `ps.master.node_rules` for the nodes of a master.
+
     Args:
         sentence: sentence that names node, rank and step.
         nodes: names of the lost nodes; empty where the process that raises this does not know them.

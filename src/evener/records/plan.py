@@ -7,6 +7,7 @@ from typing import Literal
 from evener.records.errors import require, require_not_negative, require_positive
 from evener.records.schema import Amount, Finite, Noun, Part
 
+# docs/adding-a-strategy.md lists what a new one needs.
 Strategy = Literal[
     "serial",
     "data",
@@ -25,7 +26,7 @@ Strategy = Literal[
     "pipeline+filter",
     "pipeline+channel",
     "pipeline+hybrid",
-    "averaging",
+    "averaging",  # this and the next two are agreements, as `evener plan` prices them
     "server",
     "asynchronous server",
 ]

@@ -35,7 +35,7 @@ class ScalarLogger(Protocol):
 
 @final
 class ScalarLog:
-    """Writes the events of a run to a logger.
+    """Writes the events of a run to a logger, from its plan on: the plan may be late if a connection broke.
 
     Args:
         logger: destination; closed when the record arrives, or by `close`.
@@ -44,24 +44,27 @@ class ScalarLog:
     def __init__(self, logger: ScalarLogger) -> None:
         self._logger = logger
         self._names: tuple[str, ...] = ()
+        self._is_open = False
 
     def __call__(self, event: RunEvent) -> None:
         """Write the scalars of `event`, if it has any."""
         if isinstance(event, Plan):
             self._names = tuple(a.node for a in event.assignments)
             self._logger.begin(event)
-        elif isinstance(event, Step):
+            self._is_open = True
+        elif isinstance(event, TrainRecord):
+            self.close()
+        elif self._is_open and isinstance(event, Step):
             names = self._names
             if len(names) != len(event.nodes):  # it is not known whose columns these are
                 event, names = replace(event, nodes=()), ()
             self._logger.write(scalars_of_step(event, names), event.step)
-        elif isinstance(event, Validation):
+        elif self._is_open and isinstance(event, Validation):
             self._logger.write(scalars_of_validation(event), event.step)
-        elif isinstance(event, TrainRecord):
-            self.close()
 
     def close(self) -> None:
         """Close the logger."""
+        self._is_open = False
         self._logger.close()
 
 

@@ -55,16 +55,19 @@ os.register_at_fork(after_in_child=_release_in_child)
 def shared_folder(folder: Path, clean: Callable[[], None]) -> Iterator[None]:
     """Use `folder` together with other processes inside; the first of them calls `clean` before.
 
-    So files of killed processes are removed when no remaining process can be using them.
+    So files of killed processes are removed when no remaining process can be using them. A file system without locks
+    does not tell that, so nothing is removed there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("a+") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            clean()
-        except BlockingIOError:
-            pass  # other processes use it
-        fcntl.flock(lock, fcntl.LOCK_SH)
+            with contextlib.suppress(BlockingIOError):  # other processes use it
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                clean()
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
         yield
 
 

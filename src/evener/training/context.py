@@ -150,9 +150,8 @@ def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]
         NodeLost: a rank does not come, or machines do not reach each other.
         InvalidInput: machines do not fit together.
     """
-    is_wished = config.elastic or (config.is_elastic and len({node.host for node in env.nodes}) > 1)
-    must_be_abandonable = is_wished and env.line is not None and env.backend != "gloo"
-    group = join_world(env, BACKEND if must_be_abandonable else None, preflight=config.preflight)
+    is_elastic = config.elastic if config.is_elastic else False
+    group = join_world(env, abandonable_backend(env, is_elastic), preflight=config.preflight)
     if env.has_own_paths:
         return group, config
     first = group.all_gather_bytes(msgspec.json.encode(config, enc_hook=str))[0]
@@ -196,6 +195,18 @@ def require_same_material(context: RankContext) -> None:
         require_same_data(context.group, context.train_data, context.seed, "training data")
         if context.validation_data is not None:
             require_same_data(context.group, context.validation_data, context.seed, "validation data")
+
+
+def abandonable_backend(env: RankEnvironment, is_elastic: bool | None) -> str | None:
+    """Return the backend for tensors of ranks that go on without lost ones; None if the usual one does, or none may go.
+
+    Args:
+        env: of a rank.
+        is_elastic: whether the run goes on without lost ranks; None for the default: ranks of one machine exchange
+            directly where their devices can.
+    """
+    is_wished = len({node.host for node in env.nodes}) > 1 if is_elastic is None else is_elastic
+    return BACKEND if is_wished and env.line is not None and env.backend != "gloo" else None
 
 
 def join_world(env: RankEnvironment, backend: str | None = None, *, preflight: bool = True) -> Group:

@@ -96,27 +96,27 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
 
 def run_elastic(context: RankContext, training: Training, config: RunConfig, control: ControlChannel) -> None:
     """Train from the first step to the record, while ranks may change; the model of `context` is whole."""
-    ranks = ElasticGroup(control, training.group, context.env.address, context.env.stop_heartbeat)
+    membership = ElasticGroup(control, training.group, context.env.address, context.env.stop_heartbeat)
     if training.plan.strategy in WHOLE_MODEL:
         slowest = slowest_link(training, config)
-        ReplicatedElasticLoop(training, config, ranks, is_late=False, slowest_link=slowest).run(write_results)
+        ReplicatedElasticLoop(training, config, membership, is_late=False, slowest_link=slowest).run(write_results)
     else:
         among = replace(context, group=training.group)
-        DividedElasticLoop(among, training.plan, config, ranks, training).run(write_results)
+        DividedElasticLoop(among, training.plan, config, membership, training).run(write_results)
 
 
 def run_late(context: RankContext, plan: Plan, config: RunConfig, control: ControlChannel) -> None:
     """Train on a rank that joins a run of this plan later. Raise NotNeeded if the run continues without it."""
-    ranks = ElasticGroup(control, context.group, context.env.address)
+    membership = ElasticGroup(control, context.group, context.env.address)
     if plan.strategy in WHOLE_MODEL:
         training = make_training(context, plan, config)
         cost = cost_here(context, plan, config)
         slowest = require_beneficial(context, plan, config, cost)
-        loop = ReplicatedElasticLoop(training, config, ranks, is_late=True, own_cost=cost, slowest_link=slowest)
+        loop = ReplicatedElasticLoop(training, config, membership, is_late=True, own_cost=cost, slowest_link=slowest)
         loop.run(write_results)
     else:
         place = place_here(context, plan, config)
-        DividedElasticLoop(context, plan, config, ranks, None, place).run(write_results)
+        DividedElasticLoop(context, plan, config, membership, None, place).run(write_results)
 
 
 def prepare(context: RankContext, config: RunConfig) -> Training | Plan:

@@ -133,6 +133,7 @@ class TrainingSession:
         """Write a checkpoint after `step`."""
         assert self._saving is not None
         self.monitor.settle()
+        self._saving.tell()  # of the last one, where every step ends an epoch
         self._saving.save(step)
         self.monitor.is_saving = False
         self.monitor.restart_clock()
@@ -176,7 +177,7 @@ class TrainingSession:
             nodes: `summaries()`, if they are known already.
             fields: of the record that only the front end knows.
         """
-        seconds = self.seconds
+        self.history.wall_seconds = seconds = self.seconds
         known: dict[str, Any] = {
             "plan": self.plan,
             "seconds": seconds,

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from evener.frontends.programs import forked_replica, replica_files, replica_memory
+from evener.frontends.programs import forked_replica, replica_files
 from evener.frontends.programs.forked_replica import forked
 from evener.frontends.programs.replica_files import discard_writes
 from evener.records.errors import InvalidInput, TrainingFailed
@@ -171,12 +171,12 @@ def test_replica_takes_nothing_from_a_stream_of_its_rank() -> None:
         os.close(writing)
 
 
-_COPY_BYTES = replica_memory._MAX_COPY_BYTES
+_COPY_BYTES = forked_replica._MAX_COPY_BYTES
 
 
 @pytest.mark.parametrize("largest", [_COPY_BYTES, 4096], ids=["copied", "copied by pages"])
 def test_replica_changes_no_memory_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
-    monkeypatch.setattr(replica_memory, "_MAX_COPY_BYTES", largest)
+    monkeypatch.setattr(forked_replica, "_MAX_COPY_BYTES", largest)
     tensor, counter = torch.ones(1000, dtype=torch.float64), multiprocessing.Value("i", 0)
     tensor.share_memory_()  # type: ignore[no-untyped-call]
     mapped: Any = np.memmap(tmp_path / "bank", dtype=np.float64, mode="w+", shape=(1000,))
@@ -219,7 +219,7 @@ def test_replica_without_memory_of_its_own_is_refused(monkeypatch: pytest.Monkey
     def usable_memory() -> tuple[int, int]:
         return 2**30, 4096
 
-    monkeypatch.setattr(replica_memory, "usable_memory", usable_memory)
+    monkeypatch.setattr(forked_replica, "usable_memory", usable_memory)
     with mmap.mmap(-1, 4096), refused(TrainingFailed):
         forked()
 

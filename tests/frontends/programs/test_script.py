@@ -147,8 +147,9 @@ if run.leader:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("nodes", ["1,0.5", pytest.param("1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("nodes", ["1,0.5", "1"])
 def test_script_without_main_guard_loads_lambdas_in_workers(nodes: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WITH_WORKERS)
     alone = [sys.executable, "program.py"]
@@ -174,7 +175,7 @@ def test_script_without_main_guard_loads_lambdas_in_workers(nodes: str, tmp_path
 )
 def test_program_error_is_reported_in_one_sentence(tmp_path: Path, more: str, sentence: str) -> None:
     write(tmp_path, more)
-    result = evener("run", "program.py", "--local-nodes", "1,1", cwd=tmp_path, timeout=100)
+    result = evener_here("run", "program.py", "--local-nodes", "1,1", cwd=tmp_path)
     assert result.returncode != 0
     assert "Traceback" not in result.stderr
     assert sentence in result.stderr.strip().splitlines()[-1]

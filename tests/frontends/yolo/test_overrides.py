@@ -87,8 +87,9 @@ def test_train_options_become_yolo_arguments() -> None:
     )
     asked = yolo_config(config)
     assert asked.overrides == ("train", "model=yolov8n.yaml", "data=coco8.yaml", "batch=16", "epochs=3", "imgsz=640")
-    assert (asked.local_nodes, asked.shares, asked.elastic) == ("1,0.5", "2,1", True)
-    assert not yolo_config(msgspec.structs.replace(config, elastic=False)).elastic
+    assert (asked.local_nodes, asked.shares, asked.elastic) == ("1,0.5", "2,1", None)
+    for elastic in (True, False):
+        assert yolo_config(msgspec.structs.replace(config, elastic=elastic)).elastic is elastic
 
 
 @pytest.mark.parametrize("data", ["https://host/a/my.yaml", "http://host/my.yaml", "folder/my.yaml", "/my.yaml"])

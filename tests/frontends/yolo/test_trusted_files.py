@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from evener.config.run_config import RunConfig
 from evener.frontends.yolo import command
+from evener.frontends.yolo.command import SAFE_LOAD, refuse_programs, warning_of, what_runs
 from evener.frontends.yolo.overrides import YoloConfig, run_config, yolo_config
-from evener.frontends.yolo.trusted_files import SAFE_LOAD, refuse_programs, warning_of, what_runs
 from evener.records.errors import EvenerError, InvalidInput
 from support.refusals import refused
 from support.yolo_cases import needs_ultralytics
@@ -80,7 +80,7 @@ def test_trusted_only_refuses_code_before_loading_anything(model: str, folder: P
 def test_checkpoint_is_refused_without_safe_loading_in_ultralytics(
     home: Path | None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evener.frontends.yolo.trusted_files._loads_safely", lambda: False)
+    monkeypatch.setattr("evener.frontends.yolo.command._loads_safely", lambda: False)
     monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
     config = YoloConfig(overrides=("train", "model=x.pt", "data=plain.yaml"), home=home, trusted_only=True)
     with refused(InvalidInput):
@@ -98,7 +98,7 @@ def test_checkpoint_is_refused_without_safe_loading_in_ultralytics(
 def test_train_refuses_the_same_files_as_yolo(
     options: dict[str, Any], task: str, data: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evener.frontends.yolo.trusted_files._loads_safely", lambda: False)
+    monkeypatch.setattr("evener.frontends.yolo.command._loads_safely", lambda: False)
     monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
     with pytest.raises(InvalidInput) as refused:
         command.train(RunConfig(task=task, data=Path(data), trusted_only=True, **options), as_json=False)
@@ -153,7 +153,7 @@ class Evil:
     def __reduce__(self):
         return os.mkdir, ("ran",)
 torch.save({"model": Evil()}, "evil.pt")
-from evener.frontends.yolo.trusted_files import refuse_programs
+from evener.frontends.yolo.command import refuse_programs
 refuse_programs({"model": "evil.pt"})
 import torchvision_operators
 from ultralytics import YOLO

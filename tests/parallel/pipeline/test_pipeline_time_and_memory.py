@@ -148,6 +148,7 @@ def test_peak_activations_grow_with_batch_and_stage_layers(stages: tuple[int, ..
     start(measure_memory, max(stages), grid(samples=(8, 16), layers=layers, stages=stages, micro_batches=(1, 2, 8)))
 
 
+@pytest.mark.slow
 def test_recomputing_stores_at_most_58_percent_of_activations() -> None:
     micro_batches = 2
     x, y = torch.randn(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)

@@ -49,6 +49,7 @@ from evener.wire.limits import Limits
 from evener.wire.reader import FrameReader
 from evener.wire.server import Server
 from support.agreements import SYNC
+from support.fake_runs import fake_plan
 from support.largest_messages import LARGE_PROFILE, RECORD
 from support.linear_engine import job, weights
 from support.master_in_threads import plane, wait_until
@@ -124,6 +125,14 @@ def test_pending_events_of_ranks_are_bounded() -> None:
     now[0] += 60.0
     news.add([(1100, message)])
     assert news.take() == [message]
+
+
+def test_plan_that_arrives_twice_is_shown_once() -> None:
+    news = RankNews()
+    one, other = fake_plan(), fake_plan((50, 28, 5))
+    news.add([(1, one), (1, one), (1, other)])
+    news.add([(1, other)])
+    assert news.take() == [one, other]
 
 
 def test_oversized_event_messages_are_rejected_unless_one_record() -> None:

@@ -60,6 +60,7 @@ def test_admin_gets_answers_within_a_second_under_floods_of_frames(role: Role, s
         assert one.growth < MOST_GROWTH, str(one)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_admin_gets_answers_within_a_second_under_heartbeats() -> None:
     found = list(floods("node", "node", 2.0, "Heartbeat", (24,)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 
 from evener.ps.master.merges import DeviceMerge, merge_by_threads, merge_of
@@ -95,6 +96,23 @@ def test_robust_merge_on_the_device_equals_the_cpu(rule: Robust, count: int, mon
         merge_robustly(rule, wanted, sources, cores)
     for name, value in wanted.views().items():
         np.testing.assert_allclose(found.views()[name], value, rtol=1e-6 if value.dtype == np.float32 else 1e-14)
+
+
+@pytest.mark.parametrize("rule", ["mean", "clip", "trimmed", "median", "krum"])
+def test_processor_merges_after_the_device_failed(rule: Robust, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    sources = contributions(3)
+    found, again, wanted = (Flat(sources[0].layout) for _ in range(3))
+    DeviceMerge(rule)(wanted, sources, [1.0, 2.0, 3.0])
+    merge = DeviceMerge(rule, said.append)
+    with monkeypatch.context() as patched:
+        patched.setattr("evener.system.accelerators.best", lambda: torch.device("meta"))  # nothing can be read there
+        merge(found, sources, [1.0, 2.0, 3.0])
+    merge(again, sources, [1.0, 2.0, 3.0])
+    assert len(said) == 1
+    for name, value in wanted.views().items():
+        np.testing.assert_array_equal(found.views()[name], value)
+        np.testing.assert_array_equal(again.views()[name], value)
 
 
 @pytest.mark.parametrize("bad", [False, True])

@@ -113,7 +113,7 @@ def test_nodes_begin_work_as_far_as_memory_allows() -> None:
 
 def test_node_without_room_begins_when_the_others_have_left() -> None:
     stage = Stage(ASYNC, room=lambda: 0.0)
-    stage.run.lose(stage.nodes.by_name["a"])
+    stage.run.reassign(stage.nodes.by_name["a"])
     stage.run.tick(lambda _: False)
     stage.deliver()
     assert len(stage.leases["b"]) == 1
@@ -122,7 +122,7 @@ def test_node_without_room_begins_when_the_others_have_left() -> None:
 def test_node_without_room_takes_over_when_the_others_have_left() -> None:
     """The run looks for nodes that can take part before it looks for room."""
     stage = Stage(ASYNC, room=lambda: 0.0)
-    stage.run.lose(stage.nodes.by_name["a"])
+    stage.run.reassign(stage.nodes.by_name["a"])
     stage.run.begin([stage.nodes.by_name["b"]])
     stage.deliver()
     assert stage.run.failure is None
@@ -177,7 +177,7 @@ def test_memory_of_departed_nodes_is_free() -> None:
             stage.push(name)
             stage.deliver()
     assert len(stage.run.server._buffers._pool._buffers) > 0
-    stage.run.lose(stage.nodes.by_name["a"])
+    stage.run.reassign(stage.nodes.by_name["a"])
     assert stage.run.server._buffers._pool._buffers == []
     assert stage.run.held_bytes < before + 5 * LAYOUT.num_bytes
 
@@ -196,7 +196,7 @@ def test_epochs_that_end_together_share_a_copy_of_the_weights() -> None:
 def test_rejected_update_of_a_lost_node_still_ends_its_epoch() -> None:
     stage = Stage(SYNC)
     stage.push("a", float("nan"))
-    stage.run.lose(stage.nodes.by_name["a"])
+    stage.run.reassign(stage.nodes.by_name["a"])
     stage.deliver()
     stage.push("b")
     stage.deliver()

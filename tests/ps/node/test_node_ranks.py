@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -16,7 +19,7 @@ from evener.membership.shared_values import SetValue, Values
 from evener.ps.node.checkpoint_sender import CHECKPOINTS
 from evener.ps.node.node import Node
 from evener.ps.node.node_run import NodeConfig
-from evener.ps.node.rank_session import Ending, Host, RankSetup
+from evener.ps.node.rank_session import Host, RankTask
 from evener.ps.protocol.blob import Blob, whole_folder
 from evener.ps.protocol.config import Versions
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, Heartbeat, Join, NotReady, Release, Welcome
@@ -36,9 +39,10 @@ from evener.ps.protocol.rank_messages import (
     StopRank,
     encode_rank_part,
 )
-from evener.records.events import encode_events
+from evener.records.events import RunEvent, encode_events
 from evener.records.profile import DeviceProfile
 from evener.records.record import WEIGHTS, Event
+from support.fake_runs import fake_run
 from support.linear_engine import Mood, build
 
 JOB = RankJob(run="r", task="tiny", title="tiny", config=b"{}")
@@ -52,22 +56,53 @@ PLACE = RankPlace(
 
 
 class Rank:
-    """A process that is imitated."""
+    """A process that is imitated, and what opens it: `LocalProcess` and `LocalProcesses`."""
 
-    def __init__(self, setup: RankSetup) -> None:
-        self.setup = setup
+    failure = None
+
+    def __init__(self) -> None:
         self.told: list[bytes] = []
         self.stops: list[bool] = []
-        self.is_closed = False
+        self.said: deque[bytes] = deque()
+        self.shown: SimpleQueue[list[tuple[Any, bytes]]] = SimpleQueue()
+        self.task: RankTask
+        self.has_ended = self.has_finished = self.is_closed = False
+        self.ending = "ended"
+        self.process = self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_closed = not self.has_ended
+
+    def start(self, _name: str, _target: object, task: RankTask) -> Self:
+        self.task = task
+        return self
+
+    def receive(self, _timeout: float) -> list[tuple[Any, bytes]]:
+        with suppress(Empty):
+            return self.shown.get(timeout=0.01)
+        return []
+
+    @property
+    def is_drained(self) -> bool:
+        return self.shown.empty()
+
+    def show(self, data: bytes) -> None:
+        self.shown.put([(self, data)])
+
+    def end(self) -> None:
+        self.has_ended = self.has_finished = True
 
     def tell(self, data: bytes) -> None:
         self.told.append(data)
 
-    def stop(self, *, at_once: bool) -> None:
-        self.stops.append(at_once)
+    def request_stop(self) -> None:
+        self.stops.append(False)
 
-    def close(self) -> None:
-        self.is_closed = True
+    def kill(self) -> None:
+        self.stops.append(True)
 
 
 WELCOME = Welcome(patience=60.0)
@@ -90,10 +125,10 @@ class Scene:
         self.started: list[Rank] = []
         self.sent: list[tuple[Any, list[bytes]]] = []
         self.log: list[str] = []
-        self.node = node(cache, self, self.log, Host(start=self._start, speed=0.5))
+        self.node = node(cache, self, self.log, Host(lambda *_: None, 0.5, "10.0.0.9", self._open))
 
-    def _start(self, setup: RankSetup) -> Rank:
-        self.started.append(Rank(setup))
+    def _open(self) -> Any:
+        self.started.append(Rank())
         return self.started[-1]
 
     def send(self, header: Any, buffers: Sequence[Any] = ()) -> None:
@@ -146,7 +181,8 @@ def test_process_starts_once_and_is_closed_for_the_next(scene: Scene) -> None:
     assert scene.start(3) is first
     second = scene.start(4)
     assert (first.is_closed, second.is_closed) == (True, False)
-    assert (second.setup.process, second.setup.resumes, second.setup.job) == (4, False, JOB)
+    assert (second.task.process, second.task.resumes) == (4, False)
+    assert (second.task.task, second.task.place, second.task.towards) == ("tiny", PLACE, "10.0.0.9")
     scene.node.handle(StartRank(run="another", process=5), [memoryview(encode_rank_part(PLACE))])
     assert len(scene.started) == 2
 
@@ -156,7 +192,7 @@ def test_rank_messages_are_forwarded_and_resent_until_answered(scene: Scene) -> 
     rank = scene.start(3)
     said = [encode_message(Hello(node="a")), msgspec.msgpack.encode(SetValue(number=7, key="k", value=b"v"))]
     for data in (*said, encode_message(Beat(count=1, step=1, holds=0))):
-        rank.setup.on_said(data)
+        rank.said.append(data)
     scene.wait_for(lambda: len(scene.of(RankSaid)) == 3)
     scene.node.handle(WELCOME, [])
     scene.wait_for(lambda: len(scene.of(RankSaid)) == 5)
@@ -166,6 +202,20 @@ def test_rank_messages_are_forwarded_and_resent_until_answered(scene: Scene) -> 
     scene.node.handle(WELCOME, [])
     scene.wait_for(lambda: len(scene.of(RankSaid)) == 6)
     assert [buffers[0] for header, buffers in scene.sent if isinstance(header, RankSaid)][3:] == [*said, said[0]]
+
+
+def test_plan_and_record_are_sent_again_over_a_new_connection(scene: Scene) -> None:
+    """A master that is killed takes with it what had just been sent to it."""
+    scene.prepare()
+    rank, run = scene.start(3), fake_run(num_steps=3)
+    shown: list[RunEvent] = [run.plan, *run.steps, run]
+    for event in shown:
+        rank.show(encode_events([event]))
+    scene.wait_for(lambda: len(scene.of(RankShown)) == 5)
+    scene.node.handle(WELCOME, [])
+    scene.wait_for(lambda: len(scene.of(RankShown)) == 7)
+    again = [buffers[0] for header, buffers in scene.sent if isinstance(header, RankShown)][5:]
+    assert again == [encode_events([run.plan]), encode_events([run])]
 
 
 def test_messages_for_another_process_are_not_forwarded(scene: Scene) -> None:
@@ -181,8 +231,8 @@ def test_messages_for_another_process_are_not_forwarded(scene: Scene) -> None:
 def test_end_of_a_process_sends_its_weights(scene: Scene) -> None:
     scene.prepare()
     rank = scene.start(3)
-    (rank.setup.folder / WEIGHTS).write_bytes(b"weights")
-    rank.setup.on_ended(Ending(True, None, False, "", "ended"))
+    (Path(rank.task.folder) / WEIGHTS).write_bytes(b"weights")
+    rank.end()
     scene.wait_for(lambda: scene.of(RankEnded))
     header, buffers = scene.sent[-1]
     assert (header.has_finished, header.process, buffers) == (True, 3, [b"weights"])
@@ -191,11 +241,11 @@ def test_end_of_a_process_sends_its_weights(scene: Scene) -> None:
 def test_checkpoint_is_offered_and_sent_on_request(scene: Scene) -> None:
     scene.prepare()
     rank = scene.start(3)
-    step = rank.setup.folder / CHECKPOINTS / "step-00000020"
+    step = Path(rank.task.folder) / CHECKPOINTS / "step-00000020"
     step.mkdir(parents=True)
     (step / WEIGHTS).write_bytes(b"weights")
     told = Event(step=20, kind="checkpoint", message="its node offers it to the master")
-    rank.setup.on_shown(encode_events([told]))
+    rank.show(encode_events([told]))
     (offer,) = scene.wait_for(lambda: scene.of(RankSaved))
     assert (offer.step, offer.process) == (20, 3)
     assert len(scene.of(RankShown)) == 1
@@ -219,8 +269,8 @@ def test_run_can_be_prepared_again_from_a_checkpoint(scene: Scene, tmp_path: Pat
     scene.node.handle(BlobChunk(digest=blob.digest, offset=0, total=blob.num_bytes), [memoryview(data)])
     scene.wait_for(lambda: len(scene.of(RankReady)) == 2)
     rank = scene.start(4)
-    assert rank.setup.resumes
-    assert (rank.setup.folder / CHECKPOINTS / "step-00000020" / WEIGHTS).read_bytes() == b"weights"
+    assert rank.task.resumes
+    assert (Path(rank.task.folder) / CHECKPOINTS / "step-00000020" / WEIGHTS).read_bytes() == b"weights"
 
 
 def test_node_without_pytorch_is_not_ready_and_gives_the_reason(scene: Scene, tmp_path: Path) -> None:
@@ -238,7 +288,7 @@ def test_release_removes_everything_of_the_run(scene: Scene) -> None:
     assert not rank.is_closed
     scene.node.handle(Release(run="r"), [])
     assert rank.is_closed
-    assert not rank.setup.folder.exists()
+    assert not Path(rank.task.folder).exists()
 
 
 def test_release_leaves_folders_of_other_nodes_on_the_machine(scene: Scene, tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from evener.records.event_log import EventLog
 from evener.records.event_tail import EVENTS_FILE, Moment, events_of
 from evener.records.schema import write_noun
 from evener.records.search_record import STUDY_FILE
-from evener.report.live.comparison import compared
-from evener.report.live.feed import MAX_COMPARED, Sources
+from evener.report.live.feed import MAX_COMPARED, Sources, compared
 from evener.report.live.live_run import LiveRun
 from support.fake_runs import fake_run
 from support.fake_search import fake_search

@@ -17,7 +17,9 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
+import sysconfig
 import types
 from collections.abc import Callable
 from functools import cache, wraps
@@ -38,9 +40,10 @@ def why_not() -> str:
     """Return why the devices cannot be compiled here; empty if they can."""
     if is_built():
         return ""
-    if shutil.which(os.environ.get("CXX", "c++")) is None:
+    if shutil.which(_compiler()) is None:
         return "the stand-in accelerator needs a C++ compiler"
-    return "" if shutil.which("ninja") else "the stand-in accelerator needs ninja"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    return "" if header.exists() else f"the stand-in accelerator needs {header}"
 
 
 def is_built() -> bool:
@@ -98,6 +101,11 @@ def _device_module(library: Any) -> types.ModuleType:
         "set_rng_state": lambda state, device=None: generators[index_of(device)].set_state(state),
         "manual_seed": lambda seed: generators[index_of()].manual_seed(seed),
         "manual_seed_all": lambda seed: [one.manual_seed(seed) for one in generators],
+        "empty_cache": torch.accelerator.empty_cache,
+        "memory_reserved": lambda device=None: torch.accelerator.memory_reserved(index_of(device)),
+        "get_device_properties": lambda device=None: types.SimpleNamespace(
+            name=NAME, total_memory=torch.accelerator.get_memory_info(index_of(device))[1]
+        ),
         "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
     }
     vars(module).update(members)
@@ -121,13 +129,18 @@ def _library() -> Any:
 
 
 def _compile(folder: Path) -> None:
-    from torch.utils.cpp_extension import load
+    from torch.utils.cpp_extension import TORCH_LIB_PATH, include_paths
 
-    work = folder / "work"
-    work.mkdir(exist_ok=True)
-    load(name=NAME, sources=[str(SOURCE)], build_directory=str(work), extra_cflags=["-O1"], is_python_module=False)
-    os.replace(work / f"{NAME}.so", folder / f"{NAME}.so")
-    shutil.rmtree(work)
+    draft = folder / f"{NAME}-{os.getpid()}.so"
+    places = [f"-isystem{path}" for path in (*include_paths(), sysconfig.get_path("include"))]
+    libraries = [f"-L{TORCH_LIB_PATH}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+    options = ["-O1", "-std=c++20", "-shared", "-fPIC", f"-DTORCH_EXTENSION_NAME={NAME}"]
+    subprocess.run([_compiler(), *options, *places, str(SOURCE), *libraries, "-o", str(draft)], check=True)
+    draft.replace(folder / f"{NAME}.so")
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX", "c++")
 
 
 def _folder() -> Path:

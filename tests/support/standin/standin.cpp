@@ -19,6 +19,7 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <torch/extension.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -342,6 +343,27 @@ struct Written {
   Tensor original, view;
 };
 
+// Operators that draw numbers and take no generator, such as dropout, draw from the processor's: lend it the device's.
+class LentGenerator {
+ public:
+  LentGenerator(c10::DeviceIndex index, bool is_lent)
+      : own(static_cast<Generator*>(default_generator(index).unsafeGetGeneratorImpl())->on_cpu), is_lent(is_lent) {
+    if (!is_lent) return;
+    before = cpu.get_state();
+    cpu.set_state(own.get_state());
+  }
+  ~LentGenerator() {
+    if (!is_lent) return;
+    own.set_state(cpu.get_state());
+    cpu.set_state(before);
+  }
+
+ private:
+  at::Generator cpu = at::detail::getDefaultCPUGenerator(), own;
+  bool is_lent;
+  Tensor before;
+};
+
 void compute_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   ++fallbacks;
   const auto& schema = op.schema();
@@ -402,14 +424,20 @@ void compute_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       auto* own = dynamic_cast<Generator*>(value.toGenerator().unsafeGetGeneratorImpl());
       TORCH_CHECK(own != nullptr, "Expected a 'standin' device type for generator but found 'cpu'");
       value = c10::IValue(own->on_cpu);
-    } else if (value.isNone() && argument.type()->repr_str() == "Generator?") {
+    } else if (value.isNone() && argument.type()->str() == "Generator?") {
       auto* own = static_cast<Generator*>(default_generator(index).unsafeGetGeneratorImpl());
       value = c10::IValue(own->on_cpu);
     }
   }
   if (arguments.reads_values) wait_for(index, queued);
 
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  {
+    const bool takes_none = std::none_of(expected.begin(), expected.end(), [](const c10::Argument& argument) {
+      return argument.type()->str() == "Generator?";
+    });
+    LentGenerator lent(index, takes_none && op.hasTag(at::Tag::nondeterministic_seeded));
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
 
   for (auto& one : written) {
     if (one.view.sizes() != one.original.sizes()) {

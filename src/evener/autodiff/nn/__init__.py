@@ -2,29 +2,27 @@
 
 from evener.autodiff.nn import init
 from evener.autodiff.nn.layers import (
+    GELU,
     AvgPool2d,
     BatchNorm2d,
     Conv2d,
-    Embedding,
-    LayerNorm,
-    Linear,
-    MaxPool2d,
-    MultiheadAttention,
-)
-from evener.autodiff.nn.module import Module, ModuleList, Sequential
-from evener.autodiff.nn.stateless import (
-    GELU,
     CrossEntropyLoss,
     Dropout,
+    Embedding,
     Flatten,
+    LayerNorm,
+    Linear,
     LogSoftmax,
+    MaxPool2d,
     MSELoss,
+    MultiheadAttention,
     NLLLoss,
     ReLU,
     Sigmoid,
     Softmax,
     Tanh,
 )
+from evener.autodiff.nn.module import Module, ModuleList, Sequential
 from evener.autodiff.parameters import Parameter
 
 __all__ = [

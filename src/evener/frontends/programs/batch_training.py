@@ -27,8 +27,10 @@ from evener.config.conflicts import refuse_options
 from evener.config.run_config import RunConfig, require_samples
 from evener.data.loader import SeededSamples, sample_count, sample_seeds, seed_all, to_device
 from evener.data.tasks.load import load_any_task
+from evener.frontends.programs.batch_check import begin_batch_check
 from evener.frontends.programs.batch_loss import BatchLoss
 from evener.frontends.programs.batch_validation import validate
+from evener.frontends.programs.cpu_check import begin_cpu_check, is_cpu_check
 from evener.frontends.programs.joining import end_copy, finish
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.session import Run
@@ -56,6 +58,10 @@ def train_batches(env: RankEnvironment, config: RunConfig, task: BatchTask | Non
     assert isinstance(batch_task, BatchTask)
     run = Run(env, group, ScriptConfig(script=Path(batch_task.name), shares=config.shares, started=config.started))
     run.equivalence_check.is_wanted = run.equivalence_check.is_wanted and config.check
+    if is_cpu_check():
+        begin_cpu_check()
+    else:
+        begin_batch_check(run, train_batches, config, task)
     try:
         training = BatchTraining(run, batch_task, config)
         training.train()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,12 +19,13 @@ from evener.config.conflicts import AGREEMENT_OPTIONS, MASTER_OPTIONS, option_na
 from evener.config.option_values import description_of, field_value
 from evener.config.run_config import RunConfig
 from evener.data.loader import random_state_kept
-from evener.data.tasks.load import load_any_task, needing_extras, task_of
+from evener.data.tasks.load import load_any_task, task_of
 from evener.frontends.programs.batch_training import refuse_batches, train_batches
-from evener.launch.rank_environment import Program, RankEnvironment
+from evener.frontends.programs.pickled_task import with_pickled_task
+from evener.launch.rank_environment import Program
 from evener.launch.slurm import adopt_slurm
 from evener.parallel.op_registry import without_synchronised
-from evener.records.errors import InvalidInput, first_line, nearest
+from evener.records.errors import InvalidInput, nearest
 from evener.records.record import WEIGHTS, TrainRecord
 from evener.records.task import BatchTask, Task
 from evener.report.scalars import ScalarLogger
@@ -122,7 +122,7 @@ def _program(task: Task | BatchTask, config: RunConfig, is_named: bool) -> Progr
     program = _program_for(task)
     if config.local_nodes is None and len(commands.choose_nodes(config)) == 1:
         return partial(program, task=task)
-    sendable: Program = program if is_named else shipped(program, task)
+    sendable: Program = program if is_named else with_pickled_task(program, task)
     return sendable
 
 
@@ -160,26 +160,3 @@ def _trained_model(task: Task | BatchTask, config: RunConfig) -> nn.Module:
     Arithmetic(config.precision, torch.device("cpu")).prepare_model(model)
     model.load_state_dict(load_file(config.folder / WEIGHTS))
     return model
-
-
-def shipped(program: Any, task: Any) -> Program:
-    """Return `program` with `task` pickled, so that a process can be started with it.
-
-    Raises:
-        MissingExtra: cloudpickle is not installed.
-        InvalidInput: the task holds something that belongs to this process.
-    """
-    with needing_extras():
-        import cloudpickle
-    try:
-        packed = cloudpickle.dumps(task)
-    except (TypeError, pickle.PicklingError, AttributeError, ValueError) as error:
-        raise InvalidInput(
-            f"the task cannot be sent to the nodes' processes ({first_line(error)}): let its functions make what they "
-            "need, or put it into a file and give the file's name"
-        ) from error
-    return partial(_perform, program, packed)
-
-
-def _perform(program: Any, packed: bytes, env: RankEnvironment, config: RunConfig) -> None:
-    program(env, config, pickle.loads(packed))

@@ -1,4 +1,4 @@
-"""The equivalence check of a program on accelerators, by a second run of the program on CPUs.
+"""The equivalence check of a program or BatchTask on accelerators, by a second run of it on CPUs.
 
 A process that uses an accelerator cannot be forked. So the first rank starts the program once more when it joins, with
 up to four ranks on the CPUs of its machine. Accelerators are hidden from them, except those of Apple. These ranks
@@ -13,15 +13,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import msgspec
 
 from evener.frontends.programs.replica_files import discard_writes
 from evener.records.atomic import atomic_write
+from evener.records.errors import InvalidInput
 from evener.records.plan import Check
 from evener.records.record import Event
 from evener.records.schema import Part
@@ -65,6 +66,15 @@ class CheckResult(Part, frozen=True, kw_only=True):
     is_delayed: bool = False
 
 
+Command: TypeAlias = Callable[[Path], Sequence[str]]
+
+
+def shares_of_check(shares: str, size: int) -> str:
+    """Return `--shares` for the `size` ranks of a check."""
+    first = shares.split(",")[:size]
+    return shares if "," not in shares else ",".join(first) if any(map(float, first)) else "equal"
+
+
 def is_cpu_check() -> bool:
     """Whether this process belongs to a check on CPUs."""
     return _FILE in os.environ
@@ -92,25 +102,29 @@ class CpuCheck:
     """A check on CPUs that has begun.
 
     Args:
-        script: the program.
-        arguments: of the program.
-        options: of `evener run`.
-        size: number of ranks.
+        command: returns the arguments of the Python that starts the ranks, which may use a folder.
+
+    Raises:
+        InvalidInput: `command` does.
     """
 
-    def __init__(self, script: Path, arguments: Sequence[str], options: Sequence[str], size: int) -> None:
+    def __init__(self, command: Command) -> None:
         # its processes may still write when the folder is removed; the starter of this one removes the rest
         self._folder = tempfile.TemporaryDirectory(prefix="evener-", dir=launch_folder(), ignore_cleanup_errors=True)
         self._file, self._output = Path(self._folder.name, "result"), Path(self._folder.name, "output")
-        nodes = ("--local-nodes", ",".join(["1"] * size), "--run-folder", str(Path(self._folder.name, "run")))
         environment = {
             name: value
             for name, value in os.environ.items()
             if name not in _LAUNCHER_VARIABLES and not name.startswith(_LAUNCHER_PREFIXES)
         }
+        try:
+            words = command(Path(self._folder.name))
+        except InvalidInput:
+            self._folder.cleanup()
+            raise
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "evener", "run", *nodes, *options, str(script), *arguments],
+                [sys.executable, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

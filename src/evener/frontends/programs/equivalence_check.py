@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 
 from evener.comm.group import Group
 from evener.frontends.programs.accelerate_alone import refuse_accelerate
-from evener.frontends.programs.cpu_check import CheckResult, CpuCheck, end_cpu_check, is_cpu_check
+from evener.frontends.programs.cpu_check import CheckResult, Command, CpuCheck, end_cpu_check, is_cpu_check
 from evener.frontends.programs.equivalence_probe import EquivalenceProbe, Extent, Findings, read_facts, read_findings
 from evener.frontends.programs.forked_replica import ForkedReplica, failure, forked
 from evener.frontends.programs.later_comparisons import MIN_ROUNDS, LaterComparisons, Report, kill, wait_for
@@ -105,6 +105,7 @@ class EquivalenceCheck:
         )
         self._notes: list[Event] = []
         self._cpu_check: CpuCheck | None = None
+        self._cannot_begin = "it was not started"
 
     def is_new(self, owner: object) -> bool:
         """Whether the program has not trained on batches of `owner` before."""
@@ -209,21 +210,23 @@ class EquivalenceCheck:
         if is_of_lone_sample(failed):
             raise InvalidInput(lone)
 
-    def begin_on_cpus(self, script: Path, arguments: Sequence[str], options: Sequence[str], size: int) -> None:
-        """Start the check of a program that uses accelerators, by `size` ranks on CPUs, if this is its first rank."""
+    def begin_on_cpus(self, command: Command) -> None:
+        """Start the check by `command`, which starts ranks on CPUs, if this is the first rank, and any uses a GPU."""
         if self.is_wanted and self._group.has_accelerators and self._group.is_leader:
-            self._cpu_check = CpuCheck(script, arguments, options, size)
+            try:
+                self._cpu_check = CpuCheck(command)
+            except InvalidInput as error:  # a task that cannot be sent to another process
+                self._cannot_begin = str(error)
 
     def _take_result_of_cpus(self) -> None:
         """Wait for the check on CPUs, and act on its result; all ranks call this. Raises NotExact."""
-        begin, message = time.perf_counter(), b""
+        begin = time.perf_counter()
+        found: CheckResult | str = self._cannot_begin
         if self._cpu_check is not None:
             self._env.notify(Phase(what="checking", detail="on CPUs that these nodes learn what one process learns"))
-            message = msgspec.json.encode(self._cpu_check.result())
-        message = self._group.broadcast(message, _CPU_CHECK_TOPIC)
-        found: CheckResult | str = "a BatchTask is not started again"
-        if message:
-            found = msgspec.json.decode(message, type=CheckResult | str)
+            found = self._cpu_check.result()
+        message = self._group.broadcast(msgspec.json.encode(found), _CPU_CHECK_TOPIC)
+        found = msgspec.json.decode(message, type=CheckResult | str)
         if isinstance(found, str):
             what = "a process that uses an accelerator cannot be forked, and a run on CPUs gave no comparison"
             self._note("unchecked", f"{what}: {found}")

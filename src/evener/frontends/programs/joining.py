@@ -22,7 +22,7 @@ from evener.comm.joining import leave_group
 from evener.comm.message_topics import END
 from evener.comm.step_timing import StepTimer
 from evener.frontends.programs.accelerate_alone import hide_torchrun, leave_others_group
-from evener.frontends.programs.cpu_check import MAX_RANKS
+from evener.frontends.programs.cpu_check import MAX_RANKS, shares_of_check
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.session import Run
 from evener.launch.nodes import LocalNode
@@ -94,14 +94,15 @@ def _joined() -> Run:
 
 def _checked_on_cpus(run: Run, config: ScriptConfig) -> Run:
     """Return `run`, after starting the check of its program on CPUs if it uses accelerators."""
-    size, shares = min(run.size, MAX_RANKS), config.shares
-    if "," in shares:
-        first = shares.split(",")[:size]
-        shares = ",".join(first) if any(map(float, first)) else "equal"
-    options = ["--shares", shares, "--strategy", config.strategy, "--patience", str(config.patience)]
-    if config.approximate:
-        options.append("--approximate")
-    run.equivalence_check.begin_on_cpus(config.script, config.arguments, options, size)
+    size = min(run.size, MAX_RANKS)
+    options = ["--shares", shares_of_check(config.shares, size), "--strategy", config.strategy]
+    options += ["--patience", str(config.patience), *(["--approximate"] if config.approximate else [])]
+
+    def command(folder: Path) -> list[str]:
+        nodes = ("--local-nodes", ",".join(["1"] * size), "--run-folder", str(folder / "run"))
+        return ["-m", "evener", "run", *nodes, *options, str(config.script), *config.arguments]
+
+    run.equivalence_check.begin_on_cpus(command)
     return run
 
 
@@ -128,8 +129,7 @@ def _join_torchrun() -> Run:
     hide_torchrun()
     env.stop_on(signal.SIGTERM, signal.SIGHUP)
     outlive_terminal()
-    if env.heartbeat is not None:
-        env.heartbeat.start()
+    env.start_watching()
     run = _checked_on_cpus(Run(env, join_world(env, preflight=config.preflight), config), config)
     ending = _Ending(run, env, views, config.script.name)
     sys.excepthook, sys.exit = ending.fail, ending.exit
@@ -186,10 +186,10 @@ class _Ending:
         _print_error(kind, error, trace)
         for view in self._views:
             view.end(error if isinstance(error, EvenerError | KeyboardInterrupt) else TrainingFailed(sentence))
-        if (heartbeat := self._env.heartbeat) is not None:
-            if not isinstance(error, NodeLost):
-                heartbeat.report_failure(f"node {self._env.node.name} (rank {self._env.rank}) failed: {sentence}")
-            heartbeat.stop()
+        if self._env.heartbeat is not None and not isinstance(error, NodeLost):
+            name, rank = self._env.node.name, self._env.rank
+            self._env.heartbeat.report_failure(f"node {name} (rank {rank}) failed: {sentence}")
+        self._env.stop_watching()
         if isinstance(error, NodeLost):
             os._exit(code)
         exit_now(code)
@@ -206,8 +206,7 @@ class _Ending:
             self.fail(type(error), error, error.__traceback__)
         for view in self._views:
             view.end(None)
-        if self._env.heartbeat is not None:
-            self._env.heartbeat.stop()
+        self._env.stop_watching()
         atexit.unregister(self.finish)
         if _has_returned(self._main):
             exit_now(0)  # else Python exits with the code of the SystemExit that the program has raised

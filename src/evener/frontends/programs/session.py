@@ -34,7 +34,6 @@ from evener.comm import message_topics
 from evener.comm.group import Group
 from evener.data.alike import require_alike
 from evener.data.fingerprint import print_of
-from evener.frontends.programs.added_layers import added_weights, prepare_added, refuse_added
 from evener.frontends.programs.alike_draws import AlikeDraws
 from evener.frontends.programs.batch_lookup import HandedBatch
 from evener.frontends.programs.batch_parts import BatchPart, Count, OpenParts, cut_rows, require_count, rows_of
@@ -47,7 +46,15 @@ from evener.frontends.programs.random_state import take_leaders_state
 from evener.frontends.programs.steps import Steps, refuse_outside
 from evener.frontends.programs.totals import mean_like, numbers_of, total_of
 from evener.frontends.programs.unprepared_tensors import UnpreparedWeights
-from evener.frontends.programs.work_division import BatchDivision, LayerDivision, Prepared, WorkDivision
+from evener.frontends.programs.work_division import (
+    BatchDivision,
+    LayerDivision,
+    Prepared,
+    WorkDivision,
+    added_weights,
+    prepare_added,
+    refuse_added,
+)
 from evener.launch.nodes import relative_shares
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, require

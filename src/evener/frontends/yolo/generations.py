@@ -14,30 +14,170 @@ lost, in the next generation:
     gradients are not complete yet                    all do the batches again that these are to be of, with new shares
 
 A rank that has joined takes over the state, too, and goes through the current epoch without computing finished batches.
+
+The state decides the batches that come, and holds the history: any rank that goes on may have to write the record. It
+is sent without pickle:
+
+    length of the head (8 bytes) | head: numbers and text | tensors
 """
 
 from __future__ import annotations
 
+import struct
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import torch
+from safetensors.torch import load, save
+from torch import Tensor
 
 from evener.comm.group import Group
 from evener.data.sampler import Sampler
 from evener.frontends.yolo.image_shares import ImageShares
-from evener.frontends.yolo.trainer_state import encode_state, restore_state
 from evener.launch.rank_environment import RankEnvironment
 from evener.membership.elastic_group import ElasticGroup
-from evener.membership.resume_point import RankProgress, agree
+from evener.membership.resume_point import RankProgress, choose_resume_point
 from evener.oracle.apportion import Worker
 from evener.records.errors import NodeLost
+from evener.records.history import History
 from evener.records.record import Event
 from evener.records.schema import Amount, Part, Whole
+from evener.training.checkpoint import apart
 from evener.training.elastic.loop import NO_STEP
 from evener.training.elastic.state_transfer import send_large, take_large
 from evener.training.elastic.telling import add_untold, tell_generation
+
+_LENGTH = struct.Struct("<Q")
+_MODEL, _AVERAGE, _OPTIMIZER, _SUMMED = "model.", "average.", "optimizer.", "summed."
+Number = float | int | bool | None
+
+
+class TrainerState(Part, frozen=True, kw_only=True):
+    """The state of a training apart from its tensors.
+
+    Attributes:
+        batch: the last one, from 1, that the weights and the gradients that wait for a step contain.
+        epoch: in which the loop is, from 0; `first_epoch` is the one with which the run began.
+        stepped: batch, from 0, after which the optimiser stepped last; -1: none.
+        updates: of the averaged weights.
+        rounds: how often the loss was told that an epoch is over.
+        best_fitness: of all validations so far.
+        stopper: what decides an early stop, by name.
+        recoveries: from losses that were no numbers, in a row.
+        metrics: of the last validation; `fitness` is theirs.
+        losses: the parts of the last batch's loss; `mean_losses` those of the epoch so far.
+        numbers: entries of the optimiser's state that are not tensors, by `<weight>.<name>`.
+        history: of the run.
+    """
+
+    batch: Amount
+    epoch: Amount
+    first_epoch: Amount
+    stepped: Whole
+    updates: Amount
+    rounds: Amount
+    best_fitness: float | None
+    stopper: dict[str, Number]
+    recoveries: Amount
+    metrics: dict[str, float]
+    fitness: float | None
+    losses: dict[str, float]
+    mean_losses: dict[str, float] | None
+    numbers: dict[str, Number]
+    history: History
+
+
+def encode_state(trainer: Any, batch: int, first_epoch: int, history: History) -> bytes:
+    """The state of `trainer`, whose weights contain `batch`."""
+    model, average, gradients = trainer.model.module, trainer.ema, trainer.model.gradients
+    optimizer, numbers = _optimizer_state(trainer.optimizer)
+    head = TrainerState(
+        batch=batch,
+        epoch=trainer.epoch,
+        first_epoch=first_epoch,
+        stepped=gradients.last,
+        updates=average.updates,
+        rounds=getattr(model.criterion, "updates", 0),
+        best_fitness=trainer.best_fitness,
+        stopper=vars(trainer.stopper),
+        recoveries=trainer.nan_recovery_attempts,
+        metrics=trainer.metrics or {},
+        fitness=trainer.fitness,
+        losses=_floats(trainer.model.told[1]) or {},
+        mean_losses=_floats(trainer.tloss),
+        numbers=numbers,
+        history=history,
+    )
+    tensors = {
+        **_named(_MODEL, model.state_dict()),
+        **_named(_AVERAGE, average.ema.state_dict()),
+        **_named(_OPTIMIZER, optimizer),
+        **_named(_SUMMED, {str(i): grad for i, grad in enumerate(gradients.summed) if grad is not None}),
+    }
+    encoded = msgspec.msgpack.encode(head, enc_hook=float)
+    return b"".join((_LENGTH.pack(len(encoded)), encoded, save(apart(tensors))))
+
+
+@torch.no_grad()
+def restore_state(trainer: Any, data: bytes | bytearray) -> TrainerState:
+    """Bring `trainer` to the state that `encode_state` made `data` of; return the rest of the state."""
+    (length,) = _LENGTH.unpack(data[: _LENGTH.size])
+    head = msgspec.msgpack.decode(data[_LENGTH.size : _LENGTH.size + length], type=TrainerState)
+    tensors = load(bytes(data[_LENGTH.size + length :]))
+    model, average, gradients = trainer.model.module, trainer.ema, trainer.model.gradients
+    model.load_state_dict(_of(_MODEL, tensors))
+    average.ema.load_state_dict(_of(_AVERAGE, tensors))
+    average.updates = head.updates
+    _restore_optimizer(trainer.optimizer, _of(_OPTIMIZER, tensors), head.numbers)
+    summed = _of(_SUMMED, tensors)
+    count = sum(parameter.requires_grad for parameter in model.parameters())
+    gradients.summed = [summed.get(str(i)) for i in range(count)] if summed else []
+    gradients.last = head.stepped
+    trainer.best_fitness, trainer.fitness, trainer.metrics = head.best_fitness, head.fitness, dict(head.metrics)
+    trainer.nan_recovery_attempts = head.recoveries
+    vars(trainer.stopper).update(head.stopper)
+    if hasattr(model.criterion, "update") and head.rounds:
+        model.criterion.updates = head.rounds - 1
+        model.criterion.update()
+    return head
+
+
+def _floats(losses: Mapping[str, Tensor] | None) -> dict[str, float] | None:
+    return None if losses is None else {name: float(value) for name, value in losses.items()}
+
+
+def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def _of(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Number]]:
+    """Its tensors and its numbers, by `<weight>.<name>`."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Number] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{name}"] = value
+            else:
+                numbers[f"{index}.{name}"] = value
+    return tensors, numbers
+
+
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], numbers: Mapping[str, Number]
+) -> None:
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in {**numbers, **tensors}.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
 
 _MOST = 1000
 """Other things that follow each other without a batch between them, at most."""
@@ -85,7 +225,7 @@ class Generations:
     def __init__(self, env: RankEnvironment, group: Group, work: ImageShares, trainer: Any, *, is_late: bool) -> None:
         assert env.line is not None
         self._group, self._work, self.trainer = group, work, trainer
-        self._ranks = ElasticGroup(env.line, group, env.address, env.stop_heartbeat)
+        self._membership = ElasticGroup(env.line, group, env.address, env.stop_heartbeat)
         self._initial_nodes = () if is_late else tuple(group.nodes)
         self._completed = NO_STEP if is_late else 0
         self._others, self._outcome = 0, b""
@@ -104,21 +244,21 @@ class Generations:
         self.batch = self.reported = self.trainer.model.done
         if state:
             self._go_on_from(state)
-        self._ranks.start(self._initial_nodes)
+        self._membership.start(self._initial_nodes)
         self.admit()
 
     @property
     def is_followed(self) -> bool:
         """Whether this rank knows that others are to take part."""
-        return self._ranks.is_followed
+        return self._membership.is_followed
 
     def at_batch(self, number: int) -> None:
         """Batch `number`, from 1, is computed now."""
-        self._ranks.at_step(number)
+        self._membership.at_step(number)
 
     def fence(self) -> None:
         """Return when this rank was certainly not given up; before it changes weights."""
-        self._ranks.fence()
+        self._membership.fence()
 
     @property
     def ends_epoch(self) -> bool:
@@ -149,7 +289,7 @@ class Generations:
         Returns:
             What the thing that was done has come to on others; None if it is to be done again.
         """
-        self._ranks.require_broken(error)
+        self._membership.require_broken(error)
         return self.admit()
 
     def admit(self) -> bytes | None:
@@ -158,23 +298,23 @@ class Generations:
             try:
                 return self._enter()
             except (RuntimeError, NodeLost) as error:
-                self._ranks.require_broken(error)
+                self._membership.require_broken(error)
 
     def _enter(self) -> bytes | None:
         costs = self._work.costs()
-        generation = self._ranks.enter()
+        generation = self._membership.enter()
         position = self._position(costs)
         rows = [
             msgspec.msgpack.decode(row, type=Position)
             for row in self._group.all_gather_bytes(msgspec.msgpack.encode(position))
         ]
-        agreement = agree([RankProgress(step=_place(row)) for row in rows])
-        best = rows[agreement.source]
+        point = choose_resume_point([RankProgress(step=_place(row)) for row in rows])
+        best = rows[point.source]
         new = {node: row.costs[node] for node, row in zip(generation.nodes, rows, strict=True)}
         self._work.divide_among(generation.nodes, {**new, **best.costs})
         if position.completed == best.completed:
             self.trainer.model.take_back(self.batch)
-        for giver, taker in agreement.transfers:
+        for giver, taker in point.transfers:
             if rows[taker].completed < best.completed:
                 self._hand_over(giver, taker)
         self.trainer.train_loader.reset()
@@ -243,16 +383,16 @@ class Generations:
     def _tell(self, reported: int, repeated: int) -> None:
         """Have the record say what happened, and what it cost."""
         self.reported = reported
-        ranks, work = self._ranks, self._work
+        membership, work = self._membership, self._work
         first = self._first_epoch * len(self.trainer.train_loader) + 1
         add_untold(work.session.history, self._sampler(), first, reported)
         count, repeated = len(work.nodes), max(0, repeated)
-        began = ranks.what_began()
+        began = membership.what_began()
         self._mark = tell_generation(
-            began, ranks, work.session.monitor, self._group, self._mark, count, self.batch, repeated
+            began, membership, work.session.monitor, self._group, self._mark, count, self.batch, repeated
         )
-        ranks.has_told()
-        ranks.has_state()
+        membership.has_told()
+        membership.has_state()
         if self._group.is_leader:
             self.trainer.speak_for_all()
 

@@ -68,9 +68,13 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
     stationary: Annotated[
         bool, Meta(description="Every node keeps to a class-balanced part of the images of its own.")
     ] = False
-    elastic: Annotated[bool, Meta(description="Go on without local nodes that are gone, from the last checkpoint.")] = (
-        True
-    )
+    elastic: Annotated[
+        bool | None,
+        Meta(
+            description="Go on without nodes that are gone. By default GPUs of one machine exchange directly and begin "
+            "again from the last epoch."
+        ),
+    ] = None
     ship_data: Annotated[bool, Meta(description="On a master's nodes: send the folder of data= to them.")] = False
     home: Home = None
     master: MasterAddress = None
@@ -85,6 +89,11 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         relative_shares(self.shares, self.num_local_nodes)
+
+    @property
+    def elastic_choice(self) -> bool | None:
+        """Whether the run goes on without lost nodes; None for the default. Images that stay on a node end with it."""
+        return False if self.stationary else self.elastic
 
     @property
     def names_master(self) -> bool:
@@ -187,7 +196,7 @@ def yolo_config(config: RunConfig) -> YoloConfig:
         overrides=tuple(overrides),
         shares=config.shares,
         stationary=config.stationary,
-        elastic=config.elastic is not False,
+        elastic=config.elastic,
         trusted_only=config.trusted_only,
         started=config.started,
         usual=config.usual,
@@ -199,11 +208,10 @@ def run_config(config: YoloConfig) -> RunConfig:
     """Return the same training as options of `evener train`. Raises like `read_master_overrides`."""
     overrides = read_master_overrides(config.overrides, is_agreed=False)
     data = overrides.pop("data", None)
-    same = {one.name for one in fields(RunConfig)} & {one.name for one in fields(YoloConfig)} - {"elastic"}
+    same = {one.name for one in fields(RunConfig)} & {one.name for one in fields(YoloConfig)}
     return RunConfig(
         task=overrides.pop("model"),
         data=None if data is None else Path(data),
         option=overrides,
-        elastic=None if config.elastic else False,
         **{name: getattr(config, name) for name in same},
     )

@@ -22,7 +22,7 @@ from evener.launch.unused_rank import stay
 from evener.records.errors import NotNeeded
 from evener.records.plan import Plan
 from evener.records.record import NodeSummary
-from evener.training.context import join_world
+from evener.training.context import abandonable_backend, join_world
 from evener.training.elastic.start import late_group
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -37,7 +37,7 @@ def yolo_rank(env: RankEnvironment, config: YoloConfig, checkpoints: RemoteCheck
         checkpoints: kept by the rank's master; None without a master.
     """
     with contextlib.redirect_stdout(sys.stderr) if config.to_stderr else contextlib.nullcontext():
-        group, late_plan = join(env, preflight=config.preflight)
+        group, late_plan = join(env, config.elastic_choice, preflight=config.preflight)
         if late_plan is None and not env.has_own_paths:
             config = msgspec.json.decode(group.all_gather_bytes(msgspec.json.encode(config))[0], type=YoloConfig)
         with alone():
@@ -48,12 +48,12 @@ def yolo_rank(env: RankEnvironment, config: YoloConfig, checkpoints: RemoteCheck
         leave_group()
 
 
-def join(env: RankEnvironment, *, preflight: bool = True) -> tuple[Group, Plan | None]:
-    """All ranks; or this one alone, and the plan of the run, if that has begun without it."""
+def join(env: RankEnvironment, is_elastic: bool | None, *, preflight: bool = True) -> tuple[Group, Plan | None]:
+    """Return all ranks; or this one alone, and the plan of the run, if that has begun without it."""
     if env.line is not None and env.line.is_late:
         group, published = late_group(env)
         return group, published.plan
-    return join_world(env, preflight=preflight), None
+    return join_world(env, abandonable_backend(env, is_elastic), preflight=preflight), None
 
 
 @contextlib.contextmanager
@@ -120,4 +120,6 @@ def _train(
 
 def _device(env: RankEnvironment) -> str:
     """Return the device as Ultralytics names it."""
-    return str(env.device.index or 0) if env.device.type == "cuda" else env.device.type
+    if env.device.type in ("cpu", "mps"):
+        return env.device.type
+    return str(env.device.index or 0) if env.device.type == "cuda" else str(env.device)

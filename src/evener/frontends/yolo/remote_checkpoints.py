@@ -1,7 +1,7 @@
 """Checkpoints of a training on the nodes of a master, which fetches and keeps them: to go on from when all are gone.
 
     checkpoints/step-00000120/model.safetensors   weights of best.pt and last.pt, lines of results.csv (`results_io`)
-    checkpoints/step-00000120/trainer.state       what decides the batches that come (`trainer_state`)
+    checkpoints/step-00000120/trainer.state       what decides the batches that come (`generations`)
 
 The leader writes one at the end of every epoch, and by the clock in long ones. Ranks that begin again all read it.
 """

@@ -66,8 +66,8 @@ class TrainerRank:
         self._step = 1
         hosts = [node.host for node in env.nodes]
         self.is_first_here = hosts.index(env.node.host) == env.rank and not self.is_late
-        all_can_leave = all(node.device == "cpu" for node in env.nodes)  # collectives of GPUs cannot be left
-        self._can_change = env.line is not None and all_can_leave and not is_stationary
+        can_abandon = group.sums is not None or not group.has_accelerators
+        self._can_change = env.line is not None and can_abandon and not is_stationary
         group.is_elastic = self._can_change and self._has_others
 
     @property

@@ -100,7 +100,7 @@ class ActiveLeaseRun(ActiveRun):
         """Let only the nodes `names` work for the run; unfinished leases of other nodes are assigned again."""
         for node in self.present:
             if node.name not in names:
-                self.training.lose(node)
+                self.training.reassign(node)
                 self.dismiss(node)
         before = self.job
         self.training.job = replace(before, nodes=names)
@@ -143,12 +143,12 @@ class ActiveLeaseRun(ActiveRun):
         """Record an event of a node; if the node is lost, others take over its work."""
         self.training.note(kind, f"node {node.name}: {reason}", node.name)
         if is_lost:
-            self.training.lose(node)
+            self.training.reassign(node)
 
     def reject(self, node: NodeRecord, reason: str) -> None:
         """Continue without a node that cannot take part."""
         self.training.not_ready(node, reason)
-        self.training.lose(node)
+        self.training.reassign(node)
 
     def stop(self, *, at_once: bool) -> None:  # noqa: ARG002  # it never waits for nodes
         """End the run at the user's request, after the last update."""

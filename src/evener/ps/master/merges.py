@@ -9,19 +9,20 @@ have arrived, and read every sum of two from memory again.
                   trimmed, median   the same block of all contributions, sorted by coordinate
                   krum              squared distances of all pairs; the one that is nearest to most others is copied
 
-The rules are defined in `sync.robust`; the result is the same except for rounding.
+The rules are defined in `sync.robust`; the result is the same except for rounding. If the accelerator has too little
+memory, is lost, or computes no float64, the processor merges instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from evener.records.errors import MissingExtra
+from evener.records.errors import MissingExtra, first_line
 from evener.records.version import pip_install
 from evener.sync.aggregator import WholeMerge
 from evener.sync.layout import Flat, Floats
@@ -41,10 +42,11 @@ class DeviceMerge:
 
     Args:
         rule: rule by which contributions are merged.
+        notify: shows the operator why the accelerator merges no longer.
     """
 
-    def __init__(self, rule: Robust) -> None:
-        self.rule = rule
+    def __init__(self, rule: Robust, notify: Callable[[str], object] = lambda _: None) -> None:
+        self.rule, self._notify = rule, notify
 
     def __call__(self, out: Flat, sources: Sequence[Flat], weights: Sequence[float]) -> None:
         """Write the merged `sources` into `out`.
@@ -57,6 +59,16 @@ class DeviceMerge:
         Raises:
             MissingExtra: PyTorch is not installed here.
         """
+        try:
+            self._merge(out, sources, weights)
+        except (RuntimeError, TypeError) as error:  # PyTorch's: no memory, a lost device, no float64
+            if self._device.type == "cpu":
+                raise
+            self._notify(f"merging on {self._device} failed, the processor merges instead: {first_line(error)}")
+            self._device = self._torch.device("cpu")
+            self._merge(out, sources, weights)
+
+    def _merge(self, out: Flat, sources: Sequence[Flat], weights: Sequence[float]) -> None:
         with self._torch.no_grad():
             if self.rule == "krum":
                 out.copy_from(sources[nearest_by(self._squared_distances(sources))])
@@ -130,11 +142,14 @@ class DeviceMerge:
 _THREADS = 6
 
 
-def merge_of(agreement: SyncProtocol) -> WholeMerge | None:
-    """Return the merge of a protocol; None for the master's own, with the rule `agreement.robust`."""
+def merge_of(agreement: SyncProtocol, notify: Callable[[str], object] = lambda _: None) -> WholeMerge | None:
+    """Return the merge of a protocol; None for the master's own, by the rule `agreement.robust`.
+
+    `notify` is that of `DeviceMerge`.
+    """
     if agreement.merge == "cores":
         return None
-    return merge_by_threads if agreement.merge == "threads" else DeviceMerge(agreement.robust)
+    return merge_by_threads if agreement.merge == "threads" else DeviceMerge(agreement.robust, notify)
 
 
 def merge_by_threads(out: Flat, sources: Sequence[Flat], weights: Sequence[float]) -> None:

@@ -152,7 +152,7 @@ class Scheduler:
     def _resume_leases(self, checkpointer: Checkpointer) -> None:
         checkpoint, snapshot = checkpointer.load()
         number = snapshot.state.last_number + _MORE_LEASES
-        merge = merge_of(snapshot.state.agreement)
+        merge = merge_of(snapshot.state.agreement, self._notify)
         server = ParameterServer.resume(snapshot, first_number=number, cores=self._cores, merge=merge)
         self._nodes.resume(checkpoint.nodes, self._clock())
         training = TrainingRun(
@@ -352,7 +352,7 @@ class Scheduler:
             journal.add(RunStart(job=job, secret=b""))
             return ActiveRankRun(self._config, self._nodes, self._send, job, journal)
         assert submission.weights is not None
-        first, merge = time.time_ns(), merge_of(job.agreement)
+        first, merge = time.time_ns(), merge_of(job.agreement, self._notify)
         server = ParameterServer(
             job.agreement, job.workload, submission.weights, cores=self._cores, first_number=first, merge=merge
         )

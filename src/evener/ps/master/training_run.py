@@ -165,7 +165,7 @@ class TrainingRun:
             self.server.quorum = 1  # from now on the others continue when nodes join or leave
             self._follow(self.server.proceed())  # if there was no memory for all of them
 
-    def lose(self, node: NodeRecord) -> None:
+    def reassign(self, node: NodeRecord) -> None:
         """Assign a node's unfinished work to others."""
         self._follow(self.server.dismiss(node.name))
         self.validation.give_out()

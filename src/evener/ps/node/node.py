@@ -17,7 +17,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evener.ps.node.node_examination import NodeExaminer
 from evener.ps.node.node_ranks import NodeRanks
@@ -42,12 +42,15 @@ from evener.ps.protocol.messages import (
     Welcome,
 )
 from evener.ps.protocol.rank_messages import PrepareRank, RankJob, decode_rank_job
-from evener.records.errors import EvenerError, NodeLost, place_of, words_of
+from evener.records.errors import EvenerError, NodeLost, end_process, place_of, words_of
 from evener.records.profile import DeviceProfile
 from evener.records.schema import shown
 from evener.system.sign_of_life import sign_of_life
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Buffer, Frame
+
+if TYPE_CHECKING:
+    from evener.system.device_watch import DeviceWatch  # imports PyTorch
 
 _NO_TORCH = "its ranks need PyTorch, which this node does not have or must not use"
 
@@ -70,6 +73,7 @@ class Node:
         self._profile: DeviceProfile | None = None
         self._run: WorkerSession | NodeRanks | None = None
         self._steps = 0
+        self._watch: DeviceWatch | None = None
         self._handlers: dict[type[Header], Handler] = {
             Welcome: self._on_welcome,
             Prepare: self._on_prepare,
@@ -133,6 +137,7 @@ class Node:
         while isinstance(self._run, WorkerSession) and self._run.can_work:
             if not self._attempt(self._run.work):
                 return
+            self._note_progress()
 
     def _attempt(self, action: Callable[..., None], *arguments: Any) -> bool:
         """Call an action of the run, and return whether it succeeded; a failure ends this node's part in the run."""
@@ -143,9 +148,45 @@ class Node:
         except NodeLost:  # a lost connection is no failure of the task
             raise
         except Exception as error:
-            self._resign(error)
+            lost = self._lost_device(error)
+            self._resign(lost or error)
+            if lost is not None:
+                self._client.send_last(Leave())
+                raise lost from error
             return False
         return True
+
+    def _lost_device(self, error: Exception) -> NodeLost | None:
+        """Return the loss of this node's accelerator, if that is what `error` means."""
+        if self._config.device == "cpu":
+            return None
+        from evener.system import accelerators  # loads PyTorch, which this node needs anyway
+
+        if not accelerators.is_lost(error):
+            return None
+        return self._without_device(words_of(error))
+
+    def _without_device(self, why: str) -> NodeLost:
+        return NodeLost(f"node {self._name} lost its device {self._config.device}: {why}", (self._name,))
+
+    def _watch_device(self) -> None:
+        """End this node if its accelerator hangs during the run that begins."""
+        if self._config.device == "cpu":
+            return
+        import torch  # the run loads it anyway
+
+        from evener.system.device_watch import DeviceWatch
+
+        self._watch = DeviceWatch(torch.device(self._config.device), self._client.patience, self._end_hanging)
+        self._watch.start()
+
+    def _end_hanging(self, why: str) -> None:
+        """Leave the master and end this process, whose main thread waits for a device that hangs."""
+        lost = self._without_device(why)
+        if (run := self._run) is not None:
+            self._client.send_last(NotReady(run=run.job.run, reason=shown(str(lost))))
+        self._client.send_last(Leave())
+        end_process(lost)
 
     def _resign(self, error: Exception) -> None:
         """Tell the master that this node cannot take part in the run, and why."""
@@ -180,6 +221,7 @@ class Node:
         if job.agreement.is_overlapped and isinstance(self._inbox, Inbox):
             self._inbox = ThreadedInbox(self._client, self._inbox.waiting, self._aside)
         self._run = WorkerSession(job, self._config, self._send, self._between_steps)
+        self._watch_device()
         self._advance(self._run, self._run.start)
 
     def _on_prepare_rank(self, _: PrepareRank, buffers: Buffers) -> None:
@@ -233,10 +275,18 @@ class Node:
         if self._run is not None:
             self._run.close()
             self._run = None
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
 
     def _between_steps(self) -> None:
         self._steps += 1
+        self._note_progress()
         self._inbox.check_run()
+
+    def _note_progress(self) -> None:
+        if self._watch is not None:
+            self._watch.at_step()
 
     def _send(self, header: Header, *buffers: Buffer) -> None:
         self._inbox.send(header, buffers)

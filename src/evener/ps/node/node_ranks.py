@@ -19,7 +19,7 @@ from queue import SimpleQueue
 
 from evener.ps.node.checkpoint_sender import CHECKPOINTS, SendToMaster, link_files
 from evener.ps.node.node_run import Buffers, NodeConfig, NodeRun
-from evener.ps.node.rank_session import RankSession, RankSetup
+from evener.ps.node.rank_session import RankSession, RankTask
 from evener.ps.protocol.config import RANKS
 from evener.ps.protocol.messages import FetchBlob, Header
 from evener.ps.protocol.rank_messages import RankJob, RankReady, RankTold, StartRank, StopRank, decode_rank_place
@@ -77,17 +77,20 @@ class NodeRanks(NodeRun):
             if earlier.process == header.process:
                 return
             earlier.close()
-        setup = RankSetup(
-            job=self.job,
+        task = RankTask(
+            run=self.job.run,
+            config=self.job.config,
+            task=str(self.code / self.job.task) if self.code else self.job.task,
+            data=None if self.data is None else str(self.data),
+            folder=str(self._folder_of(header.process)),
             place=decode_rank_place(buffers[0]),
             process=header.process,
-            code=self.code,
-            data=self.data,
-            folder=self._folder_of(header.process),
             resumes=bool(self.job.checkpoint),
+            brings_program=self.job.brings_program,
+            towards=self._host.towards,
         )
         self._log(f"starting process {header.process} of {self.job.title}")
-        self._session = RankSession(self._host, setup, self._put, self._log)
+        self._session = RankSession(self._host, task, self._put, self._log)
 
     def tell_rank(self, header: RankTold, buffers: Buffers) -> None:
         """Relay a message of the coordinator."""

@@ -4,153 +4,167 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import msgspec
-
+from evener.launch.parent import Failed, Parent
+from evener.launch.processes import RANK_MODULES, LocalProcess, LocalProcesses
 from evener.membership.generation import Hello
 from evener.membership.shared_values import AskValues, SetValue, Values, decode_from_rank, decode_to_rank
 from evener.ps.node.checkpoint_sender import CheckpointSender, SendToMaster
 from evener.ps.protocol.messages import FetchBlob, Header
-from evener.ps.protocol.rank_messages import RankEnded, RankJob, RankPlace, RankSaid, RankShown
-from evener.records.error_kind import ErrorKind, kind_of
+from evener.ps.protocol.rank_messages import RankEnded, RankPlace, RankSaid, RankShown
+from evener.records.error_kind import kind_of
 from evener.records.errors import first_line
-from evener.records.events import decode_events
-from evener.records.record import WEIGHTS, Event
-from evener.records.schema import shown
+from evener.records.events import RunEvent, decode_events
+from evener.records.plan import Plan
+from evener.records.record import WEIGHTS, Event, TrainRecord
+from evener.records.schema import Part, shown
 from evener.wire.frame import Buffer
 
-
-class Ending(NamedTuple):
-    """The end of a process.
-
-    Attributes:
-        has_finished: whether it reported that its work is done.
-        kind: kind of the error that it reported; None for none.
-        is_own: whether the error arose in this process.
-        sentence: sentence of the error.
-        clause: clause that says how the process ended.
-    """
-
-    has_finished: bool
-    kind: ErrorKind | None
-    is_own: bool
-    sentence: str
-    clause: str
+_LOOK_SECONDS = 0.2
 
 
-class RankSetup(NamedTuple):
-    """Parameters of a rank's process.
+class RankTask(Part, frozen=True, kw_only=True):
+    """The task of a rank's process.
 
     Attributes:
-        job: job to do.
+        run: name of the run.
+        config: of the run, encoded.
+        task: name of a built-in task, or the task's file here.
+        data: folder of the data; None if the task knows.
+        folder: the process's own folder.
         place: its place among the ranks.
         process: its number.
-        code: folder of the task's files; None for a built-in task.
-        data: folder of the data; None if the task knows.
-        folder: its own folder.
         resumes: whether it continues from the checkpoint in that folder.
-        on_said: called with its messages to the coordinator, in a thread.
-        on_shown: called with its events, in a thread.
-        on_ended: called with its end, in a thread, after all its messages.
+        brings_program: whether the file `task` defines what a rank runs.
+        towards: host name of the master; the interface towards it also reaches the other ranks.
     """
 
-    job: RankJob
+    run: str
+    config: bytes
+    task: str
+    data: str | None
+    folder: str
     place: RankPlace
     process: int
-    code: Path | None
-    data: Path | None
-    folder: Path
-    resumes: bool = False
-    on_said: Callable[[bytes], None] = lambda _: None
-    on_shown: Callable[[bytes], None] = lambda _: None
-    on_ended: Callable[[Ending], None] = lambda _: None
-
-
-class HostedRank(Protocol):
-    """A rank's process on this node."""
-
-    def tell(self, data: bytes) -> None:
-        """Send it a message of the coordinator."""
-        ...
-
-    def stop(self, *, at_once: bool) -> None:
-        """End it after its step, or at once."""
-        ...
-
-    def close(self) -> None:
-        """End it, if it has not ended; return when it has."""
-        ...
+    resumes: bool
+    brings_program: bool
+    towards: str
 
 
 class Host(NamedTuple):
-    """Starts ranks on this node.
+    """How this node runs ranks.
 
     Attributes:
-        start: starts one rank.
+        main: function that a rank's process runs.
         speed: 1, or the fraction to which the node is throttled.
+        towards: host name of the master.
+        open: opens processes that end with this one.
     """
 
-    start: Callable[[RankSetup], HostedRank]
+    main: Callable[[Parent, RankTask], None]
     speed: float
+    towards: str
+    open: Callable[[], LocalProcesses] = partial(LocalProcesses, RANK_MODULES)
 
 
 class RankSession:
-    """A process, and its messages that the coordinator has not answered; close it.
+    """A rank's process, and the messages between it and the coordinator; close it.
 
     Args:
-        host: starts the process.
-        setup: parameters of the process, without callbacks.
+        host: how the process runs.
+        task: its task.
         send: queues a frame for sending, from any thread.
         log: shows a message to the node's user.
     """
 
-    def __init__(self, host: Host, setup: RankSetup, send: SendToMaster, log: Callable[[str], None]) -> None:
-        self.process, self._run, self._folder, self._send = setup.process, setup.job.run, setup.folder, send
+    def __init__(self, host: Host, task: RankTask, send: SendToMaster, log: Callable[[str], None]) -> None:
+        self.process, self._run, self._folder, self._send = task.process, task.run, Path(task.folder), send
+        self._main, self._task = host.main, task
         self._lock = threading.Lock()
         self._hello = b""
         self._unanswered: dict[int, bytes] = {}
-        self._shown: tuple[Header, *tuple[Buffer, ...]] | None = None
+        self._lasting: dict[type[RunEvent], tuple[Header, *tuple[Buffer, ...]]] = {}
         self._ended: tuple[Header, *tuple[Buffer, ...]] | None = None
         self._checkpoints = CheckpointSender(self._run, self.process, self._folder, send, log)
-        self._hosted = host.start(
-            setup._replace(on_said=self._on_said, on_shown=self._on_shown, on_ended=self._on_ended)
-        )
+        self._processes = host.open()  # in this thread: the server ends with the thread that starts it
+        self._started = threading.Event()
+        self._one: LocalProcess | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._receive, name="evener-rank", daemon=True)
+        self._thread.start()
 
     def told(self, data: bytes) -> None:
-        """Relay a message of the coordinator."""
+        """Relay a message of the coordinator; a process that could not start needs none."""
         message = decode_to_rank(data)
         if isinstance(message, Values):
             with self._lock:
                 self._unanswered.pop(message.number, None)
-        self._hosted.tell(data)
+        self._started.wait()
+        one = self._one
+        if one is not None:
+            one.tell(data)  # not under the lock, for the process may read slowly
 
     def stop(self, *, at_once: bool) -> None:
-        """End the process after its step, or at once."""
-        self._hosted.stop(at_once=at_once)
+        """End the process after its step, or at once; do nothing if it has ended."""
+        self._started.wait()
+        with self._lock:
+            if self._one is None:
+                return
+            if not at_once:
+                self._one.request_stop()
+            elif not self._one.has_ended:
+                self._one.process.kill()
 
     def give(self, fetch: FetchBlob) -> None:
         """Send the master a piece of a checkpoint."""
         self._checkpoints.give(fetch)
 
     def resend(self) -> None:
-        """Send unanswered messages again."""
+        """Send unanswered messages again, and the events without which the others cannot be understood."""
         with self._lock:
             again = [self._hello] if self._hello else []
             again += self._unanswered.values()
-            ended, shown = self._ended, self._shown
+            lasting, ended = list(self._lasting.values()), self._ended
         for data in again:
             self._send(RankSaid(run=self._run, process=self.process), data)
         self._checkpoints.offer()
+        for message in lasting:
+            self._send(*message)
         if ended is not None:
-            if shown is not None:
-                self._send(*shown)  # it may be the record
             self._send(*ended)
 
     def close(self) -> None:
-        """End the process, if it has not ended."""
-        self._hosted.close()
+        """End the process, if it has not ended, and wait for its end."""
+        self._is_closed = True
+        self._thread.join()
+
+    def _receive(self) -> None:
+        """Start the process, relay its messages, and report its end, also if this machine cannot start it."""
+        try:
+            with self._processes as processes:
+                place = self._task.place
+                one = self._one = processes.start(place.nodes[place.rank].name, self._main, self._task)
+                self._started.set()
+                try:
+                    while not self._is_closed and not (one.has_ended and one.is_drained):
+                        for _, data in processes.receive(_LOOK_SECONDS):
+                            self._on_shown(data)
+                        while one.said:
+                            self._on_said(one.said.popleft())
+                    has_finished, failed, clause = one.has_finished, one.failure, one.ending
+                finally:
+                    with self._lock:
+                        self._one = None  # it cannot be asked any more once `processes` has closed it
+        except Exception as error:  # such as too many processes or open files
+            sentence = f"its process could not be run: {first_line(error)}"
+            has_finished, failed, clause = False, Failed(True, kind_of(error), sentence), ""
+        finally:
+            self._started.set()
+        if not self._is_closed:
+            self._report_end(has_finished, failed, clause)
 
     def _on_said(self, data: bytes) -> None:
         message = decode_from_rank(data)
@@ -162,29 +176,30 @@ class RankSession:
         self._send(RankSaid(run=self._run, process=self.process), data)
 
     def _on_shown(self, data: bytes) -> None:
-        self._shown = (RankShown(run=self._run, process=self.process), data)
-        self._send(*self._shown)
-        if any(isinstance(event, Event) and event.kind == "checkpoint" for event in decode_events(data)):
+        message, events = (RankShown(run=self._run, process=self.process), data), decode_events(data)
+        with self._lock:
+            self._lasting |= {type(event): message for event in events if isinstance(event, Plan | TrainRecord)}
+        self._send(*message)
+        if any(isinstance(event, Event) and event.kind == "checkpoint" for event in events):
             self._checkpoints.written()
 
-    def _on_ended(self, ending: Ending) -> None:
-        header = RankEnded(
-            run=self._run,
-            process=self.process,
-            has_finished=ending.has_finished,
-            kind=ending.kind,
-            is_own=ending.is_own,
-            sentence=shown(ending.sentence),
-            ending=shown(ending.clause),
-        )
+    def _report_end(self, has_finished: bool, failed: Failed | None, clause: str) -> None:
         written = self._folder / WEIGHTS
         buffers: tuple[bytes, ...] = ()
         try:
             buffers = (written.read_bytes(),) if written.exists() else ()
         except (OSError, MemoryError) as error:  # else the master would wait for an end that never comes
             sentence = f"the weights of {self._run} cannot be read: {first_line(error)}"
-            failure = {"has_finished": False, "kind": kind_of(error), "is_own": True, "sentence": shown(sentence)}
-            header = msgspec.structs.replace(header, **failure)
+            has_finished, failed = False, Failed(True, kind_of(error), sentence)
+        header = RankEnded(
+            run=self._run,
+            process=self.process,
+            has_finished=has_finished,
+            kind=None if failed is None else failed.kind,
+            is_own=failed is not None and failed.is_own,
+            sentence="" if failed is None else shown(failed.sentence),
+            ending=shown(clause),
+        )
         with self._lock:
             self._ended = (header, *buffers)
         self._send(*self._ended)

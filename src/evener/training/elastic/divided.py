@@ -1,42 +1,245 @@
 """The elastic loop for a divided model: its state is assembled from the ranks' parts.
 
-enter the next generation
-assemble the state                   the newest whole one that the ranks' parts make; all ranks get it
-take a part of it                    by a plan for the present ranks
-train                                weights change only when all ranks have their gradients
-copy parts every k steps             where no other replica has them
+    enter the next generation
+    assemble the state                   the newest whole one that the ranks' parts make; all ranks get it
+    take a part of it                    by a plan for the present ranks
+    train                                weights change only when all ranks have their gradients
+    copy parts every k steps             where no other replica has them
 
-With several replicas, a step is made by all or by none: a rank that is interrupted after all had their gradients
-makes the update before it continues, so no step is lost. With one replica, all go back to the step of the last copies.
+A rank holds, of the state:
+
+    live      the part that it trains; of the step that its weights contain
+    whole     from its assembly until all ranks have taken their parts
+    copies    of its part and a neighbour's, where no other replica has them (`part_copies`)
+
+The run continues from the newest step whose parts cover every tensor. With several replicas, a step is made by all or
+by none: a rank that is interrupted after all had their gradients makes the update before it continues, so no step is
+lost. With one replica, all go back to the step of the last copies.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
+import torch
+from torch import Tensor
 
+from evener.comm.group import Group
 from evener.config.run_config import RunConfig
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.generation import Generation
 from evener.membership.resume_point import RankProgress
+from evener.oracle.division.layout import Shape
+from evener.oracle.division.pieces import Piece, covers
 from evener.oracle.replication import MEAN_TIME_BETWEEN_LOSSES_S
 from evener.parallel.gradient_hooks import copied
-from evener.records.errors import DoesNotFit, InvalidInput
+from evener.records.errors import DoesNotFit, InvalidInput, NodeLost
+from evener.records.history import History
 from evener.records.plan import Assignment, Plan
 from evener.records.record import Event
+from evener.records.schema import Finite, Part, Whole
 from evener.training.admission import publish_places
 from evener.training.checkpoint import Checkpoints, write_weights
 from evener.training.context import RankContext
-from evener.training.elastic.divided_state import DividedState
-from evener.training.elastic.held_state import HeldState
+from evener.training.elastic.held_state import HeldState, StateHead, assemble, head_of
 from evener.training.elastic.loop import NO_STEP, ElasticLoop
+from evener.training.elastic.part_copies import PartCopies
 from evener.training.elastic.plan import plan_among, vacant_places, with_nodes
+from evener.training.elastic.state_transfer import share_states
 from evener.training.elastic.telling import add_untold
 from evener.training.loop import Loop
 from evener.training.training import Training, make_training
+
+_NONE = -1
+_Held = tuple[StateHead, Callable[[], bytes]]
+"""Something that a rank holds: what it is, and how it is encoded."""
+
+
+class _RunProgress(Part, frozen=True, kw_only=True):
+    """A rank's record of the run, including steps that the assembled state does not contain.
+
+    Attributes:
+        events: that it knows of.
+        lost_seconds: as in a history.
+        wall_seconds: since the run began.
+    """
+
+    events: list[Event]
+    lost_seconds: Finite
+    wall_seconds: Finite
+
+
+class DividedState:
+    """This rank's part in the state of a run.
+
+    Args:
+        group: the ranks, which change.
+
+    Attributes:
+        copies: of parts.
+        whole: see above.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group, self.copies = group, PartCopies(group)
+        self._live: Training | None = None
+        self.whole: HeldState | None = None
+        self._shapes: dict[str, Shape] = {}
+        self._buffers: list[Tensor] = []
+        self._buffers_step = _NONE
+
+    def live_in(self, training: Training) -> None:
+        """Use the part in `training` from now on; return when all ranks have theirs."""
+        head = head_of(training, 0, is_settled=True)
+        rows = self._group.all_gather_bytes(msgspec.json.encode({n: p.shape for n, p in head.weights.items()}))
+        self._shapes = {name: shape for row in rows for name, shape in msgspec.json.decode(row).items()}
+        self._live = training
+        self._buffers = [buffer.clone() for buffer in training.model.buffers()]
+        self._buffers_step = _NONE
+
+    def keep_buffers(self, step: int) -> None:
+        """Save buffers before `step`, whose forward pass changes them and may have to be repeated."""
+        assert self._live is not None
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, list(self._live.model.buffers()))
+        self._buffers_step = step
+
+    def undo(self, step: int) -> None:
+        """Restore the buffers of before `step`, if it had begun."""
+        if self._live is not None and self._buffers_step == step:
+            for buffer, before in zip(self._live.model.buffers(), self._buffers, strict=True):
+                buffer.copy_(before)
+
+    def encoded(self, loop: Loop, *, is_settled: bool = True) -> bytes:
+        """Return this rank's encoded part after the last step of `loop`."""
+        assert self._live is not None
+        return HeldState.of(self._live, loop.state(loop.last), loop.monitor.history, is_settled=is_settled).encode()
+
+    def put_together(self, loop: Loop | None, wall_seconds: float, *, is_settled: bool) -> HeldState:
+        """Assemble the newest whole state from the parts of all ranks; all ranks call this.
+
+        Args:
+            loop: of this rank; None if it has just joined.
+            wall_seconds: since the run began here.
+            is_settled: whether what follows its last step is done.
+
+        Raises:
+            NodeLost: they do not hold all parts of any.
+        """
+        held = self._held(loop, is_settled)
+        offered = tuple(HeldPart(step=head.step, pieces=head.weights) for head, _ in held)
+        holdings = msgspec.json.encode(HeldParts(held=offered, shapes=self._shapes))
+        choice = choose([msgspec.json.decode(row, type=HeldParts) for row in self._group.all_gather_bytes(holdings)])
+        encoded = [held[number][1]() for rank, number in choice.givers if rank == self._group.rank]
+        whole = assemble(share_states(encoded, self._group))
+        self._update_history(whole.history, loop, wall_seconds)
+        self.whole, self._live = whole, None
+        return whole
+
+    def _held(self, loop: Loop | None, is_settled: bool) -> list[_Held]:
+        states: list[_Held] = [(head, partial(bytes, data)) for head, data in self.copies.held()]
+        if self.whole is not None:
+            states.append((self.whole.head, self.whole.encode))
+        if self._live is not None and loop is not None:
+            head = head_of(self._live, loop.last, is_settled=is_settled)
+            states.append((head, lambda: self.encoded(loop, is_settled=is_settled)))
+        return states
+
+    def _update_history(self, history: History, loop: Loop | None, wall_seconds: float) -> None:
+        """Update `history` with all events so far, since the run may have gone back to an earlier step."""
+        known = History() if loop is None else loop.monitor.history
+        progress = _RunProgress(events=known.events, lost_seconds=known.lost_seconds, wall_seconds=wall_seconds)
+        encoded = self._group.all_gather_bytes(msgspec.json.encode(progress))
+        rows = [msgspec.json.decode(row, type=_RunProgress) for row in encoded]
+        history.events = max((row.events for row in rows), key=len)
+        history.lost_seconds = max(row.lost_seconds for row in rows)
+        history.wall_seconds = max(row.wall_seconds for row in rows)
+
+
+class HeldPart(Part, frozen=True, kw_only=True):
+    """A part of the state after a step that a rank holds.
+
+    Attributes:
+        step: of the state.
+        pieces: of weights, by name.
+    """
+
+    step: Whole
+    pieces: dict[str, Piece]
+
+
+class HeldParts(Part, frozen=True, kw_only=True):
+    """The parts that one rank holds, and the shapes of the whole state.
+
+    Attributes:
+        held: parts of the rank.
+        shapes: of all tensors of the whole state, by name; empty if unknown.
+    """
+
+    held: tuple[HeldPart, ...]
+    shapes: dict[str, Shape] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """The parts that form the whole state.
+
+    Attributes:
+        step: of the state.
+        givers: needed parts as (rank, index of its part), the largest first.
+    """
+
+    step: int
+    givers: tuple[tuple[int, int], ...]
+
+
+def choose(rows: Sequence[HeldParts]) -> Recovery:
+    """Return the newest whole state that the parts of all ranks, `rows`, can form.
+
+    Raises:
+        NodeLost: the parts do not cover the model.
+    """
+    shapes = next((row.shapes for row in rows if row.shapes), {})
+    steps = sorted({one.step for row in rows for one in row.held}, reverse=True)
+    for step in steps if shapes else ():
+        givers = _givers(rows, shapes, step)
+        if givers:
+            return Recovery(step=step, givers=givers)
+    raise NodeLost(
+        "the remaining nodes do not hold all parts of the model; continue from the last checkpoint with --resume"
+    )
+
+
+def _givers(rows: Sequence[HeldParts], shapes: Mapping[str, Shape], step: int) -> tuple[tuple[int, int], ...]:
+    """Return as few parts of `step` as cover all tensors; empty if they do not."""
+    offered = [
+        (rank, number, one.pieces)
+        for rank, row in enumerate(rows)
+        for number, one in enumerate(row.held)
+        if one.step == step
+    ]
+    missing, met = set(shapes), dict.fromkeys(shapes, frozenset[Piece]())
+    givers = []
+    for rank, number, pieces in sorted(offered, key=lambda one: (-_amount(one[2]), one[0])):
+        new = [name for name in pieces.keys() & missing if pieces[name] not in met[name]]
+        if not new:
+            continue
+        givers.append((rank, number))
+        for name in new:
+            met[name] |= {pieces[name]}
+            if covers(met[name], shapes[name]):
+                missing.discard(name)
+    return () if missing else tuple(givers)
+
+
+def _amount(pieces: Mapping[str, Piece]) -> int:
+    """Return the number of elements of all tensors."""
+    return sum(piece.numel for piece in pieces.values())
 
 
 class DividedElasticLoop(ElasticLoop):
@@ -46,7 +249,7 @@ class DividedElasticLoop(ElasticLoop):
         context: of this rank, whose model is whole, and is copied for every generation.
         plan: with which the run began.
         config: of the run.
-        ranks: that change.
+        membership: of this rank among those that change.
         training: of an initial rank, before the first generation; None for a rank that joins later.
         own_place: the place of this rank's node, if the plan does not know the node.
     """
@@ -56,11 +259,11 @@ class DividedElasticLoop(ElasticLoop):
         context: RankContext,
         plan: Plan,
         config: RunConfig,
-        ranks: ElasticGroup,
+        membership: ElasticGroup,
         training: Training | None,
         own_place: Assignment | None = None,
     ) -> None:
-        super().__init__(context.group, plan, config, ranks)
+        super().__init__(context.group, plan, config, membership)
         self._context, self._training, self._first_plan = context, training, plan
         self._came = [] if own_place is None else [own_place]
         self._state = DividedState(self._group)
@@ -75,18 +278,18 @@ class DividedElasticLoop(ElasticLoop):
         return True
 
     def _new_loop(self, training: Training) -> Loop:
-        return Loop(training, self._config, self._before_update, lambda: self._ranks.is_followed)
+        return Loop(training, self._config, self._before_update, lambda: self._membership.is_followed)
 
     def _before_update(self) -> None:
         """Wait until all ranks have their gradients of this step, if there are several replicas."""
-        self._ranks.fence()
+        self._membership.fence()
         if self._training is not None and len(self._training.plan.replica_ranks) > 1:
             self._is_ready = True
             self._group.barrier()
 
     def _enter(self) -> tuple[Loop, Training]:
         while True:
-            generation = self._ranks.enter()
+            generation = self._membership.enter()
             before = self._complete_step()
             self._add_nodes()
             wall = 0.0 if self._loop is None else time.perf_counter() - self._begin
@@ -97,7 +300,7 @@ class DividedElasticLoop(ElasticLoop):
                 break
         loop = self._resumed(training, whole)
         publish_places(self._context.env, self._group, vacant_places(self._first_plan, generation.nodes, self._came))
-        self._tell(self._ranks.what_began(), loop, training, max(0, before - loop.last))
+        self._tell(self._membership.what_began(), loop, training, max(0, before - loop.last))
         self._begin_copies(loop)
         return loop, training
 
@@ -135,7 +338,7 @@ class DividedElasticLoop(ElasticLoop):
         try:
             training = make_training(context, self._planned(generation), self._config, is_predicted=False)
         except (InvalidInput, DoesNotFit) as error:
-            if self._ranks.is_followed_within(context.env.patience):
+            if self._membership.is_followed_within(context.env.patience):
                 return None
             raise DoesNotFit(self._save_misfit(error, generation, whole)) from error
         whole.restore(training)

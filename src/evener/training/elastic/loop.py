@@ -7,6 +7,10 @@ while steps are left:
         a rank joins                     the step is finished first
 
 Ranks agree on a state in `replicated` if each has all of it, and in `divided` if each has a part.
+
+The loss itself is noticed elsewhere: the process that started the ranks (`launch.ranks`, or a master's
+`collective_run`) sees it by `membership.rank_supervisor`, whose `coordinator` announces the next generation;
+`membership.elastic_group` then aborts the connections of this rank. docs/journey.md follows a loss from end to end.
 """
 
 from __future__ import annotations
@@ -38,11 +42,11 @@ class ElasticLoop(ABC):
         group: the ranks of the first generation.
         plan: the first plan of the run.
         config: of the run.
-        ranks: the changing ranks.
+        membership: of this rank among those that change.
     """
 
-    def __init__(self, group: Group, plan: Plan, config: RunConfig, ranks: ElasticGroup) -> None:
-        self._group, self._plan, self._config, self._ranks = group, plan, config, ranks
+    def __init__(self, group: Group, plan: Plan, config: RunConfig, membership: ElasticGroup) -> None:
+        self._group, self._plan, self._config, self._membership = group, plan, config, membership
         self._loop: Loop | None = None
         self._was_ended = False  # by a callback
         self._settled = NO_STEP  # the last step that was also validated and saved
@@ -56,7 +60,7 @@ class ElasticLoop(ABC):
             DoesNotFit: the remaining ranks cannot hold the model; a checkpoint of the whole is written.
             Interrupted: a rank was asked to stop; a checkpoint is written.
         """
-        self._ranks.start(tuple(self._group.nodes) if self._begin_run() else ())
+        self._membership.start(tuple(self._group.nodes) if self._begin_run() else ())
         self._begin = self._mark = time.perf_counter()
         with ExitStack() as writing:
             is_writing = is_over = False
@@ -71,7 +75,7 @@ class ElasticLoop(ABC):
                         self._finish(loop, training, finish)
                 except (RuntimeError, NodeLost) as error:
                     is_over = False
-                    self._ranks.require_broken(error)
+                    self._membership.require_broken(error)
 
     @abstractmethod
     def _begin_run(self) -> bool:
@@ -105,12 +109,18 @@ class ElasticLoop(ABC):
     def _tell(self, generation: Generation, loop: Loop, training: Training, repeated: int = 0) -> None:
         """Record why the generation began, and how much time it cost."""
         self._mark = tell_generation(
-            generation, self._ranks, loop.monitor, training.group, self._mark, len(self._plan.assignments), loop.last,
+            generation,
+            self._membership,
+            loop.monitor,
+            training.group,
+            self._mark,
+            len(self._plan.assignments),
+            loop.last,
             repeated,
-        )  # fmt: skip
-        self._ranks.has_told()
+        )
+        self._membership.has_told()
         if self._has_state:
-            self._ranks.has_state()
+            self._membership.has_state()
 
     def _train(self, loop: Loop, training: Training) -> bool:
         """Perform steps; return whether the run is over, or False if the ranks change first."""
@@ -120,7 +130,7 @@ class ElasticLoop(ABC):
             self._settle(loop)
         while loop.last < training.num_steps and not self._was_ended and not loop.monitor.is_leaving:
             self._before_step(loop.last + 1)
-            self._ranks.at_step(loop.last + 1)
+            self._membership.at_step(loop.last + 1)
             loop.one_step(loop.last + 1, loader)
             self._settle(loop)
             self._after_step(loop)

@@ -17,7 +17,7 @@ from evener.training.monitor import Monitor
 
 def tell_generation(
     generation: Generation,
-    ranks: ElasticGroup,
+    membership: ElasticGroup,
     monitor: Monitor,
     group: Group,
     mark: float,
@@ -29,7 +29,7 @@ def tell_generation(
 
     Args:
         generation: with the reasons of previous ones that were not recorded.
-        ranks: with the time when this process learnt of a loss.
+        membership: with the time when this process learnt of a loss.
         monitor: keeps the history.
         group: the ranks of the generation.
         mark: when the last step ended here, by `time.perf_counter`.
@@ -38,10 +38,10 @@ def tell_generation(
         repeated: steps that were done and will be done again.
     """
     now = time.perf_counter()
-    seconds_here = (now - mark, now - ranks.known_at if ranks.known_at else 0.0)
+    seconds_here = (now - mark, now - membership.known_at if membership.known_at else 0.0)
     rows = group.all_gather_bytes(msgspec.json.encode(seconds_here))
     lost, since = map(max, zip(*(msgspec.json.decode(row) for row in rows), strict=True))
-    ranks.known_at, history = 0.0, monitor.history
+    membership.known_at, history = 0.0, monitor.history
     if generation.number == 1:
         return now
     lost += repeated * history.seconds / max(1, history.last_step)

@@ -603,6 +603,21 @@ def test_stopped_run_waits_for_validation_then_for_its_patience() -> None:
     assert isinstance(scene.run.failure, Interrupted)
 
 
+def test_stopped_run_waits_for_validation_though_a_node_that_was_left_out_has_ended() -> None:
+    scene = Scene("a", "b")
+    scene.ready("a", "b")
+    scene.run.tick()  # without a generation, as one node trains
+    scene.end("b", 2, has_finished=True)
+    scene.run.stop(Interrupted("stopped as asked"))
+    for _ in range(3):
+        scene.run.tick()
+        scene.now += scene.nodes.patience
+        assert scene.run.failure is None
+    scene.end("a", 1, has_finished=False, kind=STOPPED, is_own=True, sentence="stopped after step 3")
+    scene.run.tick()
+    assert isinstance(scene.run.failure, Interrupted)
+
+
 def test_run_stops_at_once_only_on_request() -> None:
     scene = Scene("a", "b")
     scene.found()

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from evener.membership.elastic_ranks import ElasticRanks
 from evener.membership.generation import Generation
+from evener.membership.rank_supervisor import RankSupervisor
 from evener.membership.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
 from evener.ps.master.collective.rank_checkpoints import RankCheckpoints
 from evener.ps.master.collective.rank_journal import JournalState, RankJournal, RunStart, StoredValue
@@ -86,7 +86,7 @@ class CollectiveRun:
         self._no_room_since: float | None = None
         self._values, self._starter = SharedValues(), RemoteStarter(job.run, nodes, send)
         self._table = RankTable(self._starter, journal)
-        self._elastic: ElasticRanks[RemoteRank] | None = None
+        self._elastic: RankSupervisor[RemoteRank] | None = None
         self._step_before: Step | None = None
         self._newcomers_from: int | None = None  # step of the last checkpoint when the waiting nodes joined
         self._ending = RunEnding(nodes.patience)
@@ -289,8 +289,8 @@ class CollectiveRun:
     def _journaled_values(self, initial: Mapping[str, bytes]) -> SharedValues:
         return SharedValues(lambda key, value: self._journal.add(StoredValue(key=key, value=value)), initial)
 
-    def _govern_ranks(self, first: int) -> ElasticRanks[RemoteRank]:
-        return ElasticRanks(
+    def _govern_ranks(self, first: int) -> RankSupervisor[RemoteRank]:
+        return RankSupervisor(
             self._table.ranks,
             self._nodes.patience,
             self._start_late,

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from evener.membership.elastic_ranks import ElasticRanks
+from evener.membership.rank_supervisor import RankSupervisor
 from evener.ps.master.collective.remote_rank import RemoteRank, why_ended
 from evener.ps.master.nodes import NodeRecord, Nodes, no_usable_node
 from evener.records.errors import DoesNotFit, EvenerError, InvalidInput, NodeLost, TrainingFailed
@@ -163,7 +163,7 @@ class RunEnding:
     """The end of one run.
 
     Args:
-        patience: seconds that the other ranks of a stopped run have when the first of them has ended.
+        patience: seconds that the others have once a rank that worked when the run was stopped has ended.
 
     Attributes:
         reason: error because of which it stops; None while it does not.
@@ -171,6 +171,7 @@ class RunEnding:
 
     def __init__(self, patience: float) -> None:
         self._patience, self._deadline = patience, inf
+        self._working: list[RemoteRank] | None = None
         self.reason: EvenerError | None = None
 
     def stop(self, error: EvenerError, now: float, *, at_once: bool) -> bool:
@@ -181,17 +182,19 @@ class RunEnding:
         self.reason = self.reason or error
         return is_new
 
-    def is_over(self, elastic: ElasticRanks[RemoteRank], ranks: Sequence[RemoteRank], now: float) -> bool:
+    def is_over(self, elastic: RankSupervisor[RemoteRank], ranks: Sequence[RemoteRank], now: float) -> bool:
         """Return whether no rank is awaited any more."""
         needed = [rank for rank in ranks if elastic.is_needed(rank)]
-        if self._deadline == inf and self.reason is not None and any(rank.has_ended for rank in needed):
+        if self.reason is not None and self._working is None:
+            self._working = [rank for rank in needed if not rank.has_ended]  # one that is not needed may have ended
+        if self._deadline == inf and any(rank.has_ended for rank in self._working or () if elastic.is_needed(rank)):
             self._deadline = now + self._patience
         elif self._deadline == inf and self.reason is None and any(map(elastic.ends_the_run, ranks)):
             self._deadline = now + _GRACE_S
         return now > self._deadline or all(rank.has_ended for rank in needed)
 
     def error(
-        self, elastic: ElasticRanks[RemoteRank], ranks: Sequence[RemoteRank], *, has_record: bool
+        self, elastic: RankSupervisor[RemoteRank], ranks: Sequence[RemoteRank], *, has_record: bool
     ) -> EvenerError | None:
         """Return the error that ended the run; None if it is complete."""
         error = why_ended([rank for rank in ranks if elastic.ends_the_run(rank)], self.reason, len(ranks))

@@ -13,8 +13,8 @@ from typing import IO
 
 import msgspec
 
-from evener.membership.elastic_ranks import ElasticRanks
 from evener.membership.generation import Generation
+from evener.membership.rank_supervisor import RankSupervisor
 from evener.ps.master.access.quotas import Allowance
 from evener.ps.master.collective.rank_journal import RankJournal, Roster, roster_of
 from evener.ps.master.collective.remote_rank import RemoteRank, RemoteStarter
@@ -62,7 +62,7 @@ class RankTable:
         """Reserve the number of a process that is about to be started."""
         self._next = max(self._next, number + 1)
 
-    def write(self, generation: Generation | None, elastic: ElasticRanks[RemoteRank] | None) -> None:
+    def write(self, generation: Generation | None, elastic: RankSupervisor[RemoteRank] | None) -> None:
         """Save the processes and `generation`."""
         given_up = [rank.number for rank in self.ranks if elastic is not None and elastic.has_given_up(rank)]
         numbers = {rank.node: rank.number for rank in self.ranks}
@@ -88,7 +88,7 @@ class RankTable:
         for rank in self.ranks:
             rank.request_stop(at_once=at_once)
 
-    def end_given_up(self, elastic: ElasticRanks[RemoteRank]) -> None:
+    def end_given_up(self, elastic: RankSupervisor[RemoteRank]) -> None:
         """End lost processes, which may be frozen, so that their nodes can start others."""
         for rank in self.ranks:
             if elastic.has_given_up(rank) and not rank.is_unwanted:
@@ -237,6 +237,8 @@ class RankNews:
         for size, event in events:
             if isinstance(event, TrainRecord):
                 self._keep(event)
+            elif isinstance(event, Plan) and event == self.plan:
+                continue  # sent again over a new connection
             elif isinstance(event, Step):
                 is_summed = self.step is not None and len(self.step.nodes) == len(event.nodes)
                 self.step = event

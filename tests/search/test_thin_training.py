@@ -14,7 +14,7 @@ from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode
 from evener.records.errors import Interrupted, InvalidFile, InvalidInput, MissingFile, NonFiniteLoss
 from evener.records.record import Epoch
-from evener.training.thin_training import ThinContext, train_thin
+from evener.search.thin_trial import ThinContext, train_thin
 from support.refusals import refused
 
 POINTS = str(Path(__file__).parents[1] / "support_tasks" / "points.py")

@@ -12,7 +12,6 @@ import pytest
 from evener.launch.nodes import LocalNode
 from evener.launch.ranks import _relay
 from evener.membership.coordinator import JOIN_SECONDS
-from evener.membership.elastic_ranks import ElasticRanks
 from evener.membership.generation import (
     Beat,
     Generation,
@@ -22,6 +21,7 @@ from evener.membership.generation import (
     decode_for_process,
     encode_message,
 )
+from evener.membership.rank_supervisor import RankSupervisor
 from evener.records.errors import NodeLost
 from support.refusals import refused
 
@@ -63,7 +63,7 @@ class World:
     def __init__(self) -> None:
         self.ranks: Any = [Imitation(0), Imitation(1)]
         self.started: list[Any] = []
-        self.elastic: ElasticRanks[Any] = ElasticRanks(self.ranks, 60.0, self._start)
+        self.elastic: RankSupervisor[Any] = RankSupervisor(self.ranks, 60.0, self._start)
         for rank in self.ranks:
             rank.said.append(encode_message(Hello(node=NODES[rank.number].name, initial_nodes=("a", "b"))))
         self.elastic.step()

@@ -107,7 +107,7 @@ class _Post:
     asked: dict[int, str] = field(default_factory=dict)
 
 
-class ElasticRanks(Generic[P]):
+class RankSupervisor(Generic[P]):
     """The processes of one run, and their replacement.
 
     Args:
@@ -162,7 +162,7 @@ class ElasticRanks(Generic[P]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the ranks of the newest generation compute again."""
+        """Whether the newest generation computes again, by its first rank."""
         return self._coordinator.is_settled
 
     def resume(

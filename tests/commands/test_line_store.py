@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from evener.comm.signed_store import SignedStore
-from evener.launch.line_store import LineStore, RankLine
+from evener.commands.node_rank import LineStore, RankLine
 from evener.membership.generation import Generation, Heard, Participant, encode_message
 from evener.membership.rendezvous import Rendezvous
 from evener.membership.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
