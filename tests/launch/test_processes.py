@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,6 +48,13 @@ def fail(_parent: Parent, error: Exception) -> None:
 def kill_itself(_parent: Parent) -> None:
     """A process that dies without a word."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_threads(_parent: Parent, file: Path) -> None:
+    """A process with a thread that works for a moment after the function has returned, and an idle pool."""
+    idle = ThreadPoolExecutor()
+    idle.submit(int).result()
+    threading.Thread(target=lambda: (time.sleep(0.3), file.write_text("written"))).start()
 
 
 def wait_for_ever(_parent: Parent) -> None:
@@ -110,6 +118,13 @@ def test_messages_of_a_process_arrive_in_order_with_its_end() -> None:
     assert one.has_finished
     assert one.failure is None
     assert ending == "ended with exit code 0"
+
+
+def test_threads_of_a_process_end_before_it(tmp_path: Path) -> None:
+    one, _, ending = outcome(leave_threads, tmp_path / "file")
+    assert one.has_finished
+    assert ending == "ended with exit code 0"
+    assert (tmp_path / "file").read_text() == "written"
 
 
 def test_user_error_arrives_with_sentence_and_exit_code() -> None:

@@ -60,6 +60,21 @@ def test_rank_whose_count_stops_for_the_patience_is_silent(
     assert lost is None or lost.nodes == (heartbeat._nodes[silent or 0],)
 
 
+def test_time_in_which_this_rank_was_stopped_is_no_silence_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now = memory_store(), 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b"], patience=5.0, on_lost=print)
+    store.set("beat/1", "[1,3]")
+    assert heartbeat._beat(1) is None
+    now = 600.0
+    assert heartbeat._beat(2) is None
+    for _ in range(4):
+        now += 1.25
+        lost = heartbeat._beat(3)
+    assert lost is not None
+    assert lost.nodes == ("b",)
+
+
 def test_rank_without_a_first_heartbeat_has_the_start_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     heartbeat = RankHeartbeat(memory_store(), rank=0, nodes=["a", "b"], patience=5.0, on_lost=print)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from evener.launch.ranks import run_local
 from evener.ps.node.torch_backend import TorchBackend
 from evener.records.history import History
 from evener.training.context import Arithmetic
+from evener.training.session import TrainingSession
 from support.yolo_trainers import Fault, clocked, exact, redivided, spoiled, struck, take_device, waiting, watched
 
 needs_ultralytics = pytest.mark.skipif(
@@ -170,11 +172,17 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         else [],
         "samples": sum(step.samples for step in history.steps()),
         "events": [event.message for event in history.events],
+        "goodput": None if case.is_plain else _goodput(trainer_rank.work.session),
     }
     torch.save(found, Path(case.out) / f"{env.rank}.pt")
     trainer_rank.together(group.barrier)
     if not case.faults:
         leave_group()
+
+
+def _goodput(session: TrainingSession) -> float:
+    fields: dict[str, Any] = {"task": "case", "seed": 0, "epochs": 1, "precision": "fp64"}
+    return session.record(time.time(), nodes=(), **fields).goodput
 
 
 class LocalCase(msgspec.Struct, frozen=True, kw_only=True):

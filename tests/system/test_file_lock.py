@@ -24,6 +24,14 @@ def test_folder_without_locks_is_used_and_never_cleaned(
         assert (tmp_path / "cache").is_dir()
 
 
+def test_error_of_cleaning_is_raised(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTSUP)), shared_folder(tmp_path, fail):
+        pass
+
+
 def test_other_errors_of_locks_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

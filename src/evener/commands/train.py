@@ -39,7 +39,7 @@ from evener.report.planning_tables import layers_table, links_table, profile_tab
 from evener.report.tables import comparison_table, summary
 from evener.report.text import percent
 from evener.system import accelerators
-from evener.system.process_exit import exit_now
+from evener.system.process_exit import exit_now, finish_threads
 from evener.system.sign_of_life import sign_of_life
 from evener.system.signals import STOP_SIGNALS
 from evener.tracer.model_graph import trace_model_graph
@@ -181,8 +181,12 @@ def run_torchrun_rank(
 
 
 def end_torchrun_rank() -> None:
-    """End a process that torchrun started, in a run of several nodes; a thread of Gloo may crash an ordinary exit."""
+    """End a process that torchrun started, in a run of several nodes; a thread of Gloo may crash an ordinary exit.
+
+    Threads that the program has started end first, as in any Python program.
+    """
     if int(os.environ["WORLD_SIZE"]) > 1:
+        finish_threads()
         exit_now(0)
 
 

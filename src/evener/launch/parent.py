@@ -16,7 +16,7 @@ import msgspec
 
 from evener.records.error_kind import ErrorKind, kind_of
 from evener.records.errors import EvenerError, NodeLost, exit_code_of, explain
-from evener.system.process_exit import exit_now
+from evener.system.process_exit import exit_now, finish_threads
 
 _STOP_SECONDS = 3.0
 """Time within which the parent's message follows a SIGTERM to both."""
@@ -106,8 +106,10 @@ class Parent:
         signal.signal(signal.SIGTERM, obey)
 
     def end(self, error: BaseException | None = None) -> NoReturn:
-        """Report how this process ends, and end it; at once after a lost node."""
+        """Report how this process ends, and end it: after its threads, or at once because of an error."""
         code = 0
+        if error is None:
+            finish_threads()
         with contextlib.suppress(OSError):
             if error is None:
                 self._send(Done())

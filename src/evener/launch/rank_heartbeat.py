@@ -122,8 +122,8 @@ class RankHeartbeat:
         self._done, self._shared_since = threading.Event(), 0.0
         self._lines: RankLines | None = None
         self._watch = StoreWatch(store_patience or patience, on_lost, nodes[rank])
-        now = time.monotonic()
-        self._others = {other: Progress(now) for other in range(len(nodes)) if other != rank}
+        self._listened = ListenedSeconds(patience, time.monotonic())
+        self._others = {other: Progress(0.0) for other in range(len(nodes)) if other != rank}
 
     def start(self) -> None:
         """Begin to beat and to listen, until stopped or until a rank is lost."""
@@ -193,7 +193,7 @@ class RankHeartbeat:
     def _outlast_others(self) -> None:
         """Wait until every other rank has ended, knows of a failure, or is silent for too long."""
         pause = threading.Event()
-        while any(self._needs_store(other, time.monotonic()) for other in self._others):
+        while self._is_needed(self._listened.at(time.monotonic())):
             self._watch.answered()
             pause.wait(interval(self._patience))
 
@@ -206,6 +206,9 @@ class RankHeartbeat:
             if all(has_heard(self._store, other) or has_left(self._store, other) for other in self._others):
                 return
             time.sleep(interval(self._patience))
+
+    def _is_needed(self, now: float) -> bool:
+        return any([self._needs_store(other, now) for other in self._others])
 
     def _needs_store(self, other: int, now: float) -> bool:
         if has_left(self._store, other) or has_heard(self._store, other):
@@ -251,7 +254,7 @@ class RankHeartbeat:
                 self.report_failure(str(cut))
                 self._store.set(_heard(self._rank), "1")
                 return cut
-            return self._find_lost(time.monotonic())
+            return self._find_lost(self._listened.at(time.monotonic()))
         except NodeLost as error:
             return error
         except RuntimeError as error:

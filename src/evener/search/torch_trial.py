@@ -14,7 +14,7 @@ from evener.launch.ranks import raise_first
 from evener.launch.store import LEAST_START_SECONDS
 from evener.records.errors import EvenerError, NodeLost
 from evener.records.events import RunEvent
-from evener.system.heartbeat import Progress
+from evener.system.heartbeat import ListenedSeconds, Progress
 from evener.training.rank import train_rank
 
 
@@ -25,7 +25,8 @@ class TorchTrial:
         self._nodes, self._patience = nodes, config.patience
         starter = RankStarter(processes, train_rank, nodes, config, config.patience)
         self._store = starter.store
-        self._beats = [Progress(time.monotonic()) for _ in nodes]
+        self._beats = [Progress(0.0) for _ in nodes]
+        self._listened = ListenedSeconds(config.patience, time.monotonic())
         self.processes: Sequence[LocalProcess] = [starter.start(rank, rank) for rank in range(len(nodes))]
 
     def answer(self, event: RunEvent, is_over: bool) -> None:
@@ -34,11 +35,12 @@ class TorchTrial:
 
     def is_silent(self, now: float) -> bool:
         """Return whether a rank has sent no heartbeat for longer than the patience."""
+        listened = self._listened.at(now)
         for rank, (process, progress) in enumerate(zip(self.processes, self._beats, strict=True)):
             count, _ = read_beat(self._store, rank)
             patience = self._patience if count else max(self._patience, LEAST_START_SECONDS)
             expected = not process.has_ended
-            if progress.idle_seconds(count, expected=expected, now=now) > patience:
+            if progress.idle_seconds(count, expected=expected, now=listened) > patience:
                 return True
         return False
 

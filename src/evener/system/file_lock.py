@@ -32,6 +32,7 @@ def lock_file(path: Path) -> IO[str] | None:
         return None
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
+            opened.close()
             raise
     _held.add(opened)
     return opened
@@ -60,15 +61,23 @@ def shared_folder(folder: Path, clean: Callable[[], None]) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("a+") as lock:
-        try:
-            with contextlib.suppress(BlockingIOError):  # other processes use it
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                clean()
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        except OSError as error:
-            if error.errno not in _WITHOUT_LOCKS:
-                raise
+        if _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            clean()
+        _locked(lock, fcntl.LOCK_SH)
         yield
+
+
+def _locked(opened: IO[str], kind: int) -> bool:
+    """Lock an open file; return False if another process holds the lock, or the file system has none."""
+    try:
+        fcntl.flock(opened, kind)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        return False
+    return True
 
 
 class FolderLock:

@@ -26,6 +26,11 @@ _PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""
 
 
+def finish_threads() -> None:
+    """Wait for the threads of a program that keep a Python process alive; idle ones of thread pools end."""
+    threading._shutdown()  # type: ignore[attr-defined]  # `multiprocessing` ends its processes this way, too
+
+
 def exit_now(code: int) -> NoReturn:
     """Run the exit functions (`atexit`) of a program and its libraries, then end at once.
 

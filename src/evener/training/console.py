@@ -224,6 +224,11 @@ class RunView:
             self._bar_task, total=total, completed=picture.progress or 0.0, description=description, step=picture.step
         )
 
+    def _hide_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
     def _on_phase(self, phase: Phase) -> None:
         """Show the phase: a spinner on a terminal, a line elsewhere."""
         self._end_phase()
@@ -245,6 +250,7 @@ class RunView:
     def _wait(self, message: str) -> None:
         """Show that the run is alive until `_end_phase`: by a spinner, or by a line every few seconds."""
         if self._has_spinner:
+            self._hide_bar()  # older versions of rich show only one thing that moves
             self._status = self.console.status(message)
             self._status.start()
         elif not self.console.quiet:
@@ -300,9 +306,7 @@ class RunView:
 
     def _close(self) -> None:
         self._end_phase()
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self._hide_bar()
         self._keep_scalars(ScalarLog.close)
 
 

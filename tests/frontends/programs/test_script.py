@@ -280,6 +280,32 @@ def test_end_of_a_program_under_torchrun_has_its_exit_code(tmp_path: Path, end: 
     assert bool(json.loads(file.read_text()).get("ending")) == bool(sentence)
 
 
+THREAD = """
+import threading, time
+def touch():
+    time.sleep(1)
+    open(f"thread{run.rank}", "w").close()
+threading.Thread(target=touch).start()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("launcher", ["torchrun", "evener run", "evener run under torchrun"])
+def test_threads_of_a_program_end_before_it(tmp_path: Path, launcher: str) -> None:
+    write(tmp_path, THREAD)
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    words = {
+        "torchrun": (*torchrun, "program.py"),
+        "evener run": ("-m", "evener", "run", "program.py", "--local-nodes", "1,1"),
+        "evener run under torchrun": (*torchrun, "-m", "evener", "run", "program.py"),
+    }
+    typed = [sys.executable, *words[launcher]]
+    ended = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert {file.name for file in tmp_path.glob("thread*")} == {"thread0", "thread1"}
+
+
 @pytest.mark.parametrize("words", [("program.py",), ("-m", "evener", "run", "program.py")], ids=["alone", "evener run"])
 def test_program_of_a_launcher_shows_its_start_before_it_prepares_a_model(
     tmp_path: Path, words: tuple[str, ...]

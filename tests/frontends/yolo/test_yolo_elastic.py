@@ -50,6 +50,7 @@ def assert_as_one_process(
 def test_killed_node_costs_no_image(tmp_path: Path, fault: Fault) -> None:
     ranks = assert_as_one_process(tmp_path, (fault,))
     assert any("go on with step" in message for message in ranks[0]["events"])
+    assert all(0 < rank["goodput"] < 1 for rank in ranks)
 
 
 def test_batches_with_unreduced_gradients_are_repeated(tmp_path: Path) -> None:

@@ -182,6 +182,31 @@ def test_full_disk_gives_one_warning_and_snapshots_resume_later(monkeypatch: pyt
         assert sum("cannot save a checkpoint" in said for said in ps.said) == 1
 
 
+def test_run_whose_folder_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with plane("a") as ps:
+        monkeypatch.setattr(active_run, "open_log", full_disk)
+        with pytest.raises(InvalidInput, match="No space left"):
+            ps.run(job(SYNC), weights())
+        assert not ps.ask().runs
+        monkeypatch.undo()
+        assert distance(ps.run(job(SYNC), weights())[1], serial(4)) < 1e-12
+
+
+def test_run_whose_folder_cannot_be_made_is_set_aside_by_the_next_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    with interrupted(monkeypatch) as (ps, running):
+        with monkeypatch.context() as patched:
+            patched.setattr(active_run, "open_log", full_disk)
+            ps.start_master()
+            assert not ps.ask().runs
+        assert isinstance(running.error(), InvalidInput)
+        assert len(list(ps.home.aside.iterdir())) == 1
+        assert distance(ps.run(job(SYNC), weights())[1], serial(4)) < 1e-12
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_results_that_cannot_be_written_still_reach_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -74,7 +74,7 @@ class Effects:
             try:
                 self._of(run)
             except Exception as error:  # the other runs, and the nodes, continue
-                self._scheduler.set_aside(self._scheduler.active(run.job.run), error)
+                self._scheduler.training_failed(run, error)
 
     def _of(self, run: TrainingRun) -> None:
         observations = run.observations

@@ -40,7 +40,7 @@ from evener.ps.protocol.messages import (
 )
 from evener.ps.protocol.rank_messages import RankJob
 from evener.records.error_kind import kind_of
-from evener.records.errors import EvenerError, first_line
+from evener.records.errors import EvenerError, explain, first_line
 from evener.records.history import History
 from evener.records.schema import shown
 from evener.sync.parameter_server import ParameterServer
@@ -117,10 +117,6 @@ class Scheduler:
                 return run
         return None
 
-    def active(self, name: str) -> ActiveRun:
-        """Return the run in progress of this name."""
-        return self._active[name]
-
     def ranks_of(self, run: str) -> CollectiveRun | None:
         """Return the run of this name, if it is in progress and its ranks work together."""
         return active.ranks if isinstance(active := self._active.get(run), ActiveRankRun) else None
@@ -182,6 +178,11 @@ class Scheduler:
             run.watch(peer)
         else:
             self._finished.ask(peer, name)
+
+    def training_failed(self, training: TrainingRun, error: Exception) -> None:
+        """Set aside the run of `training` because of an error at the master, unless that has happened already."""
+        if (run := self._active.get(training.job.run)) is not None:
+            self.set_aside(run, error)
 
     def owner_of(self, name: str) -> str | None:
         """Return the submitter of a run in progress; None if there is no run of this name."""
@@ -339,7 +340,12 @@ class Scheduler:
             self._send(submission.peer, RunRejected(reason=shown(reason)))
             return
         run = self._new_run(submission)
-        self._add(run, (submission.peer,))
+        try:
+            self._add(run, (submission.peer,))
+        except OSError as error:
+            self.set_aside(run, error)
+            self._send(submission.peer, RunRejected(reason=shown(f"run {run.name} cannot begin: {explain(error)[0]}")))
+            return
         self._send(submission.peer, RunAccepted(run=run.name))
         self._notify(f"run {run.name} begins{': its ranks work together' if isinstance(run, ActiveRankRun) else ''}")
         for node in run.present:
@@ -361,10 +367,10 @@ class Scheduler:
         return ActiveLeaseRun(self._config, self._nodes, self._send, training, Checkpointer(self._config, job.run))
 
     def _add(self, run: ActiveRun, watchers: Sequence[int]) -> None:
+        run.begin(watchers)  # a run whose log cannot be opened is not added
         self._active[run.name] = run
         if isinstance(run, ActiveLeaseRun):
             self.trainings.append(run.training)
-        run.begin(watchers)
 
     def _why_not(self, job: AnyJob, among: Sequence[ActiveRun] | None = None) -> str:
         """Say why a run cannot begin beside those in progress; empty if it can."""
