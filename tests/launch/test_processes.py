@@ -54,7 +54,7 @@ def leave_threads(_parent: Parent, file: Path) -> None:
     """A process with a thread that works for a moment after the function has returned, and an idle pool."""
     idle = ThreadPoolExecutor()
     idle.submit(int).result()
-    threading.Thread(target=lambda: (time.sleep(0.3), file.write_text("written"))).start()
+    threading.Timer(0.3, file.write_text, ("written",)).start()
 
 
 def wait_for_ever(_parent: Parent) -> None:

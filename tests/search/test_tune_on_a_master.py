@@ -67,6 +67,7 @@ def nodes(*names: str) -> Iterator[Cluster]:
         for name in names:
             ps.join(name, "--thin")
         ps.wait_for_nodes()
+        wait_until(lambda: all(node.state == "present" for node in ps.ask().nodes), "that all nodes are present")
         yield ps
 
 
@@ -74,7 +75,8 @@ def test_trials_run_in_parallel_and_only_the_best_model_stays() -> None:
     with nodes("ada", "bob") as ps:
         found = tuned(ps, "two", "--thin", "--trials", "12", "--epochs", "2", "--option", "pause=0.005")
         assert [one["outcome"] for one in found["trials"]] == ["complete"] * 12
-        assert {name for one in found["trials"] for name in one["nodes"]} == {"ada", "bob"}
+        worked = {name for one in found["trials"] for name in one["nodes"]}
+        assert worked == {"ada", "bob"}, (ps.ask().nodes, ps.said("up.json"))
         left = [path.parent.name for path in (ps.folder / "two").glob("trials/*/model.safetensors")]
         assert left == [f"{found['best']:04d}"]
         assert ps.ask().runs == ()

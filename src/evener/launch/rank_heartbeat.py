@@ -208,7 +208,7 @@ class RankHeartbeat:
             time.sleep(interval(self._patience))
 
     def _is_needed(self, now: float) -> bool:
-        return any([self._needs_store(other, now) for other in self._others])
+        return any(self._needs_store(other, now) for other in self._others)
 
     def _needs_store(self, other: int, now: float) -> bool:
         if has_left(self._store, other) or has_heard(self._store, other):
