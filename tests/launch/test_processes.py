@@ -21,6 +21,7 @@ import pytest
 from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.records.errors import EvenerError, InvalidInput, NodeLost
+from evener.system import process_exit
 
 LIMIT = 30.0
 STARTER = """
@@ -55,6 +56,13 @@ def leave_threads(_parent: Parent, file: Path) -> None:
     idle = ThreadPoolExecutor()
     idle.submit(int).result()
     threading.Timer(0.3, file.write_text, ("written",)).start()
+
+
+def leave_a_thread_for_ever(_parent: Parent, errors: Path) -> None:
+    """A process with a thread that never ends."""
+    sys.stderr = errors.open("w")
+    process_exit._THREADS_SECONDS = 0.5
+    threading.Thread(target=threading.Event().wait, name="prefetcher").start()
 
 
 def wait_for_ever(_parent: Parent) -> None:
@@ -125,6 +133,13 @@ def test_threads_of_a_process_end_before_it(tmp_path: Path) -> None:
     assert one.has_finished
     assert ending == "ended with exit code 0"
     assert (tmp_path / "file").read_text() == "written"
+
+
+def test_thread_that_never_ends_is_named_and_ended(tmp_path: Path) -> None:
+    one, _, ending = outcome(leave_a_thread_for_ever, tmp_path / "errors")
+    assert one.has_finished
+    assert ending == "ended with exit code 0"
+    assert "prefetcher" in (tmp_path / "errors").read_text()
 
 
 def test_user_error_arrives_with_sentence_and_exit_code() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -39,7 +40,7 @@ from evener.report.planning_tables import layers_table, links_table, profile_tab
 from evener.report.tables import comparison_table, summary
 from evener.report.text import percent
 from evener.system import accelerators
-from evener.system.process_exit import exit_now, finish_threads
+from evener.system.process_exit import end_after_threads, exit_now
 from evener.system.sign_of_life import sign_of_life
 from evener.system.signals import STOP_SIGNALS
 from evener.tracer.model_graph import trace_model_graph
@@ -186,8 +187,7 @@ def end_torchrun_rank() -> None:
     Threads that the program has started end first, as in any Python program.
     """
     if int(os.environ["WORLD_SIZE"]) > 1:
-        finish_threads()
-        exit_now(0)
+        end_after_threads(partial(exit_now, 0))
 
 
 def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import NoReturn
@@ -16,7 +17,7 @@ import msgspec
 
 from evener.records.error_kind import ErrorKind, kind_of
 from evener.records.errors import EvenerError, NodeLost, exit_code_of, explain
-from evener.system.process_exit import exit_now, finish_threads
+from evener.system.process_exit import end_after_threads, exit_now
 
 _STOP_SECONDS = 3.0
 """Time within which the parent's message follows a SIGTERM to both."""
@@ -107,9 +108,12 @@ class Parent:
 
     def end(self, error: BaseException | None = None) -> NoReturn:
         """Report how this process ends, and end it: after its threads, or at once because of an error."""
-        code = 0
         if error is None:
-            finish_threads()
+            end_after_threads(partial(self._end, None))
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> NoReturn:
+        code = 0
         with contextlib.suppress(OSError):
             if error is None:
                 self._send(Done())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from evener.config.run_config import RunConfig
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.launch.rank_heartbeat import read_beat
+from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.rank_starter import RankStarter, show_event
 from evener.launch.ranks import raise_first
 from evener.launch.store import LEAST_START_SECONDS
@@ -39,7 +39,7 @@ class TorchTrial:
         for rank, (process, progress) in enumerate(zip(self.processes, self._beats, strict=True)):
             count, _ = read_beat(self._store, rank)
             patience = self._patience if count else max(self._patience, LEAST_START_SECONDS)
-            expected = not process.has_ended
+            expected = not process.has_ended and not has_left(self._store, rank)
             if progress.idle_seconds(count, expected=expected, now=listened) > patience:
                 return True
         return False

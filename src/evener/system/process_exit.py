@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
 from typing import Any, NoReturn
@@ -22,13 +23,28 @@ from evener.records.errors import InvalidInput, NodeLost
 _SHORT_FOLDER = "/tmp"
 _MAX_FOLDER_BYTES = 64
 """Longest name of a folder for temporary files: 107 bytes of a socket's path, without two names in that folder."""
+_THREADS_SECONDS = 30.0
+"""Time that threads of a program have after its work is done: a node of a master is then needed by the next run."""
 _PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""
 
 
-def finish_threads() -> None:
-    """Wait for the threads of a program that keep a Python process alive; idle ones of thread pools end."""
+def end_after_threads(end: Callable[[], NoReturn]) -> NoReturn:
+    """Call `end` once the threads that keep a Python process alive have ended, or after 30 s; idle ones end."""
+    late = threading.Timer(_THREADS_SECONDS, _give_up_threads, (end,))
+    late.daemon = True
+    late.start()
     threading._shutdown()  # type: ignore[attr-defined]  # `multiprocessing` ends its processes this way, too
+    late.cancel()
+    end()
+
+
+def _give_up_threads(end: Callable[[], NoReturn]) -> None:
+    main = threading.main_thread()
+    names = ", ".join(thread.name for thread in threading.enumerate() if thread is not main and not thread.daemon)
+    seconds = f"{_THREADS_SECONDS:g} s"
+    sys.stderr.write(f"evener: the program left threads running, which were ended after {seconds}: {names}\n")
+    end()
 
 
 def exit_now(code: int) -> NoReturn:

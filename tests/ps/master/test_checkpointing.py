@@ -200,6 +200,18 @@ def test_run_whose_folder_cannot_be_made_is_set_aside_by_the_next_master(monkeyp
             assert not ps.ask().runs
         assert isinstance(running.error(), InvalidInput)
         assert len(list(ps.home.aside.iterdir())) == 1
+
+
+def test_run_that_cannot_be_moved_aside_is_given_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with interrupted(monkeypatch) as (ps, running):
+        with monkeypatch.context() as patched:
+            patched.setattr(active_run, "open_log", full_disk)
+            patched.setattr(ps.home, "aside", ps.home.folder / "full" / "aside")
+            (ps.home.folder / "full").write_text("no folder")
+            ps.start_master()
+            assert not ps.ask().runs
+        assert isinstance(running.error(), InvalidInput)
+        assert any("cannot be moved" in sentence for sentence in ps.said)
         assert distance(ps.run(job(SYNC), weights())[1], serial(4)) < 1e-12
 
 

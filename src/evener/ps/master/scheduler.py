@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from msgspec.structs import replace
 
@@ -343,7 +343,9 @@ class Scheduler:
         try:
             self._add(run, (submission.peer,))
         except OSError as error:
-            self.set_aside(run, error)
+            with suppress(OSError):  # on such a disk there may be nothing to remove
+                run.store.forget()
+            run.free()
             self._send(submission.peer, RunRejected(reason=shown(f"run {run.name} cannot begin: {explain(error)[0]}")))
             return
         self._send(submission.peer, RunAccepted(run=run.name))

@@ -102,9 +102,12 @@ class StateDir:
         if not files:
             return "no files of it exist"
         place = self.aside / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}"
-        place.mkdir(parents=True, mode=0o700)
-        for path in files:
-            path.replace(place / path.name)
+        try:
+            place.mkdir(parents=True, mode=0o700)
+            for path in files:
+                path.replace(place / path.name)
+        except OSError as error:
+            return f"its files cannot be moved ({error.strerror}) and stay in {self.folder}"
         return f"its files were moved to {place}"
 
     @contextmanager

@@ -240,7 +240,8 @@ class CollectiveRun:
 
     def stop(self, error: EvenerError, *, at_once: bool = False) -> None:
         """End the run because of `error`; unless `at_once`, ranks that have begun finish their step."""
-        if self._ending.stop(error, self._clock(), at_once=at_once):
+        working = [rank for rank in self._table.ranks if not rank.has_ended]  # one that is not needed may have ended
+        if self._ending.stop(error, working, self._clock(), at_once=at_once):
             if self._elastic is not None:
                 self._elastic.is_stopping = True
             self._table.request_stop(at_once=False)

@@ -171,23 +171,29 @@ class RunEnding:
 
     def __init__(self, patience: float) -> None:
         self._patience, self._deadline = patience, inf
-        self._working: list[RemoteRank] | None = None
+        self._working: list[RemoteRank] = []
         self.reason: EvenerError | None = None
 
-    def stop(self, error: EvenerError, now: float, *, at_once: bool) -> bool:
-        """Stop the run because of `error`; return whether it did not stop before. Repeating this has no effect."""
+    def stop(self, error: EvenerError, working: Sequence[RemoteRank], now: float, *, at_once: bool) -> bool:
+        """Stop the run because of `error`; return whether it did not stop before. Repeating this has no effect.
+
+        Args:
+            error: why.
+            working: ranks that may have something to finish.
+            now: seconds.
+            at_once: whether they get no time for it.
+        """
         if at_once:
             self._deadline = min(self._deadline, now)
-        is_new = self.reason is None
-        self.reason = self.reason or error
-        return is_new
+        if self.reason is not None:
+            return False
+        self.reason, self._working = error, list(working)
+        return True
 
     def is_over(self, elastic: RankSupervisor[RemoteRank], ranks: Sequence[RemoteRank], now: float) -> bool:
         """Return whether no rank is awaited any more."""
         needed = [rank for rank in ranks if elastic.is_needed(rank)]
-        if self.reason is not None and self._working is None:
-            self._working = [rank for rank in needed if not rank.has_ended]  # one that is not needed may have ended
-        if self._deadline == inf and any(rank.has_ended for rank in self._working or () if elastic.is_needed(rank)):
+        if self._deadline == inf and any(rank.has_ended for rank in self._working if elastic.is_needed(rank)):
             self._deadline = now + self._patience
         elif self._deadline == inf and self.reason is None and any(map(elastic.ends_the_run, ranks)):
             self._deadline = now + _GRACE_S
