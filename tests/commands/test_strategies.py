@@ -139,10 +139,8 @@ def test_stages_of_several_nodes_equal_one_process(
     assert [one / sum(own) for one in own] == pytest.approx([one / sum(kept) for one in kept])
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [pytest.param("sharded", marks=pytest.mark.slow), "spatial", pytest.param("pipeline", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["sharded", "spatial", "pipeline"])
 def test_reduced_precision_learns_under_model_parallelism(tmp_path: Path, strategy: str) -> None:
     train(tmp_path / "run", "1,1", strategy=strategy, precision="bf16", epochs=8)
     assert (read_noun(tmp_path / "run" / "record.json", TrainRecord).validation_accuracy or 0) > 0.6

@@ -25,6 +25,7 @@ from evener.ps.protocol.job import Job, encode_job
 from evener.records.error_kind import kind_of
 from evener.records.errors import NodeLost
 from evener.records.events import Phase, RunEvent
+from evener.records.plan import Plan
 from evener.records.record import Epoch, Event, TrainRecord, Validation
 from evener.sync.messages import Push
 from support.agreements import SYNC
@@ -210,7 +211,7 @@ SCENES: dict[Callable[[CheckedMaster, Path], None], tuple[Any, ...]] = {
         e.TaskQuestion(task="digits", data_dir="d", options={"k": "v"}),
     ),
 }  # fmt: skip
-_MANY_FIELDS = (TrainRecord, Job)
+_MANY_FIELDS = (TrainRecord, Job, Plan)
 CASES = [
     pytest.param(scene, message, marks=pytest.mark.slow if isinstance(message, _MANY_FIELDS) else ())
     for scene, messages in SCENES.items()

@@ -119,12 +119,13 @@ SHUFFLE_NET = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "loss"),
     [
         (TWO_NORMS, MEAN),  # the second mean is that of values that cancel out
-        pytest.param(SHUFFLE_NET, MEAN, marks=pytest.mark.slow),
-        pytest.param(NETWORK, "F.cross_entropy(outputs.float(), targets)", marks=pytest.mark.slow),
+        (SHUFFLE_NET, MEAN),
+        (NETWORK, "F.cross_entropy(outputs.float(), targets)"),
     ],
 )
 def test_rounding_errors_are_not_mistaken_for_differences(tmp_path: Path, model: str, loss: str) -> None:

@@ -73,6 +73,7 @@ def test_busy_timings_do_not_predict_more_than_the_sum_of_speeds(words: tuple[st
     assert 1 < plan.prediction.alone_seconds / plan.prediction.step_seconds <= speeds * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_node_with_a_user_share_stays_and_the_plan_gives_the_reason(tmp_path: Path) -> None:
     plan, record = plan_and_record(
         tmp_path, "train", "--local-nodes", "1,1", "--shares", "26,24", "--option", "slow=0.5"

@@ -141,9 +141,8 @@ def measure_memory(env: RankEnvironment, sizes: list[Size]) -> None:
     leave_group()
 
 
-@pytest.mark.parametrize(
-    ("stages", "layers"), [((1, 2), (8,)), pytest.param((1, 2, 4), (8, 16), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("stages", "layers"), [((1, 2), (8,)), ((1, 2, 4), (8, 16))])
 def test_peak_activations_grow_with_batch_and_stage_layers(stages: tuple[int, ...], layers: tuple[int, ...]) -> None:
     start(measure_memory, max(stages), grid(samples=(8, 16), layers=layers, stages=stages, micro_batches=(1, 2, 8)))
 
