@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -43,6 +42,7 @@ from support.fault_schedules import (
     drafts,
     ranks_of,
     record,
+    resumed_step,
     schedule,
     send,
     strike_while,
@@ -170,8 +170,7 @@ class Trial:
         off = max(float((weights[name].double() - one.double()).abs().max()) for name, one in alone.items())
         trained = sum(step.samples for step in read_noun(folder / "record.json", TrainRecord).steps)
         wrong = [] if off < 1e-10 else [f"weights are off by {off}"]
-        resumed = [int(step) for step in re.findall(r"from the checkpoint of step\s+(\d+)", said)]
-        expected = SAMPLES * EPOCHS - BATCH * max(resumed, default=0)
+        expected = SAMPLES * EPOCHS - BATCH * resumed_step(said)
         return wrong + ([] if trained == expected else [f"{trained} samples were trained instead of {expected}"])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.fault_schedules import Rank, Strikes
+from support.fault_schedules import Rank, Strikes, resumed_step
 
 BEGINS_AGAIN = "step 0  begins again: before the first step node node-1 (rank 1) was killed by signal 9 at step 0\n"
 WITHOUT_ONE = "step 0  node lost: node node-1 (rank 1) was killed by signal 9 (SIGKILL) at step 0; the others go on\n"
@@ -48,3 +48,17 @@ def test_rank_that_was_struck_or_computed_nothing_is_no_healthy_holder(tmp_path:
     (tmp_path / "4").unlink()
     assert ended.healthy_holders(10.0) == [3]
     assert ended.was_given_up_healthy(10.0) == [5]
+
+
+@pytest.mark.parametrize(
+    ("said", "step"),
+    [
+        ("step 23  epoch 2/5\n", 0),
+        (BEGINS_AGAIN, 0),
+        (FROM_CHECKPOINT, 20),
+        ("step 20  resumed: resumed after\nstep 20 from node-0/checkpoints/step-00000020\n", 20),
+        (FROM_CHECKPOINT + "step 60  resumed: resumed after step 60 from node-0/checkpoints/step-00000060\n", 60),
+    ],
+)
+def test_record_begins_after_the_step_of_the_last_checkpoint(said: str, step: int) -> None:
+    assert resumed_step(said) == step

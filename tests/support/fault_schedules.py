@@ -229,6 +229,15 @@ def drafts(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*") if path.name != ".lock")
 
 
+def resumed_step(said: str) -> int:
+    """Return the step after which the last start of a run resumed, by what the run said; 0 if it began at the first.
+
+    A command that lost its master does not hear why the run begins again, but from which checkpoint.
+    """
+    found = re.findall(r"(?:from\s+the\s+checkpoint\s+of|resumed\s+after)\s+step\s+(\d+)", said)
+    return max(map(int, found), default=0)
+
+
 def record(place: str, seed: int, strikes: Strikes, end: float, found: dict[str, Any]) -> dict[str, Any]:
     """What a seed came to; added to the file of $EVENER_SCHEDULE_RESULTS."""
     line = {
