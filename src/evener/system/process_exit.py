@@ -24,13 +24,17 @@ _SHORT_FOLDER = "/tmp"
 _MAX_FOLDER_BYTES = 64
 """Longest name of a folder for temporary files: 107 bytes of a socket's path, without two names in that folder."""
 _THREADS_SECONDS = 30.0
-"""Time that threads of a program have after its work is done: a node of a master is then needed by the next run."""
+"""Seconds that a program's threads have after its work is done: without a limit they would keep a node occupied."""
 _PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""
 
 
 def end_after_threads(end: Callable[[], NoReturn]) -> NoReturn:
-    """Call `end` once the threads that keep a Python process alive have ended, or after 30 s; idle ones end."""
+    """Call `end` once all threads that are no daemons have ended, or after 30 s. Idle threads of pools end first.
+
+    Args:
+        end: ends the process; after 30 s it is called in another thread, and the remaining threads are named on stderr.
+    """
     late = threading.Timer(_THREADS_SECONDS, _give_up_threads, (end,))
     late.daemon = True
     late.start()
