@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from evener.comm.abortable import AbortableGloo, GlooPlace
-from evener.comm.abortable_group import AbortableProcessGroup, groups_known_to_torch
+from evener.comm.abortable_group import AbortableProcessGroup, forget_in_torch
 from evener.records.errors import NodeLost
 from support.refusals import refused
 from support.stores import memory_store
@@ -99,9 +99,30 @@ def test_messages_arrive_in_order_and_abort_ends_a_missing_one(places: list[Gloo
     pair[0].abort(NodeLost("likewise"))
     wait_until_let_go(pair[0])
     for group in groups:
-        groups_known_to_torch().pop(group)
+        forget_in_torch(group)
     del groups[0]
     wait_until_let_go(pair[1])  # its connection has ended
+
+
+@pytest.mark.parametrize("world_size", [None, 1])
+def test_failed_operation_of_torch_raises_its_own_error(places: list[GlooPlace], world_size: int | None) -> None:
+    if world_size is not None:
+        alone = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=alone, rank=0, world_size=world_size)
+    with ThreadPoolExecutor(2) as threads:
+        gloos = list(threads.map(GlooPlace.join, places))
+    groups = [AbortableProcessGroup(at.rank, 2, AbortableGloo(one, at)) for one, at in zip(gloos, places, strict=True)]
+    try:
+        for group in groups:
+            group.operations.abort(NodeLost("the other is gone"))
+            with refused(NodeLost):
+                dist.all_reduce(torch.ones(2), group=group)
+    finally:
+        for group in groups:
+            forget_in_torch(group)
+            wait_until_let_go(group.operations)
+        if world_size is not None:
+            dist.destroy_process_group()
 
 
 def test_subgroup_ends_with_its_parent_group(places: list[GlooPlace]) -> None:

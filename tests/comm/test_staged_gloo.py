@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.abortable import AbortableGloo, GlooPlace
-from evener.comm.abortable_group import AbortableProcessGroup, groups_known_to_torch
+from evener.comm.abortable_group import AbortableProcessGroup, forget_in_torch
 from evener.records.errors import NodeLost
 from support import standin
 from support.accelerator import DEVICE, NEEDS_DEVICE
@@ -45,7 +45,7 @@ def groups() -> Iterator[list[AbortableProcessGroup]]:
     yield made
     for group in made:
         group.operations.abort(NodeLost("the test is over"))
-        groups_known_to_torch().pop(group)
+        forget_in_torch(group)
     deadline = time.monotonic() + 5
     while not all(group.operations.let_go() for group in made):
         assert time.monotonic() < deadline

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from support.accelerator import DEVICE, NEEDS_DEVICE, devices, distance
+from support.command_cluster import wait_until
 from support.commands import command, evener_here
 from support.struck_runs import ranks_of
 
@@ -65,11 +67,18 @@ def test_storm_on_accelerators_leaves_the_weights_of_a_calm_run(tmp_path: Path) 
     more = ("--devices", on, "--elastic", "--shares", "4,3,2,1", "--patience", str(PATIENCE), "--output", "struck")
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(command(*words, *more), cwd=tmp_path, stdout=said, stderr=said)
+    wait_until(lambda: "step 1 " in (tmp_path / "said").read_text(), "that measuring, which trains as well, ends")
+    for file in (tmp_path / "trains").iterdir():
+        file.unlink()
     draw, strikes, struck = random.Random(0), 0, 0
     while 2 * strikes < EVENTS:
         struck = draw.choice(all_training(tmp_path, process, struck))
-        os.kill(struck, draw.choice([signal.SIGKILL, signal.SIGSTOP]))
+        how = draw.choice([signal.SIGKILL, signal.SIGSTOP])
+        os.kill(struck, how)
         strikes += 1
+        if how == signal.SIGSTOP:
+            wait_until(partial(has_lost, tmp_path, strikes), "that the frozen node counts as lost")
+            os.kill(struck, signal.SIGCONT)  # it hears that the others went on without it, and ends
     all_training(tmp_path, process, struck)
     (tmp_path / "storm").unlink()
     assert process.wait(timeout=300) == 0, (tmp_path / "said").read_text()[-3000:]
@@ -78,6 +87,10 @@ def test_storm_on_accelerators_leaves_the_weights_of_a_calm_run(tmp_path: Path) 
     assert sum(step.samples for step in record.steps) == SAMPLES * EPOCHS
     assert len([event for event in record.events if event.kind == "node lost"]) == strikes
     assert len([event for event in record.events if event.kind == "joined"]) == strikes
+
+
+def has_lost(folder: Path, nodes: int) -> bool:
+    return (folder / "said").read_text().count("node lost: ") == nodes
 
 
 def all_training(folder: Path, process: subprocess.Popen[bytes], struck: int) -> list[int]:

@@ -114,7 +114,7 @@ PLANTS = {
         "cuda/test_cuda_measuring.py::test_predicted_batch_fits_and_its_peak_is_near_the_limit",
     ),
     "a program that is not compared": Plant(
-        "frontends/programs/joining.py",
+        "frontends/programs/entry.py",
         "run.equivalence_check.begin_on_cpus(config.script, config.arguments, options, size)",
         "pass",
         "cuda/test_cuda_programs.py::test_program_that_would_differ_is_refused",

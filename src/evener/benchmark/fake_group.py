@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.benchmark.timing import now
-from evener.comm.abortable_group import groups_known_to_torch
+from evener.comm.abortable_group import forget_in_torch, make_known_to_torch
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
@@ -249,10 +249,11 @@ def fake_group(group: Group, ranks: Sequence[int], timer: StepTimer, trace: Even
 @contextmanager
 def known_to_torch(group: Group) -> Iterator[None]:
     """Let PyTorch report `gloo` as the backend of a fake group inside the block."""
-    known = groups_known_to_torch()
-    if group.process_group is not None:
-        known[group.process_group] = (dist.Backend.GLOO, None)
+    if group.process_group is None:
+        yield
+        return
+    make_known_to_torch(group.process_group, dist.Backend.GLOO)
     try:
         yield
     finally:
-        known.pop(group.process_group, None)
+        forget_in_torch(group.process_group)

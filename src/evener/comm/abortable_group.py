@@ -36,7 +36,7 @@ class AbortableProcessGroup(dist.ProcessGroup):
     def __init__(self, rank: int, size: int, operations: AbortableGloo) -> None:
         cast(Any, super()).__init__(rank, size)  # the constructor for those written in Python
         self.operations = operations
-        groups_known_to_torch()[self] = (self.getBackendName(), None)
+        make_known_to_torch(self, self.getBackendName())
 
     def getBackendName(self) -> str:
         """Return the name of the backend that PyTorch knows."""
@@ -83,7 +83,18 @@ def _staged_group(store: Any, rank: int, size: int, seconds: timedelta) -> Abort
     return AbortableProcessGroup(rank, size, AbortableGloo(gloo))
 
 
-def groups_known_to_torch() -> dict[Any, Any]:
-    """Return PyTorch's table of backends, which has to contain a group written in Python."""
-    known: dict[Any, Any] = dist.distributed_c10d._world.pg_map
-    return known
+def make_known_to_torch(group: dist.ProcessGroup, backend: str) -> None:
+    """Enter a group that is written in Python into PyTorch's tables of backends and ranks.
+
+    PyTorch reads both for its log when an operation fails. Without the ranks its own error would hide the first one.
+    """
+    torch_world: Any = dist.distributed_c10d._world
+    torch_world.pg_map[group] = (backend, None)
+    torch_world.pg_group_ranks[group] = {dist.get_rank() if dist.is_initialized() else group.rank(): group.rank()}
+
+
+def forget_in_torch(group: dist.ProcessGroup) -> None:
+    """Remove a group of `make_known_to_torch`, if it is still there."""
+    torch_world: Any = dist.distributed_c10d._world
+    torch_world.pg_map.pop(group, None)
+    torch_world.pg_group_ranks.pop(group, None)

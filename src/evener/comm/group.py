@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.abortable import AbortableGloo
-from evener.comm.abortable_group import AbortableProcessGroup, groups_known_to_torch
+from evener.comm.abortable_group import AbortableProcessGroup, forget_in_torch
 from evener.comm.mesh import Mesh
 from evener.comm.message_topics import out_of_step
 from evener.comm.signed_store import SignedStore
@@ -300,7 +300,7 @@ class Group:
         """Replace ranks and connections of this elastic group; connections are None for a single rank."""
         for group in (self.process_group, *self._joined.values()):
             if isinstance(group, AbortableProcessGroup) and group is not dist.group.WORLD:
-                groups_known_to_torch().pop(group, None)
+                forget_in_torch(group)
         self.rank, self.size, self.nodes = rank, len(nodes), nodes
         self.mesh, self.reports, self.sums = mesh, reports, sums
         self.process_group = None if sums is None else AbortableProcessGroup(rank, len(nodes), sums)
