@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from evener.comm.group import Group
 from evener.experiments.local_ranks import measure_ranks
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.programs.session import Run
+from evener.frontends.programs.run import Run
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 

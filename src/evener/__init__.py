@@ -7,8 +7,8 @@ from evener.records.version import VERSION
 
 if TYPE_CHECKING:
     from evener.frontends.programs.calling import Trained, train
-    from evener.frontends.programs.joining import gather, join
-    from evener.frontends.programs.session import Run
+    from evener.frontends.programs.entry import gather, join
+    from evener.frontends.programs.run import Run
     from evener.records.errors import EvenerError
     from evener.records.graph import ModelGraph
     from evener.records.plan import Plan
@@ -52,7 +52,7 @@ _HOMES = {
     "MLflow": "report.loggers",
     "ModelGraph": "records.graph",
     "Plan": "records.plan",
-    "Run": "frontends.programs.session",
+    "Run": "frontends.programs.run",
     "Task": "records.task",
     "TensorBoard": "report.loggers",
     "ThinTask": "records.task",
@@ -60,8 +60,8 @@ _HOMES = {
     "Trained": "frontends.programs.calling",
     "Validation": "records.record",
     "Wandb": "report.loggers",
-    "gather": "frontends.programs.joining",
-    "join": "frontends.programs.joining",
+    "gather": "frontends.programs.entry",
+    "join": "frontends.programs.entry",
     "train": "frontends.programs.calling",
 }
 

@@ -24,7 +24,7 @@ from torch.distributed.nn.functional import all_gather
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from evener.frontends.programs import joining
+from evener.frontends.programs import entry
 from evener.tracer.nested import map_tensors
 from programs.suite import Outcome, perform, plain, source
 
@@ -61,7 +61,7 @@ class _Ddp(DistributedDataParallel):
 
 
 class PlainRun:
-    """As `evener.frontends.programs.session.Run`, with DDP, DistributedSampler and all-reduce.
+    """As `evener.frontends.programs.run.Run`, with DDP, DistributedSampler and all-reduce.
 
     Args:
         options: of DistributedDataParallel.
@@ -197,7 +197,7 @@ def _rank_of_ddp(name: str, options: dict[str, Any], folder: str, rank: str, por
     _silence()
     dist.init_process_group("gloo")
     run = PlainRun(options)
-    runs: list[Any] = joining._runs
+    runs: list[Any] = entry._runs
     runs[:] = [run]
     try:
         perform(text_of(name), name)

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from evener.comm.joining import leave_group
-from evener.frontends.programs import joining
+from evener.frontends.programs import entry
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.programs.session import Run
+from evener.frontends.programs.run import Run
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
@@ -131,7 +131,7 @@ def perform(text: str, name: str) -> Outcome:
 def run_of(env: RankEnvironment, shares: str) -> Run:
     """The run that the program joins which this rank performs next."""
     run = Run(env, join_world(env), ScriptConfig(script=Path("program.py"), shares=shares))
-    joining._runs[:] = [run]
+    entry._runs[:] = [run]
     return run
 
 
@@ -142,7 +142,7 @@ def rank_of_suite(env: RankEnvironment, work: tuple[str, str, Sequence[str], str
     for name in chosen:
         config = ScriptConfig(script=Path(f"{name}.py"), shares=shares, strategy=strategy)
         run = Run(env, group, config)
-        joining._runs[:] = [run]
+        entry._runs[:] = [run]
         with contextlib.ExitStack() as stack:
             stack.push(partial(_end_copy, run))
             try:

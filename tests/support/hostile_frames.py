@@ -281,7 +281,7 @@ class Stage:
 
     def _introduction(self, name: str = HONEST) -> m.Join:
         return m.Join(
-            protocol=m.PROTOCOL,
+            protocol=m.PROTOCOL_VERSION,
             name=name,
             incarnation=1,
             evener="0",

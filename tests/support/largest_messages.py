@@ -319,7 +319,7 @@ class Evil:
         if self.state == "stranger" or self._role == "submitter":
             return
         join = m.Join(
-            protocol=m.PROTOCOL, name=self._name, incarnation=1, evener="0", python="3", torch="",
+            protocol=m.PROTOCOL_VERSION, name=self._name, incarnation=1, evener="0", python="3", torch="",
             clock=time.time(), device="cpu", profile=PROFILE,
         )  # fmt: skip
         self.connection.send(join)
@@ -479,7 +479,7 @@ def submit(admin: MasterClient, state: str) -> None:
 
 
 def _send(evil: Evil, kind: type[Any], meaning: int, number: int) -> None:
-    fields: dict[str, Any] = {"run": evil.run, "process": evil.process, "protocol": m.PROTOCOL}
+    fields: dict[str, Any] = {"run": evil.run, "process": evil.process, "protocol": m.PROTOCOL_VERSION}
     if kind is m.Join:  # one over each connection
         evil.leave()
         evil.state = "stranger"

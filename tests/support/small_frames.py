@@ -112,7 +112,7 @@ def _smallest_of(kind: Any) -> Any:
 def small_frames(number: int, first: int, run: str, process: int) -> bytes:
     """Return frames of the type of this number in `KINDS`, which follow each other from sequence number `first` on."""
     kind = KINDS[number]
-    fields: dict[str, Any] = {"run": run, "process": process, "protocol": m.PROTOCOL}
+    fields: dict[str, Any] = {"run": run, "process": process, "protocol": m.PROTOCOL_VERSION}
     header = replace(
         _smallest_of(cast(Hashable, kind)), **{key: one for key, one in fields.items() if key in kind.__struct_fields__}
     )

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.directions import ToNode
-from evener.ps.protocol.messages import PROTOCOL, Header, Join, Prepare, Ready, RunRejected, ServerReply
+from evener.ps.protocol.messages import PROTOCOL_VERSION, Header, Join, Prepare, Ready, RunRejected, ServerReply
 from evener.records.profile import DeviceProfile
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
@@ -24,7 +24,7 @@ def stranger(ps: Plane) -> Connection[Header]:
     return open_connection(ps.address, ps.identity.token, ToNode, Limits(patience=5))
 
 
-def introduction(name: str, protocol: int = PROTOCOL, *, profiled: bool = False) -> Join:
+def introduction(name: str, protocol: int = PROTOCOL_VERSION, *, profiled: bool = False) -> Join:
     profile = DeviceProfile(node=name, device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
     return Join(
         protocol=protocol,

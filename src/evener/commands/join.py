@@ -4,7 +4,7 @@ this process, main thread    `ps.node.node.Node`: messages, measuring, and the c
     other threads            heartbeats; what the doctor asks; messages of a rank
 child                        one rank: `node_rank.run_node_rank`
 
-`evener.join()` of a user's program is another thing: `frontends.programs.joining`.
+`evener.join()` of a user's program is another thing: `frontends.programs.entry`.
 """
 
 from __future__ import annotations

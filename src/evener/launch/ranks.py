@@ -111,16 +111,16 @@ def _run_once(
     def notify(kind: str, message: str, node: str) -> None:
         on_event(Event(step=max(steps()), kind=kind, message=message, nodes=(node,)))
 
-    elastic = RankSupervisor(ranks, patience, starter.start, notify=notify) if is_elastic else None
+    supervisor = RankSupervisor(ranks, patience, starter.start, notify=notify) if is_elastic else None
 
     def steps() -> list[int]:
         return [read_beat(store, rank)[1] for rank in range(len(nodes))]
 
     def has_begun() -> bool:
-        return (elastic is not None and elastic.has_begun) or any(steps())
+        return (supervisor is not None and supervisor.has_begun) or any(steps())
 
     def has_trained() -> bool:
-        return (elastic is not None and elastic.has_trained) or any(steps())
+        return (supervisor is not None and supervisor.has_trained) or any(steps())
 
     def show(event: RunEvent) -> object:
         if isinstance(event, Step):
@@ -128,13 +128,13 @@ def _run_once(
         return on_event(event)
 
     was_stopped, has_ended, trained = False, False, list[int]()
-    lone = _LoneRank(ranks, store, patience, elastic)
+    lone = _LoneRank(ranks, store, patience, supervisor)
     try:
-        was_stopped = _relay(processes, ranks, partial(show_event, store, show), patience, elastic, has_begun, lone)
+        was_stopped = _relay(processes, ranks, partial(show_event, store, show), patience, supervisor, has_begun, lone)
         has_ended = True
-        raise_first(ranks, store, nodes, was_stopped, elastic, max(trained, default=0))
+        raise_first(ranks, store, nodes, was_stopped, supervisor, max(trained, default=0))
     except NodeLost as error:
-        if was_stopped or (elastic is not None and elastic.is_stopping):
+        if was_stopped or (supervisor is not None and supervisor.is_stopping):
             raise
         lost = _lost(ranks, nodes, error) if has_ended else []
         loss = _Loss(error, lost, max([*steps(), *trained]), bool(trained) or has_trained())
@@ -151,7 +151,7 @@ class _LoneRank:
         ranks: the processes.
         store: of the run.
         patience: seconds of silence after which the rank is lost.
-        elastic: detects silent ranks itself once there is a generation; None if the run is not elastic.
+        supervisor: detects silent ranks itself once there is a generation; None if the run is not elastic.
     """
 
     def __init__(
@@ -159,15 +159,15 @@ class _LoneRank:
         ranks: Sequence[LocalProcess],
         store: SignedStore,
         patience: float,
-        elastic: RankSupervisor[LocalProcess] | None,
+        supervisor: RankSupervisor[LocalProcess] | None,
     ) -> None:
-        self._ranks, self._store, self._patience, self._elastic = ranks, store, patience, elastic
+        self._ranks, self._store, self._patience, self._supervisor = ranks, store, patience, supervisor
         self._listened = ListenedSeconds(patience, time.monotonic())
         self._progress = Progress(0.0)
 
     def look(self) -> None:
         """Kill the rank if it is silent; called several times within the patience."""
-        if self._elastic is not None and self._elastic.has_begun:
+        if self._supervisor is not None and self._supervisor.has_begun:
             return
         running = [rank for rank, process in enumerate(self._ranks) if not process.has_ended]
         rank = running[0] if len(running) == 1 < len(self._ranks) else None
@@ -193,7 +193,7 @@ def _relay(
     ranks: Sequence[LocalProcess],
     show: Callable[[RunEvent], None],
     patience: float,
-    elastic: RankSupervisor[LocalProcess] | None,
+    supervisor: RankSupervisor[LocalProcess] | None,
     has_begun: Callable[[], bool],
     lone: _LoneRank,
 ) -> bool:
@@ -207,16 +207,16 @@ def _relay(
     working: list[LocalProcess] = []
     is_told = False
     with requests_to_stop() as requests:
-        while not all(rank.has_ended and rank.is_drained for rank in _needed(ranks, elastic)):
+        while not all(rank.has_ended and rank.is_drained for rank in _needed(ranks, supervisor)):
             gone = [rank for rank in ranks if rank.has_ended]  # all their messages are read below
             for rank, data in processes.receive(timeout=0.2):
-                if elastic is None or elastic.may_speak(rank):
+                if supervisor is None or supervisor.may_speak(rank):
                     for event in decode_events(data):
                         show(event)
-            if elastic is not None:
-                elastic.step()
+            if supervisor is not None:
+                supervisor.step()
             lone.look()
-            failed = [rank for rank in ranks if (rank.failure or rank in gone) and _has_failed(rank, elastic)]
+            failed = [rank for rank in ranks if (rank.failure or rank in gone) and _has_failed(rank, supervisor)]
             if asked_at is not None:
                 if deadline is None and (failed or any(rank.has_ended for rank in working)):
                     deadline = time.monotonic() + max(patience, _GRACE)
@@ -235,23 +235,23 @@ def _relay(
                     raise KeyboardInterrupt
                 asked_at, deadline = time.monotonic(), None
                 working = [rank for rank in ranks if not rank.has_ended]  # one that is not needed may have ended
-                if elastic is not None:
-                    elastic.is_stopping = True
+                if supervisor is not None:
+                    supervisor.is_stopping = True
                 processes.request_stop()
         else:
-            if elastic is not None:
-                elastic.step()  # the ranks that ended since may have been the last ones
+            if supervisor is not None:
+                supervisor.step()  # the ranks that ended since may have been the last ones
     return asked_at is not None
 
 
-def _needed(ranks: Sequence[LocalProcess], elastic: RankSupervisor[LocalProcess] | None) -> list[LocalProcess]:
+def _needed(ranks: Sequence[LocalProcess], supervisor: RankSupervisor[LocalProcess] | None) -> list[LocalProcess]:
     """Return the processes that the run depends on."""
-    return [rank for rank in ranks if elastic is None or elastic.is_needed(rank)]
+    return [rank for rank in ranks if supervisor is None or supervisor.is_needed(rank)]
 
 
-def _has_failed(rank: LocalProcess, elastic: RankSupervisor[LocalProcess] | None) -> bool:
+def _has_failed(rank: LocalProcess, supervisor: RankSupervisor[LocalProcess] | None) -> bool:
     """Whether the failure of this process ends the run."""
-    return rank.has_failed if elastic is None else elastic.ends_the_run(rank)
+    return rank.has_failed if supervisor is None else supervisor.ends_the_run(rank)
 
 
 def raise_first(
@@ -259,19 +259,19 @@ def raise_first(
     store: Any,
     nodes: Sequence[LocalNode],
     was_stopped: bool,
-    elastic: RankSupervisor[LocalProcess] | None,
+    supervisor: RankSupervisor[LocalProcess] | None,
     step: int = 0,
 ) -> None:
     """Raise the best explanation of the end: a failure of a rank itself, then a death, then a lost connection.
 
     `step` is the last that was shown; a rank with a coordinator sends no heartbeats with its step.
     """
-    failures = [rank.failure for rank in ranks if rank.failure is not None and _has_failed(rank, elastic)]
+    failures = [rank.failure for rank in ranks if rank.failure is not None and _has_failed(rank, supervisor)]
     direct = [failure for failure in failures if failure.is_own]
     if direct:
         raise direct[0].as_error()
     for i, rank in enumerate(ranks):
-        if _has_failed(rank, elastic) and rank.failure is None:
+        if _has_failed(rank, supervisor) and rank.failure is None:
             last = max(read_beat(store, i)[1], step)
             sentence = f"node {nodes[i].name} (rank {i}) {rank.ending} at step {last}"
             raise NodeLost(sentence, (nodes[i].name,))

@@ -1,7 +1,7 @@
 """The coordinator's side of an elastic run: it drops and replaces lost processes, local or remote.
 
-The process that started the ranks is the coordinator: a command or a master. It sees processes end, receives the beats
-of the others, and is the only one that creates generations, by the rule in `evener.membership.coordinator`.
+It runs in the process that started the ranks: a command or a master. It sees processes end and receives the beats of
+the others. Its `Coordinator` is the only object that creates generations (`evener.membership.coordinator`).
 """
 
 from __future__ import annotations

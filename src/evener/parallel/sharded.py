@@ -1,8 +1,9 @@
-"""Filter, channel and spatial parallelism, and their hybrids with data parallelism.
+"""All strategies that divide layers: filter, channel, spatial, hybrid and sharded, also combined with data parallelism.
 
-A `ShardedModule` is one rank's part of a model. Outputs, gradients and weights equal those of one process. Every rank
-of a replica passes in the replica's whole batch, gets the whole outputs, and computes the loss of all its samples.
-Gradients of its weights are complete when `backward()` returns.
+A `ShardedModel` is the `ParallelModel` of these strategies. It holds a `ShardedModule`, one rank's part of a model.
+Outputs, gradients and weights equal those of one process. Every rank of a replica passes in the replica's whole batch,
+gets the whole outputs, and computes the loss of all its samples. Gradients of its weights are complete when
+`backward()` returns.
 """
 
 from __future__ import annotations

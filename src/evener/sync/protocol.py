@@ -9,7 +9,8 @@
 | federated | an epoch of fixed parts, of a fraction of the workers | 0 | delta | SGD with learning rate 1 |
 | diloco | k | 0 | delta | SGD with Nesterov momentum |
 
-docs/agreement.md has the algorithm as pseudo-code and describes every option.
+A `SyncProtocol` holds the settings of an agreement; the messages on the wire are in `ps/protocol/`. docs/agreement.md
+has the algorithm as pseudo-code and describes every option.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A whole run on one page: join -> plan -> build -> check -> train -> record.
+"""A run of a task on one page: join -> plan -> build -> check -> train -> record.
 
-Every rank runs `train_rank`. It makes all decisions from numbers that all ranks share, so the plan is never sent. Only
-functions with a `config` read the options.
+Every rank of a task runs `train_rank`; those of a program `frontends/programs/script.py: perform_script`, of a
+BatchTask `frontends/programs/batch_training.py: train_batches`, of YOLO `frontends/yolo/rank.py`. `train_rank` makes
+all decisions from numbers that all ranks share, so the plan is never sent. Only functions with a `config` read the
+options.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evener.frontends.programs.joining import finish
+from evener.frontends.programs.entry import finish
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local

@@ -16,9 +16,9 @@ from evener.comm.joining import leave_group
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import import_file
 from evener.frontends.programs.batch_training import BatchTraining
-from evener.frontends.programs.joining import end_copy
+from evener.frontends.programs.entry import end_copy
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.programs.session import Run
+from evener.frontends.programs.run import Run
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment, run_inprocess
 from evener.launch.ranks import run_local

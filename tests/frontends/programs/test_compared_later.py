@@ -17,7 +17,7 @@ import torch
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.frontends.programs import later_comparisons
-from evener.frontends.programs.joining import end_copy, finish
+from evener.frontends.programs.entry import end_copy, finish
 from evener.frontends.programs.later_comparisons import LaterComparisons, Report, _Begun
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment

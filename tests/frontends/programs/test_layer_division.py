@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evener.comm.group import Group
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.prepared_layers import PreparedLayers
-from evener.frontends.programs.session import Run
+from evener.frontends.programs.run import Run
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.division.layout import Replica

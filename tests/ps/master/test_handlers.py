@@ -11,7 +11,7 @@ from evener.doctor.peers import CLOCK_SECONDS
 from evener.ps.master.handlers import Handlers
 from evener.ps.master.joining import Admission, admission_of
 from evener.ps.protocol.config import Versions
-from evener.ps.protocol.messages import PROTOCOL, Contribution, Join
+from evener.ps.protocol.messages import PROTOCOL_VERSION, Contribution, Join
 from evener.sync.messages import Push
 from evener.wire.errors import BadFrame
 
@@ -20,7 +20,7 @@ HERE = Versions("0.1.0", "3.11.7", "2.13.0")
 
 def join(**words: Any) -> Join:
     usual: dict[str, Any] = {
-        "protocol": PROTOCOL,
+        "protocol": PROTOCOL_VERSION,
         "name": "attic",
         "incarnation": 1,
         "evener": "0.1.0",
@@ -38,7 +38,7 @@ def test_node_of_the_same_version_is_admitted_without_remarks() -> None:
 
 
 def test_node_of_another_protocol_is_rejected_with_both_versions() -> None:
-    found = admission_of(join(protocol=PROTOCOL + 1, evener="9.0"), HERE, 1000.0)
+    found = admission_of(join(protocol=PROTOCOL_VERSION + 1, evener="9.0"), HERE, 1000.0)
     assert found.refusal == (
         "Evener 9.0 on the node does not understand Evener 0.1.0 on the master: install the same version on both"
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from evener.ps.protocol.messages import PROTOCOL, Contribution, Dismiss, Header
+from evener.ps.protocol.messages import PROTOCOL_VERSION, Contribution, Dismiss, Header
 from evener.records.errors import Interrupted, InvalidInput, NonFiniteLoss, NoUsableNode
 from evener.sync.messages import Push
 from evener.wire.errors import ConnectionLost
@@ -272,7 +272,7 @@ def test_second_node_of_the_same_name_replaces_the_first() -> None:
 
 def test_master_dismisses_node_of_another_protocol() -> None:
     with plane() as ps, stranger(ps) as connection:
-        connection.send(introduction("old", protocol=PROTOCOL + 1))
+        connection.send(introduction("old", protocol=PROTOCOL_VERSION + 1))
         frame = connection.receive()
         assert isinstance(frame.header, Dismiss)
         assert "install the same version on both" in frame.header.reason

@@ -23,7 +23,16 @@ from evener.ps.master.master import Master
 from evener.ps.protocol.config import MasterConfig, StateDir
 from evener.ps.protocol.directions import ToNode
 from evener.ps.protocol.job import Job, encode_job
-from evener.ps.protocol.messages import PROTOCOL, Contribution, Header, Join, Prepare, Ready, ServerReply, SubmitRun
+from evener.ps.protocol.messages import (
+    PROTOCOL_VERSION,
+    Contribution,
+    Header,
+    Join,
+    Prepare,
+    Ready,
+    ServerReply,
+    SubmitRun,
+)
 from evener.records.profile import DeviceProfile
 from evener.sync.layout import Flat, layout_of
 from evener.sync.messages import Push
@@ -101,7 +110,7 @@ def begun() -> Iterator[tuple[Plane, list[Connection[Header]]]]:
             )
             connection.send(
                 Join(
-                    protocol=PROTOCOL,
+                    protocol=PROTOCOL_VERSION,
                     name=f"n{k}",
                     incarnation=1,
                     evener="0",

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from evener.data.tasks.load import needing_extras
 from evener.frontends.integrations.reductions import Reductions
 from evener.frontends.programs.batch_parts import Count
-from evener.frontends.programs.joining import join
+from evener.frontends.programs.entry import join
 
 with needing_extras():
     from lightning.fabric.strategies.single_device import SingleDeviceStrategy as FabricSingleDevice

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from evener.frontends.programs.batch_parts import Count
-from evener.frontends.programs.session import Run
+from evener.frontends.programs.run import Run
 from evener.frontends.programs.totals import mean_like, numbers_of, sum_like, total_of
 from evener.records.errors import InvalidInput
 

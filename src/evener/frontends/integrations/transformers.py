@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evener.data.tasks.load import needing_extras
 from evener.frontends.integrations.reductions import Reductions
-from evener.frontends.programs.joining import join
+from evener.frontends.programs.entry import join
 from evener.frontends.programs.totals import total_of
 from evener.records.errors import InvalidInput
 

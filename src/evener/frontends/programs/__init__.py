@@ -1,6 +1,6 @@
 """A training program of the user's own on all nodes: its loop stays, its batches are divided, its gradients are one.
 
-joining, session    what programs and front ends call: `join`, and the `Run` that it returns
+entry, run          what programs and front ends call: `join`, and the `Run` that it returns
 batch_training      `BatchTask`: the loop is Evener's, each step is the user's
 all others          the inside: parts of batches, draws, optimizers, and the comparison with one process
 """

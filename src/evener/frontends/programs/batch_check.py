@@ -12,7 +12,7 @@ from evener.config.run_config import RunConfig
 from evener.frontends.programs.cpu_check import MAX_RANKS, shares_of_check, yield_memory
 from evener.frontends.programs.forked_replica import end_with_parent
 from evener.frontends.programs.pickled_task import with_pickled_task
-from evener.frontends.programs.session import Run
+from evener.frontends.programs.run import Run
 from evener.launch.rank_environment import Program
 from evener.records.errors import EvenerError
 from evener.records.task import BatchTask

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evener.frontends.programs.session import Run
+from evener.frontends.programs.run import Run
 from evener.records.errors import InvalidInput
 from evener.records.task import BatchTask
 from evener.training.context import Arithmetic

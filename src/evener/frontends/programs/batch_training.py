@@ -31,9 +31,9 @@ from evener.frontends.programs.batch_check import begin_batch_check
 from evener.frontends.programs.batch_loss import BatchLoss
 from evener.frontends.programs.batch_validation import validate
 from evener.frontends.programs.cpu_check import begin_cpu_check, is_cpu_check
-from evener.frontends.programs.joining import end_copy, finish
+from evener.frontends.programs.entry import end_copy, finish
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.programs.session import Run
+from evener.frontends.programs.run import Run
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.op_registry import without_synchronised
 from evener.records.errors import InvalidInput, first_line, noting

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from evener.frontends.programs.batch_loss import BatchLoss
 from evener.frontends.programs.batch_parts import cut_rows, part_of, rows_of
-from evener.frontends.programs.session import Run
+from evener.frontends.programs.run import Run
 from evener.records.errors import InvalidInput, InvalidValue, require
 from evener.records.task import BatchTask
 

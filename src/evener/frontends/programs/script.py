@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 
 from evener.commands.train import choose_nodes, end_torchrun_rank, is_torchrun, launch, run_torchrun_rank
-from evener.frontends.programs import joining
+from evener.frontends.programs import entry
 from evener.frontends.programs.cpu_check import begin_cpu_check, is_cpu_check, yield_memory
 from evener.frontends.programs.forked_replica import end_with_parent
 from evener.frontends.programs.options import ScriptConfig
@@ -47,7 +47,7 @@ def perform_script(env: RankEnvironment, config: ScriptConfig) -> None:
         InvalidInput: there are several nodes, and the program did not join them.
         TrainingFailed: the program exits with a non-zero code.
     """
-    joining.expect(env, config)
+    entry.expect(env, config)
     if is_cpu_check():
         begin_cpu_check()
     with ExitStack() as stack:
@@ -60,7 +60,7 @@ def perform_script(env: RankEnvironment, config: ScriptConfig) -> None:
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise TrainingFailed(f"{config.script.name} ended itself: exit code {error.code}") from error
-    run = joining.joined()
+    run = entry.joined()
     if run is None:
         if len(env.nodes) > 1:
             raise InvalidInput(
@@ -68,12 +68,12 @@ def perform_script(env: RankEnvironment, config: ScriptConfig) -> None:
                 "run.prepare with its model, optimizer and loader"
             )
         return
-    joining.finish(run, env)
+    entry.finish(run, env)
 
 
 def _end_copy(_kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
     """End a forked replica whose program has ended or failed."""
-    joining.end_copy(joining.joined(), error)
+    entry.end_copy(entry.joined(), error)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from evener.ps.master.node_state import Transition
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.master.rate_limited_file import RateLimitedFile
 from evener.ps.protocol.config import MasterConfig, Versions
-from evener.ps.protocol.messages import PROTOCOL, Join, Welcome
+from evener.ps.protocol.messages import PROTOCOL_VERSION, Join, Welcome
 from evener.records.profile import ClusterProfile, DeviceProfile
 from evener.records.schema import printable, write_noun
 from evener.wire.errors import BadFrame
@@ -45,7 +45,7 @@ def admission_of(join: Join, here: Versions, now: float) -> Admission:
         here: versions on the master.
         now: the master's clock, seconds since 1970.
     """
-    if join.protocol != PROTOCOL:
+    if join.protocol != PROTOCOL_VERSION:
         return Admission(
             f"Evener {join.evener} on the node does not understand Evener {here.evener} on the master: "
             "install the same version on both"

@@ -1,4 +1,5 @@
-"""Membership of nodes: a pure function of a node's state, an occurrence, and time. It decides, and does nothing.
+"""Membership of a master's nodes: a pure function of a node's state, an occurrence, and time. It decides, and does
+nothing. The membership of ranks is in `membership/`.
 
     joined           -> admitted; while excluded, informed how long it has to wait
     connection lost  -> away; if it reconnects within the patience, it is the same member. The open round waits for it

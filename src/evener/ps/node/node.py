@@ -27,7 +27,7 @@ from evener.ps.node.worker_session import WorkerSession
 from evener.ps.protocol.examination_messages import Examine, ProbeNodes
 from evener.ps.protocol.job import Job, decode_job
 from evener.ps.protocol.messages import (
-    PROTOCOL,
+    PROTOCOL_VERSION,
     BlobChunk,
     Dismiss,
     Header,
@@ -297,7 +297,7 @@ class Node:
     def _introduction(self) -> Join:
         config, run = self._config, self._run
         return Join(
-            protocol=PROTOCOL,
+            protocol=PROTOCOL_VERSION,
             name=self._name,
             incarnation=self._incarnation,
             evener=config.versions.evener,

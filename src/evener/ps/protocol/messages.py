@@ -1,8 +1,8 @@
 """All messages between master, nodes and commands; arrays and long lists travel beside a message as buffers.
 
-The first message on a connection says who connects: a node joins, a command asks. `PROTOCOL` is raised when old and new
-versions would misunderstand each other; a new field needs a default. The decoder checks the type of each field: a
-message that does not fit is a bad frame.
+The first message on a connection says who connects: a node joins, a command asks. `PROTOCOL_VERSION` is raised when
+old and new versions would misunderstand each other; a new field needs a default. The decoder checks the type of each
+field: a message that does not fit is a bad frame.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evener.records.schema import Count, Digest, Finite, Loss, Name, Quantity, R
 from evener.sync.messages import Answer, Push
 from evener.wire.frame import Buffer
 
-PROTOCOL = 6
+PROTOCOL_VERSION = 6
 MASTER_ENDED = "the master ends, and its nodes with it"
 """Reason with which a master closes its connections when peers should not reconnect."""
 

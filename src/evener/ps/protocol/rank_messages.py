@@ -7,7 +7,7 @@ command          master                                   node
                    -- StartRank --------------------------> starts a process
                    <- RankSaid, RankTold ----------------->  between the process and the coordinator, the master
   <- RunEvents --  <------------------------- RankShown --
-                   -- StopRank, EndRank ------------------>
+                   -- StopRank --------------------------->
                    <------------------------- RankSaved --  a checkpoint, which the master fetches: FetchBlob, RankPiece
                    <------------------------- RankEnded --  with the weights, if it has written them
   <- RunFinished   -- Release ----------------------------> the run is over
@@ -150,14 +150,14 @@ class StopRank(Header, frozen=True, kw_only=True):
 
 
 class RankSaid(Header, frozen=True, kw_only=True):
-    """A message of a process to the coordinator; one buffer: an `elastic.shared_values.FromRank`."""
+    """A message of a process to the coordinator; one buffer: a `membership.shared_values.FromRank`."""
 
     run: RunName
     process: Count
 
 
 class RankTold(Header, frozen=True, kw_only=True):
-    """A message of the coordinator to a process; one buffer: an `elastic.shared_values.ToRank`."""
+    """A message of the coordinator to a process; one buffer: a `membership.shared_values.ToRank`."""
 
     run: RunName
     process: Count

@@ -86,7 +86,7 @@ class CollectiveRun:
         self._no_room_since: float | None = None
         self._values, self._starter = SharedValues(), RemoteStarter(job.run, nodes, send)
         self._table = RankTable(self._starter, journal)
-        self._elastic: RankSupervisor[RemoteRank] | None = None
+        self._supervisor: RankSupervisor[RemoteRank] | None = None
         self._step_before: Step | None = None
         self._newcomers_from: int | None = None  # step of the last checkpoint when the waiting nodes joined
         self._ending = RunEnding(nodes.patience)
@@ -106,8 +106,8 @@ class CollectiveRun:
         self._beginnings.resume(saved.step if self.job.checkpoint == saved.digest else 0)
         absence = return_seconds(self._nodes.patience)
         self._absences.excuse_all(self._clock() + absence)
-        self._elastic = self._govern_ranks(0)
-        self._elastic.resume(roster.generation, roster.numbers, roster.given_up, roster.next, absence)
+        self._supervisor = self._govern_ranks(0)
+        self._supervisor.resume(roster.generation, roster.numbers, roster.given_up, roster.next, absence)
 
     def admit(self, node: NodeRecord) -> None:
         """Let a member prepare."""
@@ -143,7 +143,7 @@ class CollectiveRun:
         """
         self.checkpoints.disconnected(node)
         last = self._table.on(node.name)
-        if is_silent and last is not None and self._elastic is not None and self._elastic.is_last_holder(last):
+        if is_silent and last is not None and self._supervisor is not None and self._supervisor.is_last_holder(last):
             self._absences.excuse_node(node.name)
             return
         if (rank := self._table.lose(node.name, reason.removeprefix("it "))) is not None:  # its name comes before it
@@ -242,27 +242,27 @@ class CollectiveRun:
         """End the run because of `error`; unless `at_once`, ranks that have begun finish their step."""
         working = [rank for rank in self._table.ranks if not rank.has_ended]  # one that is not needed may have ended
         if self._ending.stop(error, working, self._clock(), at_once=at_once):
-            if self._elastic is not None:
-                self._elastic.is_stopping = True
+            if self._supervisor is not None:
+                self._supervisor.is_stopping = True
             self._table.request_stop(at_once=False)
 
     def tick(self) -> None:
         """Do what is due."""
         self.checkpoints.tick()
-        if self._elastic is None:
+        if self._supervisor is None:
             self._gather()
             self.failure = self._ending.reason or self.failure
             return
         self._absences.miss(self._table.ranks, self._clock())
         self._govern()
-        if self._elastic is None:
+        if self._supervisor is None:
             return  # it restarts
-        self._table.end_given_up(self._elastic)
+        self._table.end_given_up(self._supervisor)
         is_alone = self._is_on_one_node
-        self._rejected.ask_again(self._clock(), is_settled=is_alone or self._elastic.is_settled, restarts=is_alone)
-        if self._elastic.has_begun and self._ending.reason is None:
+        self._rejected.ask_again(self._clock(), is_settled=is_alone or self._supervisor.is_settled, restarts=is_alone)
+        if self._supervisor.has_begun and self._ending.reason is None:
             for _ in self._starter.take_new():
-                self._elastic.add_node()
+                self._supervisor.add_node()
         self._see_end()
         self._admit_at_checkpoint()
 
@@ -283,7 +283,7 @@ class CollectiveRun:
         self._beginnings.begins()
         self._values, self._starter.secret = self._journaled_values({}), secrets.token_bytes(SECRET_BYTES)
         self._journal.add(RunStart(job=self.job, secret=self._starter.secret))
-        self._elastic = self._govern_ranks(self._table.begin(nodes))
+        self._supervisor = self._govern_ranks(self._table.begin(nodes))
         self._write(None)
         self.checkpoints.has_begun()  # a master that is killed before restarts from the previous base
 
@@ -306,37 +306,37 @@ class CollectiveRun:
         """Save the processes of the nodes, and the generation."""
         if generation is not None:
             self._rejected.changed(generation)
-        self._table.write(generation, self._elastic)
+        self._table.write(generation, self._supervisor)
 
     def _start_late(self, rank: int, number: int) -> RemoteRank:
         self._table.count(number)
-        self._write(None if self._elastic is None else self._elastic.generation)
+        self._write(None if self._supervisor is None else self._supervisor.generation)
         return self._starter.start(rank, number, is_late=True)
 
     def _may_speak(self, node: NodeRecord, process: int) -> bool:
         """Return whether a process takes part, so that its messages count."""
         rank = self._table.of(node, process)
-        return rank is not None and self._elastic is not None and self._elastic.may_speak(rank)
+        return rank is not None and self._supervisor is not None and self._supervisor.may_speak(rank)
 
     def _govern(self) -> None:
-        if self._elastic is not None and self.failure is None and not self.is_complete:
+        if self._supervisor is not None and self.failure is None and not self.is_complete:
             try:
-                self._elastic.step()
+                self._supervisor.step()
                 if not self._table.is_written:
-                    self._write(self._elastic.generation)
+                    self._write(self._supervisor.generation)
             except NodeLost as error:
                 self._end_by(error)
 
     def _see_end(self) -> None:
         """End the run if it is over."""
-        elastic = self._elastic
+        supervisor = self._supervisor
         if (
-            elastic is None
+            supervisor is None
             or self.failure is not None
-            or not self._ending.is_over(elastic, self._table.ranks, self._clock())
+            or not self._ending.is_over(supervisor, self._table.ranks, self._clock())
         ):
             return
-        error = self._ending.error(elastic, self._table.ranks, has_record=self.news.has_record)
+        error = self._ending.error(supervisor, self._table.ranks, has_record=self.news.has_record)
         if error is None:
             self.is_complete = True
         else:
@@ -345,15 +345,15 @@ class CollectiveRun:
     @property
     def _has_begun(self) -> bool:
         """Whether the ranks may have made a step since the run last began, perhaps under another master."""
-        has_trained = self._elastic is not None and self._elastic.has_trained
+        has_trained = self._supervisor is not None and self._supervisor.has_trained
         is_saved = self.checkpoints.last.step > self._beginnings.step
         return self.news.step is not self._step_before or has_trained or is_saved
 
     @property
     def _is_on_one_node(self) -> bool:
         """Whether the run trains on the one node that it began on."""
-        elastic = self._elastic
-        return elastic is not None and not elastic.has_begun and len(self._table.ranks) == 1 and self._has_begun
+        supervisor = self._supervisor
+        return supervisor is not None and not supervisor.has_begun and len(self._table.ranks) == 1 and self._has_begun
 
     def _admit_at_checkpoint(self) -> None:
         """Restart from the next checkpoint if nodes have joined a run that began on one node.
@@ -386,7 +386,7 @@ class CollectiveRun:
         self.close()
         self.news.forget_record()
         self._ending.begins_again()
-        self._elastic = self._newcomers_from = None
+        self._supervisor = self._newcomers_from = None
         self._table.clear()
         self._step_before = self.news.step
         if from_checkpoint:

@@ -190,20 +190,20 @@ class RunEnding:
         self.reason, self._working = error, list(working)
         return True
 
-    def is_over(self, elastic: RankSupervisor[RemoteRank], ranks: Sequence[RemoteRank], now: float) -> bool:
+    def is_over(self, supervisor: RankSupervisor[RemoteRank], ranks: Sequence[RemoteRank], now: float) -> bool:
         """Return whether no rank is awaited any more."""
-        needed = [rank for rank in ranks if elastic.is_needed(rank)]
-        if self._deadline == inf and any(rank.has_ended for rank in self._working if elastic.is_needed(rank)):
+        needed = [rank for rank in ranks if supervisor.is_needed(rank)]
+        if self._deadline == inf and any(rank.has_ended for rank in self._working if supervisor.is_needed(rank)):
             self._deadline = now + self._patience
-        elif self._deadline == inf and self.reason is None and any(map(elastic.ends_the_run, ranks)):
+        elif self._deadline == inf and self.reason is None and any(map(supervisor.ends_the_run, ranks)):
             self._deadline = now + _GRACE_S
         return now > self._deadline or all(rank.has_ended for rank in needed)
 
     def error(
-        self, elastic: RankSupervisor[RemoteRank], ranks: Sequence[RemoteRank], *, has_record: bool
+        self, supervisor: RankSupervisor[RemoteRank], ranks: Sequence[RemoteRank], *, has_record: bool
     ) -> EvenerError | None:
         """Return the error that ended the run; None if it is complete."""
-        error = why_ended([rank for rank in ranks if elastic.ends_the_run(rank)], self.reason, len(ranks))
+        error = why_ended([rank for rank in ranks if supervisor.ends_the_run(rank)], self.reason, len(ranks))
         return error or (None if has_record else TrainingFailed("the run ended without a record"))
 
     def begins_again(self) -> None:

@@ -24,7 +24,7 @@ from evener.comm.step_timing import StepTimer
 from evener.frontends.programs.accelerate_alone import hide_torchrun, leave_others_group
 from evener.frontends.programs.cpu_check import MAX_RANKS, shares_of_check
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.programs.session import Run
+from evener.frontends.programs.run import Run
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment, explained
 from evener.launch.slurm import adopt_slurm

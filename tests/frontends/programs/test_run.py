@@ -14,7 +14,7 @@ from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.frontends.programs.divided_loader import require_same_size
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.programs.session import Run
+from evener.frontends.programs.run import Run
 from evener.frontends.programs.timing_probe import TimingProbe
 from evener.frontends.programs.unprepared_tensors import UnpreparedWeights
 from evener.launch.nodes import LocalNode
