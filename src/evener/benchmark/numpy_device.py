@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from evener.records.profile import PRECISIONS, DeviceProfile, Precision, Throughput
-from evener.system.cores import usable_cores
+from evener.system.cores import undivided_products, usable_cores
 from evener.system.host import cpu_model
 from evener.system.memory import usable_memory
 
@@ -54,9 +54,6 @@ def _rate(n: int, dtype: DTypeLike, seconds: float) -> float:
     Every thread computes its own products within about `seconds`. If threads shared a product, they would wait for each
     other; on a busy machine every product may then take 15 times as long, the fastest as well.
     """
-    # imported here, since its import changes the environment
-    from threadpoolctl import threadpool_info, threadpool_limits
-
     generator = np.random.default_rng(0)
     a, b = (generator.standard_normal((n, n)).astype(dtype) for _ in range(2))
     until = time.perf_counter() + seconds
@@ -71,8 +68,6 @@ def _rate(n: int, dtype: DTypeLike, seconds: float) -> float:
             if time.perf_counter() > until:
                 return best
 
-    # a library that is not listed divides each product as it likes
-    size = max((library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"), default=1)
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(size) as pool:
+    with undivided_products() as size, ThreadPoolExecutor(size) as pool:
         bests = [future.result() for future in [pool.submit(shortest) for _ in range(size)]]
     return sum(2.0 * n**3 / best for best in bests)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from math import ceil, inf
+from typing import Any
 
 from evener.system.control_groups import ControlGroup, groups_of
 
@@ -49,12 +51,35 @@ def throttled_seconds() -> float:
 
 def compute_in(threads: int) -> None:
     """Let NumPy and PyTorch use `threads` threads: on a single core, more of them would wait for each other."""
-    from threadpoolctl import threadpool_limits  # imported here, since its import changes the environment
-
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that are loaded later
-    threadpool_limits(threads)
+    _threadpoolctl().threadpool_limits(threads)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
+
+
+@contextmanager
+def undivided_products() -> Iterator[int]:
+    """Let NumPy compute each product in one thread inside; yield the number of threads that divide one otherwise.
+
+    It is 1 for a library that `threadpoolctl` does not know, which divides products as it likes.
+    """
+    pools = _threadpoolctl()
+    of_products = [pool["num_threads"] for pool in pools.threadpool_info() if pool["user_api"] == "blas"]
+    with pools.threadpool_limits(1, user_api="blas"):
+        yield max(of_products, default=1)
+
+
+def _threadpoolctl() -> Any:
+    """Return the module, which puts a variable into the environment when it is imported, without that variable."""
+    before = os.environ.get(_DUPLICATES)
+    import threadpoolctl
+
+    if before is None:
+        os.environ.pop(_DUPLICATES, None)
+    return threadpoolctl
+
+
+_DUPLICATES = "KMP_DUPLICATE_LIB_OK"
 
 
 def bind_to(cores: Iterable[int]) -> None:
