@@ -19,6 +19,11 @@ from hypothesis import settings
 # Several workers share few cores. Threads of PyTorch that spin while they wait would take half of all processor time.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
+if os.environ.get("EVENER_TEST_SYSTEM") == "windows":
+    from support.foreign_system import leave_posix
+
+    leave_posix()
+
 if os.environ.get("EVENER_TEST_DEVICE", "").startswith("standin"):
     from support import standin
 
@@ -41,6 +46,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         "cuda" in wanted and "mark.cuda" not in text and "needs_device" not in text.lower()
     )
     return is_other or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests that need POSIX where it is missing, or hidden."""
+    if not hasattr(os, "fork"):
+        for item in items:
+            if item.get_closest_marker("posix"):
+                item.add_marker(pytest.mark.skip("needs Linux or macOS"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,7 +113,7 @@ def _threads() -> set[str]:
 def _return_memory() -> None:
     """Large models, known to their hooks, would wait for the collector, and glibc would keep their pages."""
     gc.collect()
-    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+    if os.name == "posix" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
 

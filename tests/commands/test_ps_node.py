@@ -171,10 +171,10 @@ def test_nodes_of_one_machine_get_distinct_stable_names(tmp_path: Path) -> None:
 def test_name_locked_by_another_user_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Path.open
 
-    def guarded(self: Path, *words: Any) -> Any:
+    def guarded(self: Path, *words: Any, **named: Any) -> Any:
         if self.name == "evener-node-host.lock":
             raise PermissionError(13, "Permission denied")
-        return opened(self, *words)
+        return opened(self, *words, **named)
 
     monkeypatch.setattr(Path, "open", guarded)
     with own_name(None, "host", tmp_path) as one:

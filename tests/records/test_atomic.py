@@ -46,6 +46,7 @@ def test_private_file_has_user_permissions_from_the_first_byte(tmp_path: Path) -
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
 
 
+@pytest.mark.posix
 def test_folder_appears_whole_after_all_of_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, real = [], os.fsync
 

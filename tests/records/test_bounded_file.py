@@ -51,6 +51,7 @@ def test_windows_config_file_is_read(tmp_path: Path, start: bytes) -> None:
         assert (options["epochs"], options["batch_size"]) == (7, 3)
 
 
+@pytest.mark.posix
 def test_pipe_is_read_with_a_writer_and_refused_without(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -20,6 +20,7 @@ from typing import Any
 from evener.ps.client import MasterClient, find_master
 from evener.ps.protocol.config import StateDir
 from evener.ps.protocol.status import ClusterStatus, NodeStatus
+from support import foreign_system
 from support.commands import command, evener, processes_of
 
 WAIT_SECONDS = 60.0
@@ -66,11 +67,17 @@ class Cluster:
         device: str = "cpu",
         memory_bytes: int | None = None,
         core: int | None = None,
+        foreign: str | None = None,
     ) -> None:
-        """Start a node; or one that cannot import PyTorch, has so much address space, or is bound to one core."""
+        """Start a node; or one that cannot import PyTorch, has so much address space, or is bound to one core.
+
+        With `foreign`, it runs on a simulated system without POSIX, with these libraries.
+        """
         own = ("--name", name, "--device", device, "--cache", str(self.folder / f"cache-{name}"))
         words = ("join", self.address, "--token", self.token, *own, *words)
         typed = command(*words) if has_torch else [sys.executable, "-c", _WITHOUT_TORCH, *words]
+        if foreign is not None:
+            typed = [sys.executable, foreign_system.__file__, foreign, "evener", *words]
         self.nodes[name] = self._start(typed, output=f"{name}.out", limit=partial(_limit, memory_bytes, core))
 
     def join_unnamed(self, label: str) -> None:

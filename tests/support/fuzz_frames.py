@@ -14,7 +14,6 @@ import argparse
 import importlib.util
 import inspect
 import re
-import resource
 import sys
 import time
 import zlib
@@ -225,6 +224,8 @@ def mutate_by_coverage(runs: int, seed: int, report: Callable[[Counter[str]], No
 
 def largest_kilobytes() -> int:
     """The most memory that this process has had."""
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

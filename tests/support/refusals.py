@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
 import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 import pytest
 
@@ -72,17 +72,25 @@ def plain(message: str) -> str:
 def messages() -> dict[str, list[str]]:
     """Return the messages of every test, sorted."""
     with MESSAGES.open() as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # another process may write it
+        _lock(file, is_shared=True)  # another process may write it
         found: dict[str, list[str]] = json.load(file)
     return found
 
 
 def _write(test: str, message: str) -> None:
     with MESSAGES.open("r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _lock(file, is_shared=False)
         known = json.load(file)
         known[test] = sorted({*known.get(test, []), message})
         file.seek(0)
         file.truncate()
         json.dump(dict(sorted(known.items())), file, indent=1, ensure_ascii=False)
         file.write("\n")
+
+
+def _lock(file: IO[str], *, is_shared: bool) -> None:
+    """Lock an open file, where other processes of the same run of tests may use it, too."""
+    with contextlib.suppress(ImportError):  # on Windows the tests run in one process
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.fixture(params=["tcp", "tcp+tls", "unix", "unix+tls"])
+@pytest.fixture(
+    params=["tcp", "tcp+tls", *(pytest.param(name, marks=pytest.mark.posix) for name in ("unix", "unix+tls"))]
+)
 def transport(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -10,6 +10,8 @@ import pytest
 
 from evener.system.signals import STOP_SIGNALS, first_request, interrupt_on_stop_signals, requests_to_stop
 
+pytestmark = pytest.mark.posix
+
 
 def test_stop_requests_are_collected_without_interrupting() -> None:
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
@@ -27,7 +29,7 @@ def test_handlers_are_restored_when_the_block_raises() -> None:
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, getattr(signal, "SIGHUP", None)])
 def test_sigterm_and_sighup_raise_keyboard_interrupt(number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt), interrupt_on_stop_signals():
         os.kill(os.getpid(), number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import ssl
 import time
@@ -157,7 +156,10 @@ def test_least_trusted_peer_is_silent_and_oldest_of_the_largest_host(present: li
             stranger.transport.sock.close()
 
 
+@pytest.mark.posix
 def test_steady_flood_blocks_no_node_and_grows_no_memory() -> None:
+    import resource
+
     with world(limits=Limits(pending=16)) as w:
         stop = False
 
@@ -195,7 +197,10 @@ def test_handshake_timeout_excludes_time_when_the_master_was_busy() -> None:
         joining.result(timeout=5).close()
 
 
+@pytest.mark.posix
 def test_master_recovers_from_a_lack_of_file_descriptors() -> None:
+    import resource
+
     with world() as w:
         healthy, good = w.join()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

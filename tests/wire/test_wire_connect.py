@@ -26,6 +26,7 @@ from evener.wire.errors import (
     NoAnswer,
     NotAMaster,
     NothingListens,
+    NoUnixSockets,
     OtherMaster,
     TransportDiffers,
     VersionDiffers,
@@ -69,6 +70,7 @@ def join(address: Address, token: Token, seconds: float = 5.0) -> Connection[Kin
     return open_connection(address, token, Kinds, seconds=seconds)
 
 
+@pytest.mark.posix
 @TOKENS
 def test_unused_port_raises_nothing_listens(token: Token, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
@@ -239,9 +241,9 @@ def test_full_master_raises_master_full() -> None:
         w.join()
 
 
-def test_only_four_join_errors_are_permanent() -> None:
+def test_only_five_join_errors_are_permanent() -> None:
     lasting = {error for error in CannotJoin.__subclasses__() if error.lasting}
-    assert lasting == {TransportDiffers, VersionDiffers, OtherMaster, WrongSecret}
+    assert lasting == {NoUnixSockets, TransportDiffers, VersionDiffers, OtherMaster, WrongSecret}
 
 
 def test_node_joins_and_exchanges_frames_with_the_master(transport: str, tmp_path: Path) -> None:

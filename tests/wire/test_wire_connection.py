@@ -260,6 +260,7 @@ def test_peer_times_out_if_pending_data_does_not_move(
     assert idle == 0 or stalled(idle - 0.1).startswith(words[direction])
 
 
+@pytest.mark.posix
 def test_slow_connection_stays_open_while_data_are_acknowledged() -> None:
     """The system takes more only when a third of its buffer is free, which here takes longer than the patience."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

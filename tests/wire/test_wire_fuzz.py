@@ -27,6 +27,7 @@ def _fuzz(runs: int, seed: int) -> None:
     assert largest_kilobytes() - before < 5_000
 
 
+@pytest.mark.posix
 def test_reader_survives_20_000_mutated_streams_without_growth() -> None:
     _fuzz(20_000, seed=2)
 

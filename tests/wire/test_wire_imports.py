@@ -3,6 +3,9 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.posix
 ABSENT = ("torch", "torchvision", "cryptography", "ssl", "hypothesis")
 
 

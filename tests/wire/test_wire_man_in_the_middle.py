@@ -18,6 +18,7 @@ from evener.wire.server_events import FrameReceived, PeerDisconnected
 from support.wire_peers import Kinds, Push, World, world
 from support.wire_proxy import Direction, Mischief, Way, man_in_the_middle
 
+pytestmark = pytest.mark.posix
 PAYLOAD = bytes(range(256)) * 20
 NUM_ROUNDS = 4
 HASTY, PATIENT = Limits(patience=0.25), Limits(patience=10)

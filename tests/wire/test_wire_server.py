@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import resource
 import socket
 import time
 import weakref
@@ -140,7 +139,7 @@ def _frame(node: Connection[Kinds], buffers: list[bytes]) -> Iterator[memoryview
     yield from encode_frame(node._sequence, Push(1), buffers, Limits())
 
 
-@pytest.mark.parametrize("transport", ["tcp", "unix+tls"])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("unix+tls", marks=pytest.mark.posix)])
 def test_slow_peer_with_progress_stays_connected(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path, QUICK) as w:
         slow, peer = w.join(Limits())
@@ -301,6 +300,7 @@ def test_idle_poll_takes_the_requested_time_and_no_cpu(transport: str, tmp_path:
         assert time.thread_time() - busy < 0.1
 
 
+@pytest.mark.posix
 def test_server_listens_at_several_addresses(tmp_path: Path) -> None:
     with world() as w:
         doors = [
@@ -339,6 +339,7 @@ def _has_ipv6() -> bool:
     return True
 
 
+@pytest.mark.posix
 def test_failed_listen_gives_its_reason(tmp_path: Path) -> None:
     with world() as w:
         for address, why in [
@@ -351,6 +352,7 @@ def test_failed_listen_gives_its_reason(tmp_path: Path) -> None:
                 w.server.listen(address)
 
 
+@pytest.mark.posix
 def test_unix_socket_is_private_exclusive_and_removed_on_close(tmp_path: Path) -> None:
     path = tmp_path / "hub"
     with world("unix", tmp_path) as w:
@@ -366,6 +368,7 @@ def test_unix_socket_is_private_exclusive_and_removed_on_close(tmp_path: Path) -
     assert path.read_text() == "a file of somebody's"
 
 
+@pytest.mark.posix
 def test_unix_socket_of_a_killed_master_is_reused(tmp_path: Path) -> None:
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(tmp_path / "hub"))
@@ -377,7 +380,10 @@ def test_unix_socket_of_a_killed_master_is_reused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transport", ["tcp", "tcp+tls"])
 @pytest.mark.slow
+@pytest.mark.posix
 def test_memory_does_not_grow_with_messages_or_connections(transport: str) -> None:
+    import resource
+
     memory = bytearray(100_000)
 
     def use(times: int) -> None:

@@ -315,8 +315,10 @@ def _require_folder() -> None:
 
 def _require_open_files() -> None:
     """End where so few files may be open that processes could not tell each other what fails."""
-    import resource
-
+    try:
+        import resource
+    except ImportError:  # on Windows, which has no such limit
+        return
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= allowed < _MIN_OPEN_FILES:
         sentence = f"this process may open {allowed} files, and needs {_MIN_OPEN_FILES}: type `ulimit -n 1024`"

@@ -17,6 +17,7 @@ from evener.comm.staged_gloo import BACKEND
 from evener.comm.step_timing import StepTimer
 from evener.records.errors import NodeLost
 from evener.system import accelerators
+from evener.system.host import require_posix
 
 
 def join_group(
@@ -43,12 +44,16 @@ def join_group(
         backend: for tensors: `gloo` on processors, `staged` if some are on accelerators, or `nccl`.
         address: of this machine, at which the other ranks reach it.
         timer: this rank's clock; by default one of full speed.
+
+    Raises:
+        InvalidInput: there are several ranks, and this system has no POSIX.
     """
     accelerators.use(device)
     timer = timer or StepTimer(device)
     patience = max(patience, 30.0)
     group = Group(rank=rank, size=len(nodes), device=device, nodes=list(nodes), timer=timer)
     if group.size > 1:
+        require_posix("a run whose ranks work together")
         assert store is not None
         limit = timedelta(seconds=longest_wait)
         # NCCL and its like watch the store by a thread of their own, which cannot call Python

@@ -52,7 +52,7 @@ from evener.records.profile import ClusterProfile, DeviceProfile
 from evener.records.schema import read_noun, write_noun
 from evener.system.cores import keep_to_quota
 from evener.system.file_lock import lock_file
-from evener.system.host import version_of
+from evener.system.host import has_posix, version_of
 from evener.system.sign_of_life import sign_of_life
 from evener.system.signals import interrupt_on_stop_signals
 from evener.wire.connect import JOIN_SECONDS, open_connection
@@ -89,6 +89,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
         with sign_of_life(print_notice, "starting: loading what is needed"):
             device = "cpu" if thin else choose_device(config.device)
             speed = config.speed * device_speeds([device])[0]
+        starts_ranks = has_posix() and bool(version_of("torch"))
         default = socket.gethostname() + (f"-{device.replace(':', '')}" if config.device else "")
         with own_name(config.name, default, cache) as name, node_cache(cache):
             node = NodeConfig(
@@ -107,7 +108,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
                     submitters=None if config.submitters is None else frozenset(config.submitters.split(",")),
                 ),
                 look=partial(look_here, config),
-                host=None if thin or not version_of("torch") else Host(_run_rank, speed, masters[0].host),
+                host=Host(_run_rank, speed, masters[0].host) if starts_ranks and not thin else None,
             )
             Node(node, dial, print_notice).serve()
 

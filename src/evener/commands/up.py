@@ -34,7 +34,7 @@ from evener.ps.protocol.status import ClusterStatus, InvitationStatus, NodeStatu
 from evener.ps.protocol.system import System, read_system
 from evener.records.errors import InvalidInput
 from evener.report.text import human_bytes, table_of
-from evener.system.host import environment
+from evener.system.host import environment, require_posix
 from evener.system.malloc import return_large_memory
 from evener.system.signals import interrupt_on_stop_signals
 from evener.training.console import open_console
@@ -50,6 +50,7 @@ def up(config: UpConfig, *, as_json: bool) -> None:
 
     Options that are not given keep their previous values, so nodes find a restarted master.
     """
+    require_posix("a master")
     place, insecure = StateDir(config.home or default_state_dir(os.environ)), config.insecure
     hosts = parse_hosts(config.ssh) if config.ssh is not None else []
     return_large_memory()

@@ -107,6 +107,8 @@ def _is_of_sharing(error: Exception) -> bool:
 def _shared_memory() -> str:
     """How much there is, and what to do if it is too little."""
     cure = "use --workers 0, or start the container with more (--shm-size=1g)"
+    if not hasattr(os, "statvfs"):
+        return cure
     try:
         volume = os.statvfs(_SHARED_MEMORY)
     except OSError:

@@ -63,12 +63,12 @@ def examine(
 def folder_facts(purpose: str, path: Path) -> FolderFacts:
     """The room in a folder, or where it would be made."""
     there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-    inodes = os.statvfs(there)
+    inodes = os.statvfs(there) if hasattr(os, "statvfs") else None  # Windows's file systems have no such limit
     return FolderFacts(
         purpose=purpose,
         path=shown(str(there)),
         free_bytes=shutil.disk_usage(there).free,
-        has_inodes=inodes.f_favail > 0 or inodes.f_files == 0,
+        has_inodes=inodes is None or inodes.f_favail > 0 or inodes.f_files == 0,
         is_writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
     )
 

@@ -211,7 +211,7 @@ def _busy(steps: Sequence[Step], node: int) -> float:
 
 def _map_of(results: Path) -> float | None:
     """Return the mAP50-95 of boxes in the last line of `results`; None for a task without boxes."""
-    with results.open(newline="") as file:
+    with results.open(encoding="utf-8", newline="") as file:
         rows = [{key.strip(): value for key, value in row.items()} for row in csv.DictReader(file)]
     value = rows[-1].get("metrics/mAP50-95(B)") if rows else None
     return float(value) if value else None

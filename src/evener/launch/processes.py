@@ -28,24 +28,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evener.launch import preload as preloading
 from evener.launch.parent import Failed, Parent, Said, Sent, decoder
 from evener.system.cores import bind_to, compute_in, keep_to_quota
+from evener.system.host import require_posix
 from evener.system.process_exit import (
     exit_with_parent,
     folder_for_sockets,
     kill_with_starter,
     put_worker_sockets_into,
 )
-from evener.system.signals import outlive_terminal, set_handler
+from evener.system.signals import STOP_SIGNALS, outlive_terminal, set_handler
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerProcess  # which Windows does not have
 
 RANK_MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "evener.training.rank")
 """Modules of every rank, imported once for all of them. Optimizers import `torch._dynamo`, which takes two seconds."""
-_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+_TERMINAL_SIGNALS = tuple(one for one in STOP_SIGNALS if one is not signal.SIGTERM)
 """Signals to all processes of a terminal."""
 
 _SERVER = "evener.launch.fork_server"
@@ -134,9 +137,13 @@ class LocalProcesses:
 
     Args:
         preload: modules that the server of the processes loads; only the first launch of a command decides.
+
+    Raises:
+        InvalidInput: this system has no POSIX.
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
+        require_posix("starting several processes on one machine")
         self._context = multiprocessing.get_context("forkserver")
         self._folder = os.path.join(folder_for_sockets(), f"evener-{secrets.token_hex(8)}")
         is_main = threading.current_thread() is threading.main_thread()

@@ -6,10 +6,14 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_SYNCS_FOLDERS = hasattr(os, "O_DIRECTORY")
+"""Whether the system opens folders. Windows does not, and syncs only files that are open for writing."""
+_REPLACE_SECONDS, _PAUSE_SECONDS = 2.0, 0.01
 _SAFETENSORS_DRAFT = re.compile(r"\.tmp[A-Za-z0-9]{6}")
 """Name of the temporary file that safetensors writes beside the final one."""
 
@@ -40,13 +44,26 @@ def atomic_draft(path: Path, *, private: bool = False) -> Iterator[Path]:
         yield draft
         for part in (*draft.rglob("*"), draft):
             _sync(part)
-        draft.replace(path)
+        _put_in_place(draft, path)
     except BaseException as error:
         _remove(draft)
         if isinstance(error, OSError) and error.errno is not None:
             error.filename = error.filename or str(path)
         raise
     _sync(path.parent)
+
+
+def _put_in_place(draft: Path, path: Path) -> None:
+    """Rename `draft` to `path`; on Windows wait a moment while another thread or process has `path` open."""
+    until = time.monotonic() + (0.0 if _SYNCS_FOLDERS else _REPLACE_SECONDS)
+    while True:
+        try:
+            draft.replace(path)
+            return
+        except PermissionError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_PAUSE_SECONDS)
 
 
 def remove_drafts(folder: Path, *, keep_living: bool = False) -> None:
@@ -81,7 +98,9 @@ def _remove(draft: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    if not _SYNCS_FOLDERS and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY if _SYNCS_FOLDERS else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:

@@ -72,6 +72,6 @@ def _holds(folder: Path, process: str) -> bool:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError:
         return ""

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 from weakref import WeakSet
 
 from evener.records.errors import FolderInUse, InvalidInput
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+    msvcrt: Any = import_module("msvcrt")
 
 _LOCK = ".lock"
 
@@ -24,16 +31,15 @@ def lock_file(path: Path) -> IO[str] | None:
     Raises:
         OSError: the file cannot be opened.
     """
-    opened = path.open("a+")
+    opened = path.open("a+", encoding="utf-8")
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        is_locked = _lock(opened)
+    except OSError:
+        opened.close()
+        raise
+    if is_locked is False:
         opened.close()
         return None
-    except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
-            opened.close()
-            raise
     _held.add(opened)
     return opened
 
@@ -49,7 +55,8 @@ def _release_in_child() -> None:
         opened.close()
 
 
-os.register_at_fork(after_in_child=_release_in_child)
+if hasattr(os, "fork"):
+    os.register_at_fork(after_in_child=_release_in_child)
 
 
 @contextmanager
@@ -61,23 +68,62 @@ def shared_folder(folder: Path, clean: Callable[[], None]) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("a+") as lock:
-        if _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if _lock(lock):
             clean()
-        _locked(lock, fcntl.LOCK_SH)
+        _share(lock)
         yield
 
 
-def _locked(opened: IO[str], kind: int) -> bool:
-    """Lock an open file; return False if another process holds the lock, or the file system has none."""
+def _lock(opened: IO[str]) -> bool | None:
+    """Lock an open file; return False if another process holds it or shares it, None without locks. Raises OSError."""
     try:
-        fcntl.flock(opened, kind)
+        if fcntl is not None:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return _lock_bytes(opened, 0, _SHARERS)
     except BlockingIOError:
         return False
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             raise
+        return None
+
+
+def _share(opened: IO[str]) -> None:
+    """Wait until no other process has locked an open file, and let others share it from then on. Raises OSError."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(opened, fcntl.LOCK_SH)
+            return
+        _unlock_bytes(opened, 0, _SHARERS)
+        while not any(_lock_bytes(opened, place, 1) for place in range(_SHARERS)):
+            time.sleep(_PAUSE_SECONDS)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+
+
+_SHARERS = 64
+"""Bytes of a file's lock on Windows, which knows no shared locks: a process that shares the file locks one of them."""
+_LOCKED_FROM = 1 << 30
+"""Position of these bytes, far behind the text: a locked byte cannot be read by others."""
+_PAUSE_SECONDS = 0.05
+
+
+def _lock_bytes(opened: IO[str], first: int, count: int) -> bool:
+    """Lock `count` bytes of the lock on Windows; return False if another process has locked one of them."""
+    os.lseek(opened.fileno(), _LOCKED_FROM + first, os.SEEK_SET)
+    try:
+        msvcrt.locking(opened.fileno(), msvcrt.LK_NBLCK, count)
+    except PermissionError:
         return False
     return True
+
+
+def _unlock_bytes(opened: IO[str], first: int, count: int) -> None:
+    os.lseek(opened.fileno(), _LOCKED_FROM + first, os.SEEK_SET)
+    with contextlib.suppress(PermissionError):  # they were not locked
+        msvcrt.locking(opened.fileno(), msvcrt.LK_UNLCK, count)
 
 
 class FolderLock:
@@ -95,14 +141,19 @@ class FolderLock:
         self._path = folder / _LOCK
         self._file = self._locked(folder)
         with contextlib.suppress(OSError):  # the lock holds on a full disk, too
-            os.truncate(self._file.fileno(), 0)
+            os.ftruncate(self._file.fileno(), 0)
             os.write(self._file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def release(self) -> None:
         """Release the lock; a second call does nothing."""
         if not self._file.closed:
-            self._path.unlink(missing_ok=True)
-            self._file.close()
+            if fcntl is not None:
+                self._path.unlink(missing_ok=True)
+                self._file.close()
+                return
+            self._file.close()  # Windows removes no file that is open
+            with contextlib.suppress(PermissionError):  # another process has opened it since
+                self._path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import socket
 from pathlib import Path
 
 import psutil
 
+from evener.records.errors import InvalidInput
 from evener.records.version import VERSION
 
 _LOOPBACK = "127.0.0.1"
@@ -33,6 +35,20 @@ def package_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version_of(name) or "not installed" for name in _PACKAGES}}
 
 
+def has_posix() -> bool:
+    """Return whether this system has the processes and sockets of POSIX: Linux and macOS have, Windows has not."""
+    return hasattr(os, "fork")
+
+
+def require_posix(what: str) -> None:
+    """Raise InvalidInput on a system that cannot do `what`, and say what it can do."""
+    if not has_posix():
+        raise InvalidInput(
+            f"{what} needs Linux or macOS. On this system Evener trains on one device, and `evener join` makes it a "
+            "node of a master on another one; inside WSL2 everything works"
+        )
+
+
 def version_of(package: str) -> str:
     """Return the version of an installed package, without importing it; empty if it is not installed."""
     if importlib.util.find_spec(package) is None:
@@ -46,7 +62,7 @@ def version_of(package: str) -> str:
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the maker's name of the CPU, or its architecture."""
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine() or "unknown"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import Any
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _LARGE_BYTES = 2 * 2**20
@@ -25,6 +26,11 @@ class _Mallinfo2(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_size_t) for name in (*_before, "fordblks", "keepcost"))
 
 
+def _c_library() -> Any:
+    """Return the C library of this process; an object without functions on Windows, where it has no name."""
+    return ctypes.CDLL(None) if os.name == "posix" else object()
+
+
 def keep_freed_memory() -> None:
     """Let this process keep the memory that it frees; do nothing if the user has other settings, or without glibc.
 
@@ -33,7 +39,7 @@ def keep_freed_memory() -> None:
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if any(name in os.environ for name in _SETTINGS) or "malloc.trim_" in tunables or "malloc.mmap_" in tunables:
         return
-    library = ctypes.CDLL(None)
+    library = _c_library()
     if hasattr(library, "mallopt"):
         library.mallopt(_M_TRIM_THRESHOLD, -1)
         library.mallopt(_M_MMAP_MAX, 0)
@@ -45,14 +51,14 @@ def return_large_memory() -> None:
     By default the C library raises this limit with every such block, up to 32 MB, so that a server keeps the memory of
     its largest messages. Do nothing if the user has other settings.
     """
-    library = ctypes.CDLL(None)
+    library = _c_library()
     if not any(name in os.environ for name in _SETTINGS) and hasattr(library, "mallopt"):
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def return_free_memory() -> None:
     """Return free memory to the system, after something large and rare."""
-    library = ctypes.CDLL(None)
+    library = _c_library()
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
 
@@ -62,7 +68,7 @@ def kept_bytes() -> int:
 
     Return 0 where the C library does not know it: glibc does from version 2.33 on.
     """
-    library = ctypes.CDLL(None)
+    library = _c_library()
     if not hasattr(library, "mallinfo2"):
         return 0
     library.mallinfo2.restype = _Mallinfo2

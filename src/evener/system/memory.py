@@ -5,7 +5,7 @@ The main memory is limited by the Linux control groups, versions 1 and 2, of the
 
 from __future__ import annotations
 
-import resource
+import sys
 from typing import NamedTuple
 
 import psutil
@@ -13,6 +13,11 @@ import psutil
 from evener.records.errors import require, text_of
 from evener.system.control_groups import groups_of
 from evener.system.malloc import kept_bytes
+
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
 
 _UNLIMITED = 1 << 60
 
@@ -97,7 +102,11 @@ def peak_memory(device: str = "cpu") -> int:
 
         if accelerators.capabilities(device).counts_memory:
             return accelerators.peak_bytes(torch.device(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if resource is None:
+        used = psutil.Process().memory_info()
+        return int(getattr(used, "peak_wset", used.rss))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, others kilobytes
 
 
 def memory_limits() -> list[Memory]:

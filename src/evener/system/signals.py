@@ -18,7 +18,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
+"""Signal of a closing terminal; None on Windows."""
+_BREAK: signal.Signals | None = getattr(signal, "SIGBREAK", None)
+"""Signal of Ctrl-Break and of a closing console on Windows; None elsewhere."""
+STOP_SIGNALS = tuple(one for one in (signal.SIGINT, signal.SIGTERM, _HANGUP, _BREAK) if one is not None)
 """Signals that ask a command to end."""
 _READER_SECONDS = 0.1
 """Time within which a program that reads our output ends by the same SIGHUP."""
@@ -27,7 +31,7 @@ _READER_SECONDS = 0.1
 @contextmanager
 def interrupt_on_stop_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the block as Ctrl-C does, by KeyboardInterrupt."""
-    with _handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):
+    with _handled(signal.default_int_handler, *STOP_SIGNALS[1:]):
         yield
 
 
@@ -65,7 +69,7 @@ def set_handler(number: signal.Signals, handler: Callable[[int, FrameType | None
         return
 
     def handle(received: int, frame: FrameType | None) -> None:
-        if received == signal.SIGHUP:
+        if received == _HANGUP:
             leave_closed_terminal()
         handler(received, frame)
 

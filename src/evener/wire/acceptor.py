@@ -23,6 +23,7 @@ from evener.wire.handshake import (
 )
 from evener.wire.identity import ROLES, Address, Grant, Identity, Token
 from evener.wire.limits import Limits
+from evener.wire.sockets import UNIX
 from evener.wire.transport import NotTls, PlainTransport, Poller, Transport, explain, tune
 
 _MAPPED = "::ffff:"
@@ -158,7 +159,7 @@ class Acceptor:
         for listener in self._listeners:
             if listener not in self._resting:
                 self._poller.forget(listener)
-            path = listener.getsockname() if listener.family == socket.AF_UNIX else ""
+            path = listener.getsockname() if listener.family == UNIX else ""
             listener.close()
             if path and os.path.exists(path):
                 os.unlink(path)
@@ -229,7 +230,7 @@ def _wrapper(identity: Identity) -> Callable[[socket.socket], Transport]:
 
 
 def _origin(listener: socket.socket, where: tuple[str, int] | str) -> Address:
-    if listener.family == socket.AF_UNIX:
+    if listener.family == UNIX:
         return Address(path=listener.getsockname())
     return Address(where[0].removeprefix(_MAPPED), int(where[1]))
 

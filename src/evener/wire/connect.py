@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hmac
 import secrets
-import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from evener.wire.errors import (
     NoAnswer,
     NotAMaster,
     NothingListens,
+    NoUnixSockets,
     OtherMaster,
     TransportDiffers,
 )
@@ -26,6 +26,7 @@ from evener.wire.handshake import MAGIC, MESSAGE_BYTES, NONCE_BYTES, NodeHandsha
 from evener.wire.identity import Address, Token
 from evener.wire.limits import Limits
 from evener.wire.resolve import resolve
+from evener.wire.sockets import UNIX, waiter
 from evener.wire.transport import NotTls, PlainTransport, Transport, explain, tune
 
 JOIN_SECONDS = 8.0
@@ -75,7 +76,12 @@ def backoff(random: Random, first: float = 0.1, longest: float = MAX_PAUSE_SECON
 
 def _connect_to(address: Address, deadline: float) -> socket.socket:
     """Return a socket connected to the first of the machine's addresses that answers."""
-    candidates = [(socket.AF_UNIX, address.path)] if address.path else resolve(address, deadline)
+    if not address.path:
+        candidates: Sequence[tuple[int, Any]] = resolve(address, deadline)
+    elif UNIX is None:
+        raise NoUnixSockets(address.description)
+    else:
+        candidates = [(UNIX, address.path)]
     for num_candidates, (family, where) in zip(range(len(candidates), 0, -1), candidates, strict=True):
         sock = socket.socket(family, socket.SOCK_STREAM)
         seconds = max(0.0, deadline - time.monotonic()) / num_candidates
@@ -161,7 +167,5 @@ def _in_time(action: Callable[[], T], sock: socket.socket, deadline: float) -> T
         try:
             return action()
         except BlockingIOError:
-            poll = select.poll()
-            poll.register(sock, select.POLLIN)
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if not waiter(sock)(deadline - time.monotonic()):
                 raise TimeoutError from None

@@ -11,7 +11,6 @@ blocks, so a blocking send to it always ends; two blocking ends that send large 
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import threading
 from collections import deque
@@ -34,7 +33,8 @@ from evener.wire.frame import (
 )
 from evener.wire.limits import Limits
 from evener.wire.reader import FrameReader, Place
-from evener.wire.transport import Transport, block_for, explain
+from evener.wire.sockets import RECEIVES_BLOCK, block_for, waiter
+from evener.wire.transport import Transport, explain
 
 _CLOSE_SECONDS = 1.0
 _COUNTED_BYTES = 2**20
@@ -60,9 +60,7 @@ class Connection(Generic[H]):
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._broken = self._peer_reason = ""
         self._unread: list[H] = []
-        self._readable, self._writable = select.poll(), select.poll()
-        self._readable.register(transport.sock, select.POLLIN)
-        self._writable.register(transport.sock, select.POLLOUT)
+        self._wait_readable, self._wait_writable = waiter(transport.sock), waiter(transport.sock, to_send=True)
         block_for(transport.sock, limits.patience)
 
     def send(self, header: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
@@ -97,7 +95,7 @@ class Connection(Generic[H]):
                 raise self._unusable()
             self._reader.place = place
             try:
-                arrived = self._pull()
+                arrived = self._pull(self._limits.patience)
             except OSError as error:
                 raise self._lost(error, " while waiting for a frame") from error
             except BadFrame as error:
@@ -114,7 +112,7 @@ class Connection(Generic[H]):
             raise self._unusable()
         if self._reader.midway or self._transport.has_unread:
             return True
-        return bool(self._readable.poll(max(0.0, seconds) * 1000))
+        return self._wait_readable(seconds)
 
     def close(self, reason: str = "") -> None:
         """Close the connection, even if a thread waits on it; the peer gets `reason` if it listens."""
@@ -145,18 +143,24 @@ class Connection(Generic[H]):
     def _await_room(self, patience: float) -> None:
         """Wait until the kernel takes more. Raises TimeoutError if the peer confirms nothing for `patience` seconds."""
         before = self._transport.unacknowledged_bytes
-        while not self._writable.poll(1000 * patience):
+        while not self._wait_writable(patience):
             now = self._transport.unacknowledged_bytes
             if now >= before:
                 raise TimeoutError
             before = now
 
-    def _pull(self) -> Frame[H] | Close:
-        """Return the next frame or the close message."""
+    def _pull(self, patience: float) -> Frame[H] | Close:
+        """Return the next frame or the close message; wait up to `patience` seconds for each of its bytes."""
         reader, transport = self._reader, self._transport
         arrived = reader.feed(0) if reader.midway else None
         while arrived is None:
-            if not (count := transport.receive_into(reader.space)):
+            try:
+                count = transport.receive_into(reader.space)
+            except BlockingIOError:
+                if RECEIVES_BLOCK or not self._wait_readable(patience):
+                    raise
+                continue
+            if not count:
                 raise ConnectionResetError("cut off within a frame" if reader.midway else "closed without a reason")
             arrived = reader.feed(count)
         return arrived
@@ -184,7 +188,7 @@ class Connection(Generic[H]):
         try:
             self._transport.sock.setblocking(False)
             self._reader.place = lambda *_: None
-            while not isinstance(arrived := self._pull(), Close):
+            while not isinstance(arrived := self._pull(0.0), Close):
                 self._unread.append(arrived.header)
             self._peer_reason = arrived.reason
             return arrived.clause

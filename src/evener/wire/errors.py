@@ -5,8 +5,8 @@ EvenerError
 |- BadFrame
 `- NodeLost
    |- ConnectionLost
-   `- CannotJoin: CannotResolve, NothingListens, NoAnswer, NotAMaster, TransportDiffers, VersionDiffers, OtherMaster,
-                  WrongSecret, MasterFull
+   `- CannotJoin: CannotResolve, NothingListens, NoUnixSockets, NoAnswer, NotAMaster, TransportDiffers, VersionDiffers,
+                  OtherMaster, WrongSecret, MasterFull
 """
 
 from __future__ import annotations
@@ -87,6 +87,14 @@ class NothingListens(CannotJoin):
 
     rule = "the machine is there, but nothing listens at that port"
     cure = "start `evener up` on it, or check the port"
+
+
+class NoUnixSockets(CannotJoin):
+    """Raised if the address is a path, and this system is one without Unix sockets, such as Windows."""
+
+    rule = "this system has no Unix sockets"
+    cure = "give the master's host and port"
+    lasting = True
 
 
 class NoAnswer(CannotJoin):

@@ -17,7 +17,6 @@ cost `MAX_POLL_BYTES`. The connection of a peer without progress for the patienc
 
 from __future__ import annotations
 
-import select
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -43,6 +42,7 @@ from evener.wire.server_events import (
     PeerRefused,
     ServerEvent,
 )
+from evener.wire.sockets import READABLE, WRITABLE
 from evener.wire.transport import CHUNK, TURN_SECONDS, Poller, Transport, explain
 
 PeerPlace: TypeAlias = Callable[[int, H, tuple[int, ...]], Sequence[Buffer] | None]
@@ -144,7 +144,7 @@ class Server(Generic[H]):
                 if self._has_enough() or time.monotonic() > until_next:
                     self._again[number] = end
                 else:
-                    self._serve(end, select.POLLIN)
+                    self._serve(end, READABLE)
             now = time.monotonic()
             if now >= due:
                 self._tick(now)
@@ -258,12 +258,12 @@ class Server(Generic[H]):
         """Receive from and send to a socket that is ready."""
         if end.number not in self._peers:  # closed in the meantime
             return
-        if ready != select.POLLOUT:  # reading also detects errors
+        if ready != WRITABLE:  # reading also detects errors
             try:
                 self._receive(end)
             except Exception as error:  # any error concerns only this connection
                 self._on_error(end, error)
-        if ready != select.POLLIN and end.is_watched and end.number in self._peers and not end.transmit():
+        if ready != READABLE and end.is_watched and end.number in self._peers and not end.transmit():
             self._watch_writing(end)
             self._has_drained = True
 

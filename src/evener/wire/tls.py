@@ -16,14 +16,14 @@ import hashlib
 import os
 import socket
 import ssl
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from evener.wire.identity import Identity
-from evener.wire.transport import CHUNK, NotTls, unacknowledged_bytes
+from evener.wire.sockets import WITHOUT_BLOCKING, unacknowledged_bytes
+from evener.wire.transport import CHUNK, NotTls
 
 KEY_BYTES = 256 * 2**30
 """Limit of bytes per direction: RFC 8446, 5.5, allows 2**24.5 full records, 388 GB, under one key of AES-GCM."""
@@ -153,7 +153,7 @@ class TlsTransport:
         return count
 
     def _push(self) -> None:
-        count = self.sock.send(self._unsent, socket.MSG_DONTWAIT)
+        count = self.sock.send(self._unsent, WITHOUT_BLOCKING)
         self.wire_bytes_sent += count
         self._unsent = self._unsent[count:]
         self._require_fresh_keys()
@@ -184,15 +184,15 @@ def master_context(identity: Identity) -> ssl.SSLContext:
 @contextlib.contextmanager
 def _file_of(text: str) -> Iterator[str]:
     """Yield a file that holds `text`, in memory if possible: OpenSSL reads certificates only from files."""
-    if sys.platform == "linux" and os.path.isdir("/proc/self/fd"):
-        with open(os.memfd_create("evener-certificate"), "w") as file:
+    if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
+        with open(os.memfd_create("evener-certificate"), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             yield f"/proc/self/fd/{file.fileno()}"
         return
     with tempfile.TemporaryDirectory() as folder:  # mode 0700
         file_there = Path(folder, "chain.pem")
-        file_there.write_text(text)
+        file_there.write_text(text, encoding="utf-8")
         yield str(file_there)
 
 

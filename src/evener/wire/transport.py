@@ -6,24 +6,28 @@ the timeout of a blocking socket has passed. Any other OSError means that the co
 
 from __future__ import annotations
 
-import fcntl
 import select
 import socket
-import struct
-import termios
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+from evener.wire.sockets import (
+    MAX_VIEWS,
+    READABLE,
+    SENDS_MANY,
+    UNIX,
+    WITHOUT_BLOCKING,
+    WRITABLE,
+    SelectPoll,
+    unacknowledged_bytes,
+)
 
 CHUNK = 1 << 20
 """Bytes that are received or encrypted at once: few calls, and they still fit the cache of a core."""
 TURN_SECONDS = 0.05
 """Seconds for which sockets that are not urgent are served before urgent ones are polled again."""
-_MAX_VIEWS = 1024
-"""Largest number of views in one sendmsg on POSIX systems."""
 _UNIX_BUFFER_BYTES = 1 << 20
-_TIMEVAL = struct.Struct("ll")
-_COUNT = struct.Struct("i")
 
 
 class NotTls(ConnectionError):
@@ -50,7 +54,7 @@ def tune(sock: socket.socket, patience: float) -> None:
     The system adapts TCP's buffers to the link, which a fixed size would switch off. Unix sockets have no such
     adaptation, and get the largest buffers that the system allows.
     """
-    if sock.family == socket.AF_UNIX:
+    if sock.family == UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNIX_BUFFER_BYTES)
         return
@@ -60,25 +64,6 @@ def tune(sock: socket.socket, patience: float) -> None:
     for option, value in (("TCP_KEEPIDLE", seconds), ("TCP_KEEPINTVL", seconds), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):  # not on every system
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def block_for(sock: socket.socket, seconds: float) -> None:
-    """Make receives on `sock` block for at most `seconds`. The system keeps the time, which saves a call per wait."""
-    whole = int(seconds)
-    sock.setblocking(True)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(whole, int(1e6 * (seconds - whole))))
-
-
-def unacknowledged_bytes(sock: socket.socket) -> int:
-    """Return the bytes that the system has taken and the peer has not confirmed; 0 if the system does not know.
-
-    A socket takes a large piece at once, and then none while a slow link sends a part of it. A falling number shows
-    that the link works.
-    """
-    try:
-        return int(_COUNT.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_COUNT.size)))[0])
-    except OSError:
-        return 0
 
 
 class Transport(Protocol):
@@ -104,7 +89,7 @@ class Transport(Protocol):
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """Bytes that the peer has not confirmed; see the function of this name."""
+        """Bytes that the peer has not confirmed; see `sockets.unacknowledged_bytes`."""
 
     def handshake(self) -> None:
         """Agree on keys; call again after BlockingIOError.
@@ -149,8 +134,11 @@ class PlainTransport:
 
     def send(self, views: Sequence[memoryview]) -> int:
         """Send bytes from the front of `views`; return their number."""
-        few = views if len(views) <= _MAX_VIEWS else views[:_MAX_VIEWS]
-        count = self.sock.sendmsg(few, (), socket.MSG_DONTWAIT)
+        if SENDS_MANY:
+            few = views if len(views) <= MAX_VIEWS else views[:MAX_VIEWS]
+            count = self.sock.sendmsg(few, (), WITHOUT_BLOCKING)
+        else:
+            count = self.sock.send(next((view for view in views if view), views[0]), WITHOUT_BLOCKING)
         self.wire_bytes_sent += count
         return count
 
@@ -169,23 +157,27 @@ class Poller:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._urgent: set[int] = set()
         self._postponed: set[int] = set()
+        self._poll: Any
         if hasattr(select, "epoll"):
-            self._poll: select.epoll | select.poll = select.epoll()
+            self._poll = select.epoll()
             self._wait: Callable[[float], list[tuple[int, int]]] = self._poll.poll
-        else:
+        elif hasattr(select, "poll"):
             self._poll = poll = select.poll()
             self._wait = lambda seconds: poll.poll(1000 * seconds)
+        else:
+            self._poll = SelectPoll()
+            self._wait = self._poll.poll
 
     def watch(self, sock: socket.socket, handler: Callable[[int], None], *, is_urgent: bool = False) -> None:
         """Call `handler` with the events when `sock` becomes readable or breaks."""
         self._handlers[sock.fileno()] = handler
         if is_urgent:
             self._urgent.add(sock.fileno())
-        self._poll.register(sock, select.POLLIN)
+        self._poll.register(sock, READABLE)
 
     def watch_writing(self, sock: socket.socket, wanted: bool) -> None:
         """Set whether the handler of `sock` is also called when it is writable."""
-        self._poll.modify(sock, select.POLLIN | (select.POLLOUT if wanted else 0))
+        self._poll.modify(sock, READABLE | (WRITABLE if wanted else 0))
 
     def forget(self, sock: socket.socket) -> None:
         """Stop watching a socket, which is still open."""

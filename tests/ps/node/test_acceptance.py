@@ -37,6 +37,7 @@ def test_job_outside_the_acceptance_is_rejected_with_its_reason(
         assert "--built-in-only" in reason or "the tasks of alice, not of" in reason
 
 
+@pytest.mark.posix
 def test_run_continues_without_a_node_that_does_not_accept_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with plane("a") as ps:
         monkeypatch.setattr(Stand, "accepts", Acceptance(submitters=frozenset({"alice"})))

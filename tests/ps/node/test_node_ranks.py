@@ -273,6 +273,7 @@ def test_run_can_be_prepared_again_from_a_checkpoint(scene: Scene, tmp_path: Pat
     assert (Path(rank.task.folder) / CHECKPOINTS / "step-00000020" / WEIGHTS).read_bytes() == b"weights"
 
 
+@pytest.mark.posix
 def test_node_without_pytorch_is_not_ready_and_gives_the_reason(scene: Scene, tmp_path: Path) -> None:
     scene.node.close()
     scene.node = node(tmp_path, scene, scene.log, None)

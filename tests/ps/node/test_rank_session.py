@@ -42,6 +42,7 @@ def do_nothing(_parent: Parent, _task: RankTask) -> None:
     """End well."""
 
 
+@pytest.mark.posix
 def test_process_that_cannot_start_is_reported_as_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> NoReturn:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
@@ -58,6 +59,7 @@ def test_process_that_cannot_start_is_reported_as_ended(tmp_path: Path, monkeypa
     one.close()
 
 
+@pytest.mark.posix
 def test_process_that_has_ended_is_neither_stopped_nor_told(tmp_path: Path) -> None:
     """The master asks for that if the report of the end was lost with its connection."""
     sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -72,6 +74,7 @@ def test_process_that_has_ended_is_neither_stopped_nor_told(tmp_path: Path) -> N
     one.close()
 
 
+@pytest.mark.posix
 def test_unreadable_weights_are_a_failure_of_the_process(tmp_path: Path) -> None:
     sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
     (tmp_path / WEIGHTS).mkdir()

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import pytest
 
 import evener
 from evener.ps.master.handlers import Handlers
@@ -135,6 +136,7 @@ def begun() -> Iterator[tuple[Plane, list[Connection[Header]]]]:
         shutil.rmtree(folder)
 
 
+@pytest.mark.posix
 def test_contribution_takes_few_calls_in_few_files() -> None:
     """Counts the 'call' events of Python functions in the master's thread, generators and comprehensions included.
 

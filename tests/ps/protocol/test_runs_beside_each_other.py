@@ -19,6 +19,8 @@ from support.linear_engine import job, serial, weights
 from support.master_in_threads import Plane, plane, unpack, wait_until
 from support.refusals import refused
 
+pytestmark = pytest.mark.posix
+
 
 def on(nodes: tuple[str, ...] | None, run: str, **words: Any) -> Job:
     return replace(job(SYNC, run=run, **words), nodes=nodes)

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -116,6 +115,8 @@ def _library() -> Any:
     """Load the library, which is compiled first if it is not there."""
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True)
+    import fcntl  # the library is compiled where POSIX is
+
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_built():

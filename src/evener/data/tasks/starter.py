@@ -34,7 +34,7 @@ def write_task(path: Path) -> None:
         raise InvalidInput(f"a task is a Python file: name it {named}")
     text = _TEMPLATE.read_text().replace("from evener.records.task import", "from evener import")
     try:
-        with path.open("x") as file:
+        with path.open("x", encoding="utf-8") as file:
             file.write(text.replace("THIS_FILE", path.name))
     except FileExistsError:
         raise InvalidInput(f"{path} is there already: name another file") from None

@@ -88,7 +88,7 @@ def begin_cpu_check() -> None:
 def yield_memory() -> None:
     """Let the kernel kill this process, and those that it starts, before all others when memory is short."""
     with suppress(OSError):  # only Linux has this file
-        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL)
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="utf-8")
 
 
 def end_cpu_check(result: CheckResult, *, is_leader: bool) -> NoReturn:

@@ -94,7 +94,7 @@ def separate_shared_memory() -> None:
 def _written_files() -> dict[str, list[_Mapping]]:
     """Return the shared mappings of each file that this process may write through one of them, by device and inode."""
     files = defaultdict[str, list[_Mapping]](list)
-    lines = _MAPS.read_text(errors="surrogateescape").splitlines() if _MAPS.exists() else []
+    lines = _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if _MAPS.exists() else []
     for match in filter(None, map(_LINE.fullmatch, lines)):
         start, end, letters, offset, inode, path = match.groups()
         protection = sum(bit for bit, letter in zip((1, 2, 4), letters, strict=True) if letter != "-")

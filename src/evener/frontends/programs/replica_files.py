@@ -15,7 +15,6 @@ Temporary files are made in the replica's own folder, which the rank removes.
 from __future__ import annotations
 
 import builtins
-import fcntl
 import io
 import os
 import shutil
@@ -31,6 +30,9 @@ import torch
 
 from evener.records.errors import InvalidInput
 from evener.system.process_exit import put_worker_sockets_into
+
+with suppress(ImportError):  # on Windows, where no replica is forked
+    import fcntl
 
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 _IN_MEMORY = ("/dev/shm/", "/memfd:")

@@ -52,7 +52,7 @@ def perform_script(env: RankEnvironment, config: ScriptConfig) -> None:
         begin_cpu_check()
     with ExitStack() as stack:
         if env.rank > 0:  # all ranks print the same
-            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w", encoding="utf-8"))))
         stack.enter_context(_as_main(config))
         stack.push(_end_copy)
         try:

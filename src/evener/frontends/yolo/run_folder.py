@@ -78,10 +78,10 @@ def take_folder(trainer: Any, folder: Path) -> None:
 
 def _add_results(source: Path, target: Path) -> None:
     """Add the lines of `source` to `target` that it lacks, by their first column. Ultralytics heads a file itself."""
-    lines = source.read_text().splitlines() if source.exists() else []
-    known = [line.split(",")[0] for line in target.read_text().splitlines()] if target.exists() else []
+    lines = source.read_text(encoding="utf-8").splitlines() if source.exists() else []
+    known = [line.split(",")[0] for line in target.read_text(encoding="utf-8").splitlines()] if target.exists() else []
     if new := [line for line in lines if line.split(",")[0] not in known]:
-        with target.open("a") as file:
+        with target.open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in new)
 
 

@@ -13,8 +13,6 @@ reconnects when the connection breaks (reconnecting_client).
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -45,6 +43,8 @@ from evener.ps.protocol.rank_messages import PrepareRank, RankJob, decode_rank_j
 from evener.records.errors import EvenerError, NodeLost, end_process, place_of, words_of
 from evener.records.profile import DeviceProfile
 from evener.records.schema import shown
+from evener.system.host import has_posix
+from evener.system.memory import peak_memory
 from evener.system.sign_of_life import sign_of_life
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Buffer, Frame
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from evener.system.device_watch import DeviceWatch  # imports PyTorch
 
 _NO_TORCH = "its ranks need PyTorch, which this node does not have or must not use"
+_NO_POSIX = "its ranks need Linux or macOS; on other systems nodes work under an agreement, such as --agreement sync"
 
 
 class Node:
@@ -229,9 +230,15 @@ class Node:
         if isinstance(self._run, NodeRanks) and self._run.job == job:
             self._run.repeat_ready()
             return
-        if self._takes_part(job, "" if self._config.host else _NO_TORCH):
+        if self._takes_part(job, self._no_ranks()):
             self._run = NodeRanks(job, self._config, self._send_at_once, self._log)
             self._advance(self._run, self._run.start)
+
+    def _no_ranks(self) -> str:
+        """Return why this node starts no ranks that work together; empty if it does."""
+        if self._config.host is not None:
+            return ""
+        return _NO_TORCH if has_posix() else _NO_POSIX
 
     def _takes_part(self, job: Job | RankJob, obstacle: str = "") -> bool:
         """End the part in an earlier run; return whether this node takes part in `job`, or tell the master why not."""
@@ -312,7 +319,7 @@ class Node:
         )
 
     def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(peak_memory_bytes=_peak_memory(), steps=self._steps)
+        return Heartbeat(peak_memory_bytes=peak_memory(), steps=self._steps)
 
     def _log_break(self, why: str) -> None:
         self._log(f"{why}; reconnecting to the master" if why else "reconnected to the master")
@@ -323,9 +330,3 @@ def explain(error: Exception) -> str:
     if isinstance(error, EvenerError):
         return str(error)
     return f"{words_of(error)}{place_of(error)}"
-
-
-def _peak_memory() -> int:
-    """Return the peak memory of this process in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -114,6 +114,7 @@ class StreamWriter:
         self._file.flush()
         if self._is_synced:
             os.fsync(self._file.fileno())
+        self._file.close()  # Windows moves no open file
         (self._draft / "stream").replace(self._place)
         return self._place
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -152,6 +151,8 @@ class Arrivals:
 
 def connection_limits(patience: float) -> Limits:
     """Return limits on connections that leave the master enough files for its own use."""
+    import resource  # masters run on systems that have it
+
     usual, (files, _) = Limits(patience=patience), resource.getrlimit(resource.RLIMIT_NOFILE)
     room = usual.connections + usual.pending if files == resource.RLIM_INFINITY else max(4, files - _OTHER_FILES)
     pending = min(usual.pending, max(1, room // 4))
