@@ -30,8 +30,8 @@ from turns import in_turn, ratios, seconds_of
 from evener.comm.group import Group
 from evener.experiments.local_ranks import measure_ranks
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.programs.script import perform_script
 from evener.frontends.programs.run import Run
+from evener.frontends.programs.script import perform_script
 from evener.launch.nodes import LocalNode, parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
