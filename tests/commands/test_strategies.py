@@ -155,6 +155,7 @@ def test_compiled_parallel_model_equals_one_process(
     assert distance(alone, load_file(tmp_path / "run" / "model.safetensors")) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_torchrun_gives_the_weights_of_one_process(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "evener"]
     words = ["train", TINY, "--precision", "fp64", "--seed", "3", "--strategy", "sharded", "--output", "ranks"]

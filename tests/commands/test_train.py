@@ -67,6 +67,7 @@ def test_weights_do_not_depend_on_the_nodes(tmp_path: Path, speeds: str, shares:
     assert distance(train(tmp_path, "alone"), train(tmp_path, "nodes", speeds, shares=shares)) < 1e-10
 
 
+@pytest.mark.slow
 def test_accumulated_micro_batches_equal_one_process(tmp_path: Path) -> None:
     alone = train(tmp_path, "alone", accumulate=3)
     assert distance(alone, train(tmp_path, "nodes", "1,1", shares="2,1", accumulate=3)) < 1e-10
@@ -145,6 +146,7 @@ def test_sent_bytes_equal_the_prediction(tmp_path: Path, speeds: str, accumulate
         }
 
 
+@pytest.mark.slow
 def test_stationary_data_of_all_nodes_are_used(tmp_path: Path) -> None:
     train(tmp_path, "s", "1,1", stationary=True, shares="3,1", epochs=6)
     record = read_noun(tmp_path / "s" / "record.json", TrainRecord)

@@ -72,7 +72,11 @@ def test_full_disk_gives_one_sentence(words: tuple[str, ...], tmp_path: Path) ->
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("nodes", [(), ("--local-nodes", "1,1")], ids=["this process", "local nodes"])
+@pytest.mark.parametrize(
+    "nodes",
+    [(), pytest.param(("--local-nodes", "1,1"), marks=pytest.mark.slow)],
+    ids=["this process", "local nodes"],
+)
 def test_disk_that_fills_up_costs_a_run_no_step(nodes: tuple[str, ...], tmp_path: Path) -> None:
     endless = str(Path(TINY).with_name("endless.py"))
     with small_disk(tmp_path / "disk") as disk:

@@ -25,6 +25,7 @@ def trained(folder: Path, *words: str) -> tuple[dict[str, torch.Tensor], list[st
     return torch.load(folder / "model.pt", weights_only=True), lines
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("nodes", "shares"), [("1,1", "3,1"), pytest.param("1,1,1", "5,2,0", marks=pytest.mark.slow)])
 def test_front_end_example_equals_one_process(nodes: str, shares: str, tmp_path: Path) -> None:

@@ -319,6 +319,7 @@ def compute_without_one(env: RankEnvironment, words: tuple[str, float, int]) -> 
     raise Interrupted("stopped after step 1 as asked")
 
 
+@pytest.mark.slow
 def test_stopped_run_finishes_a_long_step_after_an_unneeded_rank_has_ended(tmp_path: Path) -> None:
     _stopped_run(tmp_path, 8.0, program=compute_without_one)
     assert [path.name for path in tmp_path.glob("saved-*")] == ["saved-0"]

@@ -202,7 +202,7 @@ def test_unsavable_optimizer_state_is_refused_before_the_first_step(tmp_path: Pa
         evener.train(batches, output=tmp_path / "batches", quiet=True)
 
 
-@pytest.mark.parametrize("nodes", ["1", "1,1"])
+@pytest.mark.parametrize("nodes", ["1", pytest.param("1,1", marks=pytest.mark.slow)])
 def test_validation_scheduler_is_refused_on_any_number_of_nodes(tmp_path: Path, nodes: str) -> None:
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
     with refused(TaskCannot):

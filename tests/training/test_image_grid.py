@@ -51,6 +51,7 @@ def test_columns_require_the_spatial_strategy() -> None:
         RunConfig(task="digits", strategy="spatial", columns=0)
 
 
+@pytest.mark.slow
 def test_nodes_must_fill_whole_rows(tmp_path: Path) -> None:
     config = RunConfig(task=TINY, strategy="spatial", columns=2, local_nodes="1,1,1", output=tmp_path / "run")
     with refused(EvenerError):

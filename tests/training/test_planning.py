@@ -145,6 +145,7 @@ def test_untimed_node_has_no_predicted_seconds_in_plan_and_figure(tmp_path: Path
     assert "Nothing to compare: the plan holds no prediction" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_plan_without_seconds_is_followed_by_its_samples(tmp_path: Path) -> None:
     parts = [Assignment(rank=rank, node=f"node-{rank}", device="cpu", samples=n) for rank, n in enumerate((7, 3))]
     write_noun(Plan(strategy="data", batch_size=10, assignments=tuple(parts)), tmp_path / "plan.json")

@@ -126,6 +126,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.slow
 def test_no_command_writes_into_the_folder_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import evener; evener.join()\n")
     with trains(tmp_path, "--output", "run", "--checkpoint", "run/checkpoints") as first:

@@ -91,6 +91,7 @@ def test_loss_that_counts_its_calls_is_refused_with_that_reason(tmp_path: Path) 
     assert "the loss changes from call to call" in sentence
 
 
+@pytest.mark.slow
 def test_no_check_option_trains_without_the_check(tmp_path: Path) -> None:
     assert train(tmp_path, "--strategy", "data", "--no-check", loss="F.cross_entropy(outputs, targets).sqrt()") == ""
 

@@ -59,6 +59,7 @@ def test_node_with_slow_profiled_steps_is_left_out_with_predictions(words: tuple
     assert ("left out", out.what) in [(event.kind, event.message.partition(":")[0]) for event in record.events]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [("train", "--local-nodes", "1,1"), pytest.param((*TORCHRUN, "train"), marks=pytest.mark.slow)],

@@ -27,10 +27,12 @@ pytestmark = pytest.mark.timeout(120)
     ("speeds", "memory", "words"),
     [
         ("1,1", "4GB,1KB", {}),
-        ("1,1", "1KB,4GB", {"shares": "1,3"}),
+        pytest.param("1,1", "1KB,4GB", {"shares": "1,3"}, marks=pytest.mark.slow),
         pytest.param("1,1,1", "4GB,1KB,4GB", {"shares": "equal"}, marks=pytest.mark.slow),
         pytest.param("1,1,1", "4GB,4GB,1KB", {"strategy": "filter"}, marks=pytest.mark.slow),
-        ("1,1,1", "4GB,1KB,4GB", {"strategy": "pipeline", "option": {"norm": "false"}}),
+        pytest.param(
+            "1,1,1", "4GB,1KB,4GB", {"strategy": "pipeline", "option": {"norm": "false"}}, marks=pytest.mark.slow
+        ),
         pytest.param("1,1", "1KB,4GB", {"strategy": "pipeline", "option": {"norm": "false"}}, marks=pytest.mark.slow),
     ],
     ids=["measured", "a share of its own", "equal shares", "filters are divided", "a pipeline", "a pipeline of two"],

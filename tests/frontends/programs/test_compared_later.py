@@ -207,6 +207,7 @@ def rank_with_slow_replicas(env: RankEnvironment, text: str) -> None:
     finish(run, env)
 
 
+@pytest.mark.slow
 def test_unfinished_late_check_is_reported() -> None:
     nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
     told: list[RunEvent] = []
@@ -273,6 +274,7 @@ def test_failed_late_check_is_reported_with_its_reason() -> None:
     assert "MemoryError: no memory" in message
 
 
+@pytest.mark.slow
 def test_run_continues_where_late_replicas_cannot_be_forked() -> None:
     (message,) = unchecked(rank_that_cannot_fork, FAILING.replace("if epoch and", "if False and"))
     assert "Resource temporarily unavailable" in message

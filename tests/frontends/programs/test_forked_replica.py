@@ -279,6 +279,7 @@ def test_replica_copies_files_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.
         assert [file.read() for file in files] == [b""] * 3
 
 
+@pytest.mark.slow
 def test_slow_copy_of_files_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked_replica, "_BEGIN_SECONDS", 0.5)
     copied = replica_files._opened_copy
