@@ -62,6 +62,8 @@ def step(precision: torch.dtype, model: nn.Module, batch: Tensor) -> Tensor:
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_predicted_batch_fits_and_its_peak_is_near_the_limit(name: str, precision: torch.dtype) -> None:
+    if DEVICE.startswith("standin") and precision == torch.float16 and name in ("wide", "deep"):
+        pytest.skip("a processor takes minutes for it in float16; bfloat16 has the same sizes")
     build, shape = NETWORKS[name]
     device = torch.device(DEVICE)
     model = build().to(device)

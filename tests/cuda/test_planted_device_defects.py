@@ -115,7 +115,7 @@ PLANTS = {
     ),
     "a program that is not compared": Plant(
         "frontends/programs/entry.py",
-        "run.equivalence_check.begin_on_cpus(config.script, config.arguments, options, size)",
+        "run.equivalence_check.begin_on_cpus(command)",
         "pass",
         "cuda/test_cuda_programs.py::test_program_that_would_differ_is_refused",
     ),

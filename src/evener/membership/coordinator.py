@@ -1,7 +1,8 @@
 """The rule of membership in an elastic run. Pure: time is an argument, and the result is a generation or None.
 
-A process that has ended, or was silent for the patience, is lost for good, and the next generation excludes it. The
-last holder of the state of the training is given up after eight patiences only, because the run ends with it.
+A process that has ended (which `RankSupervisor` sees), or was silent for the patience, is lost for good, and the next
+generation excludes it. The last holder of the state of the training is given up after eight patiences only, because the
+run ends with it.
 
 A joining process first has to reach all others, so that no rank waits for one whose line to another is cut. It waits
 for a moment, so that several join in one generation, and enters after a step. Later ones wait until that generation has

@@ -2,7 +2,7 @@
 
 Every rank of a task runs `train_rank`; those of a program `frontends/programs/script.py: perform_script`, of a
 BatchTask `frontends/programs/batch_training.py: train_batches`, of YOLO `frontends/yolo/rank.py`. `train_rank` makes
-all decisions from numbers that all ranks share, so the plan is never sent. Only functions with a `config` read the
+all decisions from numbers that all ranks share, so the first plan is not sent. Only functions with a `config` read the
 options.
 """
 
