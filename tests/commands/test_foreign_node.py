@@ -63,6 +63,7 @@ def test_foreign_thin_node_comes_back_to_a_restarted_master() -> None:
         assert ps.nodes["pc"].wait(30) == 0
 
 
+@pytest.mark.slow
 def test_foreign_node_takes_no_part_in_ranks() -> None:
     with cluster() as ps:
         ps.join("pc", foreign="torch")
@@ -73,6 +74,7 @@ def test_foreign_node_takes_no_part_in_ranks() -> None:
         assert "--agreement sync" in ps.said("pc.out")
 
 
+@pytest.mark.slow
 def test_foreign_system_trains_on_one_device_and_reports(tmp_path: Path) -> None:
     train = ("train", TINY, "--epochs", "1", "--devices", "cpu", "--output", "out")
     for words in (train, ("report", "out"), ("doctor",)):
@@ -86,8 +88,10 @@ def test_foreign_system_trains_on_one_device_and_reports(tmp_path: Path) -> None
     [
         ("up", "--home", "home"),
         ("train", TINY, "--local-nodes", "1,1"),
-        ("train", SMOOTH, "--local-nodes", "1,1", "--agreement", "sync"),
-        ("tune", POINTS, "--thin", "--local-nodes", "1,1", "--vary", "lr=1e-3..1:log"),
+        pytest.param(("train", SMOOTH, "--local-nodes", "1,1", "--agreement", "sync"), marks=pytest.mark.slow),
+        pytest.param(
+            ("tune", POINTS, "--thin", "--local-nodes", "1,1", "--vary", "lr=1e-3..1:log"), marks=pytest.mark.slow
+        ),
     ],
     ids=lambda words: words[0],
 )
