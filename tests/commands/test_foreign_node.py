@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +22,14 @@ SMOOTH = str(Path(TINY).with_name("smooth.py"))
 POINTS = str(Path(TINY).with_name("points.py"))
 
 
-def foreign(*words: str, cwd: Path, libraries: str = "") -> subprocess.CompletedProcess[str]:
-    """`evener WORDS` on such a system."""
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+
+
+def foreign(*words: str, cwd: Path, libraries: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `evener WORDS` on such a system to its end."""
     typed = [sys.executable, foreign_system.__file__, libraries, "evener", *words]
-    return subprocess.run(typed, cwd=cwd, capture_output=True, text=True, timeout=90, check=False)
+    environment = {**os.environ, **variables}
+    return subprocess.run(typed, cwd=cwd, capture_output=True, text=True, timeout=90, check=False, env=environment)
 
 
 def nodes_of(ps: Cluster, folder: str) -> set[str]:
@@ -97,6 +102,16 @@ def test_foreign_system_trains_on_one_device_and_reports(tmp_path: Path) -> None
 )
 def test_what_a_foreign_system_cannot_do_is_refused_in_one_sentence(tmp_path: Path, words: tuple[str, ...]) -> None:
     result = foreign(*words, cwd=tmp_path, libraries="torch")
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "needs Linux or macOS" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["train", pytest.param("run", marks=pytest.mark.slow)])
+def test_rank_of_torchrun_on_a_foreign_system_is_refused_in_one_sentence(tmp_path: Path, command: str) -> None:
+    (tmp_path / "program.py").write_text("import evener\nevener.join()\n")
+    file = TINY if command == "train" else "program.py"
+    result = foreign(command, file, cwd=tmp_path, libraries="torch", **TORCHRUN)
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
     assert "needs Linux or macOS" in " ".join(result.stderr.split())

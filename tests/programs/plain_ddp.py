@@ -61,7 +61,7 @@ class _Ddp(DistributedDataParallel):
 
 
 class PlainRun:
-    """As `evener.frontends.programs.run.Run`, with DDP, DistributedSampler and all-reduce.
+    """Has the methods of `evener.frontends.programs.run.Run`, with DDP, DistributedSampler and all-reduce.
 
     Args:
         options: of DistributedDataParallel.

@@ -76,14 +76,14 @@ with FolderLock(folder), shared_folder(folder / "shared", lambda: None):
 
 
 def process(system: str, folder: Path, code: str) -> subprocess.Popen[str]:
-    """A process on this system that does what `code` says."""
+    """Start a process on this system that runs `code`."""
     paths = os.pathsep.join([str(Path(foreign_system.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     typed, pipe = [sys.executable, "-c", BEGIN + code, system, str(folder)], subprocess.PIPE
     return subprocess.Popen(typed, stdin=pipe, stdout=pipe, text=True, env={**os.environ, "PYTHONPATH": paths})
 
 
 def seen_by_another(system: str, folder: Path) -> list[str]:
-    """What another process on this system finds."""
+    """Return the lines in which another process on this system says what it finds."""
     with process(system, folder, LOOK) as other:
         said, _ = other.communicate(timeout=30)
     assert other.returncode == 0

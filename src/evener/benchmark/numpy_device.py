@@ -49,10 +49,10 @@ def _throughput(precision: Precision, speed: float, seconds: float) -> Throughpu
 
 
 def _rate(n: int, dtype: DTypeLike, seconds: float) -> float:
-    """Return the FLOP/s of products of two n x n matrices, in as many threads as NumPy uses: of the fastest in each.
+    """Return the FLOP/s of products of two n x n matrices: the sum over the threads that NumPy uses.
 
-    Every thread computes its own products within about `seconds`. If threads shared a product, they would wait for each
-    other; on a busy machine every product may then take 15 times as long, the fastest as well.
+    Each thread computes products of its own for about `seconds`, and its fastest one counts. Threads that share a
+    product wait for each other; on a busy machine even the fastest product then takes up to 15 times as long.
     """
     generator = np.random.default_rng(0)
     a, b = (generator.standard_normal((n, n)).astype(dtype) for _ in range(2))

@@ -23,8 +23,11 @@ def require_rank_variables(variables: Mapping[str, str]) -> None:
 
     Raises:
         InvalidValue: one is missing, not a number, or out of range.
-        InvalidInput: the address of the first machine cannot be resolved.
+        InvalidInput: this system has no POSIX, or the address of the first machine cannot be resolved.
     """
+    from evener.system.host import require_posix  # loaded here: it takes 10 ms, and most commands are no ranks
+
+    require_posix("a rank that torchrun or another launcher starts")
     size = number_of(variables, "WORLD_SIZE", 1, _MAX_RANKS)
     number_of(variables, "RANK", 0, size - 1)
     number_of(variables, "LOCAL_RANK", 0, size - 1)

@@ -58,7 +58,7 @@ def torchrun_environment(
     """Return the environment of a rank of torchrun; None if it did not start this process.
 
     Raises:
-        InvalidInput: a variable is missing or not a number, or the ranks share no secret.
+        InvalidInput: this system has no POSIX, a variable is missing or not a number, or the ranks share no secret.
     """
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         return None

@@ -59,9 +59,11 @@ def compute_in(threads: int) -> None:
 
 @contextmanager
 def undivided_products() -> Iterator[int]:
-    """Let NumPy compute each product in one thread inside; yield the number of threads that divide one otherwise.
+    """Let NumPy compute each matrix product in one thread inside the block.
 
-    It is 1 for a library that `threadpoolctl` does not know, which divides products as it likes.
+    Yields:
+        The number of threads that share a product outside the block; 1 if `threadpoolctl` does not know the library,
+        whose threads it cannot limit.
     """
     pools = _threadpoolctl()
     of_products = [pool["num_threads"] for pool in pools.threadpool_info() if pool["user_api"] == "blas"]
@@ -70,7 +72,7 @@ def undivided_products() -> Iterator[int]:
 
 
 def _threadpoolctl() -> Any:
-    """Return the module, which puts a variable into the environment when it is imported, without that variable."""
+    """Import and return `threadpoolctl`, and remove the variable that its import puts into the environment."""
     before = os.environ.get(_DUPLICATES)
     import threadpoolctl
 

@@ -1,8 +1,7 @@
-"""What the connections need of a socket, on every system: a wait with a limit, sends that never block, and the number
-of bytes under way.
+"""Calls on sockets that differ between systems: waiting with a limit, blocking, and the number of bytes under way.
 
-Windows has no `poll`, sends one buffer a call, and a call cannot be exempt from blocking where its socket blocks.
-Sockets never block there, and receiving waits before each call (`RECEIVES_BLOCK`).
+Windows has neither `poll` nor `sendmsg`, and no flag by which one call does not block on a socket that does. Sockets
+therefore never block there, and a receiver waits for bytes before it reads (`RECEIVES_BLOCK` is False).
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ READABLE, WRITABLE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 
 
 class SelectPoll:
-    """What `select.epoll` does, by `select.select`, for systems without it. Windows allows 512 sockets."""
+    """Has the methods of `select.epoll` that a `Poller` calls, by `select.select`. Windows allows 512 sockets."""
 
     def __init__(self) -> None:
         self._wanted: dict[int, int] = {}
