@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -95,13 +96,30 @@ def test_messages_arrive_in_order_and_abort_ends_a_missing_one(places: list[Gloo
     pair[1].abort(NodeLost("the other is gone"))
     with refused(NodeLost):
         waiting.wait()
-    assert not pair[1].let_go()
+    wait_until_let_go(pair[1])  # though the other sends nothing, and keeps its connection
     pair[0].abort(NodeLost("likewise"))
     wait_until_let_go(pair[0])
     for group in groups:
         forget_in_torch(group)
-    del groups[0]
-    wait_until_let_go(pair[1])  # its connection has ended
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_two_ranks_that_wait_for_messages_of_each_other_leave(places: list[GlooPlace], is_staged: bool) -> None:
+    """As neighbours of a pipeline do when a third one is lost: neither posts what the other waits for."""
+    places = [replace(place, is_staged=is_staged) for place in places]
+    with ThreadPoolExecutor(2) as threads:
+        pair = [AbortableGloo(gloo, at) for gloo, at in zip(threads.map(GlooPlace.join, places), places, strict=True)]
+    groups = [AbortableProcessGroup(rank, 2, one) for rank, one in enumerate(pair)]
+    waiting = [group.send([torch.ones(2)], 1 - rank, 7) for rank, group in enumerate(groups)]
+    for one in pair:
+        one.abort(NodeLost("a third one is gone"))
+    for work in waiting:
+        with refused(NodeLost):
+            work.wait()
+    for one in pair:
+        wait_until_let_go(one)
+    for group in groups:
+        forget_in_torch(group)
 
 
 @pytest.mark.parametrize("world_size", [None, 1])

@@ -3,14 +3,19 @@
 A collective of Gloo cannot be abandoned: waiting for it, aborting it and destroying its group all block while a peer is
 silent. Callers therefore wait for a future of this module, which the collective or `abort` completes. An abandoned
 collective may still run, and a peer that wakes up writes into its tensors. So these and the group live until it ends.
+
+Messages between two ranks are different. Two ranks that both abandon a group may each wait for a message that the other
+never posts, and neither would end. But a wait for a message that exceeds its timeout closes all connections of the group.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -19,10 +24,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.signed_store import SignedStore
-from evener.comm.staged_gloo import StagedGloo
+from evener.comm.staged_gloo import StagedGloo, StagedWork
 from evener.records.errors import NodeLost
 
 Pending = torch.futures.Future[Any]
+_TOO_SHORT = timedelta(milliseconds=1)
+"""Timeout that ends a wait for a message, and with it the connections of its group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +84,7 @@ class AbortableGloo:
         self._gloo = gloo
         self._lock = threading.Lock()
         self._open: dict[int, tuple[Pending, Any, Any]] = {}
+        self._messages: dict[int, Any] = {}
         self._next = 0
         self._lanes: dict[Hashable, SimpleQueue[Callable[[], None] | None]] = {}
         self._parts: list[AbortableGloo] = []
@@ -108,6 +116,8 @@ class AbortableGloo:
             lane: sender, receiver and tag; messages of one lane complete in order.
         """
         key, future, work = self._started(start, tensors)
+        with self._lock:
+            self._messages[key] = work
         self._lane(lane).put(lambda: self._end(key, work.wait))
         return future
 
@@ -115,7 +125,9 @@ class AbortableGloo:
         """Return the group of some ranks including this one, which all call this; it ends with this group."""
         assert self.place is not None
         joining = _Joining(self.place.among(ranks, lambda: self.error is not None))
-        self.message(lambda _: joining, joining, "joining").wait()
+        key, future, _ = self._started(lambda _: joining, joining)
+        self._lane("joining").put(lambda: self._end(key, joining.wait))
+        future.wait()
         part = AbortableGloo(joining.gloo, joining.place)
         with self._lock:
             self._parts.append(part)
@@ -147,9 +159,16 @@ class AbortableGloo:
         return isinstance(self._gloo, StagedGloo)
 
     def let_go(self) -> bool:
-        """Release the group if all operations have ended after `abort`; return whether it did. Does not block."""
+        """Release the group if all operations have ended after `abort`; return whether it did. Does not block.
+
+        Messages under way end with an error, here and at the peers.
+        """
         parts_end = [part.let_go() for part in self._parts]
         gloo = None
+        with self._lock:
+            messages = list(self._messages.values()) if self.error is not None else []
+        for work in messages:
+            _close_connections(work)
         with self._lock:
             if self._open or not all(parts_end):
                 return False
@@ -193,6 +212,7 @@ class AbortableGloo:
             failed = error
         with self._lock:
             future, tensors, _ = self._open.pop(key)
+            self._messages.pop(key, None)
             if self.error is not None:
                 return
         if failed is not None:
@@ -203,7 +223,7 @@ class AbortableGloo:
 
 
 class _Joining:
-    """A rendezvous under way, in the form that `message` waits for."""
+    """A rendezvous under way."""
 
     def __init__(self, place: GlooPlace) -> None:
         self.place, self.gloo = place, None
@@ -211,6 +231,14 @@ class _Joining:
     def wait(self) -> None:
         """Create the process group."""
         self.gloo = self.place.join()
+
+
+def _close_connections(message: Any) -> None:
+    """Close all connections of the group of a message of Gloo, as a wait for it does that exceeds its timeout."""
+    with suppress(RuntimeError, TimeoutError):
+        work = message.begun(_TOO_SHORT) if isinstance(message, StagedWork) else message
+        while work.wait(_TOO_SHORT):
+            pass  # the message has arrived, and the thread that waits for it has not seen it
 
 
 def _follow(lane: SimpleQueue[Callable[[], None] | None]) -> None:
