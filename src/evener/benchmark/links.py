@@ -25,6 +25,7 @@ from torch import Tensor
 
 from evener.benchmark.timing import now
 from evener.comm.group import Group
+from evener.records.decoding import decode_json
 from evener.records.errors import NodeLost, require
 from evener.records.profile import LinkProfile
 
@@ -69,7 +70,7 @@ def measure_links(group: Group, first: int = 0, seconds: float = 0.5) -> tuple[L
     except RuntimeError as error:
         me = f"node {group.nodes[group.rank]} (rank {group.rank})"
         raise NodeLost(f"{me} got no answer from a rank while measuring links: {error}") from error
-    links = [link for part in parts for link in msgspec.json.decode(part, type=list[LinkProfile])]
+    links = [link for part in parts for link in decode_json(part, list[LinkProfile])]
     return tuple(sorted(links, key=lambda link: (link.source, link.target)))
 
 

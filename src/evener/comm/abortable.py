@@ -4,8 +4,8 @@ A collective of Gloo cannot be abandoned: waiting for it, aborting it and destro
 silent. Callers therefore wait for a future of this module, which the collective or `abort` completes. An abandoned
 collective may still run, and a peer that wakes up writes into its tensors. So these and the group live until it ends.
 
-Messages between two ranks are different. Two ranks that both abandon a group may each wait for a message that the other
-never posts, and neither would end. But a wait for a message that exceeds its timeout closes all connections of the group.
+Messages between two ranks are different: two ranks that both abandon a group may each wait for a message that the other
+never posts, and neither would end. But a wait for a message that exceeds its timeout closes the group's connections.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 

@@ -17,6 +17,7 @@ import msgspec
 import torch.distributed as dist
 
 from evener.comm.waiting import never, slices
+from evener.records.decoding import decode_json
 from evener.records.errors import NodeLost
 from evener.records.schema import shown
 
@@ -79,7 +80,7 @@ class SignedStore(_stores.Store):  # type: ignore[misc]
         """Return a value that was published as JSON, once it exists. Raises NodeLost if it is no `kind`."""
         data = self.get(key)
         try:
-            return msgspec.json.decode(data, type=kind)
+            return decode_json(data, kind)
         except msgspec.DecodeError as error:
             raise NodeLost(
                 f"a rank has published '{shown(data.decode(errors='replace'))}' as {self._prefix}{key}, which this "

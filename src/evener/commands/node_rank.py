@@ -22,7 +22,7 @@ from msgspec.structs import fields
 
 from evener.comm.signed_store import SignedStore
 from evener.config.conflicts import MASTER_OPTIONS, THIS_MACHINE
-from evener.config.run_config import RunConfig
+from evener.config.run_config import RunConfig, decode_config
 from evener.data.tasks.load import import_file
 from evener.doctor.network import interfaces
 from evener.launch.nodes import LocalNode
@@ -174,7 +174,7 @@ def _open_store(line: RankLine, secret: bytes) -> SignedStore:
 
 def _config_of(task: RankTask) -> RunConfig:
     """Return the config of the run, with the paths of this machine: a submitter chooses no folder of it."""
-    config = msgspec.json.decode(task.config, type=RunConfig, dec_hook=lambda _, text: Path(text))
+    config = decode_config(task.config)
     usual = {one.name: one.default for one in fields(RunConfig) if one.name in _OPTIONS_OF_A_MACHINE}
     own: dict[str, Any] = {
         **usual,

@@ -27,6 +27,7 @@ from evener.launch.nodes import LocalNode, local_nodes, options_of, parse_local_
 from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
 from evener.launch.ranks import Without, run_local
 from evener.launch.torchrun import say_where_the_run_is_shown, torchrun_environment
+from evener.records.decoding import decode_json
 from evener.records.errors import InvalidInput, InvalidValue, TrainingFailed
 from evener.records.events import Phase, RunEvent
 from evener.records.plan import Plan
@@ -244,7 +245,7 @@ def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
         profile = msgspec.structs.replace(profile, timings=(time_here(context, context.batch_size),))
     tell_busy(env, world, watch)
     rows = world.all_gather_bytes(msgspec.json.encode(profile))
-    devices = tuple(msgspec.json.decode(row, type=DeviceProfile) for row in rows)
+    devices = tuple(decode_json(row, DeviceProfile) for row in rows)
     if world.is_leader:
         env.notify(ClusterProfile(devices=devices, links=links, environment=environment()))
     world.barrier()

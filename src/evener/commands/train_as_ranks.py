@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from evener.commands.submission import PreparedRun, blobs_of, new_run_name, submit_run
-from evener.config.run_config import RunConfig
+from evener.config.run_config import RunConfig, encode_config
 from evener.data.tasks.load import is_path
 from evener.ps.protocol.blob import Blob
 from evener.ps.protocol.rank_messages import RankJob
@@ -91,7 +90,7 @@ def job_of(config: RunConfig, digests: dict[str, str], *, brings_program: bool =
         task=Path(config.task).name if is_path(config.task) else config.task,
         title=Path(config.task).stem,
         data_dir=str(config.data.resolve()) if config.data else "",
-        config=msgspec.json.encode(shipped, enc_hook=str),
+        config=encode_config(shipped),
         brings_program=brings_program,
         **digests,
     )

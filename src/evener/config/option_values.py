@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import FieldInfo
 
+from evener.records.decoding import convert
 from evener.records.errors import InvalidValue, require
 
 MAX_NUMBER = 2**53
@@ -55,7 +56,7 @@ def field_value(one: FieldInfo, value: Any, folder: Path = Path()) -> Any:
         if kind is Path and isinstance(value, str | Path):
             return folder / Path(value).expanduser()
         expected = str | None if get_origin(kind) is Literal else one.type  # the struct itself checks a choice
-        converted = msgspec.convert(_plain(kind, value), expected)
+        converted = convert(_plain(kind, value), expected)
     except msgspec.ValidationError as error:
         raise InvalidValue(one.name, value, _allowed(one)) from error
     require_moderate(one.name, converted)

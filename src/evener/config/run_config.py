@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+import msgspec
 from msgspec import Meta, field
 
 from evener.config.conflicts import conflict, option_name, strategy_conflict
@@ -30,6 +31,7 @@ from evener.config.options import (
 from evener.launch.nodes import relative_shares
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.records.agreement import AgreementName
+from evener.records.decoding import json_decoder
 from evener.records.errors import InvalidInput, require, require_one_of
 from evener.records.plan import Plan
 from evener.records.profile import PRECISIONS, Precision
@@ -279,3 +281,18 @@ _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("outer_momentum", lambda value: 0 < value < 1, "between 0 and 1"),
 )
 """Other fields: name, whether a value is allowed, and a description of the allowed values."""
+
+
+def encode_config(config: RunConfig) -> bytes:
+    """Encode a config as JSON for another machine."""
+    return msgspec.json.encode(config, enc_hook=str)
+
+
+def decode_config(data: bytes) -> RunConfig:
+    """Decode the result of `encode_config`. Raises msgspec.DecodeError."""
+    config: RunConfig = json_decoder(RunConfig, _path).decode(data)
+    return config
+
+
+def _path(_: type[Any], text: Any) -> Path:
+    return Path(text)

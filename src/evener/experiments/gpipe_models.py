@@ -29,6 +29,7 @@ from evener.parallel.pipeline.partition_plan import PartitionPlan, PipelineConfi
 from evener.parallel.pipeline.partition_problem import WEIGHT_COPIES, PartitionProblem, partition_problem
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.placement import StagePlacement
+from evener.records.decoding import decode_json
 from evener.records.errors import DoesNotFit
 from evener.records.schema import Part
 from evener.tracer.meta_model import on_meta
@@ -290,7 +291,7 @@ def _hold(scale: Scale, stages: int, layers: int, group: Group) -> dict[str, int
 
 
 def _held(group: Group, sizes: list[int]) -> dict[str, int]:
-    rows = [msgspec.json.decode(row, type=list[int]) for row in group.all_gather_bytes(msgspec.json.encode(sizes))]
+    rows = [decode_json(row, list[int]) for row in group.all_gather_bytes(msgspec.json.encode(sizes))]
     return {
         "parameters": sum(count for count, _, _ in rows),
         "activation_bytes": max(peak for _, peak, _ in rows),

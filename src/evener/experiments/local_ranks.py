@@ -16,6 +16,7 @@ from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.records.atomic import atomic_write
+from evener.records.decoding import decode_json
 from evener.records.errors import InvalidInput
 from evener.system import accelerators
 from evener.system.cores import usable_cores
@@ -53,7 +54,7 @@ def measure_ranks(
     with tempfile.TemporaryDirectory(prefix="evener-") as folder:
         file = Path(folder, "result.json")
         run_local(_rank, nodes, (measurement, str(file), backend), patience=_PATIENCE_S, on_event=lambda _: None)
-        return msgspec.json.decode(file.read_bytes(), type=result)
+        return decode_json(file.read_bytes(), result)
 
 
 def _of_group(measurement: Callable[[Group], R], _environment: RankEnvironment, group: Group) -> R:

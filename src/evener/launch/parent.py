@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import msgspec
 
+from evener.records.decoding import msgpack_decoder
 from evener.records.error_kind import ErrorKind, kind_of
 from evener.records.errors import EvenerError, NodeLost, exit_code_of, explain
 from evener.system.process_exit import end_after_threads, exit_now
@@ -63,7 +64,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The report of a process that has done its work."""
 
 
-decoder = msgspec.msgpack.Decoder(Sent | Said | Failed | Done)
+decoder = msgpack_decoder(Sent | Said | Failed | Done)
 
 
 class Parent:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from evener.records.decoding import msgpack_decoder
 from evener.records.schema import Amount, Name, Part
 
 
@@ -124,8 +125,8 @@ class Heard(Part, frozen=True, kw_only=True, tag=True):
 ToCoordinator: TypeAlias = Hello | ReachedPeers | Beat
 ToProcess: TypeAlias = Probe | Generation | Heard
 
-_to_coordinator = msgspec.msgpack.Decoder(ToCoordinator)
-_to_process = msgspec.msgpack.Decoder(ToProcess)
+_to_coordinator = msgpack_decoder(ToCoordinator)
+_to_process = msgpack_decoder(ToProcess)
 
 
 def encode_message(message: ToCoordinator | ToProcess) -> bytes:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, TypeAlias
 
-import msgspec
 from msgspec import Meta
 
 from evener.membership.generation import ToCoordinator, ToProcess
+from evener.records.decoding import msgpack_decoder
 from evener.records.errors import InvalidInput
 from evener.records.schema import Amount, Part
 
@@ -62,8 +62,8 @@ class Values(Part, frozen=True, kw_only=True, tag=True):
 
 FromRank: TypeAlias = ToCoordinator | SetValue | AskValues
 ToRank: TypeAlias = ToProcess | Values
-_from_rank = msgspec.msgpack.Decoder(FromRank)
-_to_rank = msgspec.msgpack.Decoder(ToRank)
+_from_rank = msgpack_decoder(FromRank)
+_to_rank = msgpack_decoder(ToRank)
 
 
 def decode_from_rank(data: bytes | memoryview) -> FromRank:

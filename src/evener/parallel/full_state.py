@@ -24,6 +24,7 @@ from evener.oracle.division.layout import Region
 from evener.oracle.division.pieces import Piece
 from evener.oracle.division.plan import Shard
 from evener.parallel.redistribute import part_of, regions
+from evener.records.decoding import decode_json
 from evener.records.errors import InvalidInput
 
 
@@ -35,9 +36,7 @@ def gather_tensors(group: Group, local: Mapping[str, Tensor], shards: Mapping[st
         local: This rank's tensors, or parts of tensors, by name.
         shards: How tensors are divided, by name; parts of a divided tensor are on all ranks.
     """
-    rows = [
-        msgspec.json.decode(row, type=list[str]) for row in group.all_gather_bytes(msgspec.json.encode(list(local)))
-    ]
+    rows = [decode_json(row, list[str]) for row in group.all_gather_bytes(msgspec.json.encode(list(local)))]
     first_holder = {name: rank for rank, names in reversed(list(enumerate(rows))) for name in names}
     whole: dict[str, Tensor] = {}
     for name in dict.fromkeys(chain(*rows)):
@@ -203,7 +202,7 @@ class OptimizerState:
             },
         )
         rows = self._group.all_gather_bytes(msgspec.json.encode(parts))
-        return [msgspec.json.decode(row, type=_OptimizerParts) for row in rows]
+        return [decode_json(row, _OptimizerParts) for row in rows]
 
     def _is_divided(self, name: str, value: Any) -> bool:
         shard = self._shards.get(name)

@@ -31,6 +31,7 @@ from torch.nn.parameter import is_lazy
 
 from evener.comm.group import Group
 from evener.oracle.division.plan import Shard
+from evener.records.decoding import decode_json
 from evener.records.errors import InvalidInput, text_of
 from evener.records.single_sample_error import is_of_lone_sample, lone_sample_sentence
 from evener.system import accelerators
@@ -166,7 +167,7 @@ def gather_sample_counts(group: Group, local: Pass) -> list[int]:
     Raises:
         InvalidInput: Ranks differ. The error names the ranks and the difference.
     """
-    rows = [msgspec.json.decode(row, type=Pass) for row in group.all_gather_bytes(msgspec.json.encode(local))]
+    rows = [decode_json(row, Pass) for row in group.all_gather_bytes(msgspec.json.encode(local))]
     first: dict[int, tuple[int, Pass]] = {}
     for rank, row in enumerate(rows):
         other, expected = first.setdefault(row.replica, (rank, row))

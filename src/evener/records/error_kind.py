@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from evener.records.decoding import decode_msgpack
 from evener.records.errors import CannotWrite, EvenerError, Interrupted, is_of_the_disk
 from evener.records.schema import Part, Word, shown
 
@@ -38,7 +39,7 @@ class ErrorKind(Part, frozen=True, kw_only=True):
         for name, hint in _fields_of(kind):
             if name in self.fields:
                 try:
-                    setattr(error, name, _printable(msgspec.msgpack.decode(self.fields[name], type=hint)))
+                    setattr(error, name, _printable(decode_msgpack(self.fields[name], hint)))
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
                     continue
         return error

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from evener.records.decoding import decode_json
 from evener.records.errors import first_line
 from evener.records.events import RunEvent, decode_events
 from evener.records.record import Event, TrainRecord
@@ -109,7 +110,7 @@ def _moments(lines: list[bytes]) -> list[Moment]:
 def _moment(line: bytes, kind: type[LogLine | LogChapter]) -> Moment:
     """Return the events of a line; of a damaged line, an event that says so."""
     try:
-        log_line = msgspec.json.decode(line, type=kind)
+        log_line = decode_json(line, kind)
         return Moment(log_line.time, decode_events(bytes(log_line.events)))
     except (*NOT_DECODED, KeyError) as error:
         damaged = Event(step=0, kind="damaged line", message=f"a line of the log cannot be read: {first_line(error)}")
@@ -133,7 +134,7 @@ def _chapters(path: Path) -> tuple[list[Moment], int]:
 def _chapter_before(line: bytes, begin: int) -> int | None:
     """Return the offset of the chapter before `line`, which is at offset `begin`; None if it has no earlier one."""
     try:
-        back = msgspec.json.decode(line, type=LogChapter).back
+        back = decode_json(line, LogChapter).back
     except NOT_DECODED:
         return None
     return back if back is not None and 0 <= back < begin else None
@@ -142,7 +143,7 @@ def _chapter_before(line: bytes, begin: int) -> int | None:
 def _is_whole(line: bytes) -> bool:
     """Return whether a chapter is complete; its writer may have died."""
     try:
-        msgspec.json.decode(line, type=LogChapter)
+        decode_json(line, LogChapter)
     except NOT_DECODED:
         return False
     return True

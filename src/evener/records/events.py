@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from evener.records.decoding import json_decoder
 from evener.records.plan import Plan
 from evener.records.profile import ClusterProfile
 from evener.records.record import Epoch, Event, Step, TrainRecord, Validation
@@ -44,8 +45,8 @@ RunEvent: TypeAlias = Plan | Step | Validation | Epoch | Event | Phase | TrainRe
 _KINDS: dict[str, type[RunEvent]] = {
     kind.__name__: kind for kind in (Plan, Step, Validation, Epoch, Event, Phase, TrainRecord, ClusterProfile)
 }
-_decoder = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
-_single = msgspec.json.Decoder(tuple[tuple[str, msgspec.Raw]])
+_decoder = json_decoder(list[tuple[str, msgspec.Raw]])
+_single = json_decoder(tuple[tuple[str, msgspec.Raw]])
 
 
 def encode_events(events: Sequence[RunEvent]) -> bytes:

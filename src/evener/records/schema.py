@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from evener.records.atomic import atomic_write
 from evener.records.bounded_file import read_bounded
+from evener.records.decoding import convert, decode_json
 from evener.records.errors import InvalidFile, MissingFile, require
 
 NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
@@ -106,7 +107,7 @@ def decode_printable(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T
     Raises:
         msgspec.DecodeError: it is not a `kind`.
     """
-    return msgspec.json.decode(data if _NOT_PLAIN.search(data) is None else _printable_json(data), type=kind)
+    return decode_json(data if _NOT_PLAIN.search(data) is None else _printable_json(data), kind)
 
 
 def _printable_json(data: bytes | memoryview | msgspec.Raw) -> str:
@@ -186,7 +187,7 @@ def parse_noun(data: bytes, kind: type[N], source: str = "the message", *, makes
         InvalidFile: it is not JSON, of another version, or a field is wrong.
     """
     try:
-        raw = msgspec.json.decode(_printable_json(data) if makes_printable else data)
+        raw = decode_json(_printable_json(data) if makes_printable else data)
     except NOT_DECODED as error:
         raise InvalidFile(f"{source} is not JSON: {error}") from error
     if not isinstance(raw, dict):
@@ -197,7 +198,7 @@ def parse_noun(data: bytes, kind: type[N], source: str = "the message", *, makes
             f"this Evener reads a {kind.__name__} of version {kind.FORMAT}"
         )
     try:
-        return msgspec.convert(raw, kind, str_keys=True)  # JSON has only text keys
+        return convert(raw, kind, has_text_keys=True)
     except msgspec.ValidationError as error:
         raise InvalidFile(f"{source}: {_sentence(str(error), raw, kind)}") from error
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.records.atomic import atomic_draft
+from evener.records.decoding import decode_json
 from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, TrainingFailed, first_line
 from evener.records.record import WEIGHTS
 from evener.records.schema import Noun, read_noun, write_noun
@@ -365,7 +366,7 @@ def unflatten(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[
 def plain(value: Any, owner: str) -> Any:
     """Return `value` of `owner` as plain JSON values. Raise TrainingFailed if that is impossible."""
     try:
-        return msgspec.json.decode(msgspec.json.encode(_finite(value), enc_hook=_number))
+        return decode_json(msgspec.json.encode(_finite(value), enc_hook=_number))
     except (TypeError, ValueError) as error:
         raise TrainingFailed(
             f"cannot write a checkpoint: the state of {owner} holds {error}; let its state_dict return numbers, texts, "

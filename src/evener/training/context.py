@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
@@ -22,7 +20,7 @@ from evener.comm.rank_lines import RankLines
 from evener.comm.staged_gloo import BACKEND
 from evener.comm.step_timing import StepTimer
 from evener.config.conflicts import strategy_conflict
-from evener.config.run_config import RunConfig, require_samples
+from evener.config.run_config import RunConfig, decode_config, encode_config, require_samples
 from evener.data.alike import require_same_data
 from evener.data.loader import collect, count_samples, seed_all, split_batch
 from evener.data.tasks.load import load_task
@@ -154,8 +152,8 @@ def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]
     group = join_world(env, abandonable_backend(env, is_elastic), preflight=config.preflight)
     if env.has_own_paths:
         return group, config
-    first = group.all_gather_bytes(msgspec.json.encode(config, enc_hook=str))[0]
-    return group, msgspec.json.decode(first, type=RunConfig, dec_hook=lambda _, text: Path(text))
+    first = group.all_gather_bytes(encode_config(config))[0]
+    return group, decode_config(first)
 
 
 def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Task | None = None) -> RankContext:

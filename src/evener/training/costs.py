@@ -33,6 +33,7 @@ from evener.oracle.search import search
 from evener.parallel.optimizer_probe import stand_ins
 from evener.parallel.parallel_model import require_scalar
 from evener.parallel.shared_statistics import statistics_exchanges
+from evener.records.decoding import decode_json
 from evener.records.errors import DoesNotFit, TrainingFailed
 from evener.records.profile import ClusterProfile, DeviceProfile, Fabric, TaskTiming
 from evener.records.record import Event
@@ -87,7 +88,7 @@ def _measure_costs(context: RankContext, micro: int, accumulate: int) -> Measure
     tell_busy(context.env, context.group, watch)
     rows = context.group.all_gather_bytes(encoded)
     misfits = {rank: row[1:].decode() for rank, row in enumerate(rows) if row.startswith(b"-")}
-    timings = tuple(msgspec.json.decode(row[1:], type=TaskTiming) for row in rows if row.startswith(b"+"))
+    timings = tuple(decode_json(row[1:], TaskTiming) for row in rows if row.startswith(b"+"))
     workers = tuple(worker_of(one, accumulate) for one in timings)
     return MeasuredCosts(timings=timings, workers=workers, misfits=misfits)
 
@@ -95,7 +96,7 @@ def _measure_costs(context: RankContext, micro: int, accumulate: int) -> Measure
 def tell_busy(env: RankEnvironment, group: Group, watch: ProcessorWatch) -> None:
     """Have the leader report CPU quotas and nodes whose CPU other processes use; all ranks call this."""
     rows = group.all_gather_bytes(msgspec.json.encode(watch.stop()))
-    times = [msgspec.json.decode(row, type=ProcessorTime) for row in rows]
+    times = [decode_json(row, ProcessorTime) for row in rows]
     shares = taken_by_others(times)
     if group.is_leader and (sentence := quota_sentence(times)):
         limited = tuple(one.node for one in times if one.quota is not None)

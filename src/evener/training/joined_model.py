@@ -23,6 +23,7 @@ from evener.parallel.refusals import refuse_parts_of_batches
 from evener.parallel.replicated import ReplicatedModel, uses_all
 from evener.parallel.sharded import ShardedModel
 from evener.parallel.shared_statistics import synchronise_norms
+from evener.records.decoding import decode_json
 from evener.records.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.training.context import RankContext
 from evener.training.image_grid import grid_of
@@ -171,7 +172,7 @@ def _team(context: RankContext) -> DeviceGroup | None:
 def _with_stages(plan: Plan, model: StagedModel) -> Plan:
     """Return `plan` with the stages of `model`; every rank calls this and gets the same."""
     encoded = msgspec.json.encode(_stage(plan, model))
-    rows = [msgspec.json.decode(row, type=_Stage) for row in model.group.all_gather_bytes(encoded)]
+    rows = [decode_json(row, _Stage) for row in model.group.all_gather_bytes(encoded)]
     assignments = tuple(
         msgspec.structs.replace(a, **msgspec.structs.asdict(row)) for a, row in zip(plan.assignments, rows, strict=True)
     )

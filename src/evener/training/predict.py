@@ -31,6 +31,7 @@ from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, Ra
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
 from evener.parallel.process_mesh import ProcessMesh
+from evener.records.decoding import decode_json
 from evener.records.errors import require
 from evener.records.plan import Plan, Prediction
 from evener.training.context import RankContext
@@ -69,7 +70,7 @@ def predict(context: RankContext, plan: Plan, build: Callable[[FakeGroup], Paral
         return plan
     sent = silent.traffic.sent_bytes / (len(rounds_here) + WARM_UP_STEPS)
     rows = group.all_gather_bytes(msgspec.json.encode((sent, rounds_here)))
-    results = [msgspec.json.decode(row, type=tuple[float, list[_Round]]) for row in rows]
+    results = [decode_json(row, tuple[float, list[_Round]]) for row in rows]
     rounds = list(zip(*(events for _, events in results), strict=True))
     timings = _measure([group, *others, *silent.made], group, rounds[0])
     played = [_play(parts, timings) for parts in rounds]
@@ -128,7 +129,7 @@ def _measure(groups: Sequence[Group], world: Group, parts: Sequence[_Round]) -> 
     measured = [(ranks, measure_exchanges(group, _sizes(parts, ranks))) for ranks, group in ordered]
     timings: _Timings = {}
     for row in world.all_gather_bytes(msgspec.json.encode(measured)):
-        timings |= dict(msgspec.json.decode(row, type=list[tuple[_Ranks, list[ExchangeTiming]]]))
+        timings |= dict(decode_json(row, list[tuple[_Ranks, list[ExchangeTiming]]]))
     messages = [event for part in parts for event in part if event.act == "begin" and event.kind == "message"]
     for hop in sorted({event.ranks for event in messages}):
         sizes = distinct_sizes(event.nbytes for event in messages if event.ranks == hop)

@@ -29,6 +29,7 @@ from evener.parallel.gradient_hooks import copied
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.replicated import ReplicatedModel
 from evener.records.atomic import atomic_write
+from evener.records.decoding import decode_json
 from evener.records.errors import DoesNotFit, InvalidInput, NodeLost, NotExact, TaskCannot
 from evener.records.plan import WHOLE_MODEL, Plan, Rejected, is_pipeline
 from evener.records.record import Event
@@ -179,7 +180,7 @@ def plan_of_fewer(context: RankContext, training: Training | None, config: RunCo
     if training is not None and context.user_plan is None and is_divided_by_costs(training.plan, config):
         fewer = without_slow_nodes(training.plan)
     rows = context.group.all_gather_bytes(b"" if fewer is None else msgspec.json.encode(fewer))
-    return next((msgspec.json.decode(row, type=Plan) for row in rows if row), None)
+    return next((decode_json(row, Plan) for row in rows if row), None)
 
 
 def _refuse_lone_sample(context: RankContext, plan: Plan) -> None:
@@ -286,7 +287,7 @@ def shared_warnings(group: Group) -> Iterator[None]:
         with warnings.catch_warnings(record=True) as recorded:
             yield
         rows = group.all_gather_bytes(msgspec.json.encode([_text(warning) for warning in recorded]))
-        shown_before = {text for row in rows[: group.rank] for text in msgspec.json.decode(row, type=list[str])}
+        shown_before = {text for row in rows[: group.rank] for text in decode_json(row, list[str])}
     finally:
         for warning in recorded:
             if _text(warning) not in shown_before:

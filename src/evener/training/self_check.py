@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from evener.config.run_config import RunConfig
 from evener.launch.rank_environment import is_broken_connection
 from evener.parallel.norms import has_batch_norm
+from evener.records.decoding import decode_msgpack
 from evener.records.errors import EvenerError, NotExact, TrainingFailed, first_line, is_noted, place_of, words_of
 from evener.records.plan import Check, Plan, is_pipeline
 from evener.records.profile import Precision
@@ -151,7 +152,7 @@ def _compare(
         if trial.shared_draws:
             differences.insert(0, Difference(_DRAWN_FOR_ALL, float("inf")))
         rows = group.all_gather_bytes(msgspec.msgpack.encode(differences))  # JSON has no infinity
-    ordered = [one for row in rows for one in msgspec.msgpack.decode(row, type=list[Difference])]
+    ordered = [one for row in rows for one in decode_msgpack(row, list[Difference])]
     failed = next((one for one in ordered if not one.off <= tolerance), None)
     if failed is not None:  # a loss that changes from call to call explains all other differences
         changing = (one for one in ordered if one.what == _LOSS_AGAIN and one.off > _MIN_CHANGE)

@@ -26,6 +26,7 @@ from evener.comm.group import Group
 from evener.data.sampler import Division
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.rebalance import Balance
+from evener.records.decoding import decode_json
 from evener.records.errors import Interrupted
 from evener.records.history import History
 from evener.records.plan import Plan
@@ -206,7 +207,7 @@ def _summaries(group: Group, plan: Plan, history: History) -> Iterator[NodeSumma
     works = list(history.totals.values())
     samples = sum(entry.samples for entry in history.steps())
     counts = [group.traffic.sent_bytes, group.traffic.received_bytes, peak_memory(str(group.device))]
-    gathered = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(counts))]
+    gathered = [decode_json(row) for row in group.all_gather_bytes(msgspec.json.encode(counts))]
     rows = dict(zip(group.nodes, gathered, strict=True))
     for work, assignment in zip(works, plan.assignments, strict=True):
         sent, received, peak = rows.get(assignment.node, (0, 0, 0))  # unknown for a lost node

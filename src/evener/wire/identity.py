@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from evener.records.atomic import atomic_write
+from evener.records.decoding import decode_json
 from evener.records.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile, require
 from evener.records.schema import NOT_DECODED
 from evener.wire.errors import BadToken
@@ -210,7 +211,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             InvalidFile: The file is damaged.
         """
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
+            return decode_json(path.read_bytes(), cls)
         except OSError as error:
             raise MissingFile(f"cannot read the master's identity {path}: {error.strerror}") from error
         except NOT_DECODED as error:

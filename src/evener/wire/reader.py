@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from evener.records.decoding import msgpack_decoder
 from evener.records.errors import InvalidValue
 from evener.records.schema import shown
 from evener.wire.errors import BadFrame
@@ -51,7 +52,7 @@ READ_AHEAD = 4096
 _DROP_BYTES = 64 * 1024
 _BEGINNING = f"{MAGIC!r}, version {VERSION} and flags {DATA} or {CLOSE}"
 _PREFIX_FIELDS = 6
-_REASON = msgspec.msgpack.Decoder(str)
+_decode_reason = msgpack_decoder(str).decode
 _NOTHING: Iterator[memoryview] = iter(())
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ class FrameReader(Generic[H]):
         self, headers: Any, limits: Limits, place: Place[H] = allocate, on_part: OnPart[H] | None = None
     ) -> None:
         self.place, self.on_part = place, on_part
-        self._decoder = msgspec.msgpack.Decoder(headers)
+        self._decode = msgpack_decoder(headers).decode
         self._limits = limits
         self._near = self.space = memoryview(bytearray(READ_AHEAD))
         self.midway = self.is_taken = False
@@ -153,11 +154,11 @@ class FrameReader(Generic[H]):
             raise BadFrame(f"expected frame {self._sequence}, got {sequence}: a frame was lost, repeated or reordered")
         self._start, self._needed, self._sequence = start + self._needed, PREFIX_BYTES, sequence + 1
         if flags == CLOSE:
-            return Close(shown(_decoded(_REASON, head[layout.size :])))
+            return Close(shown(_decoded(_decode_reason, head[layout.size :])))
         lengths = layout.unpack_from(near, start)[_PREFIX_FIELDS:]
         if (total := sum(lengths)) > limits.frame_bytes:
             raise BadFrame(f"a frame must have at most {limits.frame_bytes} bytes of payload, got {total}")
-        self._expect(_decoded(self._decoder, head[layout.size :]), lengths, total)
+        self._expect(_decoded(self._decode, head[layout.size :]), lengths, total)
         return None
 
     def _look_ahead(self) -> None:
@@ -209,9 +210,9 @@ class FrameReader(Generic[H]):
             yield scratch[: self._missing]
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[T], header: memoryview) -> T:
+def _decoded(decode: Callable[[memoryview], T], header: memoryview) -> T:
     try:
-        return decoder.decode(header)
+        return decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame(f"unknown or invalid header: {error}") from error
 

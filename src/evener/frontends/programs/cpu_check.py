@@ -22,6 +22,7 @@ import msgspec
 
 from evener.frontends.programs.replica_files import discard_writes
 from evener.records.atomic import atomic_write
+from evener.records.decoding import decode_json
 from evener.records.errors import InvalidInput
 from evener.records.plan import Check
 from evener.records.record import Event
@@ -140,7 +141,7 @@ class CpuCheck:
         lines = self._output.read_text(errors="replace").strip().splitlines() if has_ended else []
         try:
             if self._file.exists():
-                return msgspec.json.decode(self._file.read_bytes(), type=CheckResult)
+                return decode_json(self._file.read_bytes(), CheckResult)
         finally:
             self.end()
         if not has_ended:

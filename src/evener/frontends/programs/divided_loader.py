@@ -28,6 +28,7 @@ from evener.data.loading_process import begin_process, load_in_process, received
 from evener.frontends.programs.batch_parts import BatchPart, Count
 from evener.frontends.programs.random_state import take_leaders_state
 from evener.frontends.programs.sampler_changes import SamplerChanges
+from evener.records.decoding import decode_msgpack
 from evener.records.errors import InvalidInput, NodeLost
 from evener.records.single_sample_error import better_size
 from evener.system.process_exit import own_worker_sockets
@@ -238,7 +239,7 @@ class _Order:
                 self._sampler.require_same_changes(group)
             if not message:
                 return
-            yield [tuple(one) if isinstance(one, list) else one for one in msgspec.msgpack.decode(message)]
+            yield [tuple(one) if isinstance(one, list) else one for one in decode_msgpack(message)]
             number += 1
 
     def _large_enough(self, batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:

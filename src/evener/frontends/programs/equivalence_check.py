@@ -43,6 +43,7 @@ from evener.frontends.programs.timing_probe import TimingProbe
 from evener.frontends.programs.work_division import Prepared
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion
+from evener.records.decoding import decode_json, decode_msgpack
 from evener.records.errors import InvalidInput, NodeLost, NotExact, TrainingFailed
 from evener.records.events import Phase
 from evener.records.plan import Check
@@ -226,7 +227,7 @@ class EquivalenceCheck:
             self._env.notify(Phase(what="checking", detail="on CPUs that these nodes learn what one process learns"))
             found = self._cpu_check.result()
         message = self._group.broadcast(msgspec.json.encode(found), _CPU_CHECK_TOPIC)
-        found = msgspec.json.decode(message, type=CheckResult | str)
+        found = decode_json(message, CheckResult | str)
         if isinstance(found, str):
             what = "a process that uses an accelerator cannot be forked, and a run on CPUs gave no comparison"
             self._note("unchecked", f"{what}: {found}")
@@ -304,10 +305,7 @@ class EquivalenceCheck:
                 return []
             wait_for(pids)
             report = self._report(folder, is_wide)
-        return [
-            msgspec.msgpack.decode(row, type=Report)
-            for row in self._group.all_gather_bytes(msgspec.msgpack.encode(report))
-        ]
+        return [decode_msgpack(row, Report) for row in self._group.all_gather_bytes(msgspec.msgpack.encode(report))]
 
     def _copies(
         self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], token: str, folder: Path, extent: Extent
@@ -339,7 +337,7 @@ class EquivalenceCheck:
                 self.replica.begin(self._env)
                 return None
             wait_for([pid])
-            return None if failure(path) else msgspec.json.decode(path.read_bytes(), type=TaskTiming)
+            return None if failure(path) else decode_json(path.read_bytes(), TaskTiming)
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:

@@ -29,6 +29,7 @@ from evener.frontends.programs.unprepared_tensors import Outside, by_likelihood,
 from evener.frontends.programs.work_division import Prepared
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.gradient_hooks import late_hooks
+from evener.records.decoding import decode_json, decode_msgpack
 from evener.system.cores import unbind
 from evener.tracer.nested import tensors_in
 from evener.training.context import Arithmetic
@@ -280,8 +281,8 @@ class EquivalenceProbe(ForkedReplica):
 
 def read_facts(path: Path) -> list[Facts]:
     """Read the facts of all replicas that wrote beside `path`."""
-    rows: list[bytes] = msgspec.msgpack.decode(path.with_suffix(".facts").read_bytes(), type=list[bytes])
-    return [msgspec.msgpack.decode(row, type=Facts) for row in rows]
+    rows: list[bytes] = decode_msgpack(path.with_suffix(".facts").read_bytes(), list[bytes])
+    return [decode_msgpack(row, Facts) for row in rows]
 
 
 def row_prints(batch: Any) -> tuple[float, ...]:
@@ -295,7 +296,7 @@ def row_prints(batch: Any) -> tuple[float, ...]:
 def read_findings(path: Path) -> Findings:
     """Read the findings of the replica that wrote `path`."""
     with safe_open(path, "pt") as file:
-        return msgspec.json.decode(file.metadata()[_FINDINGS], type=Findings)
+        return decode_json(file.metadata()[_FINDINGS], Findings)
 
 
 def _yield_processor(*, until_idle: bool) -> None:

@@ -25,6 +25,7 @@ from evener.comm.group import Group
 from evener.frontends.programs.equivalence_probe import Extent, Findings
 from evener.frontends.programs.forked_replica import SECONDS
 from evener.frontends.programs.replica_comparison import ReplicaComparison
+from evener.records.decoding import decode_json, decode_msgpack
 from evener.records.errors import NotExact, TrainingFailed, first_line
 from evener.records.record import Event
 from evener.system.process_exit import launch_folder
@@ -146,7 +147,7 @@ class LaterComparisons:
             max(MIN_ROUNDS, min(_MAX_ROUNDS, int(batches))),
         )
         message = self._group.broadcast(msgspec.json.encode(proposal), _TOPIC)
-        token, limit, rounds = msgspec.json.decode(message, type=tuple[str, int, int])
+        token, limit, rounds = decode_json(message, tuple[str, int, int])
         is_short = self._seconds + self._seconds_per_sample * limit * rounds <= _SHORT_SECONDS
         extent = Extent(samples=limit, rounds=rounds, seed=step, in_background=True, is_short=is_short)
         folder: Path | None = None
@@ -213,7 +214,7 @@ class LaterComparisons:
         kill(one.pids)  # the first node's result counts; its copy may have failed, and these would wait for it
         wait_for(one.pids)
         one.remove_results()
-        report = msgspec.msgpack.decode(leaders, type=Report)
+        report = decode_msgpack(leaders, Report)
         if report.comparison is None:
             self._unchecked.setdefault(report.whole_failed or report.failed, []).append(one.step)
             return True

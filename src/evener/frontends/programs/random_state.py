@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from evener.comm.group import Group
+from evener.records.decoding import decode_msgpack
 from evener.system import accelerators
 
 
 def take_leaders_state(group: Group, topic: str = "") -> None:
     """Copy the leader's states of the CPU generators (torch, Python, NumPy); every rank calls this."""
-    state = msgspec.msgpack.decode(group.broadcast(_state(), topic))
+    state = decode_msgpack(group.broadcast(_state(), topic))
     torch.set_rng_state(torch.frombuffer(bytearray(state[0]), dtype=torch.uint8))
     version, numbers, gauss = state[1]
     random.setstate((version, tuple(numbers), gauss))

@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 
 from evener.comm.group import Group
 from evener.data.fingerprint import print_of
+from evener.records.decoding import decode_msgpack
 from evener.records.errors import InvalidInput, is_users
 
 _TOPIC = "the sampler's changes"
@@ -58,7 +59,7 @@ class SamplerChanges:
         now = self._prints()
         changed = now if group.is_leader else {name: one for name, one in now.items() if one != self._first.get(name)}
         message = msgspec.msgpack.encode(changed)
-        rows = [msgspec.msgpack.decode(row, type=dict[str, float]) for row in group.all_gather_bytes(message, _TOPIC)]
+        rows = [decode_msgpack(row, dict[str, float]) for row in group.all_gather_bytes(message, _TOPIC)]
         for rank, row in enumerate(rows[1:], start=1):
             for name, value in row.items():
                 if not np.isclose(value, rows[0].get(name, np.nan), rtol=1e-9, atol=0.0):

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from evener.comm.group import Group
 from evener.data.fingerprint import print_of
+from evener.records.decoding import decode_json
 from evener.records.errors import is_users
 from evener.training.differences import as_real
 
@@ -67,7 +68,7 @@ class UnpreparedWeights:
             self._handle.remove()
         weights = [weight for reference in self._weights.values() if (weight := reference()) is not None]
         prints = msgspec.json.encode([print_of([_sampled(weight)]) for weight in weights])
-        rows = [msgspec.json.decode(row) for row in group.all_gather_bytes(prints)]
+        rows = [decode_json(row) for row in group.all_gather_bytes(prints)]
         if len({len(row) for row in rows}) > 1 or np.allclose(rows, rows[0], rtol=_ALIKE, atol=0.0, equal_nan=True):
             return ""
         return (

@@ -13,6 +13,7 @@ from torch import nn
 
 from evener.comm.group import Group
 from evener.comm.signed_store import SignedStore
+from evener.records.decoding import decode_json
 from evener.records.errors import NotNeeded
 
 _LEFT = "yolo/data"
@@ -21,7 +22,7 @@ _LEFT = "yolo/data"
 def differing(group: Group, trainer: Any, model: nn.Module) -> str:
     """Describe the first difference between a rank and the leader; empty if there is none. All ranks call this."""
     local = {**_data(trainer), f"the weights {trainer.args.model}": _weights(model)}
-    rows = [msgspec.json.decode(row, type=dict[str, str]) for row in group.all_gather_bytes(msgspec.json.encode(local))]
+    rows = [decode_json(row, dict[str, str]) for row in group.all_gather_bytes(msgspec.json.encode(local))]
     differences = (_difference(node, row, group.nodes[0], rows[0]) for node, row in zip(group.nodes, rows, strict=True))
     return next(filter(None, differences), "")
 

@@ -40,6 +40,7 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.resume_point import RankProgress, choose_resume_point
 from evener.oracle.apportion import Worker
+from evener.records.decoding import decode_msgpack
 from evener.records.errors import NodeLost
 from evener.records.history import History
 from evener.records.record import Event
@@ -124,7 +125,7 @@ def encode_state(trainer: Any, batch: int, first_epoch: int, history: History) -
 def restore_state(trainer: Any, data: bytes | bytearray) -> TrainerState:
     """Bring `trainer` to the state that `encode_state` made `data` of; return the rest of the state."""
     (length,) = _LENGTH.unpack(data[: _LENGTH.size])
-    head = msgspec.msgpack.decode(data[_LENGTH.size : _LENGTH.size + length], type=TrainerState)
+    head = decode_msgpack(data[_LENGTH.size : _LENGTH.size + length], TrainerState)
     tensors = load(bytes(data[_LENGTH.size + length :]))
     model, average, gradients = trainer.model.module, trainer.ema, trainer.model.gradients
     model.load_state_dict(_of(_MODEL, tensors))
@@ -304,10 +305,7 @@ class Generations:
         costs = self._work.costs()
         generation = self._membership.enter()
         position = self._position(costs)
-        rows = [
-            msgspec.msgpack.decode(row, type=Position)
-            for row in self._group.all_gather_bytes(msgspec.msgpack.encode(position))
-        ]
+        rows = [decode_msgpack(row, Position) for row in self._group.all_gather_bytes(msgspec.msgpack.encode(position))]
         point = choose_resume_point([RankProgress(step=_place(row)) for row in rows])
         best = rows[point.source]
         new = {node: row.costs[node] for node, row in zip(generation.nodes, rows, strict=True)}
@@ -347,7 +345,7 @@ class Generations:
     def _take(self, place: bytes, data: bytearray) -> None:
         """Be where the giver is."""
         is_new = self._completed == NO_STEP
-        head = msgspec.msgpack.decode(place, type=tuple[int, int, bytes, bool])
+        head = decode_msgpack(place, tuple[int, int, bytes, bool])
         if head[3]:
             raise NodeLost("this node came when all was trained")
         self._completed, self._others, self._outcome, _ = head

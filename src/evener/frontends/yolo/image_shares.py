@@ -32,6 +32,7 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion, weights_to_workers
 from evener.oracle.data_parallel import GradientSync
 from evener.oracle.rebalance import Balance
+from evener.records.decoding import decode_json
 from evener.records.errors import DoesNotFit, InvalidInput, NotNeeded
 from evener.records.plan import Plan, Rejected
 from evener.records.profile import TaskTiming
@@ -294,7 +295,7 @@ def _measure(
     tell_busy(env, group, watch)
     rows = group.all_gather_bytes(result)
     misfits = {rank: row[1:].decode() for rank, row in enumerate(rows) if row.startswith(b"-")}
-    timings = [msgspec.json.decode(row[1:], type=TaskTiming) for row in rows if row.startswith(b"+")]
+    timings = [decode_json(row[1:], TaskTiming) for row in rows if row.startswith(b"+")]
     return tuple(worker_of(one, every) for one in timings), misfits
 
 

@@ -19,6 +19,7 @@ from evener.frontends.yolo.run_folder import own_folder
 from evener.frontends.yolo.trainer_rank import TrainerRank
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.unused_rank import stay
+from evener.records.decoding import convert, decode_json
 from evener.records.errors import NotNeeded
 from evener.records.plan import Plan
 from evener.records.record import NodeSummary
@@ -39,7 +40,7 @@ def yolo_rank(env: RankEnvironment, config: YoloConfig, checkpoints: RemoteCheck
     with contextlib.redirect_stdout(sys.stderr) if config.to_stderr else contextlib.nullcontext():
         group, late_plan = join(env, config.elastic_choice, preflight=config.preflight)
         if late_plan is None and not env.has_own_paths:
-            config = msgspec.json.decode(group.all_gather_bytes(msgspec.json.encode(config))[0], type=YoloConfig)
+            config = decode_json(group.all_gather_bytes(msgspec.json.encode(config))[0], YoloConfig)
         with alone():
             plan, takes_part = _train(env, group, config, late_plan, checkpoints)
         if not takes_part:
@@ -106,7 +107,7 @@ def _train(
     session.history.events[:0] = config.lost
     record = session.record(
         config.started,
-        msgspec.convert(nodes, list[NodeSummary]),
+        convert(nodes, list[NodeSummary]),
         task=f"{args.task} {Path(args.model).name}",
         seed=args.seed,
         epochs=args.epochs,

@@ -21,6 +21,7 @@ from evener.frontends.yolo.image_shares import ImageShares
 from evener.frontends.yolo.remote_checkpoints import RemoteCheckpoints
 from evener.frontends.yolo.sharded_loader import spare_bytes
 from evener.launch.rank_environment import RankEnvironment
+from evener.records.decoding import decode_msgpack
 from evener.records.errors import NodeLost
 from evener.records.plan import Plan
 from evener.system.accelerators import is_accelerator
@@ -101,7 +102,7 @@ class TrainerRank:
     def of_leader(self, value: Any) -> Any:
         """Broadcast the plain value of the leader."""
         message = msgspec.msgpack.encode(value, enc_hook=float) if self.group.is_leader else b""
-        return msgspec.msgpack.decode(self.group.all_gather_bytes(message)[0]) if self.group.size > 1 else value
+        return decode_msgpack(self.group.all_gather_bytes(message)[0]) if self.group.size > 1 else value
 
     def begin(self, trainer: Any, model: nn.Module) -> None:
         """Divide the batches of `trainer`, which has all that it needs.
@@ -148,7 +149,7 @@ class TrainerRank:
                 message = self.generations.go_on(error)
                 if message is None:
                     continue
-                result = msgspec.msgpack.decode(message)
+                result = decode_msgpack(message)
             self.generations.ended(msgspec.msgpack.encode(result, enc_hook=float))
             return result
 

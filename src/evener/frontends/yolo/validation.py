@@ -17,6 +17,7 @@ from ultralytics.engine.validator import BaseValidator
 from ultralytics.models.yolo.classify.val import ClassificationValidator
 
 from evener.comm.group import Group
+from evener.records.decoding import decode_msgpack
 
 
 class PackedArray(msgspec.Struct, frozen=True):
@@ -101,7 +102,7 @@ class DistributedValidator(BaseValidator):
         ]
         rows_here = ValidationRows(batches, self.jdict or [], _packed(self.confusion_matrix.matrix))
         rows = self.group.all_gather_bytes(msgspec.msgpack.encode(rows_here, enc_hook=lambda number: number.item()))
-        return [msgspec.msgpack.decode(row, type=ValidationRows) for row in rows]
+        return [decode_msgpack(row, ValidationRows) for row in rows]
 
 
 class DistributedClassificationValidator(DistributedValidator):

@@ -27,6 +27,7 @@ from evener.parallel.pipeline.partition_problem import PartitionProblem
 from evener.parallel.pipeline.placement import StagePlacement
 from evener.parallel.pipeline.stage_layout import StageLayout, lay_out, positions_of
 from evener.parallel.pipeline.stage_program import measured_seconds
+from evener.records.decoding import decode_msgpack
 from evener.records.errors import InvalidValue, require, require_one_of
 from evener.system.memory import usable_memory
 from evener.tracer.ir import record
@@ -178,7 +179,7 @@ def plan_partition(problem: PartitionProblem, config: PipelineConfig, placement:
         _Device(usable_memory(str(d))[1], [s / placement.speed for s in seconds[d]]) for d in placement.devices
     ]
     rows = placement.gather(msgspec.msgpack.encode(local_devices))
-    devices = list(chain(*(msgspec.msgpack.decode(row, type=list[_Device]) for row in rows)))
+    devices = list(chain(*(decode_msgpack(row, list[_Device]) for row in rows)))
     team = config.team or DeviceGroup(memory=tuple(device.memory for device in devices))
     timings = [one.seconds for one in devices] if measured else [_estimated(problem, config.costs)] * len(devices)
     if placement.are_lanes:

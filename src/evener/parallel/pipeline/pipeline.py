@@ -53,6 +53,7 @@ from evener.parallel.pipeline.shared_tensors import SharedTensors
 from evener.parallel.pipeline.stage_modules import make_stage_modules
 from evener.parallel.pipeline.timeline import StageEvent, Timeline
 from evener.parallel.refusals import require_same
+from evener.records.decoding import decode_msgpack
 from evener.records.errors import InvalidValue
 from evener.tracer.meta_model import on_meta
 from evener.tracer.nested import map_tensors, tensors_in
@@ -285,7 +286,7 @@ class Pipeline:
     def timeline(self) -> Timeline:
         """Return the timeline of the last step, over all stages. Every process of the pipeline calls this."""
         rows = self._placement.gather_replica(msgspec.msgpack.encode(self._executor.events()))
-        events = [event for row in rows for event in msgspec.msgpack.decode(row, type=list[StageEvent])]
+        events = [event for row in rows for event in decode_msgpack(row, list[StageEvent])]
         return Timeline(num_stages=self.num_stages, events=tuple(sorted(events, key=lambda event: event.begin)))
 
     def _begin(self, inputs: Any) -> tuple[BatchHeader, list[int], list[Row]]:
@@ -293,7 +294,7 @@ class Pipeline:
         if self.is_first and inputs is None:
             raise InvalidValue("inputs", None, "given on the first stage")
         message = msgspec.msgpack.encode(BatchHeader.of(inputs, self._example)) if self.is_first else b""
-        header = msgspec.msgpack.decode(self._host.broadcast(message), type=BatchHeader)
+        header = decode_msgpack(self._host.broadcast(message), BatchHeader)
         programs = self._executor.programs(header.inputs(self._example), self.training)
         return header, micro_batch_sizes(header.samples, self.micro_batches), programs
 

@@ -25,6 +25,7 @@ from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.sharded_stage import nothing_of, over_world
 from evener.parallel.redistribute import regions
 from evener.parallel.refusals import refuse_sharded_hooks
+from evener.records.decoding import decode_json
 from evener.records.errors import InvalidInput, InvalidValue
 
 
@@ -101,7 +102,7 @@ class StagedModel:
     def held(self) -> HeldModel:
         """Describe all parameters. The first rank that has a weight owns it."""
         local, group = dict(self.pipeline.named_parameters()), self.group
-        rows = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(list(local)))]
+        rows = [decode_json(row) for row in group.all_gather_bytes(msgspec.json.encode(list(local)))]
         holders = {name: rank for rank, names in reversed(list(enumerate(rows))) for name in names}
         absent_parts = {name: nn.Parameter(part, trainable) for name, part, trainable in self._absent()}
         parameters = []
@@ -137,7 +138,7 @@ def _shards_of_all(pipeline: Pipeline, group: Group) -> dict[str, Shard]:
     team = teams[pipeline.teams.team_of(group.rank)]
     local = [over_world(shard, team, group.size) for shard in pipeline.shards.values()]
     rows = group.all_gather_bytes(msgspec.json.encode(local))
-    shards = (shard for row in rows for shard in msgspec.json.decode(row, type=list[Shard]))
+    shards = (shard for row in rows for shard in decode_json(row, list[Shard]))
     return {shard.name: shard for shard in shards}
 
 

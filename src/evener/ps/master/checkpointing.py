@@ -25,6 +25,7 @@ from evener.ps.master.training_run import TrainingRun
 from evener.ps.protocol.config import MasterConfig, StateDir
 from evener.ps.protocol.job import Job
 from evener.records.atomic import atomic_write
+from evener.records.decoding import decode_msgpack
 from evener.records.errors import InvalidFile, InvalidInput
 from evener.records.history import History
 from evener.records.schema import NOT_DECODED, Part
@@ -188,7 +189,7 @@ def _read(path: Path) -> tuple[RunCheckpoint, Snapshot]:
         digest, rest = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         if hashlib.sha256(rest).digest() != digest:
             raise InvalidFile(f"{path} is damaged: its checksum is wrong")
-        checkpoint = msgspec.msgpack.decode(rest[_DIGEST_BYTES:], type=RunCheckpoint)
+        checkpoint = decode_msgpack(rest[_DIGEST_BYTES:], RunCheckpoint)
     except (*NOT_DECODED, OSError) as error:
         raise InvalidFile(f"{path} cannot be read: {error}") from error
     return checkpoint, load_snapshot(path.with_name(checkpoint.server), rest[:_DIGEST_BYTES])

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from evener.ps.protocol.system import System
 from evener.records.atomic import atomic_write, remove_drafts
+from evener.records.decoding import decode_json
 from evener.records.errors import CannotWrite, InvalidFile, InvalidInput, MissingFile
 from evener.records.schema import MAX_RUN_NAME_LENGTH, NOT_DECODED, Part
 from evener.records.version import VERSION
@@ -178,7 +179,7 @@ class StateDir:
         """
         path = self.beacon_file
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Beacon)
+            return decode_json(path.read_bytes(), Beacon)
         except OSError as error:
             raise MissingFile(
                 f"no master was ever started in {self.folder}: start one with `evener up`, "

@@ -21,6 +21,7 @@ from evener.doctor.facts import MachineFacts
 from evener.doctor.peers import DataFacts, Link, Unreached
 from evener.ps.protocol.blob import CHUNK_BYTES
 from evener.ps.protocol.messages import Header
+from evener.records.decoding import decode_msgpack
 from evener.records.schema import NOT_DECODED, Count, Digest, Finite, Name, Part, Seconds, Text, Word
 from evener.wire.errors import BadFrame
 
@@ -160,7 +161,7 @@ T = TypeVar("T")
 def decode_part(data: bytes | memoryview, kind: type[T]) -> T:
     """Decode a buffer. Raises BadFrame: it does not hold a `kind`."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        return decode_msgpack(data, kind)
     except NOT_DECODED as error:
         raise BadFrame(f"no {kind.__name__}: {error}") from error
 

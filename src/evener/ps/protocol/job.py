@@ -15,6 +15,7 @@ from evener.ps.protocol.blob_stream import StreamWriter
 from evener.ps.protocol.blob_transfer import BlobReceiver
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, RunRejected, Send
 from evener.ps.protocol.rank_messages import MAX_RANK_JOB_BYTES, RankJob, decode_rank_job
+from evener.records.decoding import decode_msgpack
 from evener.records.errors import EvenerError, InvalidFile, require
 from evener.records.schema import NOT_DECODED, Digest, Finite, Name, Part, RunName, Text, Whole, Word, shown
 from evener.sync.compression import as_bytes
@@ -121,7 +122,7 @@ def encode_job(job: Job) -> bytes:
 def decode_job(data: bytes | memoryview) -> Job:
     """Decode the job in a buffer. Raises InvalidFile: it is not a job."""
     try:
-        return msgspec.msgpack.decode(data, type=Job)
+        return decode_msgpack(data, Job)
     except NOT_DECODED as error:
         raise InvalidFile(f"this is not a job: {error}") from error
 

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from evener.ps.protocol.messages import Header
+from evener.records.decoding import decode_msgpack
 from evener.records.error_kind import ErrorKind
 from evener.records.errors import InvalidFile, require
 from evener.records.schema import NOT_DECODED, Count, Digest, Name, Part, Quantity, RunName, Seconds, Text, Word
@@ -223,11 +224,11 @@ def encode_rank_part(value: RankJob | RankPlace) -> bytes:
 def decode_rank_job(data: bytes | memoryview) -> RankJob:
     """Decode the job in a buffer. Raises InvalidFile: it is not a job."""
     try:
-        return msgspec.msgpack.decode(data, type=RankJob)
+        return decode_msgpack(data, RankJob)
     except NOT_DECODED as error:
         raise InvalidFile(f"this is not a job of ranks: {error}") from error
 
 
 def decode_rank_place(data: bytes | memoryview) -> RankPlace:
     """Decode the `RankPlace` in a buffer. Raises msgspec.DecodeError."""
-    return msgspec.msgpack.decode(data, type=RankPlace)
+    return decode_msgpack(data, RankPlace)

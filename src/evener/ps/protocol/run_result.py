@@ -10,6 +10,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from evener.records.atomic import atomic_write
+from evener.records.decoding import decode_json
 from evener.records.error_kind import ErrorKind
 from evener.records.errors import EvenerError, MissingFile
 from evener.records.record import RECORD, WEIGHTS, TrainRecord
@@ -75,7 +76,7 @@ def load_result(folder: Path) -> RunResult:
         MissingFile: there was no such run, or it has not ended.
     """
     try:
-        kind, reason = msgspec.json.decode((folder / _END).read_bytes(), type=tuple[ErrorKind | None, str])
+        kind, reason = decode_json((folder / _END).read_bytes(), tuple[ErrorKind | None, str])
         return RunResult(kind, reason, (folder / RECORD).read_bytes(), (folder / WEIGHTS).read_bytes())
     except (OSError, *NOT_DECODED) as error:
         raise MissingFile(f"there is no result in {folder}") from error

@@ -38,6 +38,7 @@ from evener.oracle.division.layout import Shape
 from evener.oracle.division.pieces import Piece, covers
 from evener.oracle.replication import MEAN_TIME_BETWEEN_LOSSES_S
 from evener.parallel.gradient_hooks import copied
+from evener.records.decoding import decode_json
 from evener.records.errors import DoesNotFit, InvalidInput, NodeLost
 from evener.records.history import History
 from evener.records.plan import Assignment, Plan
@@ -97,7 +98,7 @@ class DividedState:
         """Use the part in `training` from now on; return when all ranks have theirs."""
         head = head_of(training, 0, is_settled=True)
         rows = self._group.all_gather_bytes(msgspec.json.encode({n: p.shape for n, p in head.weights.items()}))
-        self._shapes = {name: shape for row in rows for name, shape in msgspec.json.decode(row).items()}
+        self._shapes = {name: shape for row in rows for name, shape in decode_json(row).items()}
         self._live = training
         self._buffers = [buffer.clone() for buffer in training.model.buffers()]
         self._buffers_step = _NONE
@@ -134,7 +135,7 @@ class DividedState:
         held = self._held(loop, is_settled)
         offered = tuple(HeldPart(step=head.step, pieces=head.weights) for head, _ in held)
         holdings = msgspec.json.encode(HeldParts(held=offered, shapes=self._shapes))
-        choice = choose([msgspec.json.decode(row, type=HeldParts) for row in self._group.all_gather_bytes(holdings)])
+        choice = choose([decode_json(row, HeldParts) for row in self._group.all_gather_bytes(holdings)])
         encoded = [held[number][1]() for rank, number in choice.givers if rank == self._group.rank]
         whole = assemble(share_states(encoded, self._group))
         self._update_history(whole.history, loop, wall_seconds)
@@ -155,7 +156,7 @@ class DividedState:
         known = History() if loop is None else loop.monitor.history
         progress = _RunProgress(events=known.events, lost_seconds=known.lost_seconds, wall_seconds=wall_seconds)
         encoded = self._group.all_gather_bytes(msgspec.json.encode(progress))
-        rows = [msgspec.json.decode(row, type=_RunProgress) for row in encoded]
+        rows = [decode_json(row, _RunProgress) for row in encoded]
         history.events = max((row.events for row in rows), key=len)
         history.lost_seconds = max(row.lost_seconds for row in rows)
         history.wall_seconds = max(row.wall_seconds for row in rows)
@@ -307,7 +308,7 @@ class DividedElasticLoop(ElasticLoop):
     def _add_nodes(self) -> None:
         """Add nodes that joined to the plan of the whole run; the leader announces a changed plan."""
         rows = self._group.all_gather_bytes(msgspec.json.encode(self._came))
-        assignments = [one for row in rows for one in msgspec.json.decode(row, type=list[Assignment])]
+        assignments = [one for row in rows for one in decode_json(row, list[Assignment])]
         self._came = list({one.node: one for one in assignments}.values())
         plan = with_nodes(self._plan, self._came)
         if plan is not self._plan:
@@ -319,7 +320,7 @@ class DividedElasticLoop(ElasticLoop):
         """Complete the step that others have made, or undo a partial one; return the newest step of any rank."""
         loop, last = self._loop, NO_STEP if self._loop is None else self._loop.last
         rows = self._group.all_gather_bytes(msgspec.json.encode(RankProgress(step=last)))
-        newest = max(msgspec.json.decode(row, type=RankProgress).step for row in rows)
+        newest = max(decode_json(row, RankProgress).step for row in rows)
         if loop is not None:
             if self._is_ready and last == newest - 1:
                 loop.finish_step(newest)

@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from evener.oracle.division.pieces import Piece, region_indices, whole_piece
+from evener.records.decoding import decode_json, decode_msgpack
 from evener.records.history import History
 from evener.records.schema import Amount, Part
 from evener.training.attributes import restore_attributes
@@ -85,11 +86,11 @@ class HeldState:
         for size in head.sizes:
             parts.append(bytes(view[start : start + size]))
             start += size
-        state = msgspec.json.decode(parts[0], type=CheckpointState)
+        state = decode_json(parts[0], CheckpointState)
         return HeldState(
             head=head,
             checkpoint=Checkpoint(state=state, weights=load(parts[1]), optimizer=load(parts[2])),
-            history=msgspec.msgpack.decode(parts[3], type=History),
+            history=decode_msgpack(parts[3], History),
         )
 
     def encode(self) -> bytes:
@@ -158,4 +159,4 @@ def _read_head(view: memoryview) -> tuple[StateHead, int]:
     """Return the header, and the offset of the data after it."""
     (length,) = _LENGTH.unpack(view[: _LENGTH.size])
     start = _LENGTH.size + length
-    return msgspec.json.decode(view[_LENGTH.size : start], type=StateHead), start
+    return decode_json(view[_LENGTH.size : start], StateHead), start

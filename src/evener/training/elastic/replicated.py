@@ -43,6 +43,7 @@ from evener.oracle.apportion import Worker, apportion
 from evener.oracle.cost.topology import LinkCost
 from evener.oracle.rebalance import Balance
 from evener.parallel.replicated import ReplicatedModel
+from evener.records.decoding import decode_json, decode_msgpack
 from evener.records.errors import NodeLost
 from evener.records.history import History
 from evener.records.plan import Plan
@@ -259,7 +260,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         group = self._training.group
         standing = RankProgress(step=self._loop.last, is_settled=self._is_settled)
         rows = group.all_gather_bytes(msgspec.json.encode(standing))
-        point = choose_resume_point([msgspec.json.decode(row, type=RankProgress) for row in rows])
+        point = choose_resume_point([decode_json(row, RankProgress) for row in rows])
         self._divide(generation, point)
         self._take_over(point)
         if group.is_leader:
@@ -275,7 +276,7 @@ class ReplicatedElasticLoop(ElasticLoop):
             known = zip(before.plan.assignments, monitor.balance.workers, strict=True)
             self._costs |= {a.node: worker for rank, (a, worker) in enumerate(known) if rank not in monitor.awaited}
         rows = group.all_gather_bytes(msgspec.json.encode(self._costs))
-        costs_by_rank = [msgspec.json.decode(row, type=dict[str, Worker]) for row in rows]
+        costs_by_rank = [decode_json(row, dict[str, Worker]) for row in rows]
         self._costs = costs_by_rank[point.source]
         for node, costs in zip(generation.nodes, costs_by_rank, strict=True):
             self._costs.setdefault(node, costs[node])  # only a new node knows its own costs
@@ -340,7 +341,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         """Load the state of rank `giver`: in the background if this rank is awaited, else now."""
         group, loop = self._training.group, self._loop
         assert group.mesh is not None
-        history = msgspec.msgpack.decode(group.mesh.receive_from(giver), type=History)
+        history = decode_msgpack(group.mesh.receive_from(giver), History)
         taker = Taker(self._membership, giver, group.rank, self._training)
         if group.rank in loop.monitor.awaited:
             self._taker = taker

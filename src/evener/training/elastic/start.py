@@ -16,6 +16,7 @@ from evener.config.run_config import RunConfig
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, weights_to_workers
 from evener.oracle.replication import MEAN_TIME_BETWEEN_LOSSES_S
+from evener.records.decoding import json_decoder
 from evener.records.errors import DoesNotFit, NotNeeded
 from evener.records.history import History
 from evener.records.plan import WHOLE_MODEL, Assignment, Plan
@@ -33,7 +34,7 @@ from evener.training.loop import Loop
 from evener.training.training import Training, follows_speeds
 
 _STATE_KEY = "elastic/left"
-_decode_reference = msgspec.json.Decoder(StepSeconds | None).decode
+_decode_reference = json_decoder(StepSeconds | None).decode
 
 
 class PublishedState(Part, frozen=True, kw_only=True):

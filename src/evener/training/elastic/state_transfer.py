@@ -13,6 +13,7 @@ import msgspec
 
 from evener.comm.group import Group
 from evener.comm.mesh import Mesh
+from evener.records.decoding import decode_json
 from evener.records.schema import Amount
 from evener.training.elastic.held_state import HeldState
 
@@ -39,7 +40,7 @@ def send_large(data: bytes, mesh: Mesh, rank: int) -> None:
 
 def take_large(mesh: Mesh, source: int) -> bytearray:
     """Receive data that rank `source` sends in pieces."""
-    size = msgspec.json.decode(mesh.receive_from(source), type=Amount)
+    size = decode_json(mesh.receive_from(source), Amount)
     data = bytearray()
     while len(data) < size:
         data += mesh.receive_from(source)
@@ -49,7 +50,7 @@ def take_large(mesh: Mesh, source: int) -> bytearray:
 def share_states(encoded: Sequence[bytes], group: Group) -> list[HeldState]:
     """Return the states that all ranks give, in the order of ranks; all ranks call this with theirs, `encoded`."""
     rows = [
-        msgspec.json.decode(row, type=list[Amount])
+        decode_json(row, list[Amount])
         for row in group.all_gather_bytes(msgspec.json.encode([len(data) for data in encoded]))
     ]
     states = []

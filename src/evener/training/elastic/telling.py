@@ -10,6 +10,7 @@ from evener.comm.group import Group
 from evener.data.sampler import Sampler
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.generation import Generation
+from evener.records.decoding import decode_json
 from evener.records.history import Entry, History
 from evener.records.record import Event
 from evener.training.monitor import Monitor
@@ -40,7 +41,7 @@ def tell_generation(
     now = time.perf_counter()
     seconds_here = (now - mark, now - membership.known_at if membership.known_at else 0.0)
     rows = group.all_gather_bytes(msgspec.json.encode(seconds_here))
-    lost, since = map(max, zip(*(msgspec.json.decode(row) for row in rows), strict=True))
+    lost, since = map(max, zip(*(decode_json(row) for row in rows), strict=True))
     membership.known_at, history = 0.0, monitor.history
     if generation.number == 1:
         return now

@@ -24,6 +24,7 @@ from evener.membership.generation import Generation
 from evener.ps.protocol.config import StateDir
 from evener.ps.protocol.rank_messages import RankJob
 from evener.records.atomic import atomic_write
+from evener.records.decoding import msgpack_decoder
 from evener.records.schema import Amount, Part
 
 _HEAD = struct.Struct("<II")
@@ -82,7 +83,7 @@ class Roster(Part, frozen=True, kw_only=True, tag=True):
 
 
 Record: TypeAlias = RunStart | StoredValue | Saved | Roster
-_decoder = msgspec.msgpack.Decoder(Record)
+_decoder = msgpack_decoder(Record)
 
 
 class JournalState(Part, frozen=True, kw_only=True):
