@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -196,3 +197,44 @@ def test_failure_to_begin_ends_the_group_too(places: list[GlooPlace]) -> None:
     for sums in pair:
         sums.abort(NodeLost("the test is over"))
         wait_until_let_go(sums)
+
+
+def test_message_that_has_arrived_does_not_keep_the_group(places: list[GlooPlace]) -> None:
+    """Its thread has not seen it yet when the group is let go."""
+    with ThreadPoolExecutor(2) as threads:
+        pair = [AbortableGloo(gloo, at) for gloo, at in zip(threads.map(GlooPlace.join, places), places, strict=True)]
+    may_wait, taken = threading.Event(), torch.zeros(1)
+
+    class Late:
+        def __init__(self, work: Any) -> None:
+            self._work = work
+
+        def wait(self) -> None:
+            may_wait.wait()
+            self._work.wait()
+
+    pair[1].message(lambda gloo: Late(gloo.recv([taken], 0, 7)), taken, "lane")
+    sent = torch.ones(1)
+    pair[0].message(lambda gloo: gloo.send([sent], 1, 7), sent, "lane").wait()
+    pair[1].abort(NodeLost("a third one is gone"))
+    assert not pair[1].let_go()
+    may_wait.set()
+    wait_until_let_go(pair[1])
+    pair[0].abort(NodeLost("likewise"))
+    wait_until_let_go(pair[0])
+
+
+def test_error_of_any_kind_ends_a_message(places: list[GlooPlace]) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        pair = [AbortableGloo(gloo, at) for gloo, at in zip(threads.map(GlooPlace.join, places), places, strict=True)]
+
+    class Failed:
+        def wait(self) -> None:
+            raise TypeError("of a tensor that cannot be sent")
+
+    future = pair[0].message(lambda _: Failed(), torch.ones(1), "lane")
+    with pytest.raises(TypeError):
+        future.wait()
+    for one in pair:
+        one.abort(NodeLost("over"))
+        wait_until_let_go(one)

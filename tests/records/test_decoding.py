@@ -68,3 +68,42 @@ def test_decoder_is_kept() -> None:
     assert json_decoder(list[int]) is json_decoder(list[int])
     assert json_decoder(list[int]).decode(b"[1]") == [1]
     assert msgpack_decoder(list[int]).decode(b"\x91\x01") == [1]
+
+
+_FORKING = """
+import os
+import signal
+import sys
+import threading
+import msgspec
+from evener.records.decoding import decode_json
+
+class Leaf(msgspec.Struct):
+    {leaf}
+
+class Tree(msgspec.Struct):
+    {tree}
+
+class Other(msgspec.Struct):
+    number: int
+
+sys.setswitchinterval(1e-6)
+data = msgspec.json.encode(Tree(**{{name: Leaf() for name in Tree.__struct_fields__}}))
+thread = threading.Thread(target=decode_json, args=(data, Tree))
+thread.start()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    decode_json(b'{{"number": 1}}', Other)
+    decode_json(data, Tree)
+    os._exit(0)
+thread.join()
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.posix
+def test_child_of_a_fork_decodes_while_a_thread_decodes() -> None:
+    program = _FORKING.format(leaf=fields("leaf", "int = 0", 2000), tree=fields("tree", "Leaf", 2000))
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

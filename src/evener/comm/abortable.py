@@ -5,7 +5,7 @@ silent. Callers therefore wait for a future of this module, which the collective
 collective may still run, and a peer that wakes up writes into its tensors. So these and the group live until it ends.
 
 Messages between two ranks are different: two ranks that both abandon a group may each wait for a message that the other
-never posts, and neither would end. But a wait for a message that exceeds its timeout closes the group's connections.
+never posts, and neither would end. So a group that is let go closes its connections if messages are open.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.signed_store import SignedStore
-from evener.comm.staged_gloo import StagedGloo, StagedWork
-from evener.records.errors import NodeLost
+from evener.comm.staged_gloo import StagedGloo
 
 Pending = torch.futures.Future[Any]
 _TOO_SHORT = timedelta(milliseconds=1)
-"""Timeout that ends a wait for a message, and with it the connections of its group."""
+_UNUSED_TAG = 2**31 - 1
+_CLOSING_SECONDS = 0.1
+"""For which `let_go` waits until operations have ended whose connections it has closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +83,9 @@ class AbortableGloo:
         self.place = place
         self._gloo = gloo
         self._lock = threading.Lock()
+        self._has_ended = threading.Condition(self._lock)
         self._open: dict[int, tuple[Pending, Any, Any]] = {}
-        self._messages: dict[int, Any] = {}
+        self._messages: set[int] = set()
         self._next = 0
         self._lanes: dict[Hashable, SimpleQueue[Callable[[], None] | None]] = {}
         self._parts: list[AbortableGloo] = []
@@ -114,9 +116,7 @@ class AbortableGloo:
             tensors: all tensors that it reads or writes.
             lane: sender, receiver and tag; messages of one lane complete in order.
         """
-        key, future, work = self._started(start, tensors)
-        with self._lock:
-            self._messages[key] = work
+        key, future, work = self._started(start, tensors, is_message=True)
         self._lane(lane).put(lambda: self._end(key, work.wait))
         return future
 
@@ -158,17 +158,20 @@ class AbortableGloo:
         return isinstance(self._gloo, StagedGloo)
 
     def let_go(self) -> bool:
-        """Release the group if all operations have ended after `abort`; return whether it did. Does not block.
+        """Release the group if all operations have ended after `abort`; return whether it did.
 
-        Messages under way end with an error, here and at the peers.
+        Messages under way end with an error, here and at the peers. Does not block without them; closing connections
+        takes some 10 ms a rank, and operations are given 0.1 s to end.
         """
         parts_end = [part.let_go() for part in self._parts]
         gloo = None
         with self._lock:
-            messages = list(self._messages.values()) if self.error is not None else []
-        for work in messages:
-            _close_connections(work)
+            closed = self._gloo if self._messages and self.error is not None else None
+        if closed is not None:
+            _close_connections(closed)
         with self._lock:
+            if closed is not None:
+                self._has_ended.wait_for(lambda: not self._open, _CLOSING_SECONDS)
             if self._open or not all(parts_end):
                 return False
             gloo, self._gloo = self._gloo, None
@@ -177,10 +180,12 @@ class AbortableGloo:
             self._lanes = {}
         if isinstance(gloo, StagedGloo):
             gloo.close()
-        del gloo  # without the lock, which a thread that it joins may need
+        del gloo, closed  # without the lock, which a thread that it joins may need
         return True
 
-    def _started(self, start: Callable[[Any], Any], tensors: Any) -> tuple[int, Pending, Any]:
+    def _started(
+        self, start: Callable[[Any], Any], tensors: Any, *, is_message: bool = False
+    ) -> tuple[int, Pending, Any]:
         try:
             with self._lock:
                 if self.error is not None:
@@ -190,6 +195,8 @@ class AbortableGloo:
                 key, self._next = self._next, self._next + 1
                 future: Pending = torch.futures.Future()
                 self._open[key] = (future, tensors, work)
+                if is_message:
+                    self._messages.add(key)
         except RuntimeError as error:  # as when a peer has closed the connection already
             self.abort(error)
             raise
@@ -207,11 +214,12 @@ class AbortableGloo:
         failed: Exception | None = None
         try:
             outcome()
-        except (RuntimeError, NodeLost) as error:
+        except Exception as error:  # of any kind, if the message could not be started
             failed = error
         with self._lock:
             future, tensors, _ = self._open.pop(key)
-            self._messages.pop(key, None)
+            self._messages.discard(key)
+            self._has_ended.notify_all()
             if self.error is not None:
                 return
         if failed is not None:
@@ -232,12 +240,15 @@ class _Joining:
         self.gloo = self.place.join()
 
 
-def _close_connections(message: Any) -> None:
-    """Close all connections of the group of a message of Gloo, as a wait for it does that exceeds its timeout."""
-    with suppress(RuntimeError, TimeoutError):
-        work = message.begun(_TOO_SHORT) if isinstance(message, StagedWork) else message
-        while work.wait(_TOO_SHORT):
-            pass  # the message has arrived, and the thread that waits for it has not seen it
+def _close_connections(group: Any) -> None:
+    """Close all connections of a process group, so that its operations end with an error, here and at the peers.
+
+    Gloo does so over TCP when a wait for a message exceeds its timeout. Over libuv, on macOS, it does not: there
+    messages end after the timeout of the group.
+    """
+    gloo = group.inner if isinstance(group, StagedGloo) else group
+    with suppress(RuntimeError):
+        gloo.recv([torch.empty(1)], (gloo.rank() + 1) % gloo.size(), _UNUSED_TAG).wait(_TOO_SHORT)
 
 
 def _follow(lane: SimpleQueue[Callable[[], None] | None]) -> None:

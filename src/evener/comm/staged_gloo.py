@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from datetime import timedelta
 from itertools import chain
 from queue import SimpleQueue
 from typing import Any
@@ -74,6 +73,11 @@ class StagedGloo:
         """Start to receive a message from one peer."""
         return self._begin(lambda on: self._gloo.recv(on(tensors), sender, tag), reads=(), writes=tensors)
 
+    @property
+    def inner(self) -> Any:
+        """The group of Gloo."""
+        return self._gloo
+
     def close(self) -> None:
         """End the thread, after the operations that were begun."""
         self._close()
@@ -113,10 +117,6 @@ class StagedWork:
             self._begun.set_result(self._start(lambda tensors: [self._hosts.get(id(one), one) for one in tensors]))
         except Exception as error:  # it is the caller's, who waits in another thread
             self._begun.set_exception(error)
-
-    def begun(self, limit: timedelta) -> Any:
-        """Return the operation of Gloo. Raises TimeoutError if it has not been started within `limit`."""
-        return self._begun.result(limit.total_seconds())
 
     def wait(self) -> bool:
         """Return when the results are on the device. Raises the error of the operation."""

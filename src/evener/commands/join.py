@@ -1,4 +1,4 @@
-"""`evener join`: a node as a process. Starts without PyTorch, and loads nothing that only a master needs.
+"""`evener join`: a node as a process. Imports PyTorch only to find accelerators, and nothing of a master.
 
 this process, main thread    `ps.node.node.Node`: messages, measuring, and the computing of an agreement (`backends`)
     other threads            heartbeats; what the doctor asks; messages of a rank

@@ -4,6 +4,7 @@ A node's cost is its affine prediction times a factor, the median of measured / 
 ignores single slow steps. The division changes if the predicted gain exceeds
 
     a bound that falls with the number of steps observed: a large gain is believed after 3, the smallest after 24
+        (at the first change of a run after 4 and 10)
     what the measured spread of single steps could promise by chance
     twice as much after every change that was reverted: bursts of noise do not show in the spread of single steps
 

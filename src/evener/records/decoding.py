@@ -7,6 +7,7 @@ kept.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
@@ -17,6 +18,8 @@ T = TypeVar("T")
 _Data = bytes | bytearray | memoryview
 _decoders: dict[tuple[Any, ...], Any] = {}
 _lock = threading.Lock()
+if hasattr(os, "fork"):  # a child of a fork in the middle would find the lock held, and a class half collected
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def json_decoder(kind: Any, hook: Callable[[type[Any], Any], Any] | None = None) -> msgspec.json.Decoder[Any]:

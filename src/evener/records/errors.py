@@ -204,8 +204,7 @@ class CannotWrite(EvenerError):
 class NodeLost(EvenerError):
     """Raised if a node died, stopped responding or cannot be reached.
 
-    Who decides that: `membership.coordinator` for ranks of an elastic run, here or on a master; `launch.rank_heartbeat`
-    for other ranks, also under torchrun; `ps.master.node_rules` for the nodes of a master.
+    Who decides that depends on the kind of run: see "Who declares a node lost" in docs/architecture.md.
 
     Args:
         sentence: sentence that names node, rank and step.

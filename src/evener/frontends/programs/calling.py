@@ -1,4 +1,4 @@
-"""`evener.train`: a run from Python or a notebook, on nodes of this machine."""
+"""`evener.train` of the command line, and from Python or a notebook."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ all of them can take part          -> the first generation; from now on the run 
 a node joins                       -> a process there, which takes part after a step
 all steps are done                 -> the record of the first rank, and its weights
 
-If a rank is lost before the first step, the run restarts, at most three times. If no remaining rank holds the state, it
-restarts from the master's last checkpoint, with the nodes that are available.
+If a rank is lost before the first step, the run restarts; it starts three times at most. If no remaining rank holds the
+state, it restarts from the master's last checkpoint, with the nodes that are available.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 all connected nodes are ready                             -> the run begins with them
 a node has waited for the others for the patience         -> it begins with the nodes that are ready
 no rank is left, before the first step or without a
-later checkpoint                                          -> it restarts from where it began, at most three times;
+later checkpoint                                          -> it restarts from where it began, three starts at most;
                                                              at once if as many nodes as before are ready, else after
                                                              the patience
-it has restarted three times before the first step        -> it restarts without the nodes that were lost last
+three starts have ended before the first step             -> it restarts without the nodes that were lost last
 no rank is left, and there is a later checkpoint than
 it began from                                             -> it restarts from that, at once if as many nodes as before
                                                              are ready
