@@ -1,0 +1,32 @@
+"""Evener: ranks on a master's nodes divide every batch, equal to one process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from course import BATCH, STEPS, Contestant, Course, Started
+
+TASK = str(Path(__file__).parents[1] / "evener_task.py")
+
+
+def launch(course: Course, *words: str) -> Started:
+    """Start a master, the nodes, and a run."""
+    home = course.folder / "home"
+    evener = [sys.executable, "-m", "evener"]
+    up = course.start("master", [*evener, "up", "--listen", f"{course.master}:0", "--home", str(home), "--json"])
+    said = json.loads(up.wait_for(r"\{.*\}", 60)[0])  # type: ignore[index]
+    for node in course.nodes:
+        own = ("--name", node.name, "--data", str(course.data), "--cache", str(course.folder / node.name))
+        joined = [*evener, "join", said["address"], "--token", said["token"], "--device", "cpu", *own]
+        course.start(node.name, joined)
+    course.wait_for_nodes([*evener, "nodes", "--json", "--home", str(home)])
+    own = ("--data", str(course.data), "--home", str(home), "--output", str(course.folder / "run"))
+    options = ("--batch-size", str(BATCH), "--option", f"samples={BATCH * STEPS}")
+    return course.start("master", [*evener, "train", TASK, *options, *own, *(words or ("--master", said["address"]))])
+
+
+CONTESTANT = Contestant(
+    title="Evener, ranks", package="evener", page="docs/two-pcs.md", launch=launch, begins="Checked:|step 1 ",
+)  # fmt: skip

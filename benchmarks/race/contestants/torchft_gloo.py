@@ -1,0 +1,71 @@
+"""torchft over Gloo: every node is a replica group of one process, with an equal share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from course import BATCH, PORT, STEPS, Contestant, Course, Started
+
+
+def launch(course: Course) -> Started:
+    """Start a lighthouse, and a process per node."""
+    lighthouse = Path(sys.executable).with_name("torchft_lighthouse")
+    options = ("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000", "--bind")
+    course.start("master", [str(lighthouse), *options, f"{course.master}:{PORT}"])
+    size, started = len(course.all_nodes), []
+    for node in course.nodes:
+        number = course.all_nodes.index(node)
+        words = (f"http://{course.master}:{PORT}", node.address, str(number), str(size))
+        started.append(course.start(node.name, course.script("torchft_gloo", *words)))
+    return started[0]
+
+
+CONTESTANT = Contestant(
+    title="torchft", package="torchft", page="https://github.com/pytorch/torchft/blob/main/train_ddp.py",
+    launch=launch,
+)  # fmt: skip
+
+
+def main() -> None:
+    """Train until the process is ended."""
+    from typing import Any
+
+    import torch.distributed as dist
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+    from workload import Referee, Windows, make_model, make_optimizer, train_step
+
+    lighthouse, address, number, size = sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6])
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(PORT + 1), RANK="0", WORLD_SIZE="1")
+    stores: Any = dist  # whose stores are not typed
+    store = stores.TCPStore(address, PORT + 1, is_master=True, wait_for_workers=False)
+    data, model = Windows(Path(sys.argv[1])), make_model()
+    optimizer: Any = None
+
+    def load(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)), min_replica_size=1, load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        replica_id=f"node{number}", timeout=timedelta(seconds=30), lighthouse_addr=lighthouse, hostname=address,
+        store_addr=address, store_port=PORT + 1, rank=0, world_size=1,
+    )  # fmt: skip
+    parallel = DistributedDataParallel(manager, model)
+    optimizer = Optimizer(manager, make_optimizer(model.parameters()))
+    referee, share, judged = Referee(Path(sys.argv[1])), BATCH // size, 0
+    while True:
+        step = manager.current_step()
+        train_step(parallel, optimizer, *data.batch(step, share * number, share * (number + 1)))
+        step = manager.current_step()
+        if step % STEPS == 0 and step > judged and number == 0:
+            referee.judge(model, step)
+            judged = step
+    del store
+
+
+if __name__ == "__main__":
+    main()
