@@ -12,7 +12,7 @@ BATCH = 147
 """Samples of a step over all nodes: a multiple of three for equal shares, and of 4 + 2 + 1 for those by speed."""
 STEPS = 21
 """Between two validations."""
-LEARNING_RATE, MOMENTUM = 0.05, 0.9
+LEARNING_RATE, MOMENTUM = 0.1, 0.9
 PORT = 29400
 
 

@@ -26,7 +26,7 @@ def task(data_dir: Path, samples: int = 3087) -> Task:
         loss=cross_entropy,
         train_data=partial(Windows, data_dir, samples),
         validation_data=partial(test_data, data_dir),
-        optimizer=partial(SGD, lr=0.05, momentum=0.9),
+        optimizer=partial(SGD, lr=0.1, momentum=0.9),
         epochs=1000,
     )
 
@@ -34,9 +34,9 @@ def task(data_dir: Path, samples: int = 3087) -> Task:
 def make_model() -> nn.Module:
     """Return the network of `workload.py`."""
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(64 * 7 * 7, 10),
+        nn.Conv2d(1, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(48, 96, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(96 * 7 * 7, 10),
     )  # fmt: skip
 
 

@@ -45,6 +45,8 @@ SCENARIOS = ("calm", "slow", "killed", "joins")
 CORES = {"one": 0.8, "two": 0.4, "three": 0.2, "four": 0.2}
 CHANGE_SECONDS, KILL_SECONDS, AWAY_SECONDS = 10.0, 30.0, 5.0
 START_SECONDS = 120.0
+WITH_NAMES = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"')
+"""Runs a command where the hosts know each other's names, as in a local network."""
 TABLE = "{scenario:7} {mbit:5g} {title:24} {seconds:8.1f} {start:6.1f} {steps:6} {speed:8.2f} {megabytes:8.1f} {end}"
 
 
@@ -95,6 +97,9 @@ class _Race:
     def __init__(self, built: Hosts, folder: Path, names: Sequence[str], words: argparse.Namespace) -> None:
         self._built, self._words = built, words
         self._commands: dict[str, Sequence[str]] = {}
+        self._names = folder / "hosts"
+        addresses = {"localhost": "127.0.0.1", **{name: machine.address for name, machine in built.items()}}
+        self._names.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()))
         nodes = [Node(name=name, address=built[name].address, cores=CORES[name]) for name in names]
         self.course = Course(
             nodes=nodes[:3], all_nodes=nodes, master=built["master"].address, data=words.data.resolve(),
@@ -128,9 +133,14 @@ class _Race:
         return _row(start=start, steps=steps, speed=speed, megabytes=moved, accuracies=seen, **more)
 
     def _start(self, host: str, command: Sequence[str]) -> Process:
-        threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
         self._commands[host] = command
-        return self._built[host].start(command, environment=threads, cwd=self.course.folder)
+        commands = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        paths = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
+        return self._built[host].start(
+            [*WITH_NAMES, str(self._names), *command],
+            environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PATH": commands},
+            cwd=self.course.folder,
+        )
 
     def _wait_for_nodes(self, command: Sequence[str]) -> None:
         """Return when `command`, `evener nodes --json`, shows that all nodes have measured themselves."""

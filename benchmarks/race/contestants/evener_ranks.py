@@ -24,7 +24,7 @@ def launch(course: Course, *words: str) -> Started:
     course.wait_for_nodes([*evener, "nodes", "--json", "--home", str(home)])
     own = ("--data", str(course.data), "--home", str(home), "--output", str(course.folder / "run"))
     options = ("--batch-size", str(BATCH), "--option", f"samples={BATCH * STEPS}")
-    return course.start("master", [*evener, "train", TASK, *options, *own, *(words or ("--master", said["address"]))])
+    return course.start("master", [*evener, "train", TASK, *options, *own, *words])
 
 
 CONTESTANT = Contestant(

@@ -6,36 +6,39 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from course import BATCH, STEPS, Contestant, Course, Started
+from course import BATCH, PORT, STEPS, Contestant, Course, Started
 
 PROJECT = """
 [project]
 name = "race"
 version = "1.0.0"
-dependencies = []
 [tool.flwr.app]
 publisher = "race"
 [tool.flwr.app.components]
 serverapp = "app:server"
 clientapp = "app:client"
 """
-APP = "from contestants.flower_fedavg import make_apps\nclient, server = make_apps({data!r})\n"
-CONNECTION = '[superlink]\ndefault = "race"\n[superlink.race]\naddress = "{address}:9093"\ninsecure = true\n'
+LOCAL_STEPS = 4 * STEPS
+APP = (
+    "from contestants.flower_fedavg import make_apps\napps = make_apps({data!r})\nclient = apps[0]\nserver = apps[1]\n"
+)
+CONNECTION = '[superlink]\ndefault = "race"\n[superlink.race]\naddress = "{address}"\ninsecure = true\n'
 
 
 def launch(course: Course) -> Started:
     """Start a SuperLink, SuperNodes, and a run."""
     app, home = course.folder / "app", course.folder / "flower"
-    app.mkdir()
-    home.mkdir()
+    for folder in (app, home):
+        folder.mkdir()
     (app / "pyproject.toml").write_text(PROJECT)
     (app / "app.py").write_text(APP.format(data=str(course.data)))
-    (home / "config.toml").write_text(CONNECTION.format(address=course.master))
+    (home / "config.toml").write_text(CONNECTION.format(address=f"{course.master}:{PORT}"))
     tools, own = Path(sys.executable).parent, ["env", f"FLWR_HOME={home}"]
-    words = ("--insecure", "--disable-runtime-dependency-installation")
-    course.start("master", [*own, str(tools / "flower-superlink"), *words])
+    words = ("--disable-runtime-dependency-installation", "--host", course.master, "--port", str(PORT))
+    link = course.start("master", [*own, str(tools / "flower-superlink"), "--insecure", *words])
+    link.wait_for("startup complete", 60)
     for node in course.nodes:
-        address = ("--superlink", f"{course.master}:9092")
+        address = ("--superlink", f"{course.master}:{PORT}")
         course.start(node.name, [*own, str(tools / "flower-supernode"), "--insecure", *address])
     return course.start("master", [*own, str(tools / "flwr"), "run", str(app), "race", "--stream"])
 
@@ -59,10 +62,13 @@ def make_apps(folder: str):
     def train(message, _context):
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer, share = make_optimizer(model.parameters()), BATCH // 3
-        for _ in range(STEPS):
+        for _ in range(LOCAL_STEPS):
             places = torch.randint(len(data.images), (share,))
             train_step(model, optimizer, data.images[places], data.labels[places])
-        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": share * STEPS})}
+        content = {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"num-examples": share * LOCAL_STEPS}),
+        }
         return Message(content=RecordDict(content), reply_to=message)
 
     @server.main()
@@ -72,7 +78,7 @@ def make_apps(folder: str):
         def evaluate(number, arrays):
             model.load_state_dict(arrays.to_torch_state_dict())
             if number:
-                referee.judge(model, number * STEPS)
+                referee.judge(model, number * LOCAL_STEPS)
 
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
         strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=9999, evaluate_fn=evaluate)
