@@ -11,7 +11,7 @@ from course import BATCH, STEPS, Contestant, Course, Started
 TASK = str(Path(__file__).parents[1] / "evener_task.py")
 
 
-def launch(course: Course, *words: str) -> Started:
+def launch(course: Course, *words: str, batch: int = BATCH) -> Started:
     """Start a master, the nodes, and a run."""
     home = course.folder / "home"
     evener = [sys.executable, "-m", "evener"]
@@ -23,7 +23,7 @@ def launch(course: Course, *words: str) -> Started:
         course.start(node.name, joined)
     course.wait_for_nodes([*evener, "nodes", "--json", "--home", str(home)])
     own = ("--data", str(course.data), "--home", str(home), "--output", str(course.folder / "run"))
-    options = ("--batch-size", str(BATCH), "--option", f"samples={BATCH * STEPS}")
+    options = ("--batch-size", str(batch), "--option", f"samples={BATCH * STEPS}")
     return course.start("master", [*evener, "train", TASK, *options, *own, *words])
 
 

@@ -3,44 +3,33 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from course import BATCH, PORT, STEPS, Contestant, Course, Started
 
-PROJECT = """
-[project]
-name = "race"
-version = "1.0.0"
-[tool.flwr.app]
-publisher = "race"
-[tool.flwr.app.components]
-serverapp = "app:server"
-clientapp = "app:client"
-"""
 LOCAL_STEPS = 4 * STEPS
-APP = (
-    "from contestants.flower_fedavg import make_apps\napps = make_apps({data!r})\nclient = apps[0]\nserver = apps[1]\n"
-)
-CONNECTION = '[superlink]\ndefault = "race"\n[superlink.race]\naddress = "{address}"\ninsecure = true\n'
+FILES = {
+    "app/pyproject.toml": '[project]\nname = "race"\nversion = "1.0.0"\n[tool.flwr.app]\npublisher = "race"\n'
+    '[tool.flwr.app.components]\nserverapp = "app:server"\nclientapp = "app:client"\n',
+    "app/app.py": "from contestants.flower_fedavg import make_apps\n"
+    "apps = make_apps({data!r})\nclient = apps[0]\nserver = apps[1]\n",
+    "config.toml": '[superlink]\ndefault = "race"\n[superlink.race]\naddress = "{address}"\ninsecure = true\n',
+}
 
 
 def launch(course: Course) -> Started:
     """Start a SuperLink, SuperNodes, and a run."""
-    app, home = course.folder / "app", course.folder / "flower"
-    for folder in (app, home):
-        folder.mkdir()
-    (app / "pyproject.toml").write_text(PROJECT)
-    (app / "app.py").write_text(APP.format(data=str(course.data)))
-    (home / "config.toml").write_text(CONNECTION.format(address=f"{course.master}:{PORT}"))
-    tools, own = Path(sys.executable).parent, ["env", f"FLWR_HOME={home}"]
+    address, home = f"{course.master}:{PORT}", course.folder / "flower"
+    (home / "app").mkdir(parents=True)
+    for name, text in FILES.items():
+        (home / name).write_text(text.format(address=address, data=str(course.data)))
+    own = ("env", f"FLWR_HOME={home}")
     words = ("--disable-runtime-dependency-installation", "--host", course.master, "--port", str(PORT))
-    link = course.start("master", [*own, str(tools / "flower-superlink"), "--insecure", *words])
+    link = course.start("master", [*own, "flower-superlink", "--insecure", *words])
     link.wait_for("startup complete", 60)
     for node in course.nodes:
-        address = ("--superlink", f"{course.master}:{PORT}")
-        course.start(node.name, [*own, str(tools / "flower-supernode"), "--insecure", *address])
-    return course.start("master", [*own, str(tools / "flwr"), "run", str(app), "race", "--stream"])
+        course.start(node.name, [*own, "flower-supernode", "--insecure", "--superlink", address])
+    return course.start("master", [*own, "flwr", "run", str(home / "app"), "race", "--stream"])
 
 
 PAGE = "https://flower.ai/docs/framework/tutorial-quickstart-pytorch.html"

@@ -12,9 +12,8 @@ from course import BATCH, PORT, STEPS, Contestant, Course, Started
 
 def launch(course: Course) -> Started:
     """Start a lighthouse, and a process per node."""
-    lighthouse = Path(sys.executable).with_name("torchft_lighthouse")
     options = ("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000", "--bind")
-    course.start("master", [str(lighthouse), *options, f"{course.master}:{PORT}"])
+    course.start("master", ["torchft_lighthouse", *options, f"{course.master}:{PORT}"])
     size, started = len(course.all_nodes), []
     for node in course.nodes:
         number = course.all_nodes.index(node)
