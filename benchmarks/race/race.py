@@ -6,7 +6,7 @@ Hosts are network namespaces with CPU quotas of 0.8, 0.4 and 0.2 cores (needs ro
 the network of `workload.py` on the same images with the same learning rate, and test it on 1000 images after every 21
 steps of 147 samples. Where nodes step alone, their batches have 21 to 49 samples. The clock starts with the first step;
 `start` is the time before it. In `slow` the second node gets a third of its cores after 10 s, in `killed` it is killed
-every 30 s and started again 5 s later, in `joins` a fourth node of 0.2 cores comes after 10 s. The Python that runs this
+every 30 s and started again 5 s later, in `joins` a fourth node of 0.2 cores comes after 10 s. The Python running this
 has to have the contestants' packages.
 """
 
