@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -140,3 +141,87 @@ def test_unequal_dataset_sizes_on_nodes_are_refused() -> None:
             require_same_size(group, DataLoader(TensorDataset(VALUES[: 9 + group.rank]), batch_size=9))
 
     together(2, rank)
+
+
+def parts_of_a_program() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader[tuple[torch.Tensor, ...]]]:
+    """Return a model, its optimizer, and a loader of one batch."""
+    model = torch.nn.Linear(1, 1, dtype=torch.float64)
+    data = TensorDataset(torch.arange(4.0, dtype=torch.float64)[:, None])
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, batch_size=4)
+
+
+def one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    """Train on a batch."""
+    optimizer.zero_grad()
+    torch.autograd.backward(model(x).mean())
+    optimizer.step()
+
+
+def without_prepare(run: Run) -> None:
+    for _ in run.epochs(1):
+        pass
+
+
+def without_prepare_and_epochs(run: Run) -> None:
+    run.finish()
+
+
+def without_loader(run: Run) -> None:
+    model, optimizer, loader = parts_of_a_program()
+    run.prepare(model, optimizer)
+    for (x,) in loader:
+        one_step(model, optimizer, x)
+
+
+def without_result(run: Run) -> None:
+    model, optimizer, loader = parts_of_a_program()
+    run.prepare(model, optimizer, loader)
+    for (x,) in loader:
+        one_step(model, optimizer, x)
+
+
+def mean_without_result(run: Run) -> None:
+    model, optimizer, loader = parts_of_a_program()
+    run.prepare(model, optimizer, loader)
+    for (x,) in loader:
+        run.mean(model(x).mean())
+
+
+@pytest.mark.parametrize(
+    "program", [without_prepare, without_prepare_and_epochs, without_loader, without_result, mean_without_result]
+)
+def test_program_whose_nodes_would_work_each_for_itself_is_refused(program: Callable[[Run], None]) -> None:
+    def rank(group: Group) -> None:
+        with refused(InvalidInput):
+            program(run_on(group, "1,1"))
+
+    together(2, rank)
+
+
+@pytest.mark.parametrize("program", [without_prepare, without_loader, without_result, mean_without_result])
+def test_program_on_one_node_may_prepare_what_it_likes(program: Callable[[Run], None]) -> None:
+    together(1, lambda group: program(run_on(group, "1")))
+
+
+def test_program_without_a_loader_shares_its_batches() -> None:
+    def rank(group: Group) -> torch.Tensor:
+        run = run_on(group, "3,1")
+        model, optimizer, _ = parts_of_a_program()
+        torch.nn.init.ones_(model.weight)  # type: ignore[arg-type]
+        run.prepare(model, optimizer)
+        for _ in run.epochs(1):
+            one_step(model, optimizer, run.share(torch.arange(4.0, dtype=torch.float64)[:, None]))
+        return next(model.parameters()).detach()
+
+    weights = together(2, rank)
+    assert [float(weight) for weight in weights] == pytest.approx([1 - 0.1 * 1.5] * 2, abs=1e-15)
+
+
+def test_program_may_add_up_over_nodes_without_preparing_anything() -> None:
+    def rank(group: Group) -> float:
+        run = run_on(group, "1,1")
+        total = float(run.sum(torch.tensor(float(run.rank + 1))))
+        run.finish()
+        return total
+
+    assert together(2, rank) == [3.0, 3.0]

@@ -66,9 +66,10 @@ def later_cause(copies: Sequence[Facts], whole: Facts, names: Collection[str] | 
         rows = [row for copy in copies for row in (copy.rows[number] if number < len(copy.rows) else ())]
         if len(rows) == len(expected) and not np.allclose(rows, expected, rtol=1e-9, atol=0.0, equal_nan=True):
             return (
-                "the samples of a part of a batch are not those of the whole: collate_fn mixes samples, or draws "
-                "random numbers without PyTorch, or the program writes results of a node's own samples into the data "
-                "set; mix samples after the loader, and write into the data set, what evener.gather(...) gives"
+                "the samples of a part of a batch are not those of the whole: a sampler of the program's own draws "
+                "another order every time, so seed it; or collate_fn mixes samples, or draws random numbers without "
+                "PyTorch, so mix samples after the loader; or the program writes results of a node's own samples into "
+                "the data set, so write what evener.gather(...) gives"
             )
     return ""
 

@@ -60,6 +60,20 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, require
 from evener.records.record import Event, TrainRecord
 
+NOTHING_PREPARED = (
+    "nothing was prepared, so every node would run the whole program for itself: after evener.join(), write "
+    "model, optimizer, loader = run.prepare(model, optimizer, loader)"
+)
+_NO_LOADER = (
+    "run.prepare was given no loader, so every node would compute whole batches of its own: write "
+    "model, optimizer, loader = run.prepare(model, optimizer, loader), or take a batch that is the same on all nodes "
+    "through run.share"
+)
+_LOADER_NOT_TAKEN = (
+    "the program goes through another loader than the one that run.prepare returned, so every node would compute whole "
+    "batches: write model, optimizer, loader = run.prepare(model, optimizer, loader), and loop over that loader"
+)
+
 
 class Run:
     """A run of a user's program, of which this process is one node.
@@ -87,7 +101,7 @@ class Run:
         self._models: list[Prepared] = []
         self._loaders: list[DividedLoader] = []
         self.part: BatchPart | None = None
-        self._has_own_draws = self._sharing = False
+        self._has_own_draws = self._sharing = self._has_joined_sums = False
         self._has_updated = False
         self._epoch = self._compared_epoch = 0
         self._is_last_epoch = False
@@ -124,7 +138,13 @@ class Run:
         return made[0] if len(made) == 1 else made
 
     def epochs(self, rounds: int | Iterable[Any]) -> Iterator[Any]:
-        """Yield 0 to `rounds` - 1, or the items of `rounds`; synchronise the random numbers of all nodes at each."""
+        """Yield 0 to `rounds` - 1, or the items of `rounds`; synchronise the random numbers of all nodes at each.
+
+        Raises:
+            InvalidInput: nothing has been prepared on several nodes.
+        """
+        if self.size > 1 and not self._has_prepared:
+            raise InvalidInput(NOTHING_PREPARED)
         values = range(rounds) if isinstance(rounds, int) else rounds
         last = len(values) - 1 if isinstance(values, Sized) else None
         for index, value in enumerate(values):
@@ -180,7 +200,9 @@ class Run:
         """
         if self._is_alone:
             return value.detach() if isinstance(value, Tensor) else value
-        if self.size > 1 and not self._work.draws_alike:  # otherwise every node has the whole batch
+        if self._divides_batches:  # otherwise every node has the whole batch
+            if self._loaders:
+                self._require_batches()
             refuse_outside(self._parts.are_any, bool(self._loaders) or self._sharing, "run.mean")
             self._parts.require_clear("run.mean", is_training=self.is_training())
         weight = self._parts.weight() / self.group.size
@@ -201,6 +223,7 @@ class Run:
         """
         if self._is_alone:
             return value
+        self._has_joined_sums = True
         self._parts.require_clear("run.sum", is_training=self.is_training())
         return self._work.sum(value)
 
@@ -223,6 +246,7 @@ class Run:
 
     def gather(self, rows: Tensor) -> Tensor:
         """Return the rows of all nodes, in the order of the batch; differentiable. Every node calls this."""
+        self._has_joined_sums = True
         return rows if self._is_alone else self._work.gather(rows)
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
@@ -243,8 +267,13 @@ class Run:
 
         Args:
             fields: of the record, which override its own.
+
+        Raises:
+            InvalidInput: several nodes have run the whole program, each for itself.
         """
         assert self._config is not None
+        if self.size > 1 and not self._has_prepared and not self._sharing and not self._has_joined_sums:
+            raise InvalidInput(NOTHING_PREPARED)
         self.steps.tell(self.equivalence_check.collect())
         self._refuse_threads()
         self._following.end()
@@ -367,6 +396,8 @@ class Run:
 
     def before_update(self) -> None:
         """Begin an update."""
+        if self._divides_batches:
+            self._require_batches()
         if self._divides_batches and self._parts.are_any and self.is_training():
             refuse_added(self._models, self.steps.optimizers)
         if self.equivalence_check.replica is not None:
@@ -398,6 +429,15 @@ class Run:
         outside = [weight for weight in added_weights(weights, self._models) if id(weight) not in held]
         if outside and self._divides_batches:
             self._models.append(self._work.prepared(nn.ParameterList(outside)))
+
+    @property
+    def _has_prepared(self) -> bool:
+        return bool(self._models or self._loaders or self.steps.optimizers)
+
+    def _require_batches(self) -> None:
+        """Raise InvalidInput if no batch has been divided among the nodes."""
+        if not self._seen and not self._sharing:
+            raise InvalidInput(_LOADER_NOT_TAKEN if self._loaders else _NO_LOADER)
 
     @property
     def _divides_batches(self) -> bool:
