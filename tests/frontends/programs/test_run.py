@@ -22,6 +22,7 @@ from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput
 from evener.records.profile import TaskTiming
+from evener.records.record import Event
 from support.refusals import refused
 from support.thread_ranks import together
 
@@ -43,14 +44,14 @@ def test_timing_probe_counts_work_after_share_as_the_forward_pass(tmp_path: Path
 VALUES = torch.arange(18.0, dtype=torch.float64)
 
 
-def run_on(group: Group, shares: str) -> Run:
+def run_on(group: Group, shares: str, notify: Callable[[object], None] = lambda _: None) -> Run:
     """Return the run of a rank, without a comparison."""
     env = RankEnvironment(
         rank=group.rank,
         nodes=[LocalNode(name=name) for name in group.nodes],
         device=group.device,
         patience=10,
-        notify=lambda _: None,
+        notify=notify,
     )
     run = Run(env, group, ScriptConfig(script=Path("program.py"), shares=shares))
     run.equivalence_check.is_wanted = False
@@ -187,15 +188,27 @@ def mean_without_result(run: Run) -> None:
         run.mean(model(x).mean())
 
 
-@pytest.mark.parametrize(
-    "program", [without_prepare, without_prepare_and_epochs, without_loader, without_result, mean_without_result]
-)
+@pytest.mark.parametrize("program", [without_prepare, without_prepare_and_epochs, mean_without_result])
 def test_program_whose_nodes_would_work_each_for_itself_is_refused(program: Callable[[Run], None]) -> None:
     def rank(group: Group) -> None:
         with refused(InvalidInput):
             program(run_on(group, "1,1"))
 
     together(2, rank)
+
+
+@pytest.mark.parametrize("program", [without_loader, without_result])
+def test_program_that_divides_no_batch_says_so_once(program: Callable[[Run], None]) -> None:
+    """It may be exact: all nodes may compute the same whole batches."""
+
+    def rank(group: Group) -> list[str]:
+        told: list[object] = []
+        run = run_on(group, "1,1", told.append)
+        program(run)
+        program(run)
+        return [event.kind for event in told if isinstance(event, Event)]
+
+    assert together(2, rank) == [["undivided"], []]
 
 
 @pytest.mark.parametrize("program", [without_prepare, without_loader, without_result, mean_without_result])

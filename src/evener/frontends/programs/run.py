@@ -65,13 +65,12 @@ NOTHING_PREPARED = (
     "model, optimizer, loader = run.prepare(model, optimizer, loader)"
 )
 _NO_LOADER = (
-    "run.prepare was given no loader, so every node would compute whole batches of its own: write "
-    "model, optimizer, loader = run.prepare(model, optimizer, loader), or take a batch that is the same on all nodes "
-    "through run.share"
+    "run.prepare was given no loader, so every node computes every batch, which is no faster than one node: write "
+    "model, optimizer, loader = run.prepare(model, optimizer, loader), or take batches through run.share"
 )
 _LOADER_NOT_TAKEN = (
-    "the program goes through another loader than the one that run.prepare returned, so every node would compute whole "
-    "batches: write model, optimizer, loader = run.prepare(model, optimizer, loader), and loop over that loader"
+    "the program goes through another loader than the one that run.prepare returned, so every node computes every "
+    "batch: write model, optimizer, loader = run.prepare(model, optimizer, loader), and loop over that loader"
 )
 
 
@@ -201,8 +200,8 @@ class Run:
         if self._is_alone:
             return value.detach() if isinstance(value, Tensor) else value
         if self._divides_batches:  # otherwise every node has the whole batch
-            if self._loaders:
-                self._require_batches()
+            if self._loaders and not self._divides:
+                raise InvalidInput(_LOADER_NOT_TAKEN)
             refuse_outside(self._parts.are_any, bool(self._loaders) or self._sharing, "run.mean")
             self._parts.require_clear("run.mean", is_training=self.is_training())
         weight = self._parts.weight() / self.group.size
@@ -396,8 +395,9 @@ class Run:
 
     def before_update(self) -> None:
         """Begin an update."""
-        if self._divides_batches:
-            self._require_batches()
+        if self._divides_batches and not self._divides and not self._has_updated and self.leader:
+            message = _LOADER_NOT_TAKEN if self._loaders else _NO_LOADER
+            self._env.notify(Event(step=0, kind="undivided", message=message))
         if self._divides_batches and self._parts.are_any and self.is_training():
             refuse_added(self._models, self.steps.optimizers)
         if self.equivalence_check.replica is not None:
@@ -434,10 +434,10 @@ class Run:
     def _has_prepared(self) -> bool:
         return bool(self._models or self._loaders or self.steps.optimizers)
 
-    def _require_batches(self) -> None:
-        """Raise InvalidInput if no batch has been divided among the nodes."""
-        if not self._seen and not self._sharing:
-            raise InvalidInput(_LOADER_NOT_TAKEN if self._loaders else _NO_LOADER)
+    @property
+    def _divides(self) -> bool:
+        """Whether a batch has been divided among the nodes."""
+        return bool(self._seen) or self._sharing
 
     @property
     def _divides_batches(self) -> bool:
