@@ -100,7 +100,7 @@ class Run:
         self._models: list[Prepared] = []
         self._loaders: list[DividedLoader] = []
         self.part: BatchPart | None = None
-        self._has_own_draws = self._sharing = self._has_joined_sums = False
+        self._has_own_draws = self._sharing = self._has_joined_sums = self._has_prepared = False
         self._has_updated = False
         self._epoch = self._compared_epoch = 0
         self._is_last_epoch = False
@@ -133,6 +133,7 @@ class Run:
             InvalidInput: an object cannot be shared; the message gives advice.
         """
         require_count(count)
+        self._has_prepared |= bool(things)
         made = things if self._is_alone else tuple(self._prepared(thing, count) for thing in things)
         return made[0] if len(made) == 1 else made
 
@@ -429,10 +430,6 @@ class Run:
         outside = [weight for weight in added_weights(weights, self._models) if id(weight) not in held]
         if outside and self._divides_batches:
             self._models.append(self._work.prepared(nn.ParameterList(outside)))
-
-    @property
-    def _has_prepared(self) -> bool:
-        return bool(self._models or self._loaders or self.steps.optimizers)
 
     @property
     def _divides(self) -> bool:
