@@ -35,7 +35,7 @@ class Started:
     text = ""
 
     def wait_for(self, pattern: str, _seconds: float) -> re.Match[str]:
-        said = '{"address": "10.0.0.9:7117", "token": "t"} peer /ip4/10.0.0.1/tcp/1/p2p/x startup complete training begins'
+        said = '{"address": "10.0.0.9:7117", "token": "t"} peer /ip4/10.0.0.1/p2p/x startup complete training begins'
         match = re.search(pattern, said)
         assert match is not None
         return match
