@@ -98,7 +98,7 @@ def test_messages_arrive_in_order_and_abort_ends_a_missing_one(places: list[Gloo
     with refused(NodeLost):
         waiting.wait()
     wait_until_let_go(pair[1])  # though the other sends nothing, and keeps its connection
-    pair[0].abort(NodeLost("likewise"))
+    pair[0].abort(NodeLost("the group is over"))
     wait_until_let_go(pair[0])
     for group in groups:
         forget_in_torch(group)
@@ -106,7 +106,7 @@ def test_messages_arrive_in_order_and_abort_ends_a_missing_one(places: list[Gloo
 
 @pytest.mark.parametrize("is_staged", [False, True])
 def test_two_ranks_that_wait_for_messages_of_each_other_leave(places: list[GlooPlace], is_staged: bool) -> None:
-    """As neighbours of a pipeline do when a third one is lost: neither posts what the other waits for."""
+    """Neighbours in a pipeline do this when a third rank is lost: neither posts what the other waits for."""
     places = [replace(place, is_staged=is_staged) for place in places]
     with ThreadPoolExecutor(2) as threads:
         pair = [AbortableGloo(gloo, at) for gloo, at in zip(threads.map(GlooPlace.join, places), places, strict=True)]
@@ -220,7 +220,7 @@ def test_message_that_has_arrived_does_not_keep_the_group(places: list[GlooPlace
     assert not pair[1].let_go()
     may_wait.set()
     wait_until_let_go(pair[1])
-    pair[0].abort(NodeLost("likewise"))
+    pair[0].abort(NodeLost("the group is over"))
     wait_until_let_go(pair[0])
 
 

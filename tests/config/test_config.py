@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from evener.config.conflicts import strategy_conflict
-from evener.config.run_config import RunConfig
+from evener.config.run_config import RunConfig, decode_config, encode_config
 from evener.records.errors import InvalidInput
 from evener.training.planning import candidate_strategies
 
@@ -81,8 +80,7 @@ def test_candidate_strategies_match_the_options() -> None:
 
 def test_config_survives_json() -> None:
     config = RunConfig(task="digits", data=Path("data"), option={"lr": "1"}, output=Path("out"))
-    data = msgspec.json.encode(config, enc_hook=str)
-    assert msgspec.json.decode(data, type=RunConfig, dec_hook=lambda _, text: Path(text)) == config
+    assert decode_config(encode_config(config)) == config
     assert config.checkpoint_folder == Path("out/checkpoints")
     assert RunConfig(task="a/my_task.py", started=0.0).folder.name.startswith("my_task-19700101-")
 

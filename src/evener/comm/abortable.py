@@ -27,9 +27,11 @@ from evener.comm.staged_gloo import StagedGloo
 
 Pending = torch.futures.Future[Any]
 _TOO_SHORT = timedelta(milliseconds=1)
+"""Timeout of a wait for a message that is never sent."""
 _UNUSED_TAG = 2**31 - 1
+"""Tag of that message."""
 _CLOSING_SECONDS = 0.1
-"""For which `let_go` waits until operations have ended whose connections it has closed."""
+"""Time that `let_go` gives operations to end after it has closed their connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +126,7 @@ class AbortableGloo:
         """Return the group of some ranks including this one, which all call this; it ends with this group."""
         assert self.place is not None
         joining = _Joining(self.place.among(ranks, lambda: self.error is not None))
-        key, future, _ = self._started(lambda _: joining, joining)
-        self._lane("joining").put(lambda: self._end(key, joining.wait))
-        future.wait()
+        self.message(lambda _: joining, joining, "joining").wait()
         part = AbortableGloo(joining.gloo, joining.place)
         with self._lock:
             self._parts.append(part)
@@ -160,8 +160,8 @@ class AbortableGloo:
     def let_go(self) -> bool:
         """Release the group if all operations have ended after `abort`; return whether it did.
 
-        Messages under way end with an error, here and at the peers. Does not block without them; closing connections
-        takes some 10 ms a rank, and operations are given 0.1 s to end.
+        Messages under way end with an error, here and at the peers. Closing their connections takes about 10 ms a rank,
+        and waiting for their end at most 0.1 s; without messages this does not block.
         """
         parts_end = [part.let_go() for part in self._parts]
         gloo = None
@@ -230,7 +230,7 @@ class AbortableGloo:
 
 
 class _Joining:
-    """A rendezvous under way."""
+    """A rendezvous under way, in the form that `message` waits for."""
 
     def __init__(self, place: GlooPlace) -> None:
         self.place, self.gloo = place, None

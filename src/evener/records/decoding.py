@@ -10,36 +10,30 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar, overload
 
 import msgspec
 
 T = TypeVar("T")
 _Data = bytes | bytearray | memoryview
-_decoders: dict[tuple[Any, ...], Any] = {}
 _lock = threading.Lock()
 if hasattr(os, "fork"):  # a child of a fork in the middle would find the lock held, and a class half collected
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
+@cache
 def json_decoder(kind: Any, hook: Callable[[type[Any], Any], Any] | None = None) -> msgspec.json.Decoder[Any]:
     """Return the decoder of JSON of `kind`; `hook` makes values of types that JSON does not have."""
-    key = (msgspec.json.Decoder, kind, hook)
-    decoder = _decoders.get(key)
-    if decoder is None:
-        with _lock:
-            decoder = _decoders[key] = msgspec.json.Decoder(kind, dec_hook=hook)
-    return decoder
+    with _lock:
+        return msgspec.json.Decoder(kind, dec_hook=hook)
 
 
+@cache
 def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     """Return the decoder of MessagePack of `kind`."""
-    key = (msgspec.msgpack.Decoder, kind)
-    decoder = _decoders.get(key)
-    if decoder is None:
-        with _lock:
-            decoder = _decoders[key] = msgspec.msgpack.Decoder(kind)
-    return decoder
+    with _lock:
+        return msgspec.msgpack.Decoder(kind)
 
 
 @overload

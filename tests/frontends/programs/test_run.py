@@ -144,7 +144,7 @@ def test_unequal_dataset_sizes_on_nodes_are_refused() -> None:
     together(2, rank)
 
 
-def parts_of_a_program() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader[tuple[torch.Tensor, ...]]]:
+def parts_of_a_program() -> tuple[torch.nn.Linear, torch.optim.Optimizer, DataLoader[tuple[torch.Tensor, ...]]]:
     """Return a model, its optimizer, and a loader of one batch."""
     model = torch.nn.Linear(1, 1, dtype=torch.float64)
     data = TensorDataset(torch.arange(4.0, dtype=torch.float64)[:, None])
@@ -220,7 +220,7 @@ def test_program_without_a_loader_shares_its_batches() -> None:
     def rank(group: Group) -> torch.Tensor:
         run = run_on(group, "3,1")
         model, optimizer, _ = parts_of_a_program()
-        torch.nn.init.ones_(model.weight)  # type: ignore[arg-type]
+        torch.nn.init.ones_(model.weight)
         run.prepare(model, optimizer)
         for _ in run.epochs(1):
             one_step(model, optimizer, run.share(torch.arange(4.0, dtype=torch.float64)[:, None]))

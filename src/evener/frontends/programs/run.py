@@ -60,7 +60,7 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, require
 from evener.records.record import Event, TrainRecord
 
-NOTHING_PREPARED = (
+_NOTHING_PREPARED = (
     "nothing was prepared, so every node would run the whole program for itself: after evener.join(), write "
     "model, optimizer, loader = run.prepare(model, optimizer, loader)"
 )
@@ -100,7 +100,7 @@ class Run:
         self._models: list[Prepared] = []
         self._loaders: list[DividedLoader] = []
         self.part: BatchPart | None = None
-        self._has_own_draws = self._sharing = self._has_joined_sums = self._has_prepared = False
+        self._has_own_draws = self._sharing = self._has_exchanged = self._has_prepared = False
         self._has_updated = False
         self._epoch = self._compared_epoch = 0
         self._is_last_epoch = False
@@ -144,7 +144,7 @@ class Run:
             InvalidInput: nothing has been prepared on several nodes.
         """
         if self.size > 1 and not self._has_prepared:
-            raise InvalidInput(NOTHING_PREPARED)
+            raise InvalidInput(_NOTHING_PREPARED)
         values = range(rounds) if isinstance(rounds, int) else rounds
         last = len(values) - 1 if isinstance(values, Sized) else None
         for index, value in enumerate(values):
@@ -201,7 +201,7 @@ class Run:
         if self._is_alone:
             return value.detach() if isinstance(value, Tensor) else value
         if self._divides_batches:  # otherwise every node has the whole batch
-            if self._loaders and not self._divides:
+            if self._loaders and not self._has_divided:
                 raise InvalidInput(_LOADER_NOT_TAKEN)
             refuse_outside(self._parts.are_any, bool(self._loaders) or self._sharing, "run.mean")
             self._parts.require_clear("run.mean", is_training=self.is_training())
@@ -223,7 +223,7 @@ class Run:
         """
         if self._is_alone:
             return value
-        self._has_joined_sums = True
+        self._has_exchanged = True
         self._parts.require_clear("run.sum", is_training=self.is_training())
         return self._work.sum(value)
 
@@ -246,7 +246,7 @@ class Run:
 
     def gather(self, rows: Tensor) -> Tensor:
         """Return the rows of all nodes, in the order of the batch; differentiable. Every node calls this."""
-        self._has_joined_sums = True
+        self._has_exchanged = True
         return rows if self._is_alone else self._work.gather(rows)
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
@@ -272,8 +272,8 @@ class Run:
             InvalidInput: several nodes have run the whole program, each for itself.
         """
         assert self._config is not None
-        if self.size > 1 and not self._has_prepared and not self._sharing and not self._has_joined_sums:
-            raise InvalidInput(NOTHING_PREPARED)
+        if self.size > 1 and not self._has_prepared and not self._sharing and not self._has_exchanged:
+            raise InvalidInput(_NOTHING_PREPARED)
         self.steps.tell(self.equivalence_check.collect())
         self._refuse_threads()
         self._following.end()
@@ -396,7 +396,7 @@ class Run:
 
     def before_update(self) -> None:
         """Begin an update."""
-        if self._divides_batches and not self._divides and not self._has_updated and self.leader:
+        if self._divides_batches and not self._has_divided and not self._has_updated and self.leader:
             message = _LOADER_NOT_TAKEN if self._loaders else _NO_LOADER
             self._env.notify(Event(step=0, kind="undivided", message=message))
         if self._divides_batches and self._parts.are_any and self.is_training():
@@ -432,7 +432,7 @@ class Run:
             self._models.append(self._work.prepared(nn.ParameterList(outside)))
 
     @property
-    def _divides(self) -> bool:
+    def _has_divided(self) -> bool:
         """Whether a batch has been divided among the nodes."""
         return bool(self._seen) or self._sharing
 

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from evener.records.decoding import msgpack_decoder
+from evener.records.decoding import decode_msgpack
 from evener.records.errors import InvalidFile, InvalidInput, MissingFile, require
 
 CHUNK_BYTES = 1 << 20
@@ -33,7 +33,6 @@ _MAX_SEARCHED_LIST_BYTES = 1 << 17
 _MAX_FILES = 1 << 21
 _NO_NAME = {"", "."}
 _Files = list[tuple[str, int]]
-_decoder = msgpack_decoder(_Files)
 
 
 class Blob:
@@ -263,7 +262,7 @@ def _decoded(listing: bytes, digest: str) -> _Files:
     if (num_files := _length_of(listing)) > _MAX_FILES:
         raise InvalidFile(f"blob {digest[:12]} has {num_files} files, and may have {_MAX_FILES}")
     try:
-        files: _Files = _decoder.decode(listing)
+        files: _Files = decode_msgpack(listing, _Files)
     except msgspec.DecodeError as error:
         raise InvalidFile(f"blob {digest[:12]} has no list of files: {error}") from error
     for path, size in files:
