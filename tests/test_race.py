@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -52,21 +52,31 @@ def test_contestant_is_short_and_names_its_documentation(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_contestant_starts_a_command_on_every_node_that_trains(name: str, tmp_path: Path) -> None:
     course = import_module("course")
-    nodes = [course.Node(name=f"n{i}", address=f"10.0.0.{i}", cores=0.8 / 2**i) for i in range(3)]
+    nodes = [course.Node(name=f"n{i}", address=f"10.0.0.{i}", cores=0.8 / 2**i) for i in range(4)]
     commands: list[tuple[str, Sequence[str]]] = []
+    later: list[Callable[[Any], Sequence[str]]] = []
 
     def start(host: str, command: Sequence[str]) -> Started:
         commands.append((host, command))
         return Started()
 
+    def start_nodes(command: Callable[[Any], Sequence[str]], chosen: Sequence[Any]) -> list[Started]:
+        later.append(command)
+        return [start(node.name, command(node)) for node in chosen]
+
     built = course.Course(
-        nodes=nodes, all_nodes=nodes, master="10.0.0.9", data=tmp_path, folder=tmp_path, start=start,
-        wait_for_nodes=lambda _: None,
+        nodes=nodes[:3], all_nodes=nodes, master="10.0.0.9", data=tmp_path, folder=tmp_path, start=start,
+        start_nodes=start_nodes, wait_for_nodes=lambda _: None,
     )  # fmt: skip
     import_module(f"contestants.{name}").CONTESTANT.launch(built)
     trains = [host for host, _ in commands if host != "master"]
     assert trains == (["n0"] if name.startswith("alone") else ["n0", "n1", "n2"])
     assert all(isinstance(word, str) for _, command in commands for word in command)
+    if not name.startswith("alone"):  # a fourth node comes
+        own = later[-1](nodes[3])
+        assert not {nodes[2].address, nodes[2].name} & set(own)
+        if name != "flower_fedavg":  # whose nodes have no names
+            assert nodes[3].address in own or nodes[3].name in own
 
 
 def test_order_of_the_race_names_every_contestant() -> None:

@@ -1,7 +1,8 @@
-"""What a contestant of the race is given: hosts, data, and a way to start commands on them."""
+"""The hosts and data of a contestant in the race, and functions that start commands on the hosts."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Protocol
 BATCH = 147
 """Samples of a step over all nodes: a multiple of three for equal shares, and of 4 + 2 + 1 for those by speed."""
 STEPS = 21
-"""Between two validations."""
+"""Steps of `BATCH` samples between two validations."""
 LEARNING_RATE, MOMENTUM = 0.1, 0.9
 PORT = 29400
 
@@ -36,9 +37,9 @@ class Started(Protocol):
 
     @property
     def text(self) -> str:
-        """What it has written so far."""
+        """Its output so far."""
 
-    def wait_for(self, pattern: str, seconds: float) -> object:
+    def wait_for(self, pattern: str, seconds: float) -> re.Match[str]:
         """Return the first match of `pattern` in its output."""
 
 
@@ -52,7 +53,9 @@ class Course:
         master: address of a host that does not train.
         data: folder of MNIST's four files.
         folder: for files of this run, the same on all hosts.
-        start: (host, command) -> the command, started there; a node that comes back starts its last command again.
+        start: (host, command) -> the command, started there.
+        start_nodes: (node -> its command, nodes) -> the commands, started on these nodes; a node that comes later, or
+            comes back, starts its command then.
         wait_for_nodes: returns when this command, `evener nodes --json`, shows all nodes.
     """
 
@@ -62,6 +65,7 @@ class Course:
     data: Path
     folder: Path
     start: Callable[[str, Sequence[str]], Started]
+    start_nodes: Callable[[Callable[[Node], Sequence[str]], Sequence[Node]], list[Started]]
     wait_for_nodes: Callable[[Sequence[str]], None]
 
     def script(self, name: str, *words: object) -> list[str]:
@@ -77,8 +81,9 @@ class Contestant:
         title: in tables.
         package: distribution whose version is reported.
         page: documentation that the configuration follows.
-        launch: starts it; returns the command whose output has a line with `accuracy 97.50%` after every 21 steps.
+        launch: starts it; returns the command whose output has a line with `accuracy 97.50%` for every validation.
         begins: pattern of what that command writes before the first step.
+        steps: of `BATCH` samples between two validations.
     """
 
     title: str
@@ -86,3 +91,4 @@ class Contestant:
     page: str
     launch: Callable[[Course], Started]
     begins: str = "training begins"
+    steps: int = STEPS

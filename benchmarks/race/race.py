@@ -31,7 +31,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
-from course import STEPS, Contestant, Course, Node
+from course import Contestant, Course, Node, Started
 from results import open_results, parser_of
 
 from hosts import Host, groups, why_not
@@ -46,7 +46,7 @@ ORDER = (
 SCENARIOS = ("calm", "slow", "killed", "joins")
 CORES = {"one": 0.8, "two": 0.4, "three": 0.2, "four": 0.2}
 CHANGE_SECONDS, KILL_SECONDS, AWAY_SECONDS = 10.0, 30.0, 5.0
-START_SECONDS = 120.0
+START_SECONDS, POLL_SECONDS = 120.0, 0.05
 WITH_NAMES = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"')
 """Runs a command where the hosts know each other's names, as in a local network."""
 TABLE = "{scenario:7} {mbit:5g} {title:24} {seconds:8.1f} {start:6.1f} {steps:6} {speed:8.2f} {megabytes:8.1f} {end}"
@@ -98,14 +98,14 @@ class _Race:
 
     def __init__(self, built: Hosts, folder: Path, names: Sequence[str], words: argparse.Namespace) -> None:
         self._built, self._words = built, words
-        self._commands: dict[str, Sequence[str]] = {}
+        self._command: Callable[[Node], Sequence[str]] | None = None
         self._names = folder / "hosts"
         addresses = {"localhost": "127.0.0.1", **{name: machine.address for name, machine in built.items()}}
         self._names.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()))
         nodes = [Node(name=name, address=built[name].address, cores=CORES[name]) for name in names]
         self.course = Course(
             nodes=nodes[:3], all_nodes=nodes, master=built["master"].address, data=words.data.resolve(),
-            folder=folder, start=self._start, wait_for_nodes=self._wait_for_nodes,
+            folder=folder, start=self._start, start_nodes=self._start_nodes, wait_for_nodes=self._wait_for_nodes,
         )  # fmt: skip
 
     def watch(self, contestant: Contestant, scenario: str) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class _Race:
         assert isinstance(process, Process)
         begin, events = time.time(), self._events(scenario)
         seen: list[tuple[float, float]] = []
-        row = partial(self._row, seen, begin - launched, before)
+        row = partial(self._row, seen, contestant.steps, begin - launched, before)
         while (now := time.time() - begin) < self._words.limit:
             found = [float(percent) / 100 for percent in re.findall(r"accuracy +([\d.]+)%", process.text)]
             seen += [(now, accuracy) for accuracy in found[len(seen) :]]
@@ -129,16 +129,17 @@ class _Race:
                 return row(end=f"ended: {process.text.splitlines()[-1:]}")
             while events and now >= events[0][0]:
                 events.pop(0)[1]()
-            time.sleep(0.05)
+            time.sleep(POLL_SECONDS)
         return row(end=f"not within {self._words.limit:g} s")
 
-    def _row(self, seen: list[tuple[float, float]], start: float, before: int, **more: Any) -> dict[str, Any]:
-        steps, moved = STEPS * len(seen), (self._bytes() - before) / 1e6
+    def _row(
+        self, seen: list[tuple[float, float]], between: int, start: float, before: int, **more: Any
+    ) -> dict[str, Any]:
+        steps, moved = between * len(seen), (self._bytes() - before) / 1e6
         speed = steps / seen[-1][0] if seen else 0.0
         return _row(start=start, steps=steps, speed=speed, megabytes=moved, accuracies=seen, **more)
 
     def _start(self, host: str, command: Sequence[str]) -> Process:
-        self._commands[host] = command
         commands = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         paths = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
         return self._built[host].start(
@@ -146,6 +147,10 @@ class _Race:
             environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PATH": commands},
             cwd=self.course.folder,
         )
+
+    def _start_nodes(self, command: Callable[[Node], Sequence[str]], nodes: Sequence[Node]) -> list[Started]:
+        self._command = command
+        return [self._start(node.name, command(node)) for node in nodes]
 
     def _wait_for_nodes(self, command: Sequence[str]) -> None:
         """Return when `command`, `evener nodes --json`, shows that all nodes have measured themselves."""
@@ -171,12 +176,12 @@ class _Race:
         if scenario == "slow":
             return [(CHANGE_SECONDS, self._slow_down)]
         if scenario == "joins":
-            return [(CHANGE_SECONDS, lambda: self._come("four", like="three"))]
+            return [(CHANGE_SECONDS, lambda: self._come("four"))]
         if scenario != "killed":
             return []
         times = [KILL_SECONDS * i for i in range(1, int(self._words.limit / KILL_SECONDS) + 1)]
         kills = [(at, self._kill) for at in times]
-        returns = [(at + AWAY_SECONDS, lambda: self._come("two", like="two")) for at in times]
+        returns = [(at + AWAY_SECONDS, lambda: self._come("two")) for at in times]
         return sorted([*kills, *returns], key=lambda event: event[0])
 
     def _slow_down(self) -> None:
@@ -191,10 +196,11 @@ class _Race:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _come(self, host: str, *, like: str) -> None:
-        """Start on `host` what was started on another one, as itself."""
-        own, other = self._built[host], self._built[like]
-        self._start(host, [word.replace(other.address, own.address) for word in self._commands[like]])
+    def _come(self, host: str) -> None:
+        """Start the command of a node that comes; a contestant on one node alone has none."""
+        if self._command is not None:
+            (node,) = [node for node in self.course.all_nodes if node.name == host]
+            self._start(host, self._command(node))
 
 
 if __name__ == "__main__":

@@ -13,21 +13,16 @@ from course import BATCH, PORT, STEPS, Contestant, Course, Node, Started
 
 def launch(course: Course, weight: Callable[[Node], float] = lambda _: 1.0) -> Started:
     """Start torchrun on every node; batches are divided by the nodes' weights."""
-    found = []
-    for node in course.nodes:
-        program = course.script("ddp", weight(node))[1:]
-        found.append(
-            course.start(
-                node.name,
-                [
-                    sys.executable, "-m", "torch.distributed.run", "--nnodes", f"1:{len(course.all_nodes)}",
-                    "--nproc-per-node", "1", "--max-restarts", "1000", "--rdzv-backend", "c10d", "--rdzv-id", "race",
-                    "--rdzv-endpoint", f"{course.nodes[0].address}:{PORT}", "--local-addr", node.address,
-                    "--rdzv-conf", "last_call_timeout=5", *program,
-                ],
-            )
-        )  # fmt: skip
-    return found[0]
+
+    def command(node: Node) -> list[str]:
+        return [
+            sys.executable, "-m", "torch.distributed.run", "--nnodes", f"1:{len(course.all_nodes)}",
+            "--nproc-per-node", "1", "--max-restarts", "1000", "--rdzv-backend", "c10d", "--rdzv-id", "race",
+            "--rdzv-endpoint", f"{course.nodes[0].address}:{PORT}", "--local-addr", node.address,
+            "--rdzv-conf", "last_call_timeout=5", *course.script("ddp", weight(node))[1:],
+        ]  # fmt: skip
+
+    return course.start_nodes(command, course.nodes)[0]
 
 
 PAGE = "https://docs.pytorch.org/tutorials/beginner/ddp_series_fault_tolerance.html"

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from course import BATCH, STEPS, Contestant, Course, Started
+from course import BATCH, STEPS, Contestant, Course, Node, Started
 
 TASK = str(Path(__file__).parents[1] / "evener_task.py")
 
@@ -16,11 +16,13 @@ def launch(course: Course, *words: str, batch: int = BATCH) -> Started:
     home = course.folder / "home"
     evener = [sys.executable, "-m", "evener"]
     up = course.start("master", [*evener, "up", "--listen", f"{course.master}:0", "--home", str(home), "--json"])
-    said = json.loads(up.wait_for(r"\{.*\}", 60)[0])  # type: ignore[index]
-    for node in course.nodes:
+    said = json.loads(up.wait_for(r"\{.*\}", 60)[0])
+
+    def join(node: Node) -> list[str]:
         own = ("--name", node.name, "--data", str(course.data), "--cache", str(course.folder / node.name))
-        joined = [*evener, "join", said["address"], "--token", said["token"], "--device", "cpu", *own]
-        course.start(node.name, joined)
+        return [*evener, "join", said["address"], "--token", said["token"], "--device", "cpu", *own]
+
+    course.start_nodes(join, course.nodes)
     course.wait_for_nodes([*evener, "nodes", "--json", "--home", str(home)])
     own = ("--data", str(course.data), "--home", str(home), "--output", str(course.folder / "run"))
     options = ("--batch-size", str(batch), "--option", f"samples={BATCH * STEPS}")

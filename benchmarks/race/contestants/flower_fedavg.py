@@ -27,13 +27,12 @@ def launch(course: Course) -> Started:
     words = ("--disable-runtime-dependency-installation", "--host", course.master, "--port", str(PORT))
     link = course.start("master", [*own, "flower-superlink", "--insecure", *words])
     link.wait_for("startup complete", 60)
-    for node in course.nodes:
-        course.start(node.name, [*own, "flower-supernode", "--insecure", "--superlink", address])
+    course.start_nodes(lambda _: [*own, "flower-supernode", "--insecure", "--superlink", address], course.nodes)
     return course.start("master", [*own, "flwr", "run", str(home / "app"), "race", "--stream"])
 
 
 PAGE = "https://flower.ai/docs/framework/tutorial-quickstart-pytorch.html"
-CONTESTANT = Contestant(title="Flower, FedAvg", package="flwr", page=PAGE, launch=launch)
+CONTESTANT = Contestant(title="Flower, FedAvg", package="flwr", page=PAGE, launch=launch, steps=LOCAL_STEPS)
 
 
 def make_apps(folder: str):

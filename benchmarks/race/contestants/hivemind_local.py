@@ -15,8 +15,7 @@ def launch(course: Course) -> Started:
     script = course.script
     started = course.start(first.name, script("hivemind_local", first.address, "-"))
     match = started.wait_for(r"peer (/ip4/\S+)", 120)
-    for node in others:
-        course.start(node.name, script("hivemind_local", node.address, match[1]))  # type: ignore[index]
+    course.start_nodes(lambda node: script("hivemind_local", node.address, match[1]), others)
     return started
 
 
@@ -38,7 +37,7 @@ def main() -> None:
     if not peers:
         print(f"peer {dht.get_visible_maddrs()[0]}", flush=True)
     model, data = make_model(), Windows(Path(sys.argv[1]))
-    small = BATCH // 7  # so that the slowest peer, with a seventh of the speed, takes as long as the others for a round
+    small = BATCH // 7
     optimizer = hivemind.Optimizer(
         dht=dht, run_id="race", batch_size_per_step=small, target_batch_size=BATCH * STEPS, use_local_updates=True,
         params=model.parameters(), matchmaking_time=3.0, averaging_timeout=20.0, delay_state_averaging=True,
@@ -47,7 +46,7 @@ def main() -> None:
     if peers:
         optimizer.load_state_from_peers()
     referee, judged = Referee(Path(sys.argv[1])), 0
-    draw = torch.Generator().manual_seed(hash(address) % 1000)
+    draw = torch.Generator().manual_seed(int(address.rpartition(".")[2]))
     for _ in count():
         places = torch.randint(len(data.images), (small,), generator=draw)
         train_step(model, optimizer, data.images[places], data.labels[places])

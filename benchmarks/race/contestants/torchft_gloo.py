@@ -6,20 +6,21 @@ import os
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from course import BATCH, PORT, STEPS, Contestant, Course, Started
+from course import BATCH, PORT, STEPS, Contestant, Course, Node, Started
 
 
 def launch(course: Course) -> Started:
     """Start a lighthouse, and a process per node."""
     options = ("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000", "--bind")
     course.start("master", ["torchft_lighthouse", *options, f"{course.master}:{PORT}"])
-    size, started = len(course.all_nodes), []
-    for node in course.nodes:
-        number = course.all_nodes.index(node)
-        words = (f"http://{course.master}:{PORT}", node.address, str(number), str(size))
-        started.append(course.start(node.name, course.script("torchft_gloo", *words)))
-    return started[0]
+    lighthouse, size = f"http://{course.master}:{PORT}", len(course.all_nodes)
+
+    def command(node: Node) -> list[str]:
+        return course.script("torchft_gloo", lighthouse, node.address, course.all_nodes.index(node), size)
+
+    return course.start_nodes(command, course.nodes)[0]
 
 
 CONTESTANT = Contestant(
@@ -30,8 +31,6 @@ CONTESTANT = Contestant(
 
 def main() -> None:
     """Train until the process is ended."""
-    from typing import Any
-
     import torch.distributed as dist
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
     from workload import Referee, Windows, make_model, make_optimizer, train_step
@@ -39,7 +38,7 @@ def main() -> None:
     lighthouse, address, number, size = sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6])
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(PORT + 1), RANK="0", WORLD_SIZE="1")
     stores: Any = dist  # whose stores are not typed
-    store = stores.TCPStore(address, PORT + 1, is_master=True, wait_for_workers=False)
+    _store = stores.TCPStore(address, PORT + 1, is_master=True, wait_for_workers=False)
     data, model = Windows(Path(sys.argv[1])), make_model()
     optimizer: Any = None
 
@@ -63,7 +62,6 @@ def main() -> None:
         if step % STEPS == 0 and step > judged and number == 0:
             referee.judge(model, step)
             judged = step
-    del store
 
 
 if __name__ == "__main__":
