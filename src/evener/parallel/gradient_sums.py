@@ -286,6 +286,7 @@ class ReplicaMeans(BucketSums):
     Attributes:
         watch: If set, called with False when a rank's local gradients are complete, and with True when the means are.
             Local gradients are not sent before the first call.
+        observe: If set, called with a weight and its gradient for every gradient that counts in full.
     """
 
     def __init__(
@@ -300,6 +301,7 @@ class ReplicaMeans(BucketSums):
         self._known: set[int] = set()
         self._weight, self._completed, self._step = weight, completed, step
         self.watch: Callable[[bool], None] | None = None
+        self.observe: Callable[[Tensor, Tensor], None] | None = None
         super().__init__(world, ())
         self.follow(model.parameters())
 
@@ -319,7 +321,11 @@ class ReplicaMeans(BucketSums):
     def _weighed(self, parameter: Tensor, gradient: Tensor) -> Tensor:
         """Multiply a gradient by the rank's weight; weight zero gives zeros, even for NaN."""
         weight = self._weight()
-        if weight == 1 or not _is_added(parameter):
+        if weight == 1:
+            if self.observe is not None and _is_added(parameter):
+                self.observe(parameter, gradient)
+            return gradient
+        if not _is_added(parameter):
             return gradient
         if weight:
             return gradient * weight

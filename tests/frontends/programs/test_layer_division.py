@@ -177,7 +177,7 @@ def test_model_without_divisible_layers_is_reported() -> None:
 
     def work(group: Group) -> list[str]:
         told: list[str] = []
-        model = PreparedLayers(nn.Linear(3, 2), group, arrangement, told.append).model
+        model = PreparedLayers(nn.Linear(3, 2), group, arrangement, told.append, lambda: False).model
         torch.autograd.backward(model(torch.ones(4, 3)).sum())
         return told
 
@@ -191,3 +191,25 @@ def test_batches_that_differ_between_nodes_are_refused() -> None:
             run.share(torch.full((4, 3), float(group.rank)))
 
     together(2, work)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bool])
+def test_inputs_that_differ_between_nodes_are_refused(dtype: torch.dtype) -> None:
+    class Converted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.float())
+
+    def rank(group: Group) -> None:
+        model = run_of(group, "sharded", "3,1").prepare(Converted(4, 4))
+        with refused(InvalidInput):
+            model(torch.full((3, 4), float(group.rank)).to(dtype))
+
+    together(2, rank)
+
+
+def test_inputs_that_differ_by_rounding_are_taken() -> None:
+    def rank(group: Group) -> None:
+        model = run_of(group, "sharded", "3,1").prepare(nn.Linear(4, 4))
+        assert model(torch.full((3, 4), 1.0 + 1e-6 * group.rank)).shape == (3, 4)
+
+    together(2, rank)

@@ -19,6 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.comm.exchange import Exchange, Route, shape_of
 from evener.comm.group import Group
+from evener.data.alike import rows_of_ranks
+from evener.data.fingerprint import print_of
 from evener.frontends.programs.batch_parts import BatchPart
 from evener.frontends.programs.layer_gradients import LayerGradients
 from evener.frontends.programs.prepared import agreed_model
@@ -31,9 +33,13 @@ from evener.parallel.redistribute import mover, part_of, regions
 from evener.parallel.sharded import ShardedModule
 from evener.records.errors import InvalidInput
 from evener.tracer.nested import tensors_in
+from evener.training.differences import as_real
 
 _MAX_PASSES = 8
 """Number of cached passes with different modes and settings."""
+_ALIKE = 1e-4
+"""Largest difference of alike inputs, relative to their size: machines round differently what they compute before."""
+SAME_BATCHES = "nodes that divide layers need the same batches: seed them alike"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -45,6 +51,7 @@ class PreparedLayers:
         group: the ranks.
         arrangement: division of layers among the ranks.
         tell: called with a sentence if no layer of the model can be divided.
+        is_compared: whether ranks have compared the current batch.
 
     Attributes:
         model: for the program: the same object.
@@ -54,12 +61,19 @@ class PreparedLayers:
         InvalidInput: the model is wrapped, lazy, or different on another rank.
     """
 
-    def __init__(self, model: nn.Module, group: Group, arrangement: Arrangement, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        group: Group,
+        arrangement: Arrangement,
+        tell: Callable[[str], None],
+        is_compared: Callable[[], bool],
+    ) -> None:
         self.model = agreed_model(model, group)
         self._synchronised = synchronised_norms(self.model)
         for norm in self._synchronised:  # they stay what the program made; the passes hold plain copies
             vars(norm)["forward"] = MethodType(_BatchNorm.forward, norm)
-        self._group, self._arrangement, self._tell = group, arrangement, tell
+        self._group, self._arrangement, self._tell, self._is_compared = group, arrangement, tell, is_compared
         self._whole: Callable[..., Any] = self.model.forward
         self._passes: dict[tuple[Any, ...], DividedPass] = {}
         self._begun: list[DividedPass] = []
@@ -80,16 +94,24 @@ class PreparedLayers:
         """Do nothing, because norms are computed by the divided pass, not here."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of the whole batch."""
+        """Return the outputs of the whole batch. Raises InvalidInput if ranks have different inputs."""
         if self._group.size == 1 or not (torch.is_grad_enabled() and self.model.training):
             return self._whole(*args, **kwargs)
         inputs = self._in_order(args, kwargs)
+        if not self._is_compared():
+            self._require_same(inputs)
         divided = self._pass_of(inputs)
         outputs = divided(inputs)
         made: list[Any] = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         for tensor in made:
             tensor.register_hook(lambda _: self._begin(divided))
         return outputs
+
+    def _require_same(self, inputs: Sequence[Tensor]) -> None:
+        size = sum(float(as_real(x.detach()).double().abs().sum()) for x in inputs)
+        prints = rows_of_ranks(self._group, [print_of(inputs)])[:, 0]
+        if abs(prints - prints[0]).max() > _ALIKE * size:
+            raise InvalidInput(SAME_BATCHES)
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Tensor]:
         """Return the inputs of a call as tensors in the order of its arguments. Raises InvalidInput for others."""

@@ -57,7 +57,7 @@ from evener.frontends.programs.work_division import (
 )
 from evener.launch.nodes import relative_shares
 from evener.launch.rank_environment import RankEnvironment
-from evener.records.errors import InvalidInput, require
+from evener.records.errors import InvalidInput, NotExact, require
 from evener.records.record import Event, TrainRecord
 
 _NOTHING_PREPARED = (
@@ -95,13 +95,13 @@ class Run:
         self._parts = OpenParts()
         self._work: WorkDivision = BatchDivision(group, self._parts, env.patience, lambda: self.steps.number)
         if layers is not None:
-            self._work = LayerDivision(group, layers, self._tell_undivided)
+            self._work = LayerDivision(group, layers, self._tell_undivided, self._parts)
         self.steps = Steps(env, group, shares, layers)
         self._models: list[Prepared] = []
         self._loaders: list[DividedLoader] = []
         self.part: BatchPart | None = None
         self._has_own_draws = self._sharing = self._has_exchanged = self._has_prepared = False
-        self._has_updated = False
+        self._has_updated = self._has_gathered = self._has_told_difference = False
         self._epoch = self._compared_epoch = 0
         self._is_last_epoch = False
         self._norm_passes = 0
@@ -111,11 +111,12 @@ class Run:
         self._is_stepped = False
         self._passes: set[object] = set()
         self._seen: Counter[object] = Counter()
-        may_differ, strategy = bool(config and config.approximate), layers.division if layers else None
+        strategy = layers.division if layers else None
+        self._may_differ = bool(config and config.approximate)
         self._unprepared = UnpreparedWeights(lambda: self.steps.optimizers)
         self._following = BatchFollowing(self._parts, self._use, lambda: self.group.size > 1)
         self.equivalence_check = EquivalenceCheck(
-            env, group, shares, is_wanted=group.size > 1, may_differ=may_differ, layers=strategy
+            env, group, shares, is_wanted=group.size > 1, may_differ=self._may_differ, layers=strategy
         )
 
     def prepare(self, *things: Any, count: Count = "samples") -> Any:
@@ -246,7 +247,7 @@ class Run:
 
     def gather(self, rows: Tensor) -> Tensor:
         """Return the rows of all nodes, in the order of the batch; differentiable. Every node calls this."""
-        self._has_exchanged = True
+        self._has_exchanged = self._has_gathered = True
         return rows if self._is_alone else self._work.gather(rows)
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
@@ -409,11 +410,27 @@ class Run:
         self.group.timer.resume("wu")
 
     def after_update(self) -> None:
-        """End an update."""
+        """End an update.
+
+        Raises:
+            NotExact: no batch is divided, and nodes computed different gradients.
+        """
+        self._compare_whole_batches()
         self._work.draw_alike()
         self._is_stepped = True
         self.group.timer.pause()
         self.group.timer.resume("fb")
+
+    def _compare_whole_batches(self) -> None:
+        """Compare the gradients of batches that are not divided, unless the program combines what nodes computed."""
+        if self.size == 1 or self.equivalence_check.replica is not None or self._has_gathered:
+            return
+        sentence = self._work.different_gradients(self._models, self.steps.optimizers)
+        if sentence and not self._may_differ:
+            raise NotExact(sentence)
+        if sentence and not self._has_told_difference and self.leader:
+            self._env.notify(Event(step=0, kind="differs", message=sentence))
+        self._has_told_difference |= bool(sentence)
 
     def _end_step(self, owner: object) -> None:
         self.group.timer.pause()

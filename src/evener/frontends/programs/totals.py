@@ -31,16 +31,33 @@ def total_of(group: Group, what: str, numbers: NDArray[np.float64], patience: fl
     """
     if group.size == 1:
         return numbers
-    assert group.mesh is not None
     try:
-        with group.waiting("values"), group.mesh.within(max(_PATIENCE, patience)):
-            rows = group.all_gather_bytes(numbers.tobytes(), f"run.{what} of a value of shape {numbers.shape}")
+        rows = numbers_of_ranks(group, f"run.{what} of a value of shape {numbers.shape}", numbers, patience)
     except NodeLost as error:
         raise InvalidInput(
             f"run.{what} waits for nodes that do not call it: all have to, not only run.leader"
         ) from error
-    total: NDArray[np.float64] = np.sum([np.frombuffer(row).reshape(numbers.shape) for row in rows], axis=0)
+    total: NDArray[np.float64] = np.sum(rows, axis=0)
     return total
+
+
+def numbers_of_ranks(group: Group, topic: str, numbers: NDArray[np.float64], patience: float) -> NDArray[np.float64]:
+    """Return every rank's numbers, shape (ranks, *numbers.shape), of one shape on several ranks.
+
+    Args:
+        group: the ranks.
+        topic: of the message.
+        numbers: this rank's.
+        patience: seconds of silence after which a rank is lost.
+
+    Raises:
+        NodeLost: another rank does not call this.
+        OutOfStep: another rank makes a different call.
+    """
+    assert group.mesh is not None
+    with group.waiting("values"), group.mesh.within(max(_PATIENCE, patience)):
+        rows = group.all_gather_bytes(numbers.tobytes(), topic)
+    return np.stack([np.frombuffer(row).reshape(numbers.shape) for row in rows])
 
 
 def numbers_of(value: Any) -> Any:

@@ -23,10 +23,11 @@ from evener.data.fingerprint import print_of
 from evener.frontends.programs.batch_parts import BatchPart, Count, OpenParts, part_of, weight_of
 from evener.frontends.programs.layer_gradients import Means
 from evener.frontends.programs.prepared import PreparedModel
-from evener.frontends.programs.prepared_layers import PreparedLayers
+from evener.frontends.programs.prepared_layers import SAME_BATCHES, PreparedLayers
 from evener.frontends.programs.random_state import OwnDraws
 from evener.frontends.programs.summed_batches import MIXED
 from evener.frontends.programs.totals import numbers_of, sum_like, total_of
+from evener.frontends.programs.whole_batches import WholeBatches
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.norm_forward import computation_of, norms_with_statistics
 from evener.records.errors import InvalidInput
@@ -87,6 +88,12 @@ class WorkDivision(Protocol):
     def draw_own(self) -> None:
         """Switch to local random numbers."""
 
+    def different_gradients(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], /) -> str:
+        """Return a sentence if ranks computed different gradients of batches that are not divided, since the last call.
+
+        Every rank calls this after an update.
+        """
+
     def sum(self, value: Any) -> Any:
         """Return the sum of every rank's `value`."""
 
@@ -109,11 +116,14 @@ class BatchDivision:
     def __init__(self, group: Group, parts: OpenParts, patience: float, step: Callable[[], int] = int) -> None:
         self._group, self._parts, self._patience, self._step = group, parts, patience, step
         self._draws = OwnDraws(group)
+        self._whole = WholeBatches(group, parts, patience)
 
     def prepared(self, model: nn.Module) -> Prepared:
         """Return `model`, prepared on all ranks."""
-        weight = self._parts.weight_of_gradients
-        return PreparedModel(model, self._group, weight, lambda: self._parts.are_any, self._step, self.draw_alike)
+        weight, are_any = self._parts.weight_of_gradients, lambda: self._parts.are_any
+        prepared = PreparedModel(model, self._group, weight, are_any, self._step, self.draw_alike)
+        prepared.means.observe = self._whole.observe
+        return prepared
 
     def part(self, count: int, sizes: Callable[[int], Sequence[int]]) -> BatchPart:
         """Return this rank's part of a batch of `count`."""
@@ -134,6 +144,13 @@ class BatchDivision:
     def draw_own(self) -> None:
         """Switch to local random numbers."""
         self._draws.resume()
+
+    def different_gradients(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> str:
+        """Return a sentence if ranks computed different gradients of batches that are not divided."""
+        weights = [weight for one in models for weight in one.model.parameters() if one.means.averages(weight)]
+        trained = [weight for one in optimizers for group in one.param_groups for weight in group["params"]]
+        others = [weight for weight in trained if not any(one.means.averages(weight) for one in models)]
+        return self._whole.difference(weights, others)
 
     def sum(self, value: Any) -> Any:
         """Return the sum of every rank's `value`."""
@@ -160,16 +177,17 @@ class LayerDivision:
         group: the ranks.
         arrangement: division of layers among the ranks.
         tell: called with a sentence for models without divided layers.
+        parts: that this rank computes now.
     """
 
     draws_alike = True
 
-    def __init__(self, group: Group, arrangement: Arrangement, tell: Callable[[str], None]) -> None:
-        self._group, self._arrangement, self._tell = group, arrangement, tell
+    def __init__(self, group: Group, arrangement: Arrangement, tell: Callable[[str], None], parts: OpenParts) -> None:
+        self._group, self._arrangement, self._tell, self._parts = group, arrangement, tell, parts
 
     def prepared(self, model: nn.Module) -> Prepared:
         """Return `model`, prepared on all ranks."""
-        return PreparedLayers(model, self._group, self._arrangement, self._tell)
+        return PreparedLayers(model, self._group, self._arrangement, self._tell, lambda: self._parts.are_any)
 
     def part(self, count: int, _sizes: Callable[[int], Sequence[int]]) -> BatchPart:
         """Return the whole batch as the part of this rank."""
@@ -177,7 +195,7 @@ class LayerDivision:
 
     def weight(self, _part: BatchPart, batch: Any, _count: Count) -> float:
         """Return 1. Raises InvalidInput if ranks have different batches."""
-        require_alike(self._group, print_of(batch), "nodes that divide layers need the same batches: seed them alike")
+        require_alike(self._group, print_of(batch), SAME_BATCHES)
         return 1.0
 
     def begin_draws(self) -> None:
@@ -188,6 +206,10 @@ class LayerDivision:
 
     def draw_own(self) -> None:
         """Do nothing, because ranks share all random numbers."""
+
+    def different_gradients(self, _models: Sequence[Prepared], _optimizers: Sequence[Optimizer]) -> str:
+        """Return nothing, because models compare the inputs of batches that were not compared before."""
+        return ""
 
     def sum(self, value: Any) -> Any:
         """Return `value`, which every rank computes from all samples."""
