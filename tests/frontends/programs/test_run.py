@@ -248,7 +248,7 @@ def with_a_closure_and_own_batches(run: Run) -> None:
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = model(own_batch(run.rank)).square().mean()
+        loss: torch.Tensor = model(own_batch(run.rank)).square().mean()
         torch.autograd.backward(loss)
         return loss
 
