@@ -263,17 +263,29 @@ def with_a_weight_of_no_model_and_own_batches(run: Run) -> None:
     optimizer.step()
 
 
+def with_own_updates_and_own_batches(run: Run) -> None:
+    model, _, _ = parts_of_a_program()
+    run.prepare(model)
+    torch.autograd.backward(model(own_batch(run.rank)).mean())
+    with torch.no_grad():
+        for weight in model.parameters():
+            assert weight.grad is not None
+            weight -= 0.1 * weight.grad
+    run.finish()
+
+
 OWN_BATCHES = [
     with_own_batches,
     with_own_batches_after_an_evaluation,
     with_accumulated_own_batches,
     with_a_closure_and_own_batches,
     with_a_weight_of_no_model_and_own_batches,
+    with_own_updates_and_own_batches,
 ]
 
 
 @pytest.mark.parametrize("program", OWN_BATCHES)
-def test_batches_that_differ_between_nodes_are_refused_at_the_update(program: Callable[[Run], None]) -> None:
+def test_batches_that_differ_between_nodes_are_refused(program: Callable[[Run], None]) -> None:
     def rank(group: Group) -> None:
         with refused(NotExact):
             program(run_on(group, "3,1"))

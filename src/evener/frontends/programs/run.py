@@ -271,12 +271,14 @@ class Run:
 
         Raises:
             InvalidInput: several nodes have run the whole program, each for itself.
+            NotExact: no batch is divided, and nodes computed different gradients.
         """
         assert self._config is not None
         if self.size > 1 and not self._has_prepared and not self._sharing and not self._has_exchanged:
             raise InvalidInput(_NOTHING_PREPARED)
         self.steps.tell(self.equivalence_check.collect())
         self._refuse_threads()
+        self._compare_whole_batches()
         self._following.end()
         self.steps.loss_graphs.end()
         if sentence := self._unprepared.end(self.group):
