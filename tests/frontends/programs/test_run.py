@@ -270,7 +270,7 @@ def with_own_updates_and_own_batches(run: Run) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             assert weight.grad is not None
-            weight -= 0.1 * weight.grad
+            weight.sub_(0.1 * weight.grad)
     run.finish()
 
 
