@@ -256,13 +256,6 @@ def with_a_closure_and_own_batches(run: Run) -> None:
     step(closure)
 
 
-def with_a_weight_of_no_model_and_own_batches(run: Run) -> None:
-    weight = torch.ones(1, 3, dtype=torch.complex128, requires_grad=True)
-    optimizer = run.prepare(torch.optim.SGD([weight], lr=0.1))
-    torch.autograd.backward((own_batch(run.rank) @ weight.abs()).mean())
-    optimizer.step()
-
-
 def with_own_updates_and_own_batches(run: Run) -> None:
     model, _, _ = parts_of_a_program()
     run.prepare(model)
@@ -279,7 +272,6 @@ OWN_BATCHES = [
     with_own_batches_after_an_evaluation,
     with_accumulated_own_batches,
     with_a_closure_and_own_batches,
-    with_a_weight_of_no_model_and_own_batches,
     with_own_updates_and_own_batches,
 ]
 
@@ -303,6 +295,30 @@ def test_batches_that_differ_between_nodes_are_noted_once_if_results_may_differ(
         return [event.kind for event in told if isinstance(event, Event) and event.kind == "differs"]
 
     assert together(2, rank) == [["differs"], []]
+
+
+def test_weights_of_no_model_train_on_each_node_as_alone() -> None:
+    def rank(group: Group) -> float:
+        run = run_on(group, "3,1")
+        weight = torch.ones(1, dtype=torch.complex128, requires_grad=True)
+        optimizer = run.prepare(torch.optim.SGD([weight], lr=0.1))
+        torch.autograd.backward((own_batch(run.rank) * weight).real.mean())
+        optimizer.step()
+        return float(weight.detach().real)
+
+    assert together(2, rank) == pytest.approx([0.9, 0.8], abs=1e-15)
+
+
+def test_gradients_of_complex_weights_are_compared() -> None:
+    def rank(group: Group) -> None:
+        run = run_on(group, "3,1")
+        model = run.prepare(torch.nn.Linear(1, 1, dtype=torch.complex128))
+        optimizer = run.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+        torch.autograd.backward(model(own_batch(run.rank).to(torch.complex128)).abs().mean())
+        with refused(NotExact):
+            optimizer.step()
+
+    together(2, rank)
 
 
 def test_gradients_of_gathered_rows_may_differ_between_nodes() -> None:

@@ -427,7 +427,7 @@ class Run:
         """Compare the gradients of batches that are not divided, unless the program combines what nodes computed."""
         if self.size == 1 or self.equivalence_check.replica is not None or self._has_gathered:
             return
-        sentence = self._work.different_gradients(self._models, self.steps.optimizers)
+        sentence = self._work.different_gradients(self._models)
         if sentence and not self._may_differ:
             raise NotExact(sentence)
         if sentence and not self._has_told_difference and self.leader:

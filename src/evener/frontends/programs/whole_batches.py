@@ -43,19 +43,16 @@ class WholeBatches:
         if not self._parts.are_any and gradient.layout == torch.strided:
             self._sampled[id(weight)] = self._sampled.get(id(weight), 0.0) + _sampled(gradient)
 
-    def difference(self, weights: Iterable[Tensor], others: Iterable[Tensor]) -> str:
-        """Return a sentence if ranks have different gradients since the last call; empty if not. All ranks call this.
+    def difference(self, weights: Iterable[Tensor]) -> str:
+        """Return a sentence if ranks have different gradients of `weights` since the last call; empty if they do not.
 
-        Args:
-            weights: whose gradients are averaged and were observed.
-            others: weights of the optimizers whose gradients are not averaged.
+        All ranks call this. Weights whose gradients are not averaged need no comparison: each rank then trains as one
+        process does.
         """
         observed, self._sampled = self._sampled, {}
-        rows = [observed.get(id(weight), torch.zeros_like(_sampled(weight))) for weight in weights]
-        kept = [] if self._parts.are_any else [weight if weight.grad is None else weight.grad for weight in others]
-        if not observed and not kept:
+        if not observed:
             return ""
-        numbers = torch.cat([*rows, *map(_sampled, kept)]).numpy()
+        numbers = torch.cat([observed.get(id(one), torch.zeros_like(_sampled(one))) for one in weights]).numpy()
         table = torch.from_numpy(numbers_of_ranks(self._group, _TOPIC, numbers, self._patience)).nan_to_num()
         self._largest = max(self._largest, float(table.norm(dim=1).max()))
         differing = (table - table[0]).norm(dim=1) > _ALIKE * self._largest

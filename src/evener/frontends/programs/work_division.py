@@ -88,7 +88,7 @@ class WorkDivision(Protocol):
     def draw_own(self) -> None:
         """Switch to local random numbers."""
 
-    def different_gradients(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], /) -> str:
+    def different_gradients(self, models: Sequence[Prepared], /) -> str:
         """Return a sentence if ranks computed different gradients of batches that are not divided, since the last call.
 
         Every rank calls this after an update.
@@ -145,12 +145,11 @@ class BatchDivision:
         """Switch to local random numbers."""
         self._draws.resume()
 
-    def different_gradients(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> str:
+    def different_gradients(self, models: Sequence[Prepared]) -> str:
         """Return a sentence if ranks computed different gradients of batches that are not divided."""
-        weights = [weight for one in models for weight in one.model.parameters() if one.means.averages(weight)]
-        trained = [weight for one in optimizers for group in one.param_groups for weight in group["params"]]
-        others = [weight for weight in trained if not any(one.means.averages(weight) for one in models)]
-        return self._whole.difference(weights, others)
+        return self._whole.difference(
+            weight for one in models for weight in one.model.parameters() if one.means.averages(weight)
+        )
 
     def sum(self, value: Any) -> Any:
         """Return the sum of every rank's `value`."""
@@ -207,7 +206,7 @@ class LayerDivision:
     def draw_own(self) -> None:
         """Do nothing, because ranks share all random numbers."""
 
-    def different_gradients(self, _models: Sequence[Prepared], _optimizers: Sequence[Optimizer]) -> str:
+    def different_gradients(self, _models: Sequence[Prepared]) -> str:
         """Return nothing, because models compare the inputs of batches that were not compared before."""
         return ""
 
