@@ -76,7 +76,7 @@ def test_unused_port_raises_nothing_listens(token: Token, tmp_path: Path) -> Non
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
     sentence = (
-        f"cannot join the master at 127.0.0.1, port {port}: the machine is there, but nothing listens at that port; "
+        f"cannot reach the master at 127.0.0.1, port {port}: the machine is there, but nothing listens at that port; "
         "start `evener up` on it, or check the port"
     )
     with pytest.raises(NothingListens) as refused:

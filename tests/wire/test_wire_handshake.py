@@ -139,7 +139,7 @@ def test_node_names_the_error_the_address_and_the_remedy(answer: bytes, error: t
     node = NodeHandshake(PLAIN, A, "gpu-box, port 7000")
     with pytest.raises(error, match=sentence) as refused:
         node.answer(answer)
-    assert str(refused.value).startswith("cannot join the master at gpu-box, port 7000: ")
+    assert str(refused.value).startswith("cannot reach the master at gpu-box, port 7000: ")
 
 
 @settings(deadline=None)

@@ -71,7 +71,7 @@ class CannotJoin(NodeLost):
 
     def __init__(self, place: str, detail: str = "") -> None:
         seen = f" ({detail})" if detail else ""
-        super().__init__(f"cannot join the master at {place}: {self.rule}{seen}; {self.cure}")
+        super().__init__(f"cannot reach the master at {place}: {self.rule}{seen}; {self.cure}")
         self.place, self.detail = place, detail
 
 
