@@ -260,8 +260,10 @@ def clip_gradients(
     return norm
 
 
-def _is_added(parameter: Tensor) -> bool:
+def is_added(parameter: Tensor) -> bool:
     """Return whether the current backward pass accumulates into the gradient of `parameter`."""
+    if not parameter.requires_grad:  # it was frozen after the forward pass
+        return False
     node: Any = get_gradient_edge(parameter).node
     try:
         return bool(torch._C._will_engine_execute_node(node))
@@ -286,7 +288,7 @@ class ReplicaMeans(BucketSums):
     Attributes:
         watch: If set, called with False when a rank's local gradients are complete, and with True when the means are.
             Local gradients are not sent before the first call.
-        observe: If set, called with a weight and its gradient for every gradient that counts in full.
+        observe: If set, called with a weight and each of its gradients that count in full, also of `autograd.grad`.
     """
 
     def __init__(
@@ -322,10 +324,10 @@ class ReplicaMeans(BucketSums):
         """Multiply a gradient by the rank's weight; weight zero gives zeros, even for NaN."""
         weight = self._weight()
         if weight == 1:
-            if self.observe is not None and _is_added(parameter):
+            if self.observe is not None:
                 self.observe(parameter, gradient)
             return gradient
-        if not _is_added(parameter):
+        if not is_added(parameter):
             return gradient
         if weight:
             return gradient * weight

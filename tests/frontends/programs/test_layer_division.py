@@ -193,23 +193,43 @@ def test_batches_that_differ_between_nodes_are_refused() -> None:
     together(2, work)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bool])
-def test_inputs_that_differ_between_nodes_are_refused(dtype: torch.dtype) -> None:
-    class Converted(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x.float())
+class Converted(nn.Linear):
+    """A linear layer for inputs of any type."""
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Return outputs in float32."""
+        return super().forward(x.float())
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bool, torch.uint8, torch.bfloat16])
+def test_inputs_that_differ_between_nodes_are_refused(kind: torch.dtype) -> None:
     def rank(group: Group) -> None:
-        model = run_of(group, "sharded", "3,1").prepare(Converted(4, 4))
+        model = run_of(group, "sharded", "3,1").prepare(Converted(64, 4))
+        x = torch.randint(
+            2 if kind == torch.bool else 256, (500, 64), generator=torch.Generator().manual_seed(group.rank)
+        )
         with refused(InvalidInput):
-            model(torch.full((3, 4), float(group.rank)).to(dtype))
+            model(x.to(kind))
 
     together(2, rank)
 
 
-def test_inputs_that_differ_by_rounding_are_taken() -> None:
+def test_losses_that_differ_between_nodes_are_refused() -> None:
     def rank(group: Group) -> None:
         model = run_of(group, "sharded", "3,1").prepare(nn.Linear(4, 4))
-        assert model(torch.full((3, 4), 1.0 + 1e-6 * group.rank)).shape == (3, 4)
+        loss = nn.functional.cross_entropy(model(torch.ones(3, 4)), torch.full((3,), group.rank))
+        with refused(InvalidInput):
+            torch.autograd.backward(loss)
+
+    together(2, rank)
+
+
+def test_inputs_that_differ_by_rounding_or_are_not_finite_are_taken() -> None:
+    def rank(group: Group) -> None:
+        model = run_of(group, "sharded", "3,1").prepare(nn.Linear(4, 4))
+        x = torch.full((3, 4), 1.0 + 1e-6 * group.rank)
+        assert model(x).shape == (3, 4)
+        x[0, 0] = float("inf")
+        assert model(x).shape == (3, 4)
 
     together(2, rank)

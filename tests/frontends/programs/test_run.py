@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -21,9 +20,10 @@ from evener.frontends.programs.timing_probe import TimingProbe
 from evener.frontends.programs.unprepared_tensors import UnpreparedWeights
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
-from evener.records.errors import InvalidInput, NotExact
+from evener.records.errors import InvalidInput
 from evener.records.profile import TaskTiming
 from evener.records.record import Event
+from support.program_runs import run_on
 from support.refusals import refused
 from support.thread_ranks import together
 
@@ -43,22 +43,6 @@ def test_timing_probe_counts_work_after_share_as_the_forward_pass(tmp_path: Path
 
 
 VALUES = torch.arange(18.0, dtype=torch.float64)
-
-
-def run_on(
-    group: Group, shares: str, notify: Callable[[object], None] = lambda _: None, *, approximate: bool = False
-) -> Run:
-    """Return the run of a rank, without a comparison."""
-    env = RankEnvironment(
-        rank=group.rank,
-        nodes=[LocalNode(name=name) for name in group.nodes],
-        device=group.device,
-        patience=10,
-        notify=notify,
-    )
-    run = Run(env, group, ScriptConfig(script=Path("program.py"), shares=shares, approximate=approximate))
-    run.equivalence_check.is_wanted = False
-    return run
 
 
 def sum_amid(group: Group, shares: str, sums: list[float]) -> list[float]:
@@ -212,127 +196,6 @@ def test_program_that_divides_no_batch_says_so_once(program: Callable[[Run], Non
         return [event.kind for event in told if isinstance(event, Event)]
 
     assert together(2, rank) == [["undivided"], []]
-
-
-def own_batch(rank: int) -> torch.Tensor:
-    """Return a batch that differs between ranks, as of a sampler without a seed."""
-    return torch.full((4, 1), 1.0 + rank, dtype=torch.float64)
-
-
-def with_own_batches(run: Run) -> None:
-    model, optimizer, _ = parts_of_a_program()
-    run.prepare(model, optimizer)
-    one_step(model, optimizer, own_batch(run.rank))
-
-
-def with_own_batches_after_an_evaluation(run: Run) -> None:
-    model, optimizer, loader = parts_of_a_program()
-    model, optimizer, loader = run.prepare(model, optimizer, loader)
-    with torch.no_grad():
-        assert [run.mean(model(x).mean()) for (x,) in loader]
-    one_step(model, optimizer, own_batch(run.rank))
-
-
-def with_accumulated_own_batches(run: Run) -> None:
-    model, optimizer, _ = parts_of_a_program()
-    run.prepare(model, optimizer)
-    for rank in (0, run.rank):
-        torch.autograd.backward(model(own_batch(rank)).mean())
-    optimizer.step()
-
-
-def with_a_closure_and_own_batches(run: Run) -> None:
-    model, _, _ = parts_of_a_program()
-    optimizer = torch.optim.LBFGS(run.prepare(model).parameters(), max_iter=2)
-    run.prepare(optimizer)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(own_batch(run.rank)).square().mean()
-        torch.autograd.backward(loss)
-        return loss
-
-    step: Any = optimizer.step
-    step(closure)
-
-
-def with_own_updates_and_own_batches(run: Run) -> None:
-    model, _, _ = parts_of_a_program()
-    run.prepare(model)
-    torch.autograd.backward(model(own_batch(run.rank)).mean())
-    with torch.no_grad():
-        for weight in model.parameters():
-            assert weight.grad is not None
-            weight.sub_(0.1 * weight.grad)
-    run.finish()
-
-
-OWN_BATCHES = [
-    with_own_batches,
-    with_own_batches_after_an_evaluation,
-    with_accumulated_own_batches,
-    with_a_closure_and_own_batches,
-    with_own_updates_and_own_batches,
-]
-
-
-@pytest.mark.parametrize("program", OWN_BATCHES)
-def test_batches_that_differ_between_nodes_are_refused(program: Callable[[Run], None]) -> None:
-    def rank(group: Group) -> None:
-        with refused(NotExact):
-            program(run_on(group, "3,1"))
-
-    together(2, rank)
-
-
-@pytest.mark.parametrize("program", OWN_BATCHES)
-def test_batches_that_differ_between_nodes_are_noted_once_if_results_may_differ(program: Callable[[Run], None]) -> None:
-    def rank(group: Group) -> list[str]:
-        told: list[object] = []
-        run = run_on(group, "3,1", told.append, approximate=True)
-        program(run)
-        program(run)
-        return [event.kind for event in told if isinstance(event, Event) and event.kind == "differs"]
-
-    assert together(2, rank) == [["differs"], []]
-
-
-def test_weights_of_no_model_train_on_each_node_as_alone() -> None:
-    def rank(group: Group) -> float:
-        run = run_on(group, "3,1")
-        weight = torch.ones(1, dtype=torch.complex128, requires_grad=True)
-        optimizer = run.prepare(torch.optim.SGD([weight], lr=0.1))
-        torch.autograd.backward((own_batch(run.rank) * weight).real.mean())
-        optimizer.step()
-        return float(weight.detach().real)
-
-    assert together(2, rank) == pytest.approx([0.9, 0.8], abs=1e-15)
-
-
-def test_gradients_of_complex_weights_are_compared() -> None:
-    def rank(group: Group) -> None:
-        run = run_on(group, "3,1")
-        model = run.prepare(torch.nn.Linear(1, 1, dtype=torch.complex128))
-        optimizer = run.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
-        torch.autograd.backward(model(own_batch(run.rank).to(torch.complex128)).abs().mean())
-        with refused(NotExact):
-            optimizer.step()
-
-    together(2, rank)
-
-
-def test_gradients_of_gathered_rows_may_differ_between_nodes() -> None:
-    def rank(group: Group) -> float:
-        run = run_on(group, "1,1")
-        model, optimizer, _ = parts_of_a_program()
-        torch.nn.init.ones_(model.weight)
-        run.prepare(model, optimizer)
-        torch.autograd.backward(run.gather(model(own_batch(run.rank))).mean())
-        optimizer.step()
-        return float(model.weight.detach())
-
-    weights = together(2, rank)
-    assert weights[0] == weights[1] != 1.0
 
 
 @pytest.mark.parametrize("program", [without_prepare, without_loader, without_result, mean_without_result])

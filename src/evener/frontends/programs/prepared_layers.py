@@ -94,23 +94,31 @@ class PreparedLayers:
         """Do nothing, because norms are computed by the divided pass, not here."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of the whole batch. Raises InvalidInput if ranks have different inputs."""
+        """Return the outputs of the whole batch.
+
+        Raises:
+            InvalidInput: ranks have different inputs; or, in the backward pass, different losses.
+        """
         if self._group.size == 1 or not (torch.is_grad_enabled() and self.model.training):
             return self._whole(*args, **kwargs)
-        inputs = self._in_order(args, kwargs)
-        if not self._is_compared():
+        inputs, is_compared = self._in_order(args, kwargs), self._is_compared()
+        if not is_compared:
             self._require_same(inputs)
         divided = self._pass_of(inputs)
         outputs = divided(inputs)
         made: list[Any] = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         for tensor in made:
+            if not is_compared:  # labels may differ, too
+                tensor.register_hook(lambda gradient: self._require_same([gradient]))
             tensor.register_hook(lambda _: self._begin(divided))
         return outputs
 
     def _require_same(self, inputs: Sequence[Tensor]) -> None:
-        size = sum(float(as_real(x.detach()).double().abs().sum()) for x in inputs)
-        prints = rows_of_ranks(self._group, [print_of(inputs)])[:, 0]
-        if abs(prints - prints[0]).max() > _ALIKE * size:
+        """Raise InvalidInput unless all ranks have the same tensors, except for rounding."""
+        numbers = [as_real(x.detach().cpu()).nan_to_num(0.0, 0.0, 0.0) for x in inputs if not _is_whole(x)]
+        size = sum(float(x.abs().sum(dtype=torch.float64)) for x in numbers)
+        prints, sizes = rows_of_ranks(self._group, [print_of(inputs), size]).T
+        if abs(prints - prints[0]).max() > _ALIKE * (sizes.max() or 1.0):
             raise InvalidInput(SAME_BATCHES)
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Tensor]:
@@ -166,6 +174,11 @@ class PreparedLayers:
         begun, self._begun = self._begun, []
         gradients = [divided.give_gradients() for divided in begun]  # of all of them, not only up to the first
         return any(gradients)
+
+
+def _is_whole(x: Tensor) -> bool:
+    """Return whether the elements of `x` are whole numbers."""
+    return not (x.is_floating_point() or x.is_complex())
 
 
 def _settings(module: nn.Module) -> tuple[Any, ...]:

@@ -57,7 +57,7 @@ from evener.frontends.programs.work_division import (
 )
 from evener.launch.nodes import relative_shares
 from evener.launch.rank_environment import RankEnvironment
-from evener.records.errors import InvalidInput, NotExact, require
+from evener.records.errors import InvalidInput, require
 from evener.records.record import Event, TrainRecord
 
 _NOTHING_PREPARED = (
@@ -111,12 +111,11 @@ class Run:
         self._is_stepped = False
         self._passes: set[object] = set()
         self._seen: Counter[object] = Counter()
-        strategy = layers.division if layers else None
-        self._may_differ = bool(config and config.approximate)
+        may_differ, strategy = bool(config and config.approximate), layers.division if layers else None
         self._unprepared = UnpreparedWeights(lambda: self.steps.optimizers)
         self._following = BatchFollowing(self._parts, self._use, lambda: self.group.size > 1)
         self.equivalence_check = EquivalenceCheck(
-            env, group, shares, is_wanted=group.size > 1, may_differ=self._may_differ, layers=strategy
+            env, group, shares, is_wanted=group.size > 1, may_differ=may_differ, layers=strategy
         )
 
     def prepare(self, *things: Any, count: Count = "samples") -> Any:
@@ -247,7 +246,8 @@ class Run:
 
     def gather(self, rows: Tensor) -> Tensor:
         """Return the rows of all nodes, in the order of the batch; differentiable. Every node calls this."""
-        self._has_exchanged = self._has_gathered = True
+        self._has_exchanged = True
+        self._has_gathered |= rows.requires_grad
         return rows if self._is_alone else self._work.gather(rows)
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
@@ -271,14 +271,13 @@ class Run:
 
         Raises:
             InvalidInput: several nodes have run the whole program, each for itself.
-            NotExact: no batch is divided, and nodes computed different gradients.
         """
         assert self._config is not None
         if self.size > 1 and not self._has_prepared and not self._sharing and not self._has_exchanged:
             raise InvalidInput(_NOTHING_PREPARED)
         self.steps.tell(self.equivalence_check.collect())
         self._refuse_threads()
-        self._compare_whole_batches()
+        self._compare_whole_batches(is_over=True)
         self._following.end()
         self.steps.loss_graphs.end()
         if sentence := self._unprepared.end(self.group):
@@ -412,27 +411,24 @@ class Run:
         self.group.timer.resume("wu")
 
     def after_update(self) -> None:
-        """End an update.
-
-        Raises:
-            NotExact: no batch is divided, and nodes computed different gradients.
-        """
+        """End an update."""
         self._compare_whole_batches()
         self._work.draw_alike()
         self._is_stepped = True
         self.group.timer.pause()
         self.group.timer.resume("fb")
 
-    def _compare_whole_batches(self) -> None:
-        """Compare the gradients of batches that are not divided, unless the program combines what nodes computed."""
-        if self.size == 1 or self.equivalence_check.replica is not None or self._has_gathered:
+    def _compare_whole_batches(self, *, is_over: bool = False) -> None:
+        """Tell the user once if gradients of batches that are not divided differ between nodes."""
+        if self.size == 1 or self.equivalence_check.replica is not None:
             return
-        sentence = self._work.different_gradients(self._models)
-        if sentence and not self._may_differ:
-            raise NotExact(sentence)
-        if sentence and not self._has_told_difference and self.leader:
-            self._env.notify(Event(step=0, kind="differs", message=sentence))
-        self._has_told_difference |= bool(sentence)
+        sentence = self._work.different_gradients(self._models, is_over=is_over)
+        has_gathered, self._has_gathered = self._has_gathered, False
+        if not sentence or has_gathered or self._has_told_difference:  # gathered rows are of different nodes
+            return
+        self._has_told_difference = True
+        if self.leader:
+            self._env.notify(Event(step=self.steps.number, kind="differs", message=sentence))
 
     def _end_step(self, owner: object) -> None:
         self.group.timer.pause()

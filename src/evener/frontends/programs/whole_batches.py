@@ -1,31 +1,44 @@
-"""Comparison of the gradients of batches that are not divided, which all nodes have to compute alike.
+"""Comparison of the gradients of batches that are not divided, which nodes usually compute alike.
 
-A program may take its batches from elsewhere than `run.prepare` or `run.share`. Every node then computes all of them,
-and the result is that of one process if the batches are the same. A sampler with a generator of its own draws other
-batches on every node, whose gradients differ.
+A program may take its batches from elsewhere than `run.prepare` or `run.share`. If every node computes all of them, the
+result is that of one process. A sampler with a generator of its own draws other batches on every node, whose gradients
+differ; so do those of a program that divides its batches itself. The nodes average them in both cases.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from evener.comm.group import Group
+from evener.data.fingerprint import print_of
 from evener.frontends.programs.batch_parts import OpenParts
 from evener.frontends.programs.totals import numbers_of_ranks
+from evener.parallel.gradient_sums import is_added
 from evener.training.differences import as_real
 
-_ELEMENTS = 16
-"""Elements of each gradient that are compared."""
-_ALIKE = 1e-2
-"""Largest difference of alike gradients, relative to the largest norm so far: machines round differently."""
+_ALIKE = 2e-2
+"""Largest difference of alike gradients, relative to their norm: machines round differently, as in bfloat16."""
+_FADING = 0.5
+"""Part of an earlier norm that still counts: at the end of training, gradients may be rounding errors."""
 _TOPIC = "the gradients of a batch that is not divided"
+
+
+class _Seen(NamedTuple):
+    """A gradient since the last update, and the sum of the weight's elements when it arrived."""
+
+    print: float
+    norm: float
+    weight: float
 
 
 class WholeBatches:
     """The gradients of this rank since the last update, from batches that are not divided.
+
+    They are compared at the updates 1, 2, 4, 8 ... from such batches.
 
     Args:
         group: the ranks.
@@ -35,38 +48,62 @@ class WholeBatches:
 
     def __init__(self, group: Group, parts: OpenParts, patience: float) -> None:
         self._group, self._parts, self._patience = group, parts, patience
-        self._sampled: dict[int, Tensor] = {}
-        self._largest = 0.0
+        self._seen: dict[int, _Seen] = {}
+        self._updates, self._are_any, self._norm = 1, False, 0.0
 
     def observe(self, weight: Tensor, gradient: Tensor) -> None:
         """Note a gradient of `weight` that a `backward()` has computed on this rank."""
-        if not self._parts.are_any and gradient.layout == torch.strided:
-            self._sampled[id(weight)] = self._sampled.get(id(weight), 0.0) + _sampled(gradient)
+        if self._parts.are_any or not is_added(weight):
+            return
+        self._are_any = True
+        if self._updates & (self._updates - 1):
+            return
+        gradient = gradient.detach()
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        before = self._seen.get(id(weight)) if _is_kept(weight) else None
+        print_before, norm_before = (0.0, 0.0) if before is None else before[:2]
+        norm = norm_before + float(as_real(values).norm())
+        self._seen[id(weight)] = _Seen(print_before + print_of(gradient), norm, _sum_of(weight))
 
     def difference(self, weights: Iterable[Tensor]) -> str:
-        """Return a sentence if ranks have different gradients of `weights` since the last call; empty if they do not.
+        """Return a sentence if ranks have different gradients of `weights` since the last update; empty otherwise.
 
-        All ranks call this. Weights whose gradients are not averaged need no comparison: each rank then trains as one
-        process does.
+        All ranks call this after an update.
         """
-        observed, self._sampled = self._sampled, {}
-        if not observed:
+        seen, self._seen = self._seen, {}
+        self._updates += self._are_any
+        self._are_any = False
+        if not seen:
             return ""
-        numbers = torch.cat([observed.get(id(one), torch.zeros_like(_sampled(one))) for one in weights]).numpy()
-        table = torch.from_numpy(numbers_of_ranks(self._group, _TOPIC, numbers, self._patience)).nan_to_num()
-        self._largest = max(self._largest, float(table.norm(dim=1).max()))
-        differing = (table - table[0]).norm(dim=1) > _ALIKE * self._largest
-        if not differing.any():
+        rows = np.array([seen.get(id(weight), (0.0, 0.0))[:2] for weight in weights])
+        table = numbers_of_ranks(self._group, _TOPIC, rows, self._patience)
+        if not np.isfinite(table).all():
             return ""
-        first, other = self._group.nodes[0], self._group.nodes[int(differing.nonzero()[0])]
+        off = np.linalg.norm(table[:, :, 0] - table[0, :, 0], axis=1)
+        self._norm = max(_FADING * self._norm, float(np.linalg.norm(table[:, :, 1], axis=1).max()))
+        differing = np.flatnonzero(off > _ALIKE * self._norm)
+        if not len(differing):
+            return ""
+        first, other = self._group.nodes[0], self._group.nodes[differing[0]]
         return (
-            f"no batch is divided, and nodes {first} and {other} have computed different gradients, so they took "
-            "different batches or random numbers: give the loader to run.prepare, take batches through run.share, or "
-            "seed what draws them, as in torch.Generator().manual_seed(0)"
+            f"no batch is divided, and nodes {first} and {other} computed different gradients, whose mean they use: "
+            "this is right only if each takes its own, equally large part of every batch. If not, give the loader to "
+            "run.prepare, take batches through run.share, or seed what draws them, as in "
+            "torch.Generator().manual_seed(0)"
         )
 
+    def difference_of_own_updates(self, weights: Iterable[Tensor]) -> str:
+        """Return the sentence of `difference` if the program has changed weights without an optimizer since then."""
+        weights = list(weights)
+        if all(_sum_of(one) == self._seen[id(one)].weight for one in weights if id(one) in self._seen):
+            self._seen = {}
+        return self.difference(weights)
 
-def _sampled(tensor: Tensor) -> Tensor:
-    """Return a few elements of `tensor`, evenly spaced, in float64, shape (elements,)."""
-    flat = as_real(tensor.detach()).flatten()
-    return flat[:: -(-len(flat) // _ELEMENTS) or 1].double().cpu()
+
+def _is_kept(weight: Tensor) -> bool:
+    """Return whether a new gradient is added to an earlier one."""
+    return weight.grad is not None and (weight.grad.is_sparse or bool(weight.grad.any()))
+
+
+def _sum_of(weight: Tensor) -> float:
+    return float(as_real(weight.detach()).sum())

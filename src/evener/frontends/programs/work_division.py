@@ -88,10 +88,14 @@ class WorkDivision(Protocol):
     def draw_own(self) -> None:
         """Switch to local random numbers."""
 
-    def different_gradients(self, models: Sequence[Prepared], /) -> str:
+    def different_gradients(self, models: Sequence[Prepared], /, *, is_over: bool) -> str:
         """Return a sentence if ranks computed different gradients of batches that are not divided, since the last call.
 
-        Every rank calls this after an update.
+        Every rank calls this after an update, and at the end.
+
+        Args:
+            models: of the program.
+            is_over: whether the program has ended; only gradients that have changed weights count then.
         """
 
     def sum(self, value: Any) -> Any:
@@ -145,11 +149,10 @@ class BatchDivision:
         """Switch to local random numbers."""
         self._draws.resume()
 
-    def different_gradients(self, models: Sequence[Prepared]) -> str:
+    def different_gradients(self, models: Sequence[Prepared], *, is_over: bool) -> str:
         """Return a sentence if ranks computed different gradients of batches that are not divided."""
-        return self._whole.difference(
-            weight for one in models for weight in one.model.parameters() if one.means.averages(weight)
-        )
+        weights = (weight for one in models for weight in one.model.parameters() if one.means.averages(weight))
+        return self._whole.difference_of_own_updates(weights) if is_over else self._whole.difference(weights)
 
     def sum(self, value: Any) -> Any:
         """Return the sum of every rank's `value`."""
@@ -206,8 +209,8 @@ class LayerDivision:
     def draw_own(self) -> None:
         """Do nothing, because ranks share all random numbers."""
 
-    def different_gradients(self, _models: Sequence[Prepared]) -> str:
-        """Return nothing, because models compare the inputs of batches that were not compared before."""
+    def different_gradients(self, _models: Sequence[Prepared], *, is_over: bool) -> str:  # noqa: ARG002
+        """Return nothing, because models refuse different inputs and losses of such batches."""
         return ""
 
     def sum(self, value: Any) -> Any:

@@ -1,0 +1,262 @@
+"""Programs that take batches from elsewhere than `run.prepare`: a note if nodes took different ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from evener.comm.group import Group
+from evener.frontends.programs.run import Run
+from evener.records.record import Event
+from support.program_runs import run_on
+from support.thread_ranks import together
+
+Optimizer = torch.optim.Optimizer
+
+
+def noted(program: Callable[[Run], object], size: int = 2) -> list[int]:
+    """Return how many notes of different gradients every rank has given."""
+
+    def rank(group: Group) -> int:
+        told: list[object] = []
+        run = run_on(group, ",".join("3" + "1" * (size - 1)), told.append)
+        program(run)
+        run.finish()
+        return sum(isinstance(event, Event) and event.kind == "differs" for event in told)
+
+    return together(size, rank)
+
+
+def prepared(run: Run, model: nn.Module | None = None) -> tuple[nn.Module, Optimizer]:
+    """Return a prepared model with known weights, and its optimizer."""
+    model = model or nn.Linear(1, 1, dtype=torch.float64)
+    for weight in model.parameters():
+        nn.init.ones_(weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.prepare(model, optimizer)
+    return model, optimizer
+
+
+def of_rank(rank: int) -> Tensor:
+    """Return a batch that differs between ranks, as of a sampler without a seed."""
+    return torch.full((4, 1), 1.0 + rank, dtype=torch.float64)
+
+
+def step(model: nn.Module, optimizer: Optimizer, x: Tensor, scale: float = 1.0) -> None:
+    """Train on a batch."""
+    optimizer.zero_grad()
+    torch.autograd.backward(scale * model(x).square().mean())
+    optimizer.step()
+
+
+def batches_of_each_node(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for _ in range(5):
+        step(model, optimizer, of_rank(run.rank))
+
+
+def later_batches_of_each_node(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for number in range(9):
+        step(model, optimizer, of_rank(run.rank if number > 2 else 0))
+
+
+def batches_after_an_evaluation(run: Run) -> None:
+    model, optimizer = prepared(run)
+    loader = run.prepare(DataLoader(TensorDataset(of_rank(0)), batch_size=4))
+    with torch.no_grad():
+        assert [run.mean(model(x).mean()) for (x,) in loader]
+    step(model, optimizer, of_rank(run.rank))
+
+
+def accumulated_batches(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for rank in (0, run.rank, 0):
+        torch.autograd.backward(model(of_rank(rank)).mean())
+    optimizer.step()
+
+
+def batches_of_a_closure(run: Run) -> None:
+    model, _ = prepared(run)
+    optimizer = run.prepare(torch.optim.LBFGS(model.parameters(), max_iter=2))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(of_rank(run.rank)).square().mean()
+        torch.autograd.backward(loss)
+        return loss
+
+    optimizer.step(closure)
+
+
+def updates_without_an_optimizer(run: Run) -> None:
+    model, _ = prepared(run)
+    torch.autograd.backward(model(of_rank(run.rank)).mean())
+    with torch.no_grad():
+        for weight in model.parameters():
+            assert weight.grad is not None
+            weight.data -= 0.1 * weight.grad
+
+
+def complex_weights(run: Run) -> None:
+    model, optimizer = prepared(run, nn.Linear(1, 1, dtype=torch.complex128))
+    torch.autograd.backward(model(of_rank(run.rank).to(torch.complex128)).abs().mean())
+    optimizer.step()
+
+
+def few_rows_of_a_table(run: Run, *, sparse: bool = False) -> None:
+    model, optimizer = prepared(run, nn.Embedding(20_000, 4, sparse=sparse))
+    torch.autograd.backward(model(torch.tensor([7 + run.rank])).square().sum())
+    optimizer.step()
+
+
+def few_sparse_rows_of_a_table(run: Run) -> None:
+    few_rows_of_a_table(run, sparse=True)
+
+
+def batches_after_gathered_rows(run: Run) -> None:
+    model, optimizer = prepared(run)
+    with torch.no_grad():
+        run.gather(model(of_rank(run.rank)))
+    step(model, optimizer, of_rank(run.rank))
+
+
+def batches_after_an_overflow(run: Run) -> None:
+    model, optimizer = prepared(run)
+    step(model, optimizer, of_rank(0), scale=float("inf"))
+    for weight in model.parameters():
+        nn.init.ones_(weight)
+    step(model, optimizer, of_rank(run.rank))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        batches_of_each_node,
+        later_batches_of_each_node,
+        batches_after_an_evaluation,
+        accumulated_batches,
+        batches_of_a_closure,
+        updates_without_an_optimizer,
+        complex_weights,
+        few_rows_of_a_table,
+        few_sparse_rows_of_a_table,
+        batches_after_gathered_rows,
+        batches_after_an_overflow,
+    ],
+)
+def test_different_batches_of_nodes_are_noted_once(program: Callable[[Run], None]) -> None:
+    assert noted(program) == [1, 0]
+
+
+def equal_batches(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for _ in range(5):
+        step(model, optimizer, of_rank(0))
+
+
+def gathered_rows(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.autograd.backward(run.gather(model(of_rank(run.rank))).square().mean())
+        optimizer.step()
+
+
+def dropped_gradients(run: Run, *, set_to_none: bool = True) -> None:
+    model, optimizer = prepared(run)
+    torch.autograd.backward(model(of_rank(run.rank)).mean())
+    optimizer.zero_grad(set_to_none=set_to_none)
+    torch.autograd.backward(model(of_rank(0)).mean())
+    optimizer.step()
+
+
+def gradients_set_to_zero(run: Run) -> None:
+    dropped_gradients(run, set_to_none=False)
+
+
+def gradients_of_inputs_after_training(run: Run) -> None:
+    model, optimizer = prepared(run)
+    step(model, optimizer, of_rank(0))
+    torch.autograd.backward(model(of_rank(run.rank).requires_grad_()).mean())
+
+
+def gradients_that_are_returned(run: Run) -> None:
+    model, optimizer = prepared(run)
+    torch.autograd.grad(model(of_rank(run.rank)).mean(), list(model.parameters()))
+    step(model, optimizer, of_rank(0))
+
+
+def weights_of_no_model(run: Run) -> None:
+    weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    optimizer = run.prepare(torch.optim.SGD([weight], lr=0.1))
+    torch.autograd.backward((of_rank(run.rank) * weight).mean())
+    optimizer.step()
+    assert float(weight.detach()) == pytest.approx(1 - 0.1 * (1 + run.rank), abs=1e-15)  # as each node alone
+
+
+def rounding(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for number in range(40):
+        step(model, optimizer, of_rank(0) * 0.7**number * (1 + 1e-3 * run.rank))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        equal_batches,
+        gathered_rows,
+        dropped_gradients,
+        gradients_set_to_zero,
+        gradients_of_inputs_after_training,
+        gradients_that_are_returned,
+        weights_of_no_model,
+        rounding,
+    ],
+)
+def test_equal_gradients_and_unused_ones_are_not_noted(program: Callable[[Run], None]) -> None:
+    assert noted(program) == [0, 0]
+
+
+def test_gradients_of_a_divided_batch_are_not_noted() -> None:
+    def rank(group: Group) -> list[object]:
+        told: list[object] = []
+        run = run_on(group, "3,1", told.append)
+        model, optimizer = prepared(run)
+        step(model, optimizer, run.share(torch.arange(4.0, dtype=torch.float64)[:, None]))
+        return [event for event in told if isinstance(event, Event)]
+
+    assert together(2, rank) == [[], []]
+
+
+def test_third_node_with_another_batch_is_noted() -> None:
+    def program(run: Run) -> None:
+        model, optimizer = prepared(run)
+        step(model, optimizer, of_rank(run.rank // 2))
+
+    assert noted(program, 3) == [1, 0, 0]
+
+
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_model_that_is_frozen_before_the_backward_pass_trains_as_alone(is_divided: bool) -> None:
+    """As in a GAN, whose discriminator gets no gradient of the generator's loss."""
+
+    def program(run: Run) -> Any:
+        (first, one), (second, _) = prepared(run), prepared(run)
+        batch = torch.arange(4.0, dtype=torch.float64)[:, None]
+        loss = second(first(run.share(batch) if is_divided else batch)).square().mean()
+        second.requires_grad_(False)
+        torch.autograd.backward(loss)
+        second.requires_grad_(True)
+        one.step()
+        return [weight.detach().clone() for weight in (*first.parameters(), *second.parameters())]
+
+    alone = together(1, lambda group: program(run_on(group, "1")))[0]
+    for weights in together(2, lambda group: program(run_on(group, "3,1"))):
+        for weight, expected in zip(weights, alone, strict=True):
+            torch.testing.assert_close(weight, expected, rtol=1e-14, atol=0)
