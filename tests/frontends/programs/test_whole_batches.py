@@ -62,8 +62,8 @@ def batches_of_each_node(run: Run) -> None:
 
 def later_batches_of_each_node(run: Run) -> None:
     model, optimizer = prepared(run)
-    for number in range(9):
-        step(model, optimizer, of_rank(run.rank if number > 2 else 0))
+    for number in range(129):
+        step(model, optimizer, of_rank(run.rank if number > 100 else 0), scale=0.1)
 
 
 def batches_after_an_evaluation(run: Run) -> None:
@@ -126,6 +126,11 @@ def batches_after_gathered_rows(run: Run) -> None:
     step(model, optimizer, of_rank(run.rank))
 
 
+def batches_with_large_gradients(run: Run) -> None:
+    model, optimizer = prepared(run, nn.Linear(1, 1))
+    step(model, optimizer, of_rank(run.rank).float(), scale=1e37)
+
+
 def batches_after_an_overflow(run: Run) -> None:
     model, optimizer = prepared(run)
     step(model, optimizer, of_rank(0), scale=float("inf"))
@@ -148,6 +153,7 @@ def batches_after_an_overflow(run: Run) -> None:
         few_sparse_rows_of_a_table,
         batches_after_gathered_rows,
         batches_after_an_overflow,
+        batches_with_large_gradients,
     ],
 )
 def test_different_batches_of_nodes_are_noted_once(program: Callable[[Run], None]) -> None:

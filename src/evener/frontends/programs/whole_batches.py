@@ -24,6 +24,8 @@ _ALIKE = 2e-2
 """Largest difference of alike gradients, relative to their norm: machines round differently, as in bfloat16."""
 _FADING = 0.5
 """Part of an earlier norm that still counts: at the end of training, gradients may be rounding errors."""
+_EACH = 64
+"""Number of first updates that are all compared."""
 _TOPIC = "the gradients of a batch that is not divided"
 
 
@@ -38,7 +40,7 @@ class _Seen(NamedTuple):
 class WholeBatches:
     """The gradients of this rank since the last update, from batches that are not divided.
 
-    They are compared at the updates 1, 2, 4, 8 ... from such batches.
+    They are compared at the first updates from such batches, and at the updates 128, 256, 512 ...
 
     Args:
         group: the ranks.
@@ -56,13 +58,13 @@ class WholeBatches:
         if self._parts.are_any or not is_added(weight):
             return
         self._are_any = True
-        if self._updates & (self._updates - 1):
+        if self._updates > _EACH and self._updates & (self._updates - 1):
             return
         gradient = gradient.detach()
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
         before = self._seen.get(id(weight)) if _is_kept(weight) else None
         print_before, norm_before = (0.0, 0.0) if before is None else before[:2]
-        norm = norm_before + float(as_real(values).norm())
+        norm = norm_before + float(as_real(values).cpu().double().norm())
         self._seen[id(weight)] = _Seen(print_before + print_of(gradient), norm, _sum_of(weight))
 
     def difference(self, weights: Iterable[Tensor]) -> str:
