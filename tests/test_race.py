@@ -35,7 +35,10 @@ class Started:
     text = ""
 
     def wait_for(self, pattern: str, _seconds: float) -> re.Match[str]:
-        said = '{"address": "10.0.0.9:7117", "token": "t"} peer /ip4/10.0.0.1/p2p/x startup complete training begins'
+        said = (
+            '{"address": "10.0.0.9:7117", "token": "t"} peer /ip4/10.0.0.1/p2p/x startup complete Ray runtime started '
+            "training begins"
+        )
         match = re.search(pattern, said)
         assert match is not None
         return match
@@ -46,7 +49,7 @@ def test_contestant_is_short_and_names_its_documentation(name: str) -> None:
     assert len((FOLDER / "contestants" / f"{name}.py").read_text().splitlines()) <= 80
     contestant = import_module(f"contestants.{name}").CONTESTANT
     assert contestant.page.startswith(("https://", "docs/"))
-    assert contestant.package in ("torch", "torchft", "hivemind", "flwr", "evener")
+    assert contestant.package in ("torch", "torchft", "hivemind", "flwr", "ray", "evener")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,7 +68,7 @@ def test_contestant_starts_a_command_on_every_node_that_trains(name: str, tmp_pa
         return [start(node.name, command(node)) for node in chosen]
 
     built = course.Course(
-        nodes=nodes[:3], all_nodes=nodes, master="10.0.0.9", data=tmp_path, folder=tmp_path, start=start,
+        nodes=nodes[:3], all_nodes=nodes, master="10.0.0.9", network="cnn", data=tmp_path, folder=tmp_path, start=start,
         start_nodes=start_nodes, wait_for_nodes=lambda _: None,
     )  # fmt: skip
     import_module(f"contestants.{name}").CONTESTANT.launch(built)
@@ -83,7 +86,7 @@ def test_order_of_the_race_names_every_contestant() -> None:
     assert sorted(import_module("race").ORDER) == sorted(NAMES)
 
 
-def test_task_of_evener_is_the_workload_of_the_others(tmp_path: Path) -> None:
+def test_task_of_evener_is_the_workload_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(0)
     for stem, size in (("train", 60_000), ("t10k", 10_000)):
         images, labels = draw.integers(0, 256, (size, 28, 28), np.uint8), draw.integers(0, 10, size).astype(np.uint8)
@@ -95,8 +98,10 @@ def test_task_of_evener_is_the_workload_of_the_others(tmp_path: Path) -> None:
                 file.write(np.array(header, ">i4").tobytes() + array.tobytes())
     workload, evener_task = import_module("workload"), import_module("evener_task")
     course: Any = import_module("course")
-    ours, theirs = evener_task.make_model(), workload.make_model()
-    assert str(ours) == str(theirs)
+    for network in ("cnn", "mlp"):
+        monkeypatch.setenv("RACE_NETWORK", network)
+        ours, theirs = evener_task.task(tmp_path, network=network).model(), workload.make_model()
+        assert str(ours) == str(theirs)
     task = evener_task.task(tmp_path)
     rows = (task.train_data(), workload.Windows(tmp_path))
     assert len(rows[0]) == len(rows[1]) == course.BATCH * course.STEPS

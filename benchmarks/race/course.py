@@ -51,6 +51,7 @@ class Course:
         nodes: that take part from the beginning, the fastest first.
         all_nodes: also those that join later.
         master: address of a host that does not train.
+        network: of `workload.py`.
         data: folder of MNIST's four files.
         folder: for files of this run, the same on all hosts.
         start: (host, command) -> the command, started there.
@@ -62,6 +63,7 @@ class Course:
     nodes: Sequence[Node]
     all_nodes: Sequence[Node]
     master: str
+    network: str
     data: Path
     folder: Path
     start: Callable[[str, Sequence[str]], Started]

@@ -1,4 +1,4 @@
-"""The race's network and data as a task of Evener; it travels to the nodes alone, so it imports nothing of the race."""
+"""The networks and data of the race as a task of Evener, which travels to the nodes alone and imports nothing else."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from evener.data.mnist import read_mnist
 TESTED = 1000
 
 
-def task(data_dir: Path, samples: int = 3087) -> Task:
+def task(data_dir: Path, samples: int = 3087, network: str = "cnn") -> Task:
     """Return the task; an epoch has so many `samples`."""
     return Task(
         name="race",
-        model=make_model,
+        model=make_mlp if network == "mlp" else make_cnn,
         loss=cross_entropy,
         train_data=partial(Windows, data_dir, samples),
         validation_data=partial(test_data, data_dir),
@@ -31,8 +31,15 @@ def task(data_dir: Path, samples: int = 3087) -> Task:
     )
 
 
-def make_model() -> nn.Module:
-    """Return the network of `workload.py`."""
+def make_mlp() -> nn.Module:
+    """Return a network of `workload.py`."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
+
+
+def make_cnn() -> nn.Module:
+    """Return a network of `workload.py`."""
     return nn.Sequential(
         nn.Conv2d(1, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(48, 96, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),

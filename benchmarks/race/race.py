@@ -1,9 +1,9 @@
 """Seconds until tools for training on several machines reach an accuracy, on three machines of unequal speed.
 
-    python benchmarks/race/race.py --data FOLDER [--scenarios calm,slow,killed,joins] [--mbit 1000,100,10] [--json]
+    python benchmarks/race/race.py --data FOLDER [--network mlp] [--scenarios calm,slow] [--mbit 1000,100] [--json]
 
 Hosts are network namespaces with CPU quotas of 0.8, 0.4 and 0.2 cores (needs root and iproute2). All contestants train
-the network of `workload.py` on the same images with the same learning rate, and test it on 1000 images after every 21
+a network of `workload.py` on the same images with the same learning rate, and test it on 1000 images after every 21
 steps of 147 samples. Where nodes step alone, their batches have 21 to 49 samples. The clock starts with the first step;
 `start` is the time before it. In `slow` the second node gets a third of its cores after 10 s, in `killed` it is killed
 every 30 s and started again 5 s later, in `joins` a fourth node of 0.2 cores comes after 10 s. The Python running this
@@ -41,7 +41,7 @@ from hosts.process import Process
 
 ORDER = (
     "alone", "alone_small", "ddp", "ddp_uneven", "torchft_gloo", "hivemind_local", "flower_fedavg",
-    "evener_ranks", "evener_diloco",
+    "ray_train", "evener_ranks", "evener_auto", "evener_diloco",
 )  # fmt: skip
 SCENARIOS = ("calm", "slow", "killed", "joins")
 CORES = {"one": 0.8, "two": 0.4, "three": 0.2, "four": 0.2}
@@ -56,6 +56,7 @@ def main() -> None:
     """Run every contestant in every scenario over every line."""
     parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of MNIST's four files")
+    parser.add_argument("--network", default="cnn", choices=("cnn", "mlp"))
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
     parser.add_argument("--mbit", default="1000,100,10", help="of every line, each way")
     parser.add_argument("--contestants", default=",".join(ORDER))
@@ -104,8 +105,9 @@ class _Race:
         self._names.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()))
         nodes = [Node(name=name, address=built[name].address, cores=CORES[name]) for name in names]
         self.course = Course(
-            nodes=nodes[:3], all_nodes=nodes, master=built["master"].address, data=words.data.resolve(),
-            folder=folder, start=self._start, start_nodes=self._start_nodes, wait_for_nodes=self._wait_for_nodes,
+            nodes=nodes[:3], all_nodes=nodes, master=built["master"].address, network=words.network,
+            data=words.data.resolve(), folder=folder, start=self._start, start_nodes=self._start_nodes,
+            wait_for_nodes=self._wait_for_nodes,
         )  # fmt: skip
 
     def watch(self, contestant: Contestant, scenario: str) -> dict[str, Any]:
@@ -144,7 +146,12 @@ class _Race:
         paths = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
         return self._built[host].start(
             [*WITH_NAMES, str(self._names), *command],
-            environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PATH": commands},
+            environment={
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": paths,
+                "PATH": commands,
+                "RACE_NETWORK": self._words.network,
+            },
             cwd=self.course.folder,
         )
 

@@ -1,8 +1,9 @@
-"""The network that all contestants train, and its data: MNIST's images, of which each epoch has the next 3087."""
+"""The networks that all contestants train, and their data: MNIST's images, of which each epoch has the next 3087."""
 
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,8 +18,16 @@ TESTED = 1000
 
 
 def make_model() -> nn.Module:
-    """Return a network of 89 thousand weights; a step takes about 1.6 ms a sample on one core."""
+    """Return the network that `RACE_NETWORK` names.
+
+    cnn: 89 thousand weights, for a step of 1.6 ms a sample on one core.
+    mlp: 669 thousand weights, for a step of 0.04 ms a sample; gradients are large in comparison.
+    """
     torch.manual_seed(0)
+    if os.environ.get("RACE_NETWORK") == "mlp":
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+        )
     return nn.Sequential(
         nn.Conv2d(1, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(48, 96, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),

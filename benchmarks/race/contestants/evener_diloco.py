@@ -11,7 +11,7 @@ from contestants import evener_ranks
 
 def launch(course: Course) -> Started:
     """Start a master, the nodes, and a run with an agreement."""
-    return evener_ranks.launch(course, "--agreement", "diloco", "--local-steps", "20", batch=42)
+    return evener_ranks.start(course, "--agreement", "diloco", "--local-steps", "20", batch=42)
 
 
 CONTESTANT = replace(evener_ranks.CONTESTANT, title="Evener, diloco", launch=launch)

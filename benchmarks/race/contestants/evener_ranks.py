@@ -11,8 +11,13 @@ from course import BATCH, STEPS, Contestant, Course, Node, Started
 TASK = str(Path(__file__).parents[1] / "evener_task.py")
 
 
-def launch(course: Course, *words: str, batch: int = BATCH) -> Started:
-    """Start a master, the nodes, and a run."""
+def launch(course: Course) -> Started:
+    """Start a master, the nodes, and a run whose nodes divide every batch."""
+    return start(course, "--strategy", "data")
+
+
+def start(course: Course, *words: str, batch: int = BATCH) -> Started:
+    """Start a master, the nodes, and a run with these options."""
     home = course.folder / "home"
     evener = [sys.executable, "-m", "evener"]
     up = course.start("master", [*evener, "up", "--listen", f"{course.master}:0", "--home", str(home), "--json"])
@@ -25,7 +30,14 @@ def launch(course: Course, *words: str, batch: int = BATCH) -> Started:
     course.start_nodes(join, course.nodes)
     course.wait_for_nodes([*evener, "nodes", "--json", "--home", str(home)])
     own = ("--data", str(course.data), "--home", str(home), "--output", str(course.folder / "run"))
-    options = ("--batch-size", str(batch), "--option", f"samples={BATCH * STEPS}")
+    options = (
+        "--batch-size",
+        str(batch),
+        "--option",
+        f"samples={BATCH * STEPS}",
+        "--option",
+        f"network={course.network}",
+    )
     return course.start("master", [*evener, "train", TASK, *options, *own, *words])
 
 
