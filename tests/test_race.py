@@ -25,7 +25,7 @@ def _race_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("contestants", "course", "workload", "evener_task", "race"):
+        if name.partition(".")[0] in ("contestants", "course", "workload", "evener_task", "race", "pictures"):
             del sys.modules[name]
 
 
@@ -117,3 +117,15 @@ def test_task_of_evener_is_the_workload_of_the_others(tmp_path: Path, monkeypatc
     assert torch.equal(labels, tested[1])
     defaults = task.optimizer([torch.nn.Parameter(torch.ones(1))]).defaults
     assert (defaults["lr"], defaults["momentum"]) == (course.LEARNING_RATE, course.MOMENTUM)
+
+
+def test_picture_shows_every_contestant_over_every_line() -> None:
+    rows = [
+        {"title": title, "mbit": mbit, "accuracies": accuracies}
+        for mbit in (1000.0, 10.0)
+        for title, accuracies in (("DDP", [[1.0, 0.9], [2.0, 0.98]]), ("never began", []))
+    ]
+    drawn = import_module("pictures").picture(rows, "cnn, calm", 0.975)
+    assert drawn.startswith("<svg")
+    for text in ("cnn, calm", "1000 Mbit/s", "10 Mbit/s", "DDP", "never began"):
+        assert f"<!-- {text} -->" in drawn
