@@ -52,8 +52,8 @@ TASK = f"""{NETWORK}
 from evener import Task
 
 task = Task(
-    name="two-pcs", model=make_model, loss=nn.functional.cross_entropy, train_data=lambda: make_data(4000, 1),
-    optimizer=make_optimizer, batch_size=400, epochs=3,
+    name="two-pcs", model=make_model, loss=nn.functional.cross_entropy, train_data=lambda: make_data(6400, 1),
+    optimizer=make_optimizer, batch_size=1600, epochs=3,
 )
 """
 PROGRAM = f"""{NETWORK}
@@ -63,7 +63,7 @@ run = evener.join()
 torch.manual_seed(0)
 model = make_model().double()
 optimizer = make_optimizer(model.parameters())
-loader = DataLoader(make_data(4000, 1), batch_size=400, shuffle=True)
+loader = DataLoader(make_data(6400, 1), batch_size=1600, shuffle=True)
 model, optimizer, loader = run.prepare(model, optimizer, loader)
 for epoch in run.epochs(3):
     for x, y in loader:
