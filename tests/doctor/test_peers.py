@@ -45,7 +45,7 @@ SMALL = replace(SOUND.network, interfaces=(interface("lo", "127.0.0.1"), interfa
         ),
         (
             {"is_rank": False, "unreached": (Unreached(machine="ada", address="::1", port=4711, reason="no answer"),)},
-            "port", "warning", "(no answer); a master's runs need no such link, those under torchrun do: let the",
+            "port", "warning", "(no answer); a run with --agreement needs no such link, ranks do: let the",
         ),
         (
             {"data": DataFacts(samples=60, fingerprint="NumPy:1")}, "data", "error",

@@ -20,7 +20,7 @@ from evener.records.errors import InvalidInput, MissingFile, TrainingFailed
 SECONDS = 8.0
 """Time limit for machines, task and links."""
 _BEFORE_A_RUN = ("versions", "GPU", "memory", "disk", "load", "heat", "clock", "data")
-"""Findings that matter to a master's run, whose nodes connect only to the master, over one port."""
+"""Findings that matter to a run with an agreement, whose nodes connect only to the master, over one port."""
 _IDLE = "waits"
 
 

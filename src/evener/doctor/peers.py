@@ -159,7 +159,7 @@ def _check_reach(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
                 f"{peer.machine}, {other.machine}"[:256], "port", "error" if peer.is_rank else "warning",
                 f"{peer.machine} cannot connect to {other.machine} at {other.address}, port {other.port} "
                 f"({other.reason})",
-                firewall if peer.is_rank else f"a master's runs need no such link, those under torchrun do: {firewall}",
+                firewall if peer.is_rank else f"a run with --agreement needs no such link, ranks do: {firewall}",
             )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ _EACH = 64
 _TOPIC = "the gradients of a batch that is not divided"
 
 
-class _Seen(NamedTuple):
+class _Observed(NamedTuple):
     """A gradient since the last update, and the sum of the weight's elements when it arrived."""
 
     print: float
@@ -50,7 +50,7 @@ class WholeBatches:
 
     def __init__(self, group: Group, parts: OpenParts, patience: float) -> None:
         self._group, self._parts, self._patience = group, parts, patience
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _Observed] = {}
         self._updates, self._are_any, self._norm = 1, False, 0.0
 
     def observe(self, weight: Tensor, gradient: Tensor) -> None:
@@ -65,7 +65,7 @@ class WholeBatches:
         before = self._seen.get(id(weight)) if _is_kept(weight) else None
         print_before, norm_before = (0.0, 0.0) if before is None else before[:2]
         norm = norm_before + float(as_real(values).cpu().double().norm())
-        self._seen[id(weight)] = _Seen(print_before + print_of(gradient), norm, _sum_of(weight))
+        self._seen[id(weight)] = _Observed(print_before + print_of(gradient), norm, _sum_of(weight))
 
     def difference(self, weights: Iterable[Tensor]) -> str:
         """Return a sentence if ranks have different gradients of `weights` since the last update; empty otherwise.
