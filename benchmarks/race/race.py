@@ -115,10 +115,11 @@ class _Race:
         launched, before = time.time(), self._bytes()
         try:
             process = contestant.launch(self.course)
+            assert isinstance(process, Process)
             process.wait_for(contestant.begins, START_SECONDS)
         except AssertionError as error:  # of a command that ended, or said nothing
-            return _row(end=f"did not start: {error}"[:200])
-        assert isinstance(process, Process)
+            said = [started.text[-200:] for started in self._built.processes if not started.is_running]
+            return _row(end=f"did not start: {str(error)[-100:]} {said}")
         begin, events = time.time(), self._events(scenario)
         seen: list[tuple[float, float]] = []
         row = partial(self._row, seen, contestant.steps, begin - launched, before)

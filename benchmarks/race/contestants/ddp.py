@@ -19,7 +19,7 @@ def launch(course: Course, weight: Callable[[Node], float] = lambda _: 1.0) -> S
             sys.executable, "-m", "torch.distributed.run", "--nnodes", f"1:{len(course.all_nodes)}",
             "--nproc-per-node", "1", "--max-restarts", "1000", "--rdzv-backend", "c10d", "--rdzv-id", "race",
             "--rdzv-endpoint", f"{course.nodes[0].address}:{PORT}", "--local-addr", node.address,
-            "--rdzv-conf", "last_call_timeout=5", *course.script("ddp", weight(node))[1:],
+            "--rdzv-conf", "last_call_timeout=30", *course.script("ddp", weight(node))[1:],
         ]  # fmt: skip
 
     return course.start_nodes(command, course.nodes)[0]
