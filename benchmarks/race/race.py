@@ -124,7 +124,10 @@ class _Race:
         seen: list[tuple[float, float]] = []
         row = partial(self._row, seen, contestant.steps, begin - launched, before)
         while (now := time.time() - begin) < self._words.limit:
-            found = [float(percent) / 100 for percent in re.findall(r"accuracy +([\d.]+)%", process.text)]
+            lines = dict.fromkeys(
+                re.findall(r".*accuracy +[\d.]+%", process.text)
+            )  # Ray's nodes of one machine repeat them
+            found = [float(line.rpartition(" ")[2][:-1]) / 100 for line in lines]
             seen += [(now, accuracy) for accuracy in found[len(seen) :]]
             if any(accuracy >= self._words.target for _, accuracy in seen):
                 return row(seconds=seen[-1][0])
