@@ -161,7 +161,7 @@ def measure(
     finish(first, *others)
     found = weights()
     off = max(float((found[name] - value).abs().max()) for name, value in alone.items())
-    is_shared = first.text.count("%") > 1 and "not used" not in first.text
+    is_shared = "not used" not in first.text
     form = "{way:24} first step after {seconds:5.1f} s   weights off by {off:.1e}   both used: {is_shared}"
     results.add(form, way=way, seconds=seconds, off=off, is_shared=is_shared)
 

@@ -1,4 +1,4 @@
-"""The networks that all contestants train, and their data: MNIST's images, of which each epoch has the next 3087."""
+"""The networks that all contestants train, and MNIST's images: each epoch takes the next 3087 of them."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class PreparedLayers:
 
     def _require_same(self, inputs: Sequence[Tensor]) -> None:
         """Raise InvalidInput unless all ranks have the same tensors, except for rounding."""
-        numbers = [as_real(x.detach().cpu()).nan_to_num(0.0, 0.0, 0.0) for x in inputs if not _is_whole(x)]
+        numbers = [as_real(x.detach().cpu()).nan_to_num(0.0, 0.0, 0.0) for x in inputs if _has_fractions(x)]
         size = sum(float(x.abs().sum(dtype=torch.float64)) for x in numbers)
         prints, sizes = rows_of_ranks(self._group, [print_of(inputs), size]).T
         if abs(prints - prints[0]).max() > _ALIKE * (sizes.max() or 1.0):
@@ -176,9 +176,8 @@ class PreparedLayers:
         return any(gradients)
 
 
-def _is_whole(x: Tensor) -> bool:
-    """Return whether the elements of `x` are whole numbers."""
-    return not (x.is_floating_point() or x.is_complex())
+def _has_fractions(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
 
 
 def _settings(module: nn.Module) -> tuple[Any, ...]:

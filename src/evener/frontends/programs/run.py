@@ -45,6 +45,7 @@ from evener.frontends.programs.prepared import PreparedOptimizer
 from evener.frontends.programs.random_state import take_leaders_state
 from evener.frontends.programs.steps import Steps, refuse_outside
 from evener.frontends.programs.totals import mean_like, numbers_of, total_of
+from evener.frontends.programs.undivided_gradients import UndividedGradients
 from evener.frontends.programs.unprepared_tensors import UnpreparedWeights
 from evener.frontends.programs.work_division import (
     BatchDivision,
@@ -93,7 +94,10 @@ class Run:
         shares = relative_shares(config.shares if config else "measured", group.size)
         layers = config.layers(group.size) if config else None
         self._parts = OpenParts()
-        self._work: WorkDivision = BatchDivision(group, self._parts, env.patience, lambda: self.steps.number)
+        self._undivided = UndividedGradients(group, self._parts, env.patience)
+        self._work: WorkDivision = BatchDivision(
+            group, self._parts, env.patience, self._undivided, lambda: self.steps.number
+        )
         if layers is not None:
             self._work = LayerDivision(group, layers, self._tell_undivided, self._parts)
         self.steps = Steps(env, group, shares, layers)
@@ -101,7 +105,7 @@ class Run:
         self._loaders: list[DividedLoader] = []
         self.part: BatchPart | None = None
         self._has_own_draws = self._sharing = self._has_exchanged = self._has_prepared = False
-        self._has_updated = self._has_gathered = self._has_told_difference = False
+        self._has_updated = self._has_gathered = False
         self._epoch = self._compared_epoch = 0
         self._is_last_epoch = False
         self._norm_passes = 0
@@ -277,7 +281,8 @@ class Run:
             raise InvalidInput(_NOTHING_PREPARED)
         self.steps.tell(self.equivalence_check.collect())
         self._refuse_threads()
-        self._compare_whole_batches(is_over=True)
+        self._undivided.drop_unused(self._averaged_weights())
+        self._compare_undivided()
         self._following.end()
         self.steps.loss_graphs.end()
         if sentence := self._unprepared.end(self.group):
@@ -412,23 +417,23 @@ class Run:
 
     def after_update(self) -> None:
         """End an update."""
-        self._compare_whole_batches()
+        self._compare_undivided()
         self._work.draw_alike()
         self._is_stepped = True
         self.group.timer.pause()
         self.group.timer.resume("fb")
 
-    def _compare_whole_batches(self, *, is_over: bool = False) -> None:
+    def _compare_undivided(self) -> None:
         """Tell the user once if gradients of batches that are not divided differ between nodes."""
         if self.size == 1 or self.equivalence_check.replica is not None:
             return
-        sentence = self._work.different_gradients(self._models, is_over=is_over)
-        has_gathered, self._has_gathered = self._has_gathered, False
-        if not sentence or has_gathered or self._has_told_difference:  # gathered rows are of different nodes
-            return
-        self._has_told_difference = True
-        if self.leader:
+        sentence = self._undivided.difference(self._averaged_weights(), may_differ=self._has_gathered)
+        self._has_gathered = False
+        if sentence and self.leader:
             self._env.notify(Event(step=self.steps.number, kind="differs", message=sentence))
+
+    def _averaged_weights(self) -> Iterator[Tensor]:
+        return (weight for one in self._models for weight in one.model.parameters() if one.means.averages(weight))
 
     def _end_step(self, owner: object) -> None:
         self.group.timer.pause()

@@ -27,7 +27,7 @@ from evener.frontends.programs.prepared_layers import SAME_BATCHES, PreparedLaye
 from evener.frontends.programs.random_state import OwnDraws
 from evener.frontends.programs.summed_batches import MIXED
 from evener.frontends.programs.totals import numbers_of, sum_like, total_of
-from evener.frontends.programs.whole_batches import WholeBatches
+from evener.frontends.programs.undivided_gradients import UndividedGradients
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.norm_forward import computation_of, norms_with_statistics
 from evener.records.errors import InvalidInput
@@ -88,16 +88,6 @@ class WorkDivision(Protocol):
     def draw_own(self) -> None:
         """Switch to local random numbers."""
 
-    def different_gradients(self, models: Sequence[Prepared], /, *, is_over: bool) -> str:
-        """Return a sentence if ranks computed different gradients of batches that are not divided, since the last call.
-
-        Every rank calls this after an update, and at the end.
-
-        Args:
-            models: of the program.
-            is_over: whether the program has ended; only gradients that have changed weights count then.
-        """
-
     def sum(self, value: Any) -> Any:
         """Return the sum of every rank's `value`."""
 
@@ -112,21 +102,29 @@ class BatchDivision:
         group: the ranks.
         parts: that this rank computes now.
         patience: seconds of silence after which a rank is lost.
+        undivided: observes the gradients of batches that are not divided.
         step: returns the number of the current step.
     """
 
     draws_alike = False
 
-    def __init__(self, group: Group, parts: OpenParts, patience: float, step: Callable[[], int] = int) -> None:
+    def __init__(
+        self,
+        group: Group,
+        parts: OpenParts,
+        patience: float,
+        undivided: UndividedGradients,
+        step: Callable[[], int] = int,
+    ) -> None:
         self._group, self._parts, self._patience, self._step = group, parts, patience, step
         self._draws = OwnDraws(group)
-        self._whole = WholeBatches(group, parts, patience)
+        self._undivided = undivided
 
     def prepared(self, model: nn.Module) -> Prepared:
         """Return `model`, prepared on all ranks."""
         weight, are_any = self._parts.weight_of_gradients, lambda: self._parts.are_any
         prepared = PreparedModel(model, self._group, weight, are_any, self._step, self.draw_alike)
-        prepared.means.observe = self._whole.observe
+        prepared.means.observe = self._undivided.observe
         return prepared
 
     def part(self, count: int, sizes: Callable[[int], Sequence[int]]) -> BatchPart:
@@ -148,11 +146,6 @@ class BatchDivision:
     def draw_own(self) -> None:
         """Switch to local random numbers."""
         self._draws.resume()
-
-    def different_gradients(self, models: Sequence[Prepared], *, is_over: bool) -> str:
-        """Return a sentence if ranks computed different gradients of batches that are not divided."""
-        weights = (weight for one in models for weight in one.model.parameters() if one.means.averages(weight))
-        return self._whole.difference_of_own_updates(weights) if is_over else self._whole.difference(weights)
 
     def sum(self, value: Any) -> Any:
         """Return the sum of every rank's `value`."""
@@ -208,10 +201,6 @@ class LayerDivision:
 
     def draw_own(self) -> None:
         """Do nothing, because ranks share all random numbers."""
-
-    def different_gradients(self, _models: Sequence[Prepared], *, is_over: bool) -> str:  # noqa: ARG002
-        """Return nothing, because models refuse different inputs and losses of such batches."""
-        return ""
 
     def sum(self, value: Any) -> Any:
         """Return `value`, which every rank computes from all samples."""

@@ -250,7 +250,7 @@ def test_third_node_with_another_batch_is_noted() -> None:
 
 @pytest.mark.parametrize("is_divided", [False, True])
 def test_model_that_is_frozen_before_the_backward_pass_trains_as_alone(is_divided: bool) -> None:
-    """As in a GAN, whose discriminator gets no gradient of the generator's loss."""
+    """A GAN's discriminator gets no gradient of the generator's loss."""
 
     def program(run: Run) -> Any:
         (first, one), (second, _) = prepared(run), prepared(run)

@@ -37,7 +37,7 @@ class _Observed(NamedTuple):
     weight: float
 
 
-class WholeBatches:
+class UndividedGradients:
     """The gradients of this rank since the last update, from batches that are not divided.
 
     They are compared at the first updates from such batches, and at the updates 128, 256, 512 ...
@@ -52,6 +52,7 @@ class WholeBatches:
         self._group, self._parts, self._patience = group, parts, patience
         self._seen: dict[int, _Observed] = {}
         self._updates, self._are_any, self._norm = 1, False, 0.0
+        self._is_told = False
 
     def observe(self, weight: Tensor, gradient: Tensor) -> None:
         """Note a gradient of `weight` that a `backward()` has computed on this rank."""
@@ -67,10 +68,14 @@ class WholeBatches:
         norm = norm_before + float(as_real(values).cpu().double().norm())
         self._seen[id(weight)] = _Observed(print_before + print_of(gradient), norm, _sum_of(weight))
 
-    def difference(self, weights: Iterable[Tensor]) -> str:
-        """Return a sentence if ranks have different gradients of `weights` since the last update; empty otherwise.
+    def difference(self, weights: Iterable[Tensor], *, may_differ: bool = False) -> str:
+        """Return a sentence, once, if ranks have different gradients of `weights` since the last update; else empty.
 
         All ranks call this after an update.
+
+        Args:
+            weights: whose gradients the ranks average.
+            may_differ: whether the program has combined rows of different ranks.
         """
         seen, self._seen = self._seen, {}
         self._updates += self._are_any
@@ -84,8 +89,9 @@ class WholeBatches:
         off = np.linalg.norm(table[:, :, 0] - table[0, :, 0], axis=1)
         self._norm = max(_FADING * self._norm, float(np.linalg.norm(table[:, :, 1], axis=1).max()))
         differing = np.flatnonzero(off > _ALIKE * self._norm)
-        if not len(differing):
+        if not len(differing) or may_differ or self._is_told:
             return ""
+        self._is_told = True
         first, other = self._group.nodes[0], self._group.nodes[differing[0]]
         return (
             f"no batch is divided, and nodes {first} and {other} computed different gradients, whose mean they use: "
@@ -94,12 +100,10 @@ class WholeBatches:
             "torch.Generator().manual_seed(0)"
         )
 
-    def difference_of_own_updates(self, weights: Iterable[Tensor]) -> str:
-        """Return the sentence of `difference` if the program has changed weights without an optimizer since then."""
-        weights = list(weights)
+    def drop_unused(self, weights: Iterable[Tensor]) -> None:
+        """Forget the gradients since the last update, unless the program has changed `weights` without an optimizer."""
         if all(_sum_of(one) == self._seen[id(one)].weight for one in weights if id(one) in self._seen):
             self._seen = {}
-        return self.difference(weights)
 
 
 def _is_kept(weight: Tensor) -> bool:
