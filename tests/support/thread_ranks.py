@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from evener.comm.group import Group
+from evener.comm.mesh import Mesh
 from evener.comm.mesh_joining import join_mesh
 from evener.comm.step_timing import StepTimer
 from support.stores import memory_store
@@ -48,17 +49,19 @@ def thread_group(rank: int, size: int, store: Any) -> ThreadGroup:
     group = ThreadGroup(rank=rank, size=size, device=device, nodes=nodes, timer=StepTimer(device), store=store)
     if size > 1:
         group.process_group = _gloo(rank, size, store)
-        group.mesh = join_mesh(
-            rank=rank, nodes=nodes, store=store, address="127.0.0.1", patience=SECONDS, longest_wait=SECONDS
-        )
+        group.mesh, group.reports = _mesh(rank, nodes, store), _mesh(rank, nodes, store.under("reports"))
     return group
+
+
+def _mesh(rank: int, nodes: list[str], store: Any) -> Mesh:
+    return join_mesh(rank=rank, nodes=nodes, store=store, address="127.0.0.1", patience=SECONDS, longest_wait=SECONDS)
 
 
 def leave(group: ThreadGroup) -> None:
     """Close what `thread_group` opened."""
     for one in (*group.made, group):
-        if one.mesh is not None:
-            one.mesh.close()
+        for mesh in filter(None, (one.mesh, one.reports)):
+            mesh.close()
         _known().pop(one.process_group, None)
         one.process_group = None  # its three threads end now, not when the model that knows the group is collected
 

@@ -288,7 +288,7 @@ class ReplicaMeans(BucketSums):
     Attributes:
         watch: If set, called with False when a rank's local gradients are complete, and with True when the means are.
             Local gradients are not sent before the first call.
-        observe: If set, called with a weight and each of its gradients that count in full, also of `autograd.grad`.
+        observe: If set, called with a weight and each of this rank's gradients, unweighted, also of `autograd.grad`.
     """
 
     def __init__(
@@ -322,10 +322,10 @@ class ReplicaMeans(BucketSums):
 
     def _weighed(self, parameter: Tensor, gradient: Tensor) -> Tensor:
         """Multiply a gradient by the rank's weight; weight zero gives zeros, even for NaN."""
+        if self.observe is not None:
+            self.observe(parameter, gradient)
         weight = self._weight()
         if weight == 1:
-            if self.observe is not None:
-                self.observe(parameter, gradient)
             return gradient
         if not is_added(parameter):
             return gradient

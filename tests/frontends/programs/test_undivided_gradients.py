@@ -212,6 +212,131 @@ def rounding(run: Run) -> None:
         step(model, optimizer, of_rank(0) * 0.7**number * (1 + 1e-3 * run.rank))
 
 
+def shared(run: Run, count: int = 8) -> Tensor:
+    """Return this node's part of a batch."""
+    part: Tensor = run.share(torch.arange(float(count), dtype=torch.float64)[:, None])
+    return part
+
+
+def loader_of(run: Run) -> Any:
+    """Return a prepared loader of three batches."""
+    return run.prepare(DataLoader(TensorDataset(torch.arange(12.0, dtype=torch.float64)[:, None]), batch_size=4))
+
+
+def batches_after_a_shared_one(run: Run) -> None:
+    model, optimizer = prepared(run)
+    step(model, optimizer, shared(run))
+    for _ in range(3):
+        step(model, optimizer, of_rank(run.rank))
+
+
+def batches_between_shared_ones(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for _ in range(3):
+        step(model, optimizer, shared(run))
+        step(model, optimizer, of_rank(run.rank))
+
+
+def batches_after_an_evaluated_shared_one(run: Run) -> None:
+    model, optimizer = prepared(run)
+    with torch.no_grad():
+        model(shared(run))
+    step(model, optimizer, of_rank(run.rank))
+
+
+def batches_after_a_loop_left_early(run: Run) -> None:
+    model, optimizer = prepared(run)
+    loader = loader_of(run)
+    for _ in range(3):
+        for (x,) in loader:
+            step(model, optimizer, x / 12)
+    for (x,) in loader:
+        step(model, optimizer, x / 12)
+        break
+    step(model, optimizer, of_rank(run.rank))
+
+
+def batches_after_a_first_batch(run: Run) -> None:
+    model, optimizer = prepared(run)
+    (x,) = next(iter(loader_of(run)))
+    step(model, optimizer, x)
+    step(model, optimizer, of_rank(run.rank))
+
+
+def own_batches_inside_a_loop_after_a_shared_one(run: Run) -> None:
+    model, optimizer = prepared(run)
+    step(model, optimizer, shared(run))
+    for (x,) in loader_of(run):
+        step(model, optimizer, x)
+        step(model, optimizer, of_rank(run.rank))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        batches_after_a_shared_one,
+        batches_between_shared_ones,
+        batches_after_an_evaluated_shared_one,
+        batches_after_a_loop_left_early,
+        batches_after_a_first_batch,
+        own_batches_inside_a_loop_after_a_shared_one,
+    ],
+)
+def test_batches_from_elsewhere_after_a_divided_one_are_noted_once(program: Callable[[Run], None]) -> None:
+    assert noted(program) == [1, 0]
+
+
+def several_updates_by_a_shared_batch(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for _ in range(2):
+        rows = shared(run)
+        advantages = (rows - 3.0).square()
+        for _ in range(3):
+            for some in (rows + advantages).chunk(2):
+                step(model, optimizer, some / 100)
+
+
+def equal_batches_after_a_shared_one(run: Run) -> None:
+    model, optimizer = prepared(run)
+    step(model, optimizer, shared(run))
+    for _ in range(3):
+        step(model, optimizer, of_rank(0))
+
+
+def updates_by_the_batch_of_a_loop_left_early(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for (x,) in loader_of(run):
+        break
+    for _ in range(3):
+        step(model, optimizer, x / 12)
+
+
+def generated_samples(run: Run) -> None:
+    first, one = prepared(run)
+    second, two = prepared(run)
+    for _ in range(3):
+        x = shared(run)
+        noise = torch.from_numpy(x.numpy() + 1)
+        two.zero_grad()
+        torch.autograd.backward(second(x).mean() - second(first(noise).detach()).mean())
+        two.step()
+        step(nn.Sequential(first, second), one, noise)
+
+
+def updates_by_the_batch_of_a_loop(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for (x,) in loader_of(run):
+        for _ in range(3):
+            step(model, optimizer, x / 12)
+
+
+def batches_known_to_some_nodes(run: Run) -> None:
+    model, optimizer = prepared(run)
+    x = shared(run)
+    step(model, optimizer, x)
+    step(model, optimizer, x if run.rank else of_rank(0))
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -223,6 +348,12 @@ def rounding(run: Run) -> None:
         gradients_that_are_returned,
         weights_of_no_model,
         rounding,
+        several_updates_by_a_shared_batch,
+        equal_batches_after_a_shared_one,
+        updates_by_the_batch_of_a_loop_left_early,
+        updates_by_the_batch_of_a_loop,
+        generated_samples,
+        batches_known_to_some_nodes,
     ],
 )
 def test_equal_gradients_and_unused_ones_are_not_noted(program: Callable[[Run], None]) -> None:

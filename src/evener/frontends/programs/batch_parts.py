@@ -188,6 +188,11 @@ class OpenParts:
         return bool(self._used or self._weights)
 
     @property
+    def are_trained(self) -> bool:
+        """Whether the program trains on the batch that was loaded last."""
+        return self._is_training
+
+    @property
     def are_used(self) -> bool:
         """Whether the batch of the last model call is known."""
         return bool(self._used)

@@ -159,8 +159,8 @@ class Updates(Protocol):
         """Begin an update."""
         ...
 
-    def after_update(self) -> None:
-        """End an update."""
+    def after_update(self, optimizer: Optimizer) -> None:
+        """End an update by `optimizer`."""
         ...
 
     def mean(self, value: Any) -> Any:
@@ -174,7 +174,7 @@ class PreparedOptimizer:
     def __init__(self, optimizer: Optimizer, run: Updates) -> None:
         self.optimizer, self._run = optimizer, run
         optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(lambda *_: run.after_update())
+        optimizer.register_step_post_hook(lambda updating, *_: run.after_update(updating))
 
     def _before(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Begin an update, and replace a closure's loss by that of the whole batch."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -118,6 +118,7 @@ class Run:
         may_differ, strategy = bool(config and config.approximate), layers.division if layers else None
         self._unprepared = UnpreparedWeights(lambda: self.steps.optimizers)
         self._following = BatchFollowing(self._parts, self._use, lambda: self.group.size > 1)
+        self._undivided.is_unknown = lambda: self._following.is_unknown
         self.equivalence_check = EquivalenceCheck(
             env, group, shares, is_wanted=group.size > 1, may_differ=may_differ, layers=strategy
         )
@@ -282,7 +283,7 @@ class Run:
         self.steps.tell(self.equivalence_check.collect())
         self._refuse_threads()
         self._undivided.drop_unused(self._averaged_weights())
-        self._compare_undivided()
+        self._compare_undivided(list(self._averaged_weights()))
         self._following.end()
         self.steps.loss_graphs.end()
         if sentence := self._unprepared.end(self.group):
@@ -339,6 +340,7 @@ class Run:
     def begin(self, loader: DividedLoader) -> int | None:
         """Begin a pass through `loader`; in a forked replica, return the samples of each batch."""
         self._work.draw_own()
+        self._following.end_watch()  # as worker processes, which are forked now, would watch, too
         small = self._small(loader)
         self._passes.add(loader)
         self._epoch = max(self._epoch, self._seen[loader])
@@ -350,6 +352,8 @@ class Run:
         """Begin to load a batch of `owner`."""
         self._end_step(owner)
         self._work.draw_own()
+        if self._divides_batches:
+            self._following.watch(self._whole_models(), owner)
         self._following.note_kept(self._whole_models())
         if self.equivalence_check.replica is not None:
             self.equivalence_check.replica.next_batch()
@@ -398,6 +402,9 @@ class Run:
         self._end_step(loader)
         self._work.draw_own()
         self._parts.close(loader, is_over)
+        self._following.end_watch()
+        if self._divides_batches and self._parts.is_open(loader):
+            self._following.watch(self._whole_models(), loader, is_left=True)
         self._following.note_kept(self._whole_models())
         self._passes.discard(loader)
 
@@ -415,19 +422,20 @@ class Run:
         self.group.timer.pause()
         self.group.timer.resume("wu")
 
-    def after_update(self) -> None:
-        """End an update."""
-        self._compare_undivided()
+    def after_update(self, optimizer: Optimizer) -> None:
+        """End an update by `optimizer`."""
+        self._compare_undivided([weight for group in optimizer.param_groups for weight in group["params"]])
+        self._following.end_update()
         self._work.draw_alike()
         self._is_stepped = True
         self.group.timer.pause()
         self.group.timer.resume("fb")
 
-    def _compare_undivided(self) -> None:
-        """Tell the user once if gradients of batches that are not divided differ between nodes."""
+    def _compare_undivided(self, updated: Sequence[Tensor]) -> None:
+        """Tell the user once if gradients of batches that are not divided, for `updated` weights, differ."""
         if self.size == 1 or self.equivalence_check.replica is not None:
             return
-        sentence = self._undivided.difference(self._averaged_weights(), may_differ=self._has_gathered)
+        sentence = self._undivided.difference(self._averaged_weights(), updated, may_differ=self._has_gathered)
         self._has_gathered = False
         if sentence and self.leader:
             self._env.notify(Event(step=self.steps.number, kind="differs", message=sentence))
@@ -546,6 +554,7 @@ class Run:
             self._prepare_weights_outside()
             prepare_added(self._models)
         weight = self._work.weight(part, batch, count)
+        self._undivided.begin_batch()
         self._following.give(batch, owner, part, weight, self.is_training())
         for model in self._models:
             model.compute(part)

@@ -3,11 +3,14 @@
 A program may take its batches from elsewhere than `run.prepare` or `run.share`. If every node computes all of them, the
 result is that of one process. A sampler with a generator of its own draws other batches on every node, whose gradients
 differ; so do those of a program that divides its batches itself. The nodes average them in both cases.
+
+After `run.share`, or a loop that was left early, the batch stays the current one. A program that trains on it once more
+may have made another batch without Evener, whose gradients then count like those of a part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,23 +32,48 @@ _EACH = 64
 _TOPIC = "the gradients of a batch that is not divided"
 
 
+_UNDIVIDED = (
+    "no batch is divided, and nodes {first} and {other} computed different gradients, whose mean they use: this is right "
+    "only if each takes its own, equally large part of every batch. If not, give the loader to run.prepare, take batches "
+    "through run.share, or seed what draws them, as in torch.Generator().manual_seed(0)"
+)
+_UNKNOWN = (
+    "after a batch of run.share or of a loop, the program trains on tensors that were not made from that batch by "
+    "functions of torch, and nodes {first} and {other} computed different gradients, which count like those of parts "
+    "of that batch: this is right only if each node made them from its part. If not, take every batch through run.share"
+)
+
+
 class _Observed(NamedTuple):
-    """A gradient since the last update, and the sum of the weight's elements when it arrived."""
+    """A gradient since the last update.
+
+    Attributes:
+        print: of its elements.
+        norm: of it, or the sum of the norms of its parts.
+        weight: sum of the weight's elements when it arrived.
+        is_repeated: whether a divided batch was current, which cannot be its batch if its weight is updated now.
+    """
 
     print: float
     norm: float
     weight: float
+    is_repeated: bool
 
 
 class UndividedGradients:
     """The gradients of this rank since the last update, from batches that are not divided.
 
-    They are compared at the first updates from such batches, and at the updates 128, 256, 512 ...
+    They are compared at the first updates from such batches, and at the updates 128, 256, 512 ... So are gradients of
+    unknown batches while a divided batch is current that cannot be theirs: it has updated the weight already, or is
+    evaluated.
 
     Args:
         group: the ranks.
         parts: that this rank computes now.
         patience: seconds of silence after which a rank is lost.
+
+    Attributes:
+        is_unknown: returns whether the program trains on a batch that is not known to be divided.
     """
 
     def __init__(self, group: Group, parts: OpenParts, patience: float) -> None:
@@ -53,38 +81,52 @@ class UndividedGradients:
         self._seen: dict[int, _Observed] = {}
         self._updates, self._are_any, self._norm = 1, False, 0.0
         self._is_told = False
+        self.is_unknown: Callable[[], bool] = bool
+        self._updated: set[int] = set()
+        self._is_compared = False
 
     def observe(self, weight: Tensor, gradient: Tensor) -> None:
         """Note a gradient of `weight` that a `backward()` has computed on this rank."""
-        if self._parts.are_any or not is_added(weight):
+        is_repeated = self._parts.are_any
+        if is_repeated and self._parts.are_trained and id(weight) not in self._updated:
+            return
+        if not is_added(weight):
             return
         self._are_any = True
         if self._updates > _EACH and self._updates & (self._updates - 1):
+            return
+        self._is_compared = True
+        if is_repeated and not self.is_unknown():
             return
         gradient = gradient.detach()
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
         before = self._seen.get(id(weight)) if _is_kept(weight) else None
         print_before, norm_before = (0.0, 0.0) if before is None else before[:2]
         norm = norm_before + float(as_real(values).cpu().double().norm())
-        self._seen[id(weight)] = _Observed(print_before + print_of(gradient), norm, _sum_of(weight))
+        self._seen[id(weight)] = _Observed(print_before + print_of(gradient), norm, _sum_of(weight), is_repeated)
 
-    def difference(self, weights: Iterable[Tensor], *, may_differ: bool = False) -> str:
+    def difference(self, weights: Iterable[Tensor], updated: Sequence[Tensor], *, may_differ: bool = False) -> str:
         """Return a sentence, once, if ranks have different gradients of `weights` since the last update; else empty.
 
         All ranks call this after an update.
 
         Args:
             weights: whose gradients the ranks average.
+            updated: weights that were updated.
             may_differ: whether the program has combined rows of different ranks.
         """
-        seen, self._seen = self._seen, {}
+        ids = set(map(id, updated))
+        seen = {one: facts for one, facts in self._seen.items() if not facts.is_repeated or one in ids}
         self._updates += self._are_any
-        self._are_any = False
-        if not seen:
+        is_compared = self._is_compared
+        self._seen, self._are_any, self._is_compared = {}, False, False
+        self._updated |= ids
+        if not is_compared:
             return ""
-        rows = np.array([seen.get(id(weight), (0.0, 0.0))[:2] for weight in weights])
+        rows = np.array([(0.0, float(bool(seen))), *(seen.get(id(one), (0.0, 0.0))[:2] for one in weights)])
         table = numbers_of_ranks(self._group, _TOPIC, rows, self._patience)
-        if not np.isfinite(table).all():
+        table, is_seen = table[:, 1:], table[:, 0, 1].all()  # a rank may not know what others know
+        if not is_seen or not np.isfinite(table).all():
             return ""
         off = np.linalg.norm(table[:, :, 0] - table[0, :, 0], axis=1)
         self._norm = max(_FADING * self._norm, float(np.linalg.norm(table[:, :, 1], axis=1).max()))
@@ -93,12 +135,12 @@ class UndividedGradients:
             return ""
         self._is_told = True
         first, other = self._group.nodes[0], self._group.nodes[differing[0]]
-        return (
-            f"no batch is divided, and nodes {first} and {other} computed different gradients, whose mean they use: "
-            "this is right only if each takes its own, equally large part of every batch. If not, give the loader to "
-            "run.prepare, take batches through run.share, or seed what draws them, as in "
-            "torch.Generator().manual_seed(0)"
-        )
+        is_repeated = any(one.is_repeated for one in seen.values())
+        return (_UNKNOWN if is_repeated else _UNDIVIDED).format(first=first, other=other)
+
+    def begin_batch(self) -> None:
+        """Note that the program received a divided batch."""
+        self._updated.clear()
 
     def drop_unused(self, weights: Iterable[Tensor]) -> None:
         """Forget the gradients since the last update, unless the program has changed `weights` without an optimizer."""
