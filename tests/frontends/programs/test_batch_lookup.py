@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -117,3 +118,16 @@ def test_model_error_does_not_hide_the_next_call() -> None:
             except RuntimeError:
                 continue
     assert called == [given, given]
+
+
+def test_followed_model_is_saved_as_one_that_needs_no_evener() -> None:
+    batches, model, file = HandedBatches(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), io.BytesIO()
+    x = torch.randn(4, 3)
+    give(batches, "a", x)
+    with followed(batches, model) as (called, _, _):
+        torch.save(model, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        assert torch.equal(loaded(x), loaded[1](input=loaded[0](x)))
+        assert not called
+    assert b"evener" not in file.getvalue()

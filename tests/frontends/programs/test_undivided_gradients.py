@@ -305,8 +305,7 @@ def equal_batches_after_a_shared_one(run: Run) -> None:
 
 def updates_by_the_batch_of_a_loop_left_early(run: Run) -> None:
     model, optimizer = prepared(run)
-    for (x,) in loader_of(run):
-        break
+    (x,) = next(iter(loader_of(run)))
     for _ in range(3):
         step(model, optimizer, x / 12)
 

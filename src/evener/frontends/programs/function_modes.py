@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn, overrides
@@ -37,6 +38,19 @@ def are_functions_compiled() -> bool:
     return any(backend is not None for backend in getattr(module, "cached_backends", {}).values())
 
 
+class _Hook:
+    """A hook on a module; copies of the module, and files that the program saves it to, have one that does nothing."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
+
+    def __reduce__(self) -> Any:
+        return getattr, (nullcontext(), "__exit__")  # takes any arguments, and is known where Evener is not installed
+
+
 class ModelCalls:
     """Outermost calls of models, or of modules in them.
 
@@ -59,7 +73,7 @@ class ModelCalls:
     def follow(self, model: nn.Module) -> None:
         """Follow calls of `model` and of its modules."""
 
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:  # a function, as copies of a model share it
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
             if id(module) in self._known:
                 self._depth += 1
                 if self._depth == 1:
@@ -73,8 +87,8 @@ class ModelCalls:
 
         for module in model.modules():
             self._known[id(module)] = module
-            self._hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
-            self._hooks.append(module.register_forward_hook(leave, always_call=True))
+            self._hooks.append(module.register_forward_pre_hook(_Hook(enter), with_kwargs=True, prepend=True))
+            self._hooks.append(module.register_forward_hook(_Hook(leave), always_call=True))
 
     def end(self) -> None:
         """Remove all hooks."""

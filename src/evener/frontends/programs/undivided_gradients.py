@@ -31,16 +31,15 @@ _EACH = 64
 """Number of first updates that are all compared."""
 _TOPIC = "the gradients of a batch that is not divided"
 
-
 _UNDIVIDED = (
-    "no batch is divided, and nodes {first} and {other} computed different gradients, whose mean they use: this is right "
-    "only if each takes its own, equally large part of every batch. If not, give the loader to run.prepare, take batches "
-    "through run.share, or seed what draws them, as in torch.Generator().manual_seed(0)"
+    "no batch is divided, and nodes {first} and {other} computed different gradients, whose mean they use: this is "
+    "right only if each takes its own, equally large part of every batch. If not, give the loader to run.prepare, take "
+    "batches through run.share, or seed what draws them, as in torch.Generator().manual_seed(0)"
 )
 _UNKNOWN = (
-    "after a batch of run.share or of a loop, the program trains on tensors that were not made from that batch by "
-    "functions of torch, and nodes {first} and {other} computed different gradients, which count like those of parts "
-    "of that batch: this is right only if each node made them from its part. If not, take every batch through run.share"
+    "the program trains once more after a batch of a loader or of run.share, on tensors that functions of torch did "
+    "not make from it, and nodes {first} and {other} computed different gradients, which count like those of parts of "
+    "that batch: this is right only if each node made them from its part. If not, take every batch through run.share"
 )
 
 
