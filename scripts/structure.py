@@ -1,7 +1,7 @@
 """What the package is made of, counted: `python scripts/structure.py`, or `--check` to fail where a limit is passed.
 
 Lines and files; functions of more than 80 lines; circles of imports between files, those for types included; names
-imported through a room's `__init__`; modules with one importer; class names that stand for several classes.
+imported through a package's `__init__`; modules with one importer; class names that stand for several classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DOORS = ("evener", "evener.autodiff")
 LIMITS = {
     "functions over 80 lines": 0,
     "circles of imports": 0,
-    "names taken from a room": 0,
+    "names imported from a package": 0,
     "class names with more than one meaning": 0,
 }
 
@@ -69,7 +69,7 @@ def _reaching(graph: grimp.ImportGraph, module: str) -> set[str]:
     return set(graph.find_downstream_modules(module))
 
 
-def through_rooms(modules: dict[str, tuple[Path, ast.Module]]) -> Iterator[str]:
+def package_imports(modules: dict[str, tuple[Path, ast.Module]]) -> Iterator[str]:
     """Imports of a name from a package's `__init__`, and packages whose `__init__` holds more than a docstring."""
     packages = {name for name, (path, _) in modules.items() if path.name == "__init__.py"} - set(DOORS)
     for name, (_, tree) in modules.items():
@@ -111,14 +111,16 @@ def main() -> None:
     """Print every count; with `--check`, end with 1 where one is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail where a limit is passed")
-    parser.add_argument("--room", default="", help="list what concerns evener.ROOM, modules with one importer too")
+    parser.add_argument(
+        "--package", default="", help="list what concerns evener.PACKAGE, modules with one importer too"
+    )
     arguments = parser.parse_args()
     modules = sources()
     graph = grimp.build_graph("evener", cache_dir=None)
     counted = {
         "functions over 80 lines": list(long_functions(modules)),
         "circles of imports": list(circles(graph)),
-        "names taken from a room": list(through_rooms(modules)),
+        "names imported from a package": list(package_imports(modules)),
         "class names with more than one meaning": list(repeated_classes(modules)),
         "modules with one importer": list(with_one_importer(graph)),
     }
@@ -126,8 +128,8 @@ def main() -> None:
     print(f"{lines} lines in {len(modules)} files")
     for what, found in counted.items():
         print(f"{len(found)} {what}")
-        for item in found if what in LIMITS or arguments.room else ():
-            if f"evener.{arguments.room}" in item:
+        for item in found if what in LIMITS or arguments.package else ():
+            if f"evener.{arguments.package}" in item:
                 print(f"    {item}")
     over = [what for what, limit in LIMITS.items() if len(counted[what]) > limit]
     if arguments.check and over:

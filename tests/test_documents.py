@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_room_drawing_matches_the_import_rules() -> None:
     checked = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "rooms.py", "--check"],
+        [sys.executable, ROOT / "scripts" / "packages.py", "--check"],
         capture_output=True,
         text=True,
         check=False,

@@ -149,7 +149,7 @@ def test_page_without_records_is_rejected_and_not_written(tmp_path: Path) -> Non
 
 
 def test_report_imports_neither_torch_nor_matplotlib() -> None:
-    rooms = "evener.report.html, evener.report.tables"
-    code = f"import sys, {rooms}; print({{'torch', 'matplotlib', 'tensorboard'}} & set(sys.modules))"
+    modules = "evener.report.html, evener.report.tables"
+    code = f"import sys, {modules}; print({{'torch', 'matplotlib', 'tensorboard'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"

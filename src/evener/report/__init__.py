@@ -1,1 +1,1 @@
-"""Records -> tables for the terminal, figures, one HTML page, TensorBoard scalars. Reads the nouns, changes nothing."""
+"""Records -> tables for the terminal, figures, one HTML page, TensorBoard scalars. Reads records, changes nothing."""

@@ -94,7 +94,8 @@ class Run:
         shares = relative_shares(config.shares if config else "measured", group.size)
         layers = config.layers(group.size) if config else None
         self._parts = OpenParts()
-        self._undivided = UndividedGradients(group, self._parts, env.patience)
+        self._following = BatchFollowing(self._parts, self._use, lambda: self.group.size > 1)
+        self._undivided = UndividedGradients(group, self._parts, self._following, env.patience)
         self._work: WorkDivision = BatchDivision(
             group, self._parts, env.patience, self._undivided, lambda: self.steps.number
         )
@@ -117,8 +118,6 @@ class Run:
         self._seen: Counter[object] = Counter()
         may_differ, strategy = bool(config and config.approximate), layers.division if layers else None
         self._unprepared = UnpreparedWeights(lambda: self.steps.optimizers)
-        self._following = BatchFollowing(self._parts, self._use, lambda: self.group.size > 1)
-        self._undivided.is_unknown = lambda: self._following.is_unknown
         self.equivalence_check = EquivalenceCheck(
             env, group, shares, is_wanted=group.size > 1, may_differ=may_differ, layers=strategy
         )

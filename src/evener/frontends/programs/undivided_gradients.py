@@ -10,7 +10,7 @@ may have made another batch without Evener, whose gradients then count like thos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from evener.comm.group import Group
 from evener.data.fingerprint import print_of
 from evener.frontends.programs.batch_parts import OpenParts
+from evener.frontends.programs.batch_tracking import BatchFollowing
 from evener.frontends.programs.totals import numbers_of_ranks
 from evener.parallel.gradient_sums import is_added
 from evener.training.differences import as_real
@@ -69,18 +70,15 @@ class UndividedGradients:
     Args:
         group: the ranks.
         parts: that this rank computes now.
+        following: which knows the batches of model calls.
         patience: seconds of silence after which a rank is lost.
-
-    Attributes:
-        is_unknown: returns whether the program trains on a batch that is not known to be divided.
     """
 
-    def __init__(self, group: Group, parts: OpenParts, patience: float) -> None:
-        self._group, self._parts, self._patience = group, parts, patience
+    def __init__(self, group: Group, parts: OpenParts, following: BatchFollowing, patience: float) -> None:
+        self._group, self._parts, self._following, self._patience = group, parts, following, patience
         self._seen: dict[int, _Observed] = {}
         self._updates, self._are_any, self._norm = 1, False, 0.0
         self._is_told = False
-        self.is_unknown: Callable[[], bool] = bool
         self._updated: set[int] = set()
         self._is_compared = False
 
@@ -95,7 +93,7 @@ class UndividedGradients:
         if self._updates > _EACH and self._updates & (self._updates - 1):
             return
         self._is_compared = True
-        if is_repeated and not self.is_unknown():
+        if is_repeated and not self._following.is_unknown:
             return
         gradient = gradient.detach()
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
