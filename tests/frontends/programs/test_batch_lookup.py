@@ -71,7 +71,7 @@ def followed(
 ) -> Iterator[tuple[list[HandedBatch | None], list[HandedBatch], list[bool]]]:
     called, met, trains = list[HandedBatch | None](), list[HandedBatch](), list[bool]()
 
-    def note(batch: HandedBatch | None, is_training: bool) -> None:
+    def note(batch: HandedBatch | None, is_training: bool, _rows: set[int]) -> None:
         called.append(batch)
         trains.append(is_training)
 
@@ -105,6 +105,15 @@ def test_derived_tensors_are_traced_to_the_model_and_no_further() -> None:
     assert second not in met
     model(made)
     assert len(called) == 4
+
+
+def test_functions_of_torch_func_compute_while_calls_are_followed() -> None:
+    batches, model, x = HandedBatches(), nn.Sequential(nn.Linear(3, 3)), torch.randn(4, 3)
+    give(batches, "a", x)
+    with followed(batches, model) as (called, _, _):
+        assert torch.equal(torch.vmap(torch.func.grad(lambda row: row.square().sum()))(x), 2 * x)
+        assert torch.vmap(model)(x).shape == (4, 3)
+    assert len(called) == 1
 
 
 def test_model_error_does_not_hide_the_next_call() -> None:

@@ -11,20 +11,32 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from evener.comm.group import Group
+from evener.frontends.programs.entry import finish
 from evener.frontends.programs.run import Run
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.records.record import Event
+from programs.suite import perform, run_of
 from support.program_runs import run_on
 from support.thread_ranks import together
 
 Optimizer = torch.optim.Optimizer
 
 
-def noted(program: Callable[[Run], object], size: int = 2) -> list[int]:
-    """Return how many notes of different gradients every rank has given."""
+def noted(program: Callable[[Run], object], size: int = 2, *, has_others: bool = False) -> list[int]:
+    """Return how many notes of different gradients every rank has given.
+
+    Args:
+        program: of every rank.
+        size: number of ranks.
+        has_others: whether replicas have noticed batches from elsewhere while a divided one is current.
+    """
 
     def rank(group: Group) -> int:
         told: list[object] = []
         run = run_on(group, ",".join("3" + "1" * (size - 1)), told.append)
+        run.equivalence_check.has_others = run._undivided.has_others = has_others
         program(run)
         run.finish()
         return sum(isinstance(event, Event) and event.kind == "differs" for event in told)
@@ -283,17 +295,8 @@ def own_batches_inside_a_loop_after_a_shared_one(run: Run) -> None:
     ],
 )
 def test_batches_from_elsewhere_after_a_divided_one_are_noted_once(program: Callable[[Run], None]) -> None:
-    assert noted(program) == [1, 0]
-
-
-def several_updates_by_a_shared_batch(run: Run) -> None:
-    model, optimizer = prepared(run)
-    for _ in range(2):
-        rows = shared(run)
-        advantages = (rows - 3.0).square()
-        for _ in range(3):
-            for some in (rows + advantages).chunk(2):
-                step(model, optimizer, some / 100)
+    assert noted(program, has_others=True) == [1, 0]
+    assert noted(program) == [0, 0]
 
 
 def equal_batches_after_a_shared_one(run: Run) -> None:
@@ -301,13 +304,6 @@ def equal_batches_after_a_shared_one(run: Run) -> None:
     step(model, optimizer, shared(run))
     for _ in range(3):
         step(model, optimizer, of_rank(0))
-
-
-def updates_by_the_batch_of_a_loop_left_early(run: Run) -> None:
-    model, optimizer = prepared(run)
-    (x,) = next(iter(loader_of(run)))
-    for _ in range(3):
-        step(model, optimizer, x / 12)
 
 
 def generated_samples(run: Run) -> None:
@@ -322,18 +318,33 @@ def generated_samples(run: Run) -> None:
         step(nn.Sequential(first, second), one, noise)
 
 
-def updates_by_the_batch_of_a_loop(run: Run) -> None:
+def dropped_gradients_of_other_tensors(run: Run) -> None:
     model, optimizer = prepared(run)
     for (x,) in loader_of(run):
-        for _ in range(3):
-            step(model, optimizer, x / 12)
+        step(model, optimizer, x / 12)
+        torch.autograd.backward(model(x / 13).mean())
+        optimizer.zero_grad()
 
 
-def batches_known_to_some_nodes(run: Run) -> None:
-    model, optimizer = prepared(run)
-    x = shared(run)
-    step(model, optimizer, x)
-    step(model, optimizer, x if run.rank else of_rank(0))
+def experts_of_some_nodes(run: Run) -> None:
+    experts = nn.ModuleList([nn.Linear(1, 1, dtype=torch.float64), nn.Linear(1, 1, dtype=torch.float64)])
+    run.prepare(experts)
+    first, both = (run.prepare(torch.optim.SGD(some.parameters(), lr=0.01)) for some in (experts[0], experts))
+    for (x,) in loader_of(run):
+        step(experts[0], first, x / 12)
+        step(experts[run.rank], both, x / 12)
+
+
+@pytest.mark.parametrize(
+    "program", [equal_batches_after_a_shared_one, dropped_gradients_of_other_tensors, generated_samples]
+)
+def test_equal_gradients_of_batches_from_elsewhere_are_not_noted(program: Callable[[Run], None]) -> None:
+    assert noted(program, has_others=True) == [0, 0]
+
+
+def test_nodes_compare_alike_if_each_trains_other_weights() -> None:
+    assert noted(experts_of_some_nodes, has_others=True) == [1, 0]
+    assert noted(experts_of_some_nodes) == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -347,12 +358,6 @@ def batches_known_to_some_nodes(run: Run) -> None:
         gradients_that_are_returned,
         weights_of_no_model,
         rounding,
-        several_updates_by_a_shared_batch,
-        equal_batches_after_a_shared_one,
-        updates_by_the_batch_of_a_loop_left_early,
-        updates_by_the_batch_of_a_loop,
-        generated_samples,
-        batches_known_to_some_nodes,
     ],
 )
 def test_equal_gradients_and_unused_ones_are_not_noted(program: Callable[[Run], None]) -> None:
@@ -396,3 +401,77 @@ def test_model_that_is_frozen_before_the_backward_pass_trains_as_alone(is_divide
     for weights in together(2, lambda group: program(run_on(group, "3,1"))):
         for weight, expected in zip(weights, alone, strict=True):
             torch.testing.assert_close(weight, expected, rtol=1e-14, atol=0)
+
+
+PROGRAM = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import evener
+
+run = evener.join()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+loader = DataLoader(TensorDataset(torch.randn(48, 4)), batch_size=16)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+frozen = run.prepare(nn.Linear(4, 4)).requires_grad_(False)
+own = torch.Generator()
+own.manual_seed({seed})
+
+def step(x):
+    optimizer.zero_grad()
+    (model(x) - 1).square().mean().backward()
+    optimizer.step()
+
+{steps}
+results = model.state_dict()
+"""
+OTHERS_AFTER_A_SHARED_BATCH = """
+step(run.share(torch.ones(16, 4)))
+for _ in range(5):
+    step(torch.randn(16, 4, generator=own))
+"""
+OTHERS_AFTER_A_FIRST_BATCH = """
+(x,) = next(iter(loader))
+step(x)
+for _ in range(5):
+    step(torch.randn(16, 4, generator=own))
+"""
+SEVERAL_UPDATES_BY_A_BATCH = """
+for epoch in run.epochs(2):
+    for (x,) in loader:
+        features = frozen(x)
+        for made in (features, features, torch.from_numpy(x.numpy()) / 2, torch.randn(len(x), 4)):
+            step(made)
+for (x,) in loader:
+    break
+for _ in range(3):
+    step(x / 2)
+"""
+
+
+def rank_of_program(env: RankEnvironment, text: str) -> None:
+    """A rank that performs a program."""
+    run = run_of(env, "3,1")
+    perform(text, "program")
+    finish(run, env)
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    ("steps", "seed", "number"),
+    [
+        (OTHERS_AFTER_A_SHARED_BATCH, "run.rank", 1),
+        (OTHERS_AFTER_A_FIRST_BATCH, "run.rank", 1),
+        (OTHERS_AFTER_A_SHARED_BATCH, "0", 0),
+        (SEVERAL_UPDATES_BY_A_BATCH, "0", 0),
+    ],
+    ids=["after a shared batch", "after a first batch", "equal on all nodes", "made from parts"],
+)
+def test_check_notices_batches_from_elsewhere(steps: str, seed: str, number: int) -> None:
+    events: list[object] = []
+    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    text = PROGRAM.format(seed=seed, steps=steps)
+    run_local(rank_of_program, nodes, text, patience=10, on_event=events.append)
+    assert sum(isinstance(event, Event) and event.kind == "differs" for event in events) == number

@@ -123,14 +123,15 @@ class Provenance(TorchFunctionMode):
 
     Args:
         batches: of the program.
-        called: called with the batch of a model's inputs, None if it is unknown, and with whether the model trains.
+        called: called with the batch of a model's inputs (None if it is unknown), whether the model trains, and the
+            first sizes of its inputs.
         met: called with a batch that is combined with trained tensors, such as labels with outputs in a loss.
     """
 
     def __init__(
         self,
         batches: HandedBatches,
-        called: Callable[[HandedBatch | None, bool], None],
+        called: Callable[[HandedBatch | None, bool, set[int]], None],
         met: Callable[[HandedBatch], None],
     ) -> None:
         super().__init__()
@@ -165,7 +166,9 @@ class Provenance(TorchFunctionMode):
         return made
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
-        self._called(self._batches.of(tensors_in(inputs)), module.training and torch.is_grad_enabled())
+        tensors = list(tensors_in(inputs))
+        rows = {len(tensor) for tensor in tensors if tensor.dim()}
+        self._called(self._batches.of(tensors), module.training and torch.is_grad_enabled(), rows)
 
 
 def _key(tensor: Tensor) -> int | None:
@@ -175,7 +178,10 @@ def _key(tensor: Tensor) -> int | None:
     """
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or not tensor.numel():
         return None
-    return int(tensor.untyped_storage()._cdata)
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:  # a tensor inside of `torch.vmap` or of another function of `torch.func`
+        return None
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:

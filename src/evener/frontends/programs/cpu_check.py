@@ -58,6 +58,7 @@ class CheckResult(Part, frozen=True, kw_only=True):
         notes: for the user.
         shared_draws: shapes of random numbers that all samples share.
         is_delayed: whether the program computes batches later than it loads them.
+        has_others: whether it trains on batches from elsewhere while a divided one is current.
     """
 
     refusal: str = ""
@@ -65,6 +66,7 @@ class CheckResult(Part, frozen=True, kw_only=True):
     notes: tuple[Event, ...] = ()
     shared_draws: tuple[tuple[int, ...], ...] = ()
     is_delayed: bool = False
+    has_others: bool = False
 
 
 Command: TypeAlias = Callable[[Path], Sequence[str]]

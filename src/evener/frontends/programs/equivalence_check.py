@@ -78,6 +78,7 @@ class EquivalenceCheck:
         is_wanted: whether to compare.
         shared_draws: known shapes of random numbers that all samples share.
         is_delayed: whether the program is known to compute batches later than it loads them.
+        has_others: whether it is known to train on batches from elsewhere while a divided one is current.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class EquivalenceCheck:
         self.replica: ForkedReplica | None = None
         self.check: Check | None = None
         self.shared_draws: frozenset[tuple[int, ...]] = frozenset()
-        self.is_delayed = False
+        self.is_delayed = self.has_others = False
         self._owners: set[object] = set()
         self._is_timed = False
         self._precision = ""
@@ -177,6 +178,7 @@ class EquivalenceCheck:
                 samples=samples,
                 minimum=self._few,
             )
+            self.has_others |= self._later.has_others
 
     def collect(self) -> list[Event]:
         """Wait for later comparisons, for a while; return notes for the user. All ranks call this at the end.
@@ -237,6 +239,7 @@ class EquivalenceCheck:
         self._notes += found.notes
         self.shared_draws |= frozenset(found.shared_draws)
         self.is_delayed |= found.is_delayed
+        self.has_others |= found.has_others
         if found.check is not None:
             self.check = msgspec.structs.replace(found.check, seconds=time.perf_counter() - begin)
 
@@ -256,6 +259,7 @@ class EquivalenceCheck:
                 notes=tuple(self._notes),
                 shared_draws=tuple(self.shared_draws),
                 is_delayed=self.is_delayed,
+                has_others=self.has_others,
             )
             end_cpu_check(result, is_leader=self._group.is_leader)
 
@@ -273,6 +277,7 @@ class EquivalenceCheck:
                 return
             self.shared_draws |= frozenset.intersection(*(frozenset(one.findings.drawn) for one in reports))
             self.is_delayed = any(report.findings.is_delayed for report in reports)
+            self.has_others |= any(report.has_others for report in reports)
             comparison, whole_failed = reports[0].comparison, reports[0].whole_failed
             failed = _first_hand([report.failed for report in reports if report.failed])
             is_conclusive = comparison is not None and (comparison.is_finite or samples == _WHOLE_BATCH)

@@ -95,12 +95,14 @@ class Findings(msgspec.Struct, frozen=True):
     Attributes:
         drawn: shapes of its random numbers.
         is_delayed: whether it computes batches later than it loads them.
+        has_others: whether it trains on batches from elsewhere while a divided one is current.
         seconds_per_sample: processor time of the losses and their gradients.
         seconds: processor time of the replica.
     """
 
     drawn: tuple[tuple[int, ...], ...] = ()
     is_delayed: bool = False
+    has_others: bool = False
     seconds_per_sample: float = 0.0
     seconds: float = 0.0
 
@@ -237,6 +239,7 @@ class EquivalenceProbe(ForkedReplica):
         findings = Findings(
             drawn=tuple(sorted(self._draws.shapes)),
             is_delayed=self.is_delayed,
+            has_others=self.has_others,
             seconds_per_sample=self._seconds / max(self._samples, 1),
             seconds=time.process_time(),
         )

@@ -253,10 +253,11 @@ class ForkedReplica(ABC):
         samples: largest number of samples of a batch.
         seconds: time after which it has failed.
         is_delayed: whether the program computes batches later than it loads them.
+        has_others: whether it trains on batches from elsewhere while a divided one is current.
     """
 
     seconds = SECONDS
-    is_delayed = False
+    is_delayed = has_others = False
 
     def __init__(self, group: Group, path: Path, samples: int, moves_parts: bool = False) -> None:
         self.group, self.path, self.samples, self._moves_parts = group, path, samples, moves_parts

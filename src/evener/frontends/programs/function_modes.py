@@ -5,7 +5,6 @@ Such a mode is outside of all modes that the program enters and leaves.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -30,12 +29,6 @@ def _change(change: Callable[[list[Any]], list[Any]]) -> None:
     modes = [stack._pop_mode() for _ in range(stack._len_torch_function_stack())]
     for mode in change(modes[::-1]):
         stack._push_mode(mode)
-
-
-def are_functions_compiled() -> bool:
-    """Whether the program has called `torch.compile`; a mode that begins later lets it compile again."""
-    module = sys.modules.get("torch._dynamo.eval_frame")
-    return any(backend is not None for backend in getattr(module, "cached_backends", {}).values())
 
 
 class _Hook:

@@ -64,6 +64,11 @@ class Report(msgspec.Struct, frozen=True):
     findings: Findings = Findings()
     whole_findings: Findings = Findings()
 
+    @property
+    def has_others(self) -> bool:
+        """Whether the program trains on batches from elsewhere while a divided one is current."""
+        return self.findings.has_others or self.whole_findings.has_others
+
 
 class _Begun(NamedTuple):
     """Replicas that compute while the ranks train.
@@ -93,6 +98,9 @@ class LaterComparisons:
         group: the ranks.
         may_differ: whether a difference is no error.
         read: reads the results of this rank's replicas from a folder.
+
+    Attributes:
+        has_others: whether the program trains on batches from elsewhere while a divided one is current.
     """
 
     def __init__(self, group: Group, *, may_differ: bool, read: Callable[[Path], Report]) -> None:
@@ -103,11 +111,13 @@ class LaterComparisons:
         self._next_step, self._is_due = _FIRST_STEP, False
         self._chance = random.Random(0)
         self._seconds_per_sample = self._seconds = 0.0
+        self.has_others = False
 
     def note(self, report: Report) -> None:
-        """Note how long replicas computed."""
+        """Note how long replicas computed, and whether the program has other batches."""
         self._seconds_per_sample = report.whole_findings.seconds_per_sample
         self._seconds = max(report.findings.seconds, report.whole_findings.seconds)
+        self.has_others |= report.has_others
 
     def begin_if_due(
         self,

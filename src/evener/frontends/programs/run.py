@@ -94,8 +94,7 @@ class Run:
         shares = relative_shares(config.shares if config else "measured", group.size)
         layers = config.layers(group.size) if config else None
         self._parts = OpenParts()
-        self._following = BatchFollowing(self._parts, self._use, lambda: self.group.size > 1)
-        self._undivided = UndividedGradients(group, self._parts, self._following, env.patience)
+        self._undivided = UndividedGradients(group, self._parts, env.patience)
         self._work: WorkDivision = BatchDivision(
             group, self._parts, env.patience, self._undivided, lambda: self.steps.number
         )
@@ -118,6 +117,7 @@ class Run:
         self._seen: Counter[object] = Counter()
         may_differ, strategy = bool(config and config.approximate), layers.division if layers else None
         self._unprepared = UnpreparedWeights(lambda: self.steps.optimizers)
+        self._following = BatchFollowing(self._parts, self._use, lambda: self.group.size > 1)
         self.equivalence_check = EquivalenceCheck(
             env, group, shares, is_wanted=group.size > 1, may_differ=may_differ, layers=strategy
         )
@@ -339,7 +339,6 @@ class Run:
     def begin(self, loader: DividedLoader) -> int | None:
         """Begin a pass through `loader`; in a forked replica, return the samples of each batch."""
         self._work.draw_own()
-        self._following.end_watch()  # as worker processes, which are forked now, would watch, too
         small = self._small(loader)
         self._passes.add(loader)
         self._epoch = max(self._epoch, self._seen[loader])
@@ -351,8 +350,6 @@ class Run:
         """Begin to load a batch of `owner`."""
         self._end_step(owner)
         self._work.draw_own()
-        if self._divides_batches:
-            self._following.watch(self._whole_models(), owner)
         self._following.note_kept(self._whole_models())
         if self.equivalence_check.replica is not None:
             self.equivalence_check.replica.next_batch()
@@ -401,9 +398,6 @@ class Run:
         self._end_step(loader)
         self._work.draw_own()
         self._parts.close(loader, is_over)
-        self._following.end_watch()
-        if self._divides_batches and self._parts.is_open(loader):
-            self._following.watch(self._whole_models(), loader, is_left=True)
         self._following.note_kept(self._whole_models())
         self._passes.discard(loader)
 
@@ -423,7 +417,12 @@ class Run:
 
     def after_update(self, optimizer: Optimizer) -> None:
         """End an update by `optimizer`."""
-        self._compare_undivided([weight for group in optimizer.param_groups for weight in group["params"]])
+        updated = [weight for group in optimizer.param_groups for weight in group["params"]]
+        replica = self.equivalence_check.replica
+        if replica is not None and self._following.trains_on_others:
+            replica.has_others |= self._undivided.is_further(updated)
+        self._compare_undivided(updated)
+        self._undivided.end_update(updated)
         self._following.end_update()
         self._work.draw_alike()
         self._is_stepped = True
@@ -485,6 +484,7 @@ class Run:
             seconds=self.steps.seconds,
             samples=self.part.total,
         )
+        self._undivided.has_others |= self.equivalence_check.has_others
         self.leader = self.leader and self.equivalence_check.replica is None
         if self.equivalence_check.replica is not None and not self._work.draws_alike:
             self._following.begin(self._whole_models())
@@ -498,6 +498,7 @@ class Run:
                 self.steps.tell(self.equivalence_check.perform(self._models, self.steps.optimizers, lone))
                 self._draw_alike()
                 self._following.is_delayed |= self.equivalence_check.is_delayed
+                self._undivided.has_others |= self.equivalence_check.has_others
                 if not self._work.draws_alike and (self.equivalence_check.replica or self.equivalence_check.is_delayed):
                     self._following.begin(self._whole_models())
                 if self.equivalence_check.is_wanted and self.equivalence_check.replica is None:
