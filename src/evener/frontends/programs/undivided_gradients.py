@@ -84,6 +84,7 @@ class UndividedGradients:
     def begin_batch(self) -> None:
         """Note that the program received a divided batch."""
         self._updated.clear()
+        self._seen = {one: facts for one, facts in self._seen.items() if not facts.is_other}  # nothing was updated
 
     def end_update(self, weights: Iterable[Tensor]) -> None:
         """Note that an optimizer has updated `weights`."""
@@ -101,13 +102,9 @@ class UndividedGradients:
     def observe(self, weight: Tensor, gradient: Tensor) -> None:
         """Note a gradient of `weight` that a `backward()` has computed on this rank."""
         is_other = self._parts.are_any
-        if is_other and not (self.has_others and self.is_further([weight])):
-            if id(weight) in self._seen and not _is_kept(weight):
-                del self._seen[id(weight)]  # its gradient was dropped
+        if (is_other and not (self.has_others and self.is_further([weight]))) or not is_added(weight):
             return
-        if not is_added(weight):
-            return
-        self._are_any = True
+        self._are_any |= not is_other
         if not self._is_due:
             return
         gradient = gradient.detach()
