@@ -19,6 +19,7 @@ from evener.config.options import (
     MasterAccess,
     NodesAccess,
     PlanConfig,
+    RelayConfig,
     StopAccess,
     TraceConfig,
     UpConfig,
@@ -217,6 +218,13 @@ def up(config: UpConfig, as_json: bool) -> None:
     from evener.commands import up as ps_master
 
     ps_master.up(config, as_json=as_json)
+
+
+def relay(config: RelayConfig, as_json: bool) -> None:
+    """Pass on connections between nodes and a master that cannot reach each other, until Ctrl-C; reads nothing."""
+    from evener.commands import relay as relay_command
+
+    relay_command.relay(config, as_json=as_json)
 
 
 def join(config: JoinConfig) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from evener.commands.dashboard import page_beside
 from evener.commands.join import given_token, print_notice, warn_of_readers
+from evener.commands.relay import lines_of, relay_of
 from evener.commands.up_ssh import address_for, nodes_by_ssh, parse_hosts
 from evener.config.options import PATIENCE, PORT, InviteConfig, MasterAccess, NodesAccess, StopAccess, UpConfig
 from evener.config.run_config import RunConfig
@@ -56,6 +57,7 @@ def up(config: UpConfig, *, as_json: bool) -> None:
     return_large_memory()
     last = _last_beacon(place)
     patience = config.patience or (last.patience if last else PATIENCE)
+    relay, relay_key = relay_of(config, last, os.environ)
     with place.occupied(), page_beside(place.runs, config.dashboard), interrupt_on_stop_signals():
         warn_of_readers(place.identity_file(insecure=insecure))
         identity = place.identity(insecure=insecure, rotate=config.rotate)
@@ -67,6 +69,10 @@ def up(config: UpConfig, *, as_json: bool) -> None:
         try:
             bound = master.listen(wanted)
             reachable, token = reachable_address(bound), identity.token.text
+            if relay:
+                lines = lines_of(relay, relay_key, patience)
+                master.listen_by(lines)
+                lines.start(waits=config.relay is None)
             place.announce(
                 Beacon(
                     address=str(reachable),
@@ -75,9 +81,11 @@ def up(config: UpConfig, *, as_json: bool) -> None:
                     pid=os.getpid(),
                     patience=patience,
                     system=file,
+                    relay=relay,
+                    relay_key=relay_key,
                 )
             )
-            _announce(reachable, place, token, insecure, as_json, system)
+            _announce(lines.address if relay else reachable, place, token, insecure, as_json, system)
             with _nodes_elsewhere(config, hosts, bound, place):
                 master.serve()
         except KeyboardInterrupt:

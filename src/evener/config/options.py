@@ -20,6 +20,8 @@ MAX_PATIENCE = 1_000_000
 """Limit of the patience in seconds, some multiple of which is the longest timeout of the system."""
 PORT = 7117
 """Default port of a master."""
+RELAY_PORT = 7119
+"""Default port of a relay."""
 SSH_JOIN = "evener join"
 """Default command that `evener up --ssh` runs on a machine."""
 PROFILE = Path("cluster.json")
@@ -120,6 +122,13 @@ class UpConfig(Part, frozen=True, kw_only=True):
         str, Meta(description="Command to run there, such as '~/venv/bin/evener join --data /data'.")
     ] = SSH_JOIN
     ssh_config: Annotated[Path | None, Meta(description="OpenSSH's configuration; yours by default.")] = None
+    relay: Annotated[
+        str | None,
+        Meta(description="HOST:PORT of `evener relay`, by which nodes also join; default: previous value; or none."),
+    ] = None
+    relay_key_file: Annotated[Path | None, Meta(description="File with the relay's key; or set $EVENER_RELAY_KEY.")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         if self.patience is not None:
@@ -131,6 +140,17 @@ class UpConfig(Part, frozen=True, kw_only=True):
             require(
                 self.ssh is not None or not is_set, f"--{name.replace('_', '-')}", getattr(self, name), "beside --ssh"
             )
+
+
+class RelayConfig(Part, frozen=True, kw_only=True):
+    """Options of `evener relay`."""
+
+    listen: Annotated[
+        str | None, Meta(description=f"HOST:PORT, or :PORT for all interfaces; :{RELAY_PORT} by default.")
+    ] = None
+    key_file: Annotated[
+        Path | None, Meta(description="File of the key, made if missing; relay-key in the master's folder by default.")
+    ] = None
 
 
 class JoinConfig(Part, frozen=True, kw_only=True):

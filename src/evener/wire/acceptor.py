@@ -23,6 +23,7 @@ from evener.wire.handshake import (
 )
 from evener.wire.identity import ROLES, Address, Grant, Identity, Token
 from evener.wire.limits import Limits
+from evener.wire.relay_lines import RelayLines
 from evener.wire.sockets import UNIX
 from evener.wire.transport import NotTls, PlainTransport, Poller, Transport, explain, tune
 
@@ -127,6 +128,8 @@ class Acceptor:
         self._listeners: list[socket.socket] = []
         self._resting: list[socket.socket] = []
         self._pending: dict[PendingPeer, None] = {}  # in order of arrival
+        self._lines: list[RelayLines] = []
+        self._waiting: dict[socket.socket, RelayLines] = {}
 
     def listen(self, address: Address) -> Address:
         """Listen at `address`; return the address with its real port.
@@ -143,6 +146,30 @@ class Acceptor:
         self._listeners.append(listener)
         self._watch(listener)
         return address if address.path else Address(address.host, listener.getsockname()[1])
+
+    def listen_by(self, lines: RelayLines) -> None:
+        """Also accept connections that come through a relay; `close` closes its lines."""
+        self._lines.append(lines)
+        self._poller.watch(lines.signal, partial(self._watch_lines, lines), is_urgent=True)
+
+    def _watch_lines(self, lines: RelayLines, _: int) -> None:
+        for sock in lines.opened():
+            self._waiting[sock] = lines
+            self._poller.watch(sock, partial(self._on_line, sock), is_urgent=True)
+
+    def _on_line(self, sock: socket.socket, _: int) -> None:
+        """Let in the node whose first bytes have come, or replace a line that has ended."""
+        lines = self._waiting.pop(sock)
+        self._poller.forget(sock)
+        lines.renew()
+        try:
+            has_come = bool(sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            has_come = False
+        if has_come:
+            self._let_in(sock, lines.address)
+        else:
+            sock.close()
 
     def tick(self, seconds: float) -> None:
         """Let `seconds` of listening pass: pending peers age, and resting listeners are watched again."""
@@ -163,6 +190,12 @@ class Acceptor:
             listener.close()
             if path and os.path.exists(path):
                 os.unlink(path)
+        for sock in self._waiting:
+            self._poller.forget(sock)
+            sock.close()
+        for lines in self._lines:
+            self._poller.forget(lines.signal)
+            lines.close()
         for peer in list(self._pending):
             self._drop(peer, "the master closes")
 

@@ -53,7 +53,7 @@ def open_connection(
     """
     limits, address = limits or Limits(), address.to_dial
     deadline = time.monotonic() + seconds
-    sock = _connect_to(address, deadline)
+    sock = connected_socket(address, deadline)
     try:
         tune(sock, limits.patience)
         transport = _authenticate(sock, token, address.description, deadline)
@@ -74,8 +74,8 @@ def backoff(random: Random, first: float = 0.1, longest: float = MAX_PAUSE_SECON
         pause = min(2 * pause, longest)
 
 
-def _connect_to(address: Address, deadline: float) -> socket.socket:
-    """Return a socket connected to the first of the machine's addresses that answers."""
+def connected_socket(address: Address, deadline: float) -> socket.socket:
+    """Return a socket connected to the first of the machine's addresses that answers. Raises CannotJoin."""
     if not address.path:
         candidates: Sequence[tuple[int, Any]] = resolve(address, deadline)
     elif UNIX is None:

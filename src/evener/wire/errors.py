@@ -5,6 +5,7 @@ EvenerError
 |- BadFrame
 `- NodeLost
    |- ConnectionLost
+   |- CannotRelay
    `- CannotJoin: CannotResolve, NothingListens, NoUnixSockets, NoAnswer, NotAMaster, TransportDiffers, VersionDiffers,
                   OtherMaster, WrongSecret, MasterFull
 """
@@ -52,6 +53,18 @@ class ConnectionLost(NodeLost):
     def __init__(self, sentence: str, peer_reason: str = "", unread: Sequence[object] = ()) -> None:
         super().__init__(sentence)
         self.peer_reason, self.unread = peer_reason, tuple(unread)
+
+
+class CannotRelay(NodeLost):
+    """Raised if a master cannot be reached through a relay.
+
+    Args:
+        place: Description of the relay's host and port.
+        reason: Why, and what to do.
+    """
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"cannot reach the relay at {place}: {reason}")
 
 
 class CannotJoin(NodeLost):

@@ -34,6 +34,7 @@ from evener.wire.frame import Buffer, Close, Frame, H
 from evener.wire.identity import Address, Grant, Identity, Token
 from evener.wire.limits import Limits
 from evener.wire.reader import FrameReader
+from evener.wire.relay_lines import RelayLines
 from evener.wire.server_events import (
     FrameReceived,
     PeerConnected,
@@ -128,6 +129,10 @@ class Server(Generic[H]):
             CannotListen: The address is taken, not of this machine, or not allowed.
         """
         return self._acceptor.listen(address)
+
+    def listen_by(self, lines: RelayLines) -> None:
+        """Also accept connections that come through a relay; closing the server closes its lines."""
+        self._acceptor.listen_by(lines)
 
     def poll(self, timeout: float) -> list[ServerEvent[H]]:
         """Return the events; wait up to `timeout` seconds for an event, or until the queue of a peer is sent."""

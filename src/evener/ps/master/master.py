@@ -26,6 +26,7 @@ from evener.records.schema import shown
 from evener.system.heartbeat import is_due
 from evener.wire.errors import BadFrame
 from evener.wire.identity import Address
+from evener.wire.relay_lines import RelayLines
 from evener.wire.server import Server
 from evener.wire.server_events import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed, PeerRefused
 
@@ -65,6 +66,11 @@ class Master:
         bound = self.server.listen(address)
         self._handlers.commands.address = str(reachable_address(bound))
         return bound
+
+    def listen_by(self, lines: RelayLines) -> None:
+        """Also accept nodes that come through a relay, whose address nodes then join."""
+        self.server.listen_by(lines)
+        self._handlers.commands.address = str(lines.address)
 
     def serve(self) -> None:
         """Run the master until a command ends it; continue the runs that the last one had in progress.

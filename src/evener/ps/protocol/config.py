@@ -44,6 +44,8 @@ class Beacon(Part, frozen=True, kw_only=True):
         pid: process of the master; 0 after it has ended.
         patience: seconds.
         system: file that describes the only nodes that may join; empty if there is none.
+        relay: address of the relay by which nodes also join; empty if there is none.
+        relay_key: of the relay.
     """
 
     address: str
@@ -52,6 +54,8 @@ class Beacon(Part, frozen=True, kw_only=True):
     pid: int
     patience: float
     system: str = ""
+    relay: str = ""
+    relay_key: str = ""
 
 
 class StateDir:
