@@ -15,6 +15,7 @@ from evener.cli.fields import with_default_port
 from evener.commands import dashboard as page
 from evener.commands import doctor as doctor_command
 from evener.commands import join as ps_node
+from evener.commands import relay as relay_command
 from evener.commands import plan as plan_command
 from evener.commands import train as commands
 from evener.commands import train_as_ranks as ranks_train
@@ -58,7 +59,7 @@ def test_documented_options_of_every_command_are_accepted(
         *((ps_master, name) for name in ("up", "nodes", "stop", "down")),
         (script, "run_program"), (plan_command, "plan"),
         *((experiment, "run") for experiment in (abci, gpipe, nfnn, scattered, strategies)),
-        (ps_node, "join"), (ps_train, "train_by_agreement"), (ranks_train, "train_as_ranks"),
+        (ps_node, "join"), (relay_command, "relay"), (ps_train, "train_by_agreement"), (ranks_train, "train_as_ranks"),
         (page, "dashboard"), (ps_master, "invite"), (doctor_command, "doctor"), (search, "tune"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, ask)
