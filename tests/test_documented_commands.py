@@ -15,8 +15,8 @@ from evener.cli.fields import with_default_port
 from evener.commands import dashboard as page
 from evener.commands import doctor as doctor_command
 from evener.commands import join as ps_node
-from evener.commands import relay as relay_command
 from evener.commands import plan as plan_command
+from evener.commands import relay as relay_command
 from evener.commands import train as commands
 from evener.commands import train_as_ranks as ranks_train
 from evener.commands import train_by_agreement as ps_train
