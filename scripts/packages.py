@@ -1,6 +1,6 @@
 """Draws the packages and their allowed imports into docs/architecture.md, from pyproject.toml and their docstrings.
 
-`python scripts/packages.py` writes the drawing between its two marks; `--check` fails where it is not what is there.
+`python scripts/packages.py` writes the drawing between its two marks; `--check` fails if the page has another one.
 """
 
 from __future__ import annotations

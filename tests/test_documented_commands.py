@@ -29,7 +29,7 @@ from support.documented import documented_commands, documented_file
 
 COMMANDS = [line for line in documented_commands() if "yolo" not in line]
 """Without those of docs/yolo.md, which yolo/ tests where Ultralytics is installed."""
-_OF_A_MASTER = ("up", "join", "nodes", "stop", "down", "invite")
+_OF_A_MASTER = ("up", "relay", "join", "nodes", "stop", "down", "invite")
 _WITHOUT_END = "dashboard"
 """Until Ctrl-C: report/live/."""
 _ELSEWHERE = ("--agreement", "--master", "--home", "--nodes", "cuda", "nfnn", "tiny-imagenet", "evener experiment ")

@@ -1,1 +1,1 @@
-"""What tests of several packages share."""
+"""Helpers of tests of several packages."""

@@ -106,7 +106,11 @@ def relay_of(config: UpConfig, last: Beacon | None, environment: Mapping[str, st
     address = config.relay or (last.relay if last else "")
     if not address or address == NO_RELAY:
         return "", ""
-    require(not config.insecure, "--insecure", True, "left out with --relay, which could read and change everything")
+    if config.insecure:
+        raise InvalidInput(
+            f"--insecure: the relay at {address} could read and change everything; leave --insecure out, or type "
+            f"--relay {NO_RELAY}"
+        )
     where = Address.parse(address)
     require(not where.path and not where.is_everywhere, "--relay", address, "HOST:PORT")
     if config.relay_key_file is not None:

@@ -124,7 +124,7 @@ class UpConfig(Part, frozen=True, kw_only=True):
     ssh_config: Annotated[Path | None, Meta(description="OpenSSH's configuration; yours by default.")] = None
     relay: Annotated[
         str | None,
-        Meta(description="HOST:PORT of `evener relay`, by which nodes also join; default: previous value; or none."),
+        Meta(description="HOST:PORT of a relay through which nodes also join; default: previous value; none: without."),
     ] = None
     relay_key_file: Annotated[Path | None, Meta(description="File with the relay's key; or set $EVENER_RELAY_KEY.")] = (
         None

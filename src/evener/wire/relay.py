@@ -1,4 +1,4 @@
-"""A relay: it copies bytes between nodes and a master, of which each can only open connections.
+"""A relay: it copies bytes between nodes and a master that cannot accept connections from outside their networks.
 
     master   opens a few connections and claims them (`relay_claim.py`); they wait
     node     opens a connection

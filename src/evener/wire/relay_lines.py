@@ -23,6 +23,8 @@ from evener.wire.transport import explain, tune
 
 _NUM_WAITING = 8
 """Connections that wait for nodes; as many nodes may arrive at once."""
+_PAUSE_SECONDS = 0.02
+"""Pause after each new connection: a relay that accepts connections and ends them must not keep the thread busy."""
 
 
 class RelayLines:
@@ -81,7 +83,7 @@ class RelayLines:
         self._missing.release()
 
     def close(self) -> None:
-        """Stop opening connections, and close those that nobody has taken."""
+        """Stop opening connections, and close those that `opened` has not returned."""
         self._is_closed.set()
         self._missing.release()
         for sock in (*self.opened(), self.signal, self._sender):
@@ -103,6 +105,7 @@ class RelayLines:
                     self._notify(f"the relay at {self.address.description} can be reached again")
                 pauses, is_away = backoff(Random()), False
                 self._add(sock)
+                self._is_closed.wait(_PAUSE_SECONDS)
                 break
 
     def _add(self, sock: socket.socket) -> None:
@@ -132,13 +135,12 @@ class RelayLines:
             if _received(sock, 1) != ACCEPTED:
                 raise CannotRelay(place, "another master that started later uses it; start another relay")
             sock.setblocking(False)
-        except OSError as error:
+        except (OSError, CannotRelay) as error:
             sock.close()
+            if isinstance(error, CannotRelay):
+                raise
             reason = f"the program at that port is not a relay ({explain(error)}); `evener relay` prints the right one"
             raise CannotRelay(place, reason) from error
-        except BaseException:
-            sock.close()
-            raise
         return sock
 
 
