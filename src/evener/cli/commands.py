@@ -221,7 +221,7 @@ def up(config: UpConfig, as_json: bool) -> None:
 
 
 def relay(config: RelayConfig, as_json: bool) -> None:
-    """Pass on connections between nodes and a master that cannot reach each other, until Ctrl-C; they stay encrypted."""
+    """Pass on encrypted connections between nodes and a master that cannot reach each other, until Ctrl-C."""
     from evener.commands import relay as relay_command
 
     relay_command.relay(config, as_json=as_json)
