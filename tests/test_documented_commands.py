@@ -29,7 +29,7 @@ from support.documented import documented_commands, documented_file
 
 COMMANDS = [line for line in documented_commands() if "yolo" not in line]
 """Without those of docs/yolo.md, which yolo/ tests where Ultralytics is installed."""
-_OF_A_MASTER = ("up", "relay", "join", "nodes", "stop", "down", "invite")
+_OF_A_MASTER = ("up", "relay", "join", "leave", "nodes", "stop", "down", "invite")
 _WITHOUT_END = "dashboard"
 """Until Ctrl-C: report/live/."""
 _ELSEWHERE = ("--agreement", "--master", "--home", "--nodes", "cuda", "nfnn", "tiny-imagenet", "evener experiment ")
@@ -59,7 +59,8 @@ def test_documented_options_of_every_command_are_accepted(
         *((ps_master, name) for name in ("up", "nodes", "stop", "down")),
         (script, "run_program"), (plan_command, "plan"),
         *((experiment, "run") for experiment in (abci, gpipe, nfnn, scattered, strategies)),
-        (ps_node, "join"), (relay_command, "relay"), (ps_train, "train_by_agreement"), (ranks_train, "train_as_ranks"),
+        *((ps_node, name) for name in ("join", "leave")), (relay_command, "relay"),
+        (ps_train, "train_by_agreement"), (ranks_train, "train_as_ranks"),
         (page, "dashboard"), (ps_master, "invite"), (doctor_command, "doctor"), (search, "tune"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, ask)

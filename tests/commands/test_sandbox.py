@@ -103,6 +103,6 @@ def test_sandboxed_command_omits_token_and_sandbox_option(tmp_path: Path) -> Non
         address="a:1", token="secret", name="n", data=tmp_path, sandbox=True, thin=True, submitters="alice,bob"
     )
     assert _arguments(config, Path("/c")) == [
-        "join", "a:1", "--cache", "/c", "--speed", "1.0", "--name", "n", "--submitters", "alice,bob",
+        "join", "a:1", "--cache", "/c", "--speed", "1.0", "--grace", "20.0", "--name", "n", "--submitters", "alice,bob",
         "--data", str(tmp_path), "--thin",
     ]  # fmt: skip

@@ -280,6 +280,21 @@ def test_process_ended_by_an_external_sigterm_has_failed() -> None:
         assert one.ending == "was killed by signal 15 (SIGTERM)"
 
 
+def test_process_may_carry_on_after_a_sigterm_to_all_and_stops_later() -> None:
+    with LocalProcesses([]) as processes:
+        one = processes.start("node-0", stop_when_asked)
+        assert wait(processes) == [b"ready"]
+        assert one.process.pid is not None
+        for _ in range(2):
+            os.kill(one.process.pid, signal.SIGTERM)
+            one.carry_on()
+            time.sleep(0.3)
+            assert not one.has_ended
+        one.request_stop()
+        assert until(processes, lambda: one.has_ended and one.is_drained) == [b"asked"]
+        assert one.has_finished
+
+
 def say_much(parent: Parent) -> None:
     """Many words, and no more."""
     for number in range(50):

@@ -254,3 +254,63 @@ def test_loss_does_not_admit_a_process_that_cannot_reach_the_others() -> None:
     assert coordinator.to_reach(7) == {0: "a", 1: "b"}
     coordinator.lose(1, "ended")
     assert processes(coordinator.decide(2.1)) == [0, 7]
+
+
+def test_process_leaves_on_notice_after_the_others_compute_without_it() -> None:
+    coordinator = computing()
+    coordinator.release(0)
+    second = coordinator.decide(0.1)
+    assert second is not None
+    assert (processes(second), second.is_urgent, second.left, second.lost) == ([1, 2], False, ("a",), ())
+    assert (coordinator.outgoing, coordinator.has_given_up(0)) == ({0}, False)
+    assert coordinator.decide(0.2) is None  # the others may not have finished the step
+    coordinator.hear(1, beat(2, holds=2))
+    assert coordinator.decide(0.3) is None
+    assert (coordinator.outgoing, coordinator.has_given_up(0)) == (set(), True)
+
+
+def test_processes_leave_one_by_one_and_the_last_holder_stays() -> None:
+    coordinator = computing()
+    for process in (0, 1, 2):
+        coordinator.release(process)
+    for number, left in ((2, "a"), (3, "b")):
+        generation = coordinator.decide(0.1)
+        assert generation is not None
+        assert generation.left == (left,)
+        first = generation.participants[0].process
+        coordinator.hear(first, beat(number, holds=number))
+    assert coordinator.decide(0.2) is None
+    assert coordinator.generation is not None
+    assert coordinator.generation.nodes == ["c"]
+
+
+def test_holder_stays_until_a_process_that_joined_has_its_state() -> None:
+    coordinator = computing()
+    for process in (1, 2):
+        coordinator.lose(process, "was killed")
+    coordinator.decide(0.1)
+    join(coordinator, 3, "d", 0.1)
+    coordinator.hear(0, beat(2, holds=2))
+    assert processes(coordinator.decide(1.0)) == [0, 3]
+    coordinator.hear(0, beat(3, holds=3))
+    coordinator.release(0)
+    assert coordinator.decide(1.1) is None
+    coordinator.hear(3, beat(1, holds=3))
+    assert processes(coordinator.decide(1.2)) == [3]
+
+
+def test_leaving_process_that_is_lost_before_its_step_ends_is_lost() -> None:
+    coordinator = computing()
+    coordinator.release(1)
+    coordinator.lose(1, "was killed")
+    second = coordinator.decide(0.1)
+    assert second is not None
+    assert (second.is_urgent, second.left, second.lost) == (True, (), ("b",))
+
+
+def test_leaving_process_does_not_join_again() -> None:
+    coordinator = computing()
+    join(coordinator, 3, "d", 0.1)
+    coordinator.release(3)
+    assert coordinator.decide(1.0) is None
+    assert coordinator.has_given_up(3)

@@ -206,6 +206,7 @@ _COMMANDS = (
     _Command(commands.version),
     _Command(commands.up),
     _Command(commands.join),
+    _Command(commands.leave),
     _Command(commands.relay),
     _Command(commands.nodes),
     _Command(commands.invite),

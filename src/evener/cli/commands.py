@@ -16,6 +16,7 @@ from evener.config.options import (
     DoctorConfig,
     InviteConfig,
     JoinConfig,
+    LeaveConfig,
     MasterAccess,
     NodesAccess,
     PlanConfig,
@@ -232,6 +233,13 @@ def join(config: JoinConfig) -> None:
     from evener.commands import join as ps_node
 
     ps_node.join(config)
+
+
+def leave(config: LeaveConfig) -> None:
+    """Let the nodes of this machine finish their work, and leave their master."""
+    from evener.commands import join as ps_node
+
+    ps_node.leave(config)
 
 
 def nodes(access: NodesAccess, as_json: bool) -> None:

@@ -33,11 +33,13 @@ from evener.benchmark.numpy_device import profile_numpy
 from evener.benchmark.processor_time import ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
 from evener.commands.backends import build_engine, build_thin_engine
 from evener.commands.node_look import look_here
+from evener.commands.sandbox import FOLDER as SANDBOX
 from evener.commands.sandbox import join_confined
-from evener.config.options import JoinConfig
+from evener.config.options import JoinConfig, LeaveConfig
 from evener.launch.nodes import device_speeds
 from evener.launch.parent import Parent
 from evener.ps.node.acceptance import Acceptance
+from evener.ps.node.departure import ask_to_leave, leave_request, running_nodes
 from evener.ps.node.node import Node
 from evener.ps.node.node_run import NodeConfig
 from evener.ps.node.rank_session import Host, RankTask
@@ -67,6 +69,7 @@ MEASURE_SECONDS = 2.0
 KNOWN_SECONDS = 24 * 3600.0
 """Lifetime of a device's profile: a restarted node need not measure again."""
 _MAX_TOKEN_FILE_BYTES = 2**20
+_PAUSE_SECONDS = 0.1
 
 
 def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> None:
@@ -91,7 +94,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
             speed = config.speed * device_speeds([device])[0]
         starts_ranks = has_posix() and bool(version_of("torch"))
         default = socket.gethostname() + (f"-{device.replace(':', '')}" if config.device else "")
-        with own_name(config.name, default, cache) as name, node_cache(cache):
+        with own_name(config.name, default, cache) as name, node_cache(cache), leave_request(cache, name) as request:
             node = NodeConfig(
                 name=name,
                 device=device,
@@ -109,8 +112,32 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
                 ),
                 look=partial(look_here, config),
                 host=Host(_run_rank, speed, masters[0].host) if starts_ranks and not thin else None,
+                grace=config.grace,
+                leave_request=request,
             )
             Node(node, dial, print_notice).serve()
+
+
+def leave(config: LeaveConfig, environment: Mapping[str, str] = os.environ) -> None:
+    """`evener leave`: ask nodes of this machine to leave, and wait until they have.
+
+    Raises:
+        InvalidInput: no such node runs.
+    """
+    cache = config.cache or default_cache(environment)
+    running = [(cache, name) for cache in (cache, cache / SANDBOX) for name in running_nodes(cache)]
+    leaving = [(cache, name) for cache, name in running if config.name in (None, name)]
+    if not leaving:
+        what = "no node runs" if config.name is None else f"no node {config.name} runs"
+        others = f"; those that run are {', '.join(name for _, name in running)}" if running else ""
+        raise InvalidInput(f"{what} on this machine with the cache {cache}{others}")
+    for one, name in leaving:
+        ask_to_leave(one, name)
+    with sign_of_life(print_notice, "waiting until the nodes have finished their work"):
+        for one, name in leaving:
+            while name in running_nodes(one):
+                time.sleep(_PAUSE_SECONDS)
+            print_notice(f"node {name} has left")
 
 
 def _run_rank(parent: Parent, task: RankTask) -> None:

@@ -110,7 +110,8 @@ def _readable(data: Path | None) -> Iterator[str]:
 
 def _arguments(config: JoinConfig, cache: Path) -> list[str]:
     """Return the arguments of the command inside."""
-    arguments = ["join", config.address, "--cache", str(cache), "--speed", str(config.speed)]
+    arguments = ["join", str(config.address), "--cache", str(cache), "--speed", str(config.speed)]
+    arguments += ["--grace", str(config.grace)]
     named = {"--name": config.name, "--device": config.device, "--submitters": config.submitters}
     for option, value in (named | {"--data": config.data and config.data.resolve()}).items():
         arguments += [] if value is None else [option, str(value)]

@@ -30,7 +30,7 @@ from evener.ps.protocol.config import (
     reachable_address,
     versions_here,
 )
-from evener.ps.protocol.messages import ExpelNode, ForgetNode, Invite, RevokeInvitation, StopRun
+from evener.ps.protocol.messages import ExpelNode, ForgetNode, Invite, ReleaseNode, RevokeInvitation, StopRun
 from evener.ps.protocol.status import ClusterStatus, InvitationStatus, NodeStatus, RunStatus
 from evener.ps.protocol.system import System, read_system
 from evener.records.errors import InvalidInput
@@ -174,6 +174,9 @@ def nodes(access: NodesAccess, *, as_json: bool) -> None:
     """`evener nodes`: show the nodes, and the runs in progress."""
     with open_master(access) as client:
         changes = [] if access.expel is None else [client.change(ExpelNode(name=access.expel))]
+        changes += (
+            [] if access.release is None else [client.change(ReleaseNode(name=access.release, seconds=access.grace))]
+        )
         changes += [] if access.forget is None else [client.change(ForgetNode(name=access.forget))]
         status = changes[-1] if changes else client.ask()
     if as_json:

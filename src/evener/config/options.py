@@ -17,6 +17,8 @@ from evener.wire.limits import Limits
 PATIENCE = Limits().patience
 """Default patience in seconds."""
 MAX_PATIENCE = 1_000_000
+GRACE, _MAX_GRACE = 20.0, 3600.0
+"""Seconds in which a node finishes its work on notice: fewer than the 30 s of Slurm and Kubernetes before they kill."""
 """Limit of the patience in seconds, some multiple of which is the longest timeout of the system."""
 PORT = 7117
 """Default port of a master."""
@@ -173,6 +175,9 @@ class JoinConfig(Part, frozen=True, kw_only=True):
     data: Annotated[Path | None, Meta(description="Folder of the data on this node.")] = None
     speed: Annotated[float, Meta(description="Below 1: slow this node down, for tests.")] = 1.0
     cache: Annotated[Path | None, Meta(description="Folder for code and data that are sent to this node.")] = None
+    grace: Annotated[
+        float, Meta(description="Seconds in which this node finishes its work when it is asked to leave; 0: none.")
+    ] = GRACE
     insecure: Annotated[bool, Meta(description="The master runs without encryption.")] = False
     thin: Annotated[bool, Meta(description="Compute without PyTorch, even if it is installed.")] = False
     built_in_only: Annotated[bool, Meta(description="Run no submitted code, only tasks that come with Evener.")] = False
@@ -188,10 +193,18 @@ class JoinConfig(Part, frozen=True, kw_only=True):
         is_said = self.token is not None or self.token_file is not None
         require(not (self.token_stdin and is_said), "--token-stdin", True, "without --token and --token-file")
         require(MIN_SPEED <= self.speed <= 1, "--speed", self.speed, f"from {MIN_SPEED} to 1")
+        require_grace(self.grace)
         require(self.data is None or self.data.is_dir(), "--data", str(self.data), "an existing folder")
         require(not self.thin or self.device in (None, "cpu"), "--device", self.device, "cpu with --thin")
         names = None if self.submitters is None else self.submitters.split(",")
         require(names is None or all(names), "--submitters", self.submitters, "names with commas between")
+
+
+class LeaveConfig(Part, frozen=True, kw_only=True):
+    """Options of `evener leave`."""
+
+    name: Annotated[str | None, Meta(description="Name of the node; all nodes of this machine by default.")] = None
+    cache: Annotated[Path | None, Meta(description="The node's --cache, if it has one.")] = None
 
 
 TrustedOnly = Annotated[
@@ -216,6 +229,14 @@ class NodesAccess(MasterAccess, frozen=True, kw_only=True):
 
     expel: Annotated[str | None, Meta(description="Expel the node of this name for good.")] = None
     forget: Annotated[str | None, Meta(description="Free a node's name; if it was expelled, it may join again.")] = None
+    release: Annotated[
+        str | None, Meta(description="Let the node of this name finish its work, and go; it may join again.")
+    ] = None
+    grace: Annotated[float, Meta(description="Seconds that --release leaves it to finish its work.")] = GRACE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_grace(self.grace)
 
 
 class StopAccess(MasterAccess, frozen=True, kw_only=True):
@@ -268,6 +289,11 @@ def require_patience(seconds: float) -> None:
     """Raise InvalidValue unless `seconds` is a possible patience."""
     is_allowed = 0 < seconds <= MAX_PATIENCE
     require(is_allowed, "--patience", seconds, f"positive seconds, and at most {MAX_PATIENCE}")
+
+
+def require_grace(seconds: float) -> None:
+    """Raise InvalidValue unless a node may take `seconds` to finish its work."""
+    require(0 <= seconds <= _MAX_GRACE, "--grace", seconds, f"seconds from 0 to {_MAX_GRACE:g}")
 
 
 def refuse_two_tokens(token: str | None, token_file: Path | None) -> None:

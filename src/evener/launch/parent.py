@@ -22,6 +22,8 @@ from evener.system.process_exit import end_after_threads, exit_now
 
 _STOP_SECONDS = 3.0
 """Time within which the parent's message follows a SIGTERM to both."""
+STOP, CARRY_ON = b"stop", b"carry on"
+"""Messages of the parent about a SIGTERM: it is the parent's, or the parent ends this process later by itself."""
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True):
@@ -95,17 +97,33 @@ class Parent:
 
         The parent sends a message and then SIGTERM. A SIGTERM without that message ends this process only, as for any
         other process. A service manager sends SIGTERM to parent and children together; the message then follows a
-        moment later.
+        moment later, or one that this process may carry on.
         """
 
+        received, obeying = list[bytes](), list[int]()
+
         def obey(number: int, _frame: FrameType | None) -> None:
-            if self._stop.poll(_STOP_SECONDS):
+            if obeying:  # this signal interrupts the answer to one before
+                return
+            obeying.append(number)
+            seconds = 0.0 if received else _STOP_SECONDS
+            while STOP not in received and self._stop.poll(seconds):
+                received.append(self._receive_stop())
+                seconds = 0.0
+            obeying.clear()
+            if STOP in received:
                 stop()
-            else:
+            elif not received:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
 
         signal.signal(signal.SIGTERM, obey)
+
+    def _receive_stop(self) -> bytes:
+        try:
+            return self._stop.recv_bytes()
+        except EOFError:  # the parent has ended
+            return STOP
 
     def end(self, error: BaseException | None = None) -> NoReturn:
         """Report how this process ends, and end it: after its threads, or at once because of an error."""

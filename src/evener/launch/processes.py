@@ -32,7 +32,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from evener.launch import preload as preloading
-from evener.launch.parent import Failed, Parent, Said, Sent, decoder
+from evener.launch.parent import CARRY_ON, STOP, Failed, Parent, Said, Sent, decoder
 from evener.system.cores import bind_to, compute_in, keep_to_quota
 from evener.system.host import require_posix
 from evener.system.process_exit import (
@@ -103,8 +103,13 @@ class LocalProcess:
         """Ask the process to stop, if it runs; see `Parent.on_stop`."""
         if self.process.pid is not None and not self.has_ended:
             with contextlib.suppress(OSError):
-                self.stop.send_bytes(b"stop")
+                self.stop.send_bytes(STOP)
             os.kill(self.process.pid, signal.SIGTERM)
+
+    def carry_on(self) -> None:
+        """Let the process ignore a SIGTERM that has reached it together with this one; see `Parent.on_stop`."""
+        with contextlib.suppress(OSError):
+            self.stop.send_bytes(CARRY_ON)
 
     def give_up(self, why: str) -> None:
         """Kill the process; `why` is a clause that explains it."""

@@ -7,11 +7,14 @@ run ends with it.
 A joining process first has to reach all others, so that no rank waits for one whose line to another is cut. It waits
 for a moment, so that several join in one generation, and enters after a step. Later ones wait until that generation has
 begun, so that no rank waits for others that already moved to the next.
+
+A process that leaves on notice finishes its step, as do the others; the next generation excludes it. Several leave one
+after the other, as the others may need a step in between to copy what a rank alone holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from evener.membership.generation import Beat, Generation, Hello, Participant
@@ -56,6 +59,7 @@ class Coordinator:
         self._fed: set[int] = set()  # processes that may hold the state without having reported it
         self._listened, self._looked = 0.0, 0.0
         self._may_have_trained = False
+        self._leaving: set[int] = set()
         self._idle: dict[int, float] = {}
         self.awaited: tuple[int, ...] = ()
         self.generation: Generation | None = None
@@ -108,6 +112,15 @@ class Coordinator:
     def lose(self, process: int, why: str) -> None:
         """Remove a process for good."""
         self._lost.setdefault(process, why)
+
+    def release(self, process: int) -> None:
+        """Let a process go after a step, once another one holds the state of the training."""
+        self._leaving.add(process)
+
+    @property
+    def outgoing(self) -> set[int]:
+        """Processes that leave on notice, and are not lost."""
+        return self._leaving.difference(self._lost)
 
     def has_given_up(self, process: int) -> bool:
         """Whether the run continues without this process."""
@@ -165,12 +178,24 @@ class Coordinator:
         number = self.generation.number + 1
         gone = [one for one in present if one.process in self._lost]
         new = self._newcomers(now, is_urgent=bool(gone)) if gone or self.is_settled else []
-        if not gone and not new:
+        left = self._next_to_leave(present) if self.is_settled and not gone else []
+        if not gone and not new and not left:
             return None
+        stays = [one for one in stays if one not in left]
         joined = [Participant(process=p, node=self._processes[p].hello.node, since=number) for p in new]
         reasons = [f"{one.node} {self._lost[one.process]}" for one in gone]
-        reasons += [f"{one.node} came" for one in joined]
-        return self._make(number, (*stays, *joined), reasons, gone, joined)
+        reasons += [f"{one.node} came" for one in joined] + [f"{one.node} left on notice" for one in left]
+        return self._make(number, (*stays, *joined), reasons, gone, joined, left)
+
+    def _next_to_leave(self, present: Sequence[Participant]) -> list[Participant]:
+        """Return the participant that may leave now, if any; those of the last generation are gone."""
+        for process in self.outgoing.difference(one.process for one in present):
+            self.lose(process, "left on notice")
+        for one in present:
+            others = (other.process for other in present if other is not one)
+            if one.process in self._leaving and any(map(self.holds_state, others)):
+                return [one]
+        return []
 
     def _make(
         self,
@@ -179,6 +204,7 @@ class Coordinator:
         reasons: list[str],
         gone: list[Participant],
         joined: list[Participant],
+        left: Sequence[Participant] = (),
     ) -> Generation:
         self.generation = Generation(
             number=number,
@@ -187,6 +213,7 @@ class Coordinator:
             is_urgent=bool(gone),
             lost=tuple(one.node for one in gone),
             joined=tuple(one.node for one in joined),
+            left=tuple(one.node for one in left),
         )
         if number == 1 or self.may_have_state:
             self._fed |= {one.process for one in participants}
@@ -210,9 +237,9 @@ class Coordinator:
 
     @property
     def _waiting(self) -> list[int]:
-        """The processes outside the generation that are not lost."""
+        """The processes outside the generation that are not lost and do not leave."""
         inside = {one.process for one in self.generation.participants} if self.generation is not None else set[int]()
-        return [p for p in sorted(self._processes) if p not in inside and p not in self._lost]
+        return [p for p in sorted(self._processes) if p not in inside | self._leaving and p not in self._lost]
 
     def _give_up_silent(self, now: float) -> None:
         """Remove processes that were silent while the coordinator listened; its own pauses do not count."""

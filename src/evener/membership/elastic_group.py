@@ -33,7 +33,7 @@ from evener.membership.generation import (
 from evener.membership.line_probe import LineProbe
 from evener.membership.rendezvous import LONGEST_WAIT, Connections, Rendezvous
 from evener.membership.side_channel import SideChannel
-from evener.records.errors import EvenerError, LineCut, NodeLost
+from evener.records.errors import EvenerError, Interrupted, LineCut, NodeLost
 from evener.system.heartbeat import interval
 
 _MARGIN = 1.0
@@ -70,10 +70,18 @@ class ElasticGroup:
         self._client.start(initial_nodes)
 
     def enter(self) -> Generation:
-        """Wait for the next generation and become a rank of it. Raises NodeLost if its ranks cannot connect."""
+        """Wait for the next generation and become a rank of it.
+
+        Raises:
+            NodeLost: its ranks cannot connect.
+            Interrupted: it excludes this rank, which leaves on notice.
+        """
         while True:
             generation = self._client.newer(self.number)
             assert generation is not None
+            if generation.rank_of(self._line.process) is None:
+                self._client.await_release()
+                raise Interrupted(f"node {self._line.node} left the run on notice")
             if self.number == 0:
                 self._on_first()
             connections = self._meet(generation)
@@ -237,7 +245,7 @@ class MembershipClient:
         self.changed = threading.Condition()
         self.newest: Generation | None = None
         self.untold: list[Generation] = []
-        self._urgent = 0
+        self._urgent, self._is_leaving = 0, False
         self._count = self._answered = 0
         self._sent_at = self._sure_until = 0.0
         self._due, self._is_over = threading.Event(), threading.Event()
@@ -272,6 +280,11 @@ class MembershipClient:
         """Report with a beat, at once, that this process holds the state of the training in generation `number`."""
         self.holds = number
         self._due.set()
+
+    def await_release(self) -> None:
+        """Wait until the others, which may still read from this process, compute without it; not for ever."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._is_over.is_set(), self._line.patience + _MARGIN)
 
     def fence(self) -> None:
         """Return when this process was certainly not lost until now; a lost process ends here."""
@@ -313,9 +326,11 @@ class MembershipClient:
                 self.changed.notify_all()
 
     def _begin(self, generation: Generation) -> None:
-        if generation.rank_of(self._line.process) is None:
+        is_outside = generation.rank_of(self._line.process) is None
+        if is_outside and not self._is_leaving and generation.is_urgent:
             self._end("was dropped by the run: it did not respond in time")
             return
+        self._is_leaving |= is_outside
         self.newest = generation
         self._probe.stop()
         self.untold.append(generation)

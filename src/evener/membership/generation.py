@@ -47,6 +47,7 @@ class Generation(Part, frozen=True, kw_only=True, tag=True):
         is_urgent: whether a rank is lost, so that no step can finish; otherwise it begins after a step.
         lost: nodes lost since the previous generation.
         joined: nodes that joined.
+        left: nodes that left on notice, after a whole step.
     """
 
     number: Amount
@@ -55,6 +56,7 @@ class Generation(Part, frozen=True, kw_only=True, tag=True):
     is_urgent: bool
     lost: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> list[str]:
@@ -75,6 +77,7 @@ def as_one(generations: Sequence[Generation]) -> Generation:
         is_urgent=any(one.is_urgent for one in generations),
         lost=tuple(node for one in generations for node in one.lost),
         joined=tuple(node for one in generations for node in one.joined),
+        left=tuple(node for one in generations for node in one.left),
     )
 
 

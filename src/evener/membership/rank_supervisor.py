@@ -196,6 +196,11 @@ class RankSupervisor(Generic[P]):
         number = self._number_of(rank)
         return number is not None and self._coordinator.is_last_holder(number)
 
+    def release(self, rank: P) -> None:
+        """Let this process go after a step, without a loss."""
+        if (number := self._number_of(rank)) is not None:
+            self._coordinator.release(number)
+
     def add_node(self) -> None:
         """Start a process on another node, which has joined."""
         rank, number = len(self._ranks), self._next
@@ -280,9 +285,9 @@ class RankSupervisor(Generic[P]):
         post.asked = others
 
     def _announce(self, generation: Generation) -> None:
-        """Send the generation to its participants and to those of the previous one."""
+        """Send the generation to its participants, to those of the previous one, and to those that still leave."""
         self._keep(generation)
-        concerned = self._inside | {one.process for one in generation.participants}
+        concerned = self._inside | {one.process for one in generation.participants} | self._coordinator.outgoing
         for post in self._posts:
             if post.number in concerned:
                 self._ranks[post.rank].tell(encode_message(generation))

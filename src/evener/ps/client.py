@@ -33,6 +33,7 @@ from evener.ps.protocol.messages import (
     Invite,
     Invited,
     Refused,
+    ReleaseNode,
     RevokeInvitation,
     RunAccepted,
     RunEvents,
@@ -112,7 +113,7 @@ class MasterClient:
         self._send(GetStatus())
         return decode_status(self._await(StatusReply).buffers[0])
 
-    def change(self, message: ExpelNode | ForgetNode | RevokeInvitation | StopRun) -> ClusterStatus:
+    def change(self, message: ExpelNode | ForgetNode | ReleaseNode | RevokeInvitation | StopRun) -> ClusterStatus:
         """Send a request; return the state afterwards. Raises InvalidInput: the master refuses, and says why."""
         self._send(message)
         return decode_status(self._await(StatusReply).buffers[0])

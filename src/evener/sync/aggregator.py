@@ -71,6 +71,7 @@ class Aggregator:
         broadcast: encodes weights for the workers.
         workers: all workers that ever joined, by name.
         members: present workers, in the order in which they joined.
+        staying: those of them that may get further work.
         is_paused: whether no further work may begin; work in progress continues.
     """
 
@@ -95,6 +96,7 @@ class Aggregator:
         self.broadcast = Broadcast(agreement, self.common, cores)
         self.workers: dict[str, WorkerRecord] = {}
         self.members: list[WorkerRecord] = []
+        self.staying: list[WorkerRecord] = []
         self.is_paused = False
         self._merged, self._cores, self._whole_merge = Flat(weights.layout), cores, merge
         self._clipper = NormClipper() if agreement.robust == "clip" else None

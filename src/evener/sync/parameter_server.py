@@ -36,6 +36,7 @@ class ParameterServer:
     Attributes:
         workers: records of all workers that ever joined, by name; read-only, except for speeds.
         members: records of present workers, in the order in which they joined.
+        staying: those of them that may get further work.
         push_bytes: size of a contribution, except from workers that send less.
     """
 
@@ -55,6 +56,7 @@ class ParameterServer:
         self._schedule = (Synchronous if agreement.staleness == 0 else Asynchronous)(self._aggregator)
         self._buffers = self._aggregator.buffers
         self.workers, self.members = self._aggregator.workers, self._aggregator.members
+        self.staying = self._aggregator.staying
         self.push_bytes = self._buffers.num_bytes
 
     @classmethod
@@ -142,6 +144,7 @@ class ParameterServer:
             return ServerOutput(replies=self._aggregator.resend(worker, None))
         worker.enter()
         self.members.append(worker)
+        self.staying.append(worker)
         return self._schedule.join(worker)
 
     def dismiss(self, name: str) -> ServerOutput:
@@ -150,6 +153,7 @@ class ParameterServer:
         if worker is None or not worker.is_here:
             return ServerOutput()
         self.members.remove(worker)
+        self.retire(name)
         for lease in worker.leases.values():
             self._aggregator.assigner.give_back(lease.samples)
         worker.is_here = False
@@ -158,6 +162,12 @@ class ParameterServer:
         self._buffers.leave(name)
         worker.totals.dismissed += 1
         return self._schedule.leave(worker)
+
+    def retire(self, name: str) -> None:
+        """Give a worker no further work; it finishes its leases. The caller then dismisses it."""
+        worker = self.workers.get(name)
+        if worker is not None and worker in self.staying:
+            self.staying.remove(worker)
 
     def proceed(self) -> ServerOutput:
         """Assign the work that may begin now."""

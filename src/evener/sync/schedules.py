@@ -154,10 +154,10 @@ class Synchronous:
         server = self._aggregator
         while (
             len(self._rounds) < server.agreement.depth
-            and len(server.members) >= max(1, server.quorum)
+            and len(server.staying) >= max(1, server.quorum)
             and server.may_update(len(self._rounds))
         ):
-            leases = server.assigner.divide(server.common.version, server.members)
+            leases = server.assigner.divide(server.common.version, server.staying)
             if not leases:
                 break
             self._rounds.append(Round(leases, set(leases)))
@@ -219,9 +219,9 @@ class Asynchronous:
     def _assign(self, judged: dict[str, Judgement]) -> ServerOutput:
         """Assign all work that may begin, to the slowest first, and return the answers."""
         server, leases = self._aggregator, dict[str, list[Lease]]()
-        for worker in sorted(server.members, key=lambda one: one.num_updates):
+        for worker in sorted(server.staying, key=lambda one: one.num_updates):
             while self._may_begin(worker):
-                lease = server.assigner.lease_one(server.common.version, worker, server.members)
+                lease = server.assigner.lease_one(server.common.version, worker, server.staying)
                 if lease is None:
                     break
                 leases.setdefault(worker.name, []).append(lease)
@@ -229,7 +229,7 @@ class Asynchronous:
 
     def _may_begin(self, worker: WorkerRecord) -> bool:
         server, bound = self._aggregator, self._aggregator.agreement.staleness
-        if len(worker.leases) >= server.agreement.depth or len(server.members) < server.quorum:
+        if len(worker.leases) >= server.agreement.depth or len(server.staying) < server.quorum:
             return False
         if not server.may_update(sum([len(other.leases) for other in server.members])):
             return False
@@ -238,5 +238,6 @@ class Asynchronous:
     def _slowest(self) -> int:
         """Return the smallest number of updates of workers that have, or could get, work."""
         server = self._aggregator
-        has_samples = server.assigner.num_remaining > 0
-        return min([one.num_updates for one in server.members if one.leases or has_samples], default=0)
+        with_work = [one for one in server.members if one.leases]
+        candidates = server.staying if server.assigner.num_remaining > 0 else []
+        return min([one.num_updates for one in (*with_work, *candidates)], default=0)

@@ -5,6 +5,7 @@ A signal that is ignored when this process starts (`&` in a script, nohup) stays
 
 from __future__ import annotations
 
+import _thread
 import errno
 import io
 import os
@@ -33,6 +34,21 @@ def interrupt_on_stop_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the block as Ctrl-C does, by KeyboardInterrupt."""
     with _handled(signal.default_int_handler, *STOP_SIGNALS[1:]):
         yield
+
+
+@contextmanager
+def stop_signals_call(handler: Callable[[], None]) -> Iterator[None]:
+    """Let these signals call `handler` inside, in the main thread."""
+    with _handled(lambda _number, _frame: handler(), *STOP_SIGNALS):
+        yield
+
+
+def interrupt_main_thread() -> None:
+    """Send the main thread a SIGTERM from another thread; only the main thread notices, not the whole process."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+    else:  # Windows, where a call of the system is not interrupted, but ends with the next heartbeat of the master
+        _thread.interrupt_main(signal.SIGTERM)
 
 
 @contextmanager

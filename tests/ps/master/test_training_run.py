@@ -279,3 +279,34 @@ def test_link_is_not_checked_once_all_nodes_work() -> None:
     stage.now = 10_000.0
     stage.run.tick(lambda peer: True)
     assert not stage.run.observations
+
+
+@pytest.mark.parametrize("agreement", [SYNC, ASYNC])
+def test_node_that_leaves_finishes_its_lease_and_gets_no_other(agreement: SyncProtocol) -> None:
+    stage = Stage(agreement, epochs=3)
+    one = stage.nodes.by_name["a"]
+    one.leaving_until = 10.0
+    stage.run.retire(one)
+    assert not stage.run.is_free(one)
+    stage.push("a")
+    while not stage.run.server.is_over:
+        answer_slices(stage, stage.deliver())
+        assert stage.leases["a"] == []
+        assert stage.run.is_free(one)
+        stage.push("b")
+    work = stage.run.journal.history.totals
+    assert work["a"].samples == 10
+    assert work["b"].samples == 50
+
+
+def test_no_work_begins_while_all_nodes_leave() -> None:
+    stage = Stage(SYNC)
+    for name in "ab":
+        stage.run.retire(stage.nodes.by_name[name])
+        stage.push(name)
+    stage.deliver()
+    assert stage.leases == {"a": [], "b": []}
+    stage.run.reassign(stage.nodes.by_name["b"])
+    stage.run.admit(stage.nodes.by_name["b"])  # it is back
+    stage.deliver()
+    assert len(stage.leases["b"]) == 1

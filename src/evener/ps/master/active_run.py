@@ -205,6 +205,14 @@ class ActiveRun(ABC):
         """Record an event of a node; if the node is lost, continue without it."""
 
     @abstractmethod
+    def retire(self, node: NodeRecord) -> None:
+        """Give a node nothing new, because it is about to leave."""
+
+    @abstractmethod
+    def is_free(self, node: NodeRecord) -> bool:
+        """Return whether the run waits for nothing that a node works on."""
+
+    @abstractmethod
     def reject(self, node: NodeRecord, reason: str) -> None:
         """Continue without a node that cannot take part."""
 

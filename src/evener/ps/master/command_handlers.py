@@ -64,6 +64,12 @@ class CommandHandlers:
         self._effects.expel(node, "by an admin")
         self._send_status(peer)
 
+    def _release(self, peer: int, _: Grant, header: m.ReleaseNode, __: object) -> None:
+        if (node := self._nodes.by_name.get(header.name)) is None or node.peer is None or node.has_left:
+            raise InvalidInput(f"node {header.name} is not connected")
+        self._effects.notice(node, header.seconds, "an admin releases it")
+        self._send_status(peer)
+
     def _forget(self, peer: int, _: Grant, header: m.ForgetNode, __: object) -> None:
         if not self._effects.members.forget(header.name):
             raise InvalidInput(f"no name {header.name} belongs to a node")
@@ -133,6 +139,7 @@ COMMANDS: dict[type[Header], Callable[[CommandHandlers, int, Grant, Any, Any], N
     m.AssignNodes: CommandHandlers._assign,
     m.GetStatus: CommandHandlers._get_status,
     m.ExpelNode: CommandHandlers._expel,
+    m.ReleaseNode: CommandHandlers._release,
     m.ForgetNode: CommandHandlers._forget,
     m.ShutDown: CommandHandlers._shut_down,
     Invite: CommandHandlers._invite,

@@ -63,8 +63,34 @@ class Effects:
         """Follow an occurrence of a node."""
         self.follow(self._nodes.decide(what, node, self._clock()))
 
+    def notice(self, node: NodeRecord, seconds: float, reason: str) -> None:
+        """Let a node go once it has finished what it works on, or after `seconds`; it gets nothing new."""
+        until = self._clock() + seconds
+        if node.leaving_until is not None:
+            node.leaving_until = min(node.leaving_until, until)
+            return
+        node.leaving_until, node.doing = until, "finishes its work, and leaves"
+        self._notify(f"node {node.name} is about to leave: {reason}")
+        self._scheduler.retire(node)
+
+    def _dismiss_leaving(self) -> None:
+        """Dismiss the nodes that leave and have finished, or had enough time."""
+        now = self._clock()
+        for node in self._nodes.leaving:
+            assert node.leaving_until is not None
+            is_late = now >= node.leaving_until
+            if not node.has_left and (is_late or self._scheduler.is_free(node)):
+                reason = "it left on notice" if not is_late else "its time to finish its work is over"
+                self._server.send(node.peer, Dismiss(reason=reason, is_error=False))
+                self.of("goodbye", node)
+                node.leaving_until = now + self._nodes.patience
+            elif node.has_left and is_late and node.peer is not None:
+                self.turn_away(node.peer, "it has left")
+
     def of_hearing(self, node: NodeRecord) -> None:
         """Note a sign of life of a node."""
+        if node.leaving_until is not None and node.has_left:
+            return  # it is about to end
         if transitions := self._nodes.heard(node, self._clock()):
             self.follow(transitions)
 
@@ -88,6 +114,7 @@ class Effects:
 
     def of_time(self) -> None:
         """Follow what is due."""
+        self._dismiss_leaving()
         self.follow(self._nodes.tick(self._clock()))
 
     def follow(self, transitions: Iterable[Transition]) -> None:

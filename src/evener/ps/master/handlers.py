@@ -250,7 +250,7 @@ class Handlers:
 
     def _profiled(self, _: int, node: NodeRecord, header: m.Profiled, __: object) -> None:
         self._joining.profiled(node, header.profile)
-        if node.is_present:
+        if node.can_work:
             self._scheduler.admit(node)
 
     def _heartbeat(self, _: int, node: NodeRecord, header: m.Heartbeat, __: object) -> None:
@@ -260,6 +260,9 @@ class Handlers:
             node.steps_left = max(0, node.steps_left - done)
             run.progress(node)
         node.steps = header.steps
+
+    def _notice(self, _: int, node: NodeRecord, header: m.Notice, __: object) -> None:
+        self._effects.notice(node, header.seconds + self._nodes.patience, header.reason)  # it ends by itself before
 
     def _leave(self, _: int, node: NodeRecord, __: m.Leave, ___: object) -> None:
         self._effects.of("goodbye", node)
@@ -303,6 +306,7 @@ HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
     m.FetchBlob: Handlers._fetch,
     m.Profiled: Handlers._profiled,
     m.Heartbeat: Handlers._heartbeat,
+    m.Notice: Handlers._notice,
     m.Leave: Handlers._leave,
     m.Ready: Handlers._ready,
     m.NotReady: Handlers._not_ready,
@@ -385,6 +389,7 @@ _MAY: dict[type[Header], tuple[Role, ...]] = {
     m.AssignNodes: _SUBMITTERS,
     ExamineNodes: _SUBMITTERS,
     m.ExpelNode: ("admin",),
+    m.ReleaseNode: ("admin",),
     m.ForgetNode: ("admin",),
     m.ShutDown: ("admin",),
     Invite: ("admin",),
@@ -397,6 +402,7 @@ AUDITED: dict[type[Header], str] = {
     m.AssignNodes: "assigned nodes",
     ExamineNodes: "had the nodes looked at",
     m.ExpelNode: "asked to expel",
+    m.ReleaseNode: "asked to release",
     m.ForgetNode: "forgot",
     m.ShutDown: "ended",
     Invite: "invited",

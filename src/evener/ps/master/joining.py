@@ -101,6 +101,8 @@ class Joining:
         transitions: tuple[Transition, ...] = ()
         if not admission.refusal:
             node = self._nodes.record(join.name)
+            if node.state is None or node.state.incarnation != join.incarnation:
+                node.leaving_until = None
             transitions = self._nodes.decide("joined", node, self._config.clock(), join.incarnation)
         reasons = [admission.refusal, *(one.reason for one in transitions if one.kind == "dismiss")]
         if any(reasons):

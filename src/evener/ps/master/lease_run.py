@@ -98,8 +98,8 @@ class ActiveLeaseRun(ActiveRun):
 
     def assign(self, names: tuple[str, ...]) -> None:
         """Let only the nodes `names` work for the run; unfinished leases of other nodes are assigned again."""
-        for node in self.present:
-            if node.name not in names:
+        for node in self._nodes.by_name.values():
+            if node.is_present and self.job.takes(node.name) and node.name not in names:
                 self.training.reassign(node)
                 self.dismiss(node)
         before = self.job
@@ -144,6 +144,14 @@ class ActiveLeaseRun(ActiveRun):
         self.training.note(kind, f"node {node.name}: {reason}", node.name)
         if is_lost:
             self.training.reassign(node)
+
+    def retire(self, node: NodeRecord) -> None:
+        """Give a node no further work; it finishes its leases and slices."""
+        self.training.retire(node)
+
+    def is_free(self, node: NodeRecord) -> bool:
+        """Return whether a node has no unanswered leases or slices."""
+        return self.training.is_free(node)
 
     def reject(self, node: NodeRecord, reason: str) -> None:
         """Continue without a node that cannot take part."""

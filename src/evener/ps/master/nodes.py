@@ -33,6 +33,7 @@ class NodeRecord:
         device: device that computes.
         profile: profile of the device, once it is measured.
         joined_at: time of its last join.
+        leaving_until: time after which it is dismissed in any case; None unless it leaves on notice.
         ready: name of the run for which it has model and data.
         not_ready: runs that it cannot take part in.
         reason: reason of its present state.
@@ -51,6 +52,7 @@ class NodeRecord:
     device: str = ""
     profile: DeviceProfile | None = None
     joined_at: float = inf
+    leaving_until: float | None = None
     ready: str = ""
     not_ready: set[str] = field(default_factory=set)
     reason: str = ""
@@ -65,6 +67,16 @@ class NodeRecord:
     def is_present(self) -> bool:
         """Whether it is a member with a connection."""
         return self.state is not None and self.state.presence == "present"
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has left on purpose, or never joined."""
+        return self.state is None or self.state.presence == "left"
+
+    @property
+    def can_work(self) -> bool:
+        """Whether it is present, and not about to leave."""
+        return self.is_present and self.leaving_until is None
 
     def is_overdue(self, now: float, patience: float) -> bool:
         """Return whether it has not measured its device in time, so that runs do not wait for it."""
@@ -99,8 +111,13 @@ class Nodes:
 
     @property
     def present(self) -> list[NodeRecord]:
-        """All nodes that are members and have a connection, by name."""
-        return [self.by_name[name] for name in sorted(self.by_name) if self.by_name[name].is_present]
+        """All nodes that are members, have a connection and are not about to leave, by name."""
+        return [self.by_name[name] for name in sorted(self.by_name) if self.by_name[name].can_work]
+
+    @property
+    def leaving(self) -> list[NodeRecord]:
+        """Nodes with a connection that leave on notice, or have left."""
+        return [record for record in self._by_peer.values() if record.leaving_until is not None]
 
     @property
     def missing(self) -> set[str]:

@@ -51,7 +51,8 @@ class RunSpeeds:
     @property
     def validators(self) -> dict[str, Worker]:
         """Costs of the nodes that receive whole weights to validate: without slow links, if there are others."""
-        costs = self.costs
+        staying = {one.name for one in self._server.staying}
+        costs = {name: one for name, one in self.costs.items() if name in staying}
         return {n: one for n, one in costs.items() if self._server.workers[n].thin_since is None} or costs
 
     def step_seconds(self) -> dict[NodeRecord, float]:

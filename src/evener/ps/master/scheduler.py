@@ -237,7 +237,18 @@ class Scheduler:
         """Give work to a node that has become a member, or is one again."""
         if node.profile is not None and (run := self.run_of(node)) is not None:
             with self.guarding(run):
-                run.admit(node)
+                if node.can_work or not run.is_free(node):  # one that leaves is sent again what it works on
+                    run.admit(node)
+
+    def retire(self, node: NodeRecord) -> None:
+        """Give a node nothing new, because it is about to leave."""
+        if (run := self.run_of(node)) is not None:
+            with self.guarding(run):
+                run.retire(node)
+
+    def is_free(self, node: NodeRecord) -> bool:
+        """Return whether no run waits for anything that a node works on."""
+        return (run := self.run_of(node)) is None or run.is_free(node)
 
     def follow(self, kind: NodeEvent, reason: str, node: NodeRecord, *, is_lost: bool) -> None:
         """Record an event of a node in its run; if the node is lost, the run continues without it."""
@@ -249,7 +260,7 @@ class Scheduler:
         """Note that a node has model and data of a run, and needs `unit_seconds` for a sample."""
         if (run := self.training_of(node)) is None or run.job.run != name:
             return
-        if node.is_present:
+        if node.can_work:
             run.ready(node, unit_seconds)
         else:
             node.ready = name

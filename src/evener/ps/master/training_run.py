@@ -165,6 +165,16 @@ class TrainingRun:
             self.server.quorum = 1  # from now on the others continue when nodes join or leave
             self._follow(self.server.proceed())  # if there was no memory for all of them
 
+    def retire(self, node: NodeRecord) -> None:
+        """Give a node no further work."""
+        self.server.retire(node.name)
+        self._follow(self.server.proceed())
+
+    def is_free(self, node: NodeRecord) -> bool:
+        """Return whether a node has no unanswered leases or slices."""
+        worker = self.server.workers.get(node.name)
+        return (worker is None or not worker.leases) and not self.validation.has_slices(node)
+
     def reassign(self, node: NodeRecord) -> None:
         """Assign a node's unfinished work to others."""
         self._follow(self.server.dismiss(node.name))
@@ -238,7 +248,7 @@ class TrainingRun:
         while self._crowded_out and self._has_room():
             node = self._crowded_out.popleft()
             node.not_ready.discard(self.job.run)
-            if node.is_present and self.job.takes(node.name):
+            if node.can_work and self.job.takes(node.name):
                 self.admit(node)
 
     def _pace(self) -> None:
@@ -402,6 +412,10 @@ class RunValidation:
     def remind(self, node: NodeRecord) -> None:
         """Send a node its open slices again."""
         self._send_slices(self._validations.slices_of(node.name))
+
+    def has_slices(self, node: NodeRecord) -> bool:
+        """Return whether a node has unanswered slices."""
+        return bool(self._validations.slices_of(node.name))
 
     def answered(self, node: NodeRecord, header: Validated) -> tuple[bool, list[tuple[NodeRecord, str]]]:
         """Take the answer for a slice; return whether it was awaited, and faulty nodes with what they answered.

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from evener.ps.node.departure import COMMAND, Departure
 from evener.ps.node.node_examination import NodeExaminer
 from evener.ps.node.node_ranks import NodeRanks
 from evener.ps.node.node_run import Buffers, Handler, NodeConfig, NodeRun
@@ -46,6 +47,7 @@ from evener.records.schema import shown
 from evener.system.host import has_posix
 from evener.system.memory import peak_memory
 from evener.system.sign_of_life import sign_of_life
+from evener.system.signals import stop_signals_call
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Buffer, Frame
 
@@ -87,32 +89,50 @@ class Node:
         self._examiner = NodeExaminer(config.look, config.cache, config.accepts, self._client.send)
         self._handlers |= {Examine: self._examiner.examine, ProbeNodes: self._examiner.probe}
         self._inbox: Inbox | ThreadedInbox = Inbox(self._client, self._aside)
+        self._departure = Departure(
+            config.grace,
+            config.leave_request,
+            self._client.send_last,
+            lambda: self._client.is_connected and self._run is not None and self._run.has_begun,
+            self._keep_rank,
+            self._log,
+        )
 
     def serve(self) -> None:
-        """Run the node until the master dismisses it.
+        """Run the node until the master dismisses it, or it is asked to leave.
 
         Raises:
             NodeLost: the master rejects this node, with the reason.
+            KeyboardInterrupt: it has left because of a signal.
         """
         try:
-            while True:
-                frame = self._inbox.receive()
-                if isinstance(frame.header, Dismiss):
-                    return self._on_dismiss(frame.header)
-                self.handle(frame.header, frame.buffers)
-                self._work()
+            with stop_signals_call(self._departure.on_signal):
+                self._serve()
         except ConnectionLost as error:
             if not self._client.is_over:
                 raise
             self._log(str(error))
         except KeyboardInterrupt:
             self._client.send_last(Leave())
-            raise
+            if self._departure.reason != COMMAND:
+                raise
         finally:
             self.close()
 
+    def _serve(self) -> None:
+        while True:
+            frame = self._inbox.receive()
+            if isinstance(frame.header, Dismiss):
+                self._on_dismiss(frame.header)
+                break
+            self.handle(frame.header, frame.buffers)
+            self._work()
+        if self._departure.reason not in ("", COMMAND):
+            raise KeyboardInterrupt
+
     def close(self) -> None:
         """End the part in a run, and the connection."""
+        self._departure.close()
         self._examiner.close()
         self._end_run()
         self._client.close()
@@ -212,6 +232,12 @@ class Node:
             self._log("measured; ready for runs, until Ctrl-C")
         if self._run is not None:
             self._attempt(self._run.resend)
+        self._departure.repeat()
+
+    def _keep_rank(self) -> None:
+        """Let the rank of this node finish its step, though the same signal may have reached it."""
+        if isinstance(run := self._run, NodeRanks):
+            run.carry_on()
 
     def _on_prepare(self, _: Prepare, buffers: Buffers) -> None:
         job = decode_job(buffers[0])

@@ -102,6 +102,11 @@ class NodeRanks(NodeRun):
         if self._session is not None and header.process == self._session.process:
             self._session.stop(at_once=header.at_once)
 
+    def carry_on(self) -> None:
+        """Let the process finish its step, though a SIGTERM may have reached it, too."""
+        if (session := self._session) is not None:
+            session.carry_on()
+
     def give(self, fetch: FetchBlob, _: Buffers) -> None:
         """Send the master a piece of a checkpoint."""
         if self._session is not None:

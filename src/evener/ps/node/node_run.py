@@ -44,6 +44,8 @@ class NodeConfig(NamedTuple):
         accepts: runs that it takes part in.
         look: returns the facts of its machine, for examinations.
         host: starts ranks that work together with those of other nodes; None if it cannot.
+        grace: seconds in which it finishes its work when it is asked to leave.
+        leave_request: file that asks it to leave.
     """
 
     name: str
@@ -59,6 +61,8 @@ class NodeConfig(NamedTuple):
     accepts: Acceptance = Acceptance()
     look: Look = look_at_machine
     host: Host | None = None
+    grace: float = 0.0
+    leave_request: Path | None = None
 
 
 class NodeRun(ABC):

@@ -118,6 +118,12 @@ class RankSession:
             elif not self._one.has_ended:
                 self._one.process.kill()
 
+    def carry_on(self) -> None:
+        """Let the process ignore a SIGTERM that has reached it and its node together."""
+        with self._lock:
+            if self._one is not None:
+                self._one.carry_on()
+
     def give(self, fetch: FetchBlob) -> None:
         """Send the master a piece of a checkpoint."""
         self._checkpoints.give(fetch)

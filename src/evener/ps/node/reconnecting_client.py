@@ -106,6 +106,11 @@ class ReconnectingClient:
         with contextlib.suppress(ConnectionLost):
             self._connection.send(header)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether no thread is replacing a broken connection."""
+        return not self._renewing.locked()
+
     def has_frame(self) -> bool:
         """Return whether `receive` would return at once."""
         try:

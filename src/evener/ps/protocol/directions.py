@@ -10,12 +10,12 @@ from evener.ps.protocol import rank_messages as r
 from evener.ps.protocol.messages import Invite, Invited, RevokeInvitation
 
 FromNode: TypeAlias = (
-    m.Join | m.Profiled | m.Heartbeat | m.Leave | m.Ready | m.NotReady | m.Contribution | m.Validated
+    m.Join | m.Profiled | m.Heartbeat | m.Notice | m.Leave | m.Ready | m.NotReady | m.Contribution | m.Validated
     | e.Examined | e.Probed | r.RankReady | r.RankSaid | r.RankShown
     | r.RankSaved | r.RankPiece | r.RankEnded
 )  # fmt: skip
 FromCommand: TypeAlias = (
-    m.GetStatus | m.ShutDown | m.ExpelNode | m.ForgetNode | Invite | RevokeInvitation
+    m.GetStatus | m.ShutDown | m.ExpelNode | m.ReleaseNode | m.ForgetNode | Invite | RevokeInvitation
     | m.SubmitRun | m.WatchRun | m.StopRun | m.AssignNodes | e.ExamineNodes
 )  # fmt: skip
 ToMaster: TypeAlias = FromNode | FromCommand | m.FetchBlob | m.BlobChunk

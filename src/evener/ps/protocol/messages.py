@@ -19,7 +19,7 @@ from evener.records.schema import Count, Digest, Finite, Loss, Name, Quantity, R
 from evener.sync.messages import Answer, Push
 from evener.wire.frame import Buffer
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MASTER_ENDED = "the master ends, and its nodes with it"
 """Reason with which a master closes its connections when peers should not reconnect."""
 
@@ -79,6 +79,18 @@ class Heartbeat(Header, frozen=True, kw_only=True):
 
 class Leave(Header, frozen=True, kw_only=True):
     """A node leaves on purpose."""
+
+
+class Notice(Header, frozen=True, kw_only=True):
+    """A node is about to leave: it finishes what it works on, gets nothing new, and is dismissed.
+
+    Attributes:
+        seconds: time after which it leaves in any case.
+        reason: a clause.
+    """
+
+    seconds: Seconds
+    reason: Text
 
 
 class Ready(Header, frozen=True, kw_only=True):
@@ -226,6 +238,18 @@ class ExpelNode(Header, frozen=True, kw_only=True):
     """A command expels a node for good."""
 
     name: Name
+
+
+class ReleaseNode(Header, frozen=True, kw_only=True):
+    """A command lets a node finish what it works on, and go.
+
+    Attributes:
+        name: name of the node.
+        seconds: time after which it goes in any case.
+    """
+
+    name: Name
+    seconds: Seconds
 
 
 class ForgetNode(Header, frozen=True, kw_only=True):

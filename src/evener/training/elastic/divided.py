@@ -402,6 +402,12 @@ class DividedElasticLoop(ElasticLoop):
             seconds = history.seconds / history.last_step
         self._state.copies.copy(loop.last, self._state.encoded(loop), seconds or MEAN_TIME_BETWEEN_LOSSES_S)
 
+    def _train(self, loop: Loop, training: Training) -> bool:
+        is_over = super()._train(loop, training)
+        if not is_over and self._state.copies.every:
+            self._copy(loop)  # for ranks that leave with their parts
+        return is_over
+
     def _before_step(self, step: int) -> None:
         self._is_ready = False
         self._state.keep_buffers(step)

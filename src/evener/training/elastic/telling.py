@@ -54,11 +54,11 @@ def tell_generation(
         message += f" with step {last + 1}, {since:.3f} s after that was known; {lost:.3f} s lost"
     if repeated:
         message += f"; {repeated} step{'' if repeated == 1 else 's'} to be done again"
-    kind, nodes = ("node lost", generation.lost) if generation.lost else ("joined", generation.joined)
+    changes = [("node lost", generation.lost), ("left", generation.left), ("joined", generation.joined)]
+    (kind, nodes), *others = [(kind, nodes) for kind, nodes in changes if nodes]
     monitor.emit(Event(step=last, kind=kind, message=message, nodes=nodes))
-    if generation.lost and generation.joined:  # a node may even be lost and come back in one generation
-        names = ", ".join(generation.joined)
-        monitor.emit(Event(step=last, kind="joined", message=f"{names} joined", nodes=generation.joined))
+    for kind, nodes in others:  # a node may even be lost and come back in one generation
+        monitor.emit(Event(step=last, kind=kind, message=f"{', '.join(nodes)} {kind}", nodes=nodes))
     return now
 
 

@@ -149,6 +149,19 @@ class CollectiveRun:
         if (rank := self._table.lose(node.name, reason.removeprefix("it "))) is not None:  # its name comes before it
             rank.request_stop(at_once=True)
 
+    def retire(self, node: NodeRecord) -> None:
+        """Let the rank of a node go after a step, if the others can continue without it."""
+        if (rank := self._table.on(node.name)) is not None and self._supervisor is not None:
+            self._supervisor.release(rank)
+            if not self._supervisor.has_begun:
+                reason = "the run cannot continue without a node, so this one is lost after its time"
+                self.note("leaving", f"node {node.name} is about to leave; {reason}", node.name)
+
+    def is_free(self, node: NodeRecord) -> bool:
+        """Return whether the ranks need no process of this node."""
+        rank = self._table.on(node.name)
+        return rank is None or rank.has_ended or self._supervisor is None or self._supervisor.has_given_up(rank)
+
     def said(self, node: NodeRecord, process: int, data: bytes) -> None:
         """Handle a message of a process. Raises msgspec.DecodeError, InvalidInput: the message is not valid."""
         rank = self._table.of(node, process)

@@ -100,6 +100,14 @@ class ActiveRankRun(ActiveRun):
         if is_lost:
             self.ranks.lose(node, reason, is_silent=kind == "excluded")
 
+    def retire(self, node: NodeRecord) -> None:
+        """Let the node's rank go after a step."""
+        self.ranks.retire(node)
+
+    def is_free(self, node: NodeRecord) -> bool:
+        """Return whether the node has no rank."""
+        return self.ranks.is_free(node)
+
     def reject(self, node: NodeRecord, reason: str) -> None:
         """Continue without a node that cannot take part."""
         self.ranks.not_ready(node, reason)

@@ -181,7 +181,8 @@ class RejectedNodes:
 
     def changed(self, generation: Generation) -> None:
         """Note the nodes that a new generation has lost and gained."""
-        self._asks_again |= any(other not in [node.name for node in self._nodes] for other in generation.lost)
+        gone = {*generation.lost, *generation.left}
+        self._asks_again |= not gone <= {node.name for node in self._nodes}
         for name in generation.joined:
             self._reasons.pop(name, None)
             self._failures.pop(name, None)

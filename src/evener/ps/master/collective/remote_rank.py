@@ -160,7 +160,7 @@ class RemoteStarter:
     def can_start(self, rank: int) -> bool:
         """Return whether the node of this rank is connected and ready."""
         node = self._nodes.record(self.names[rank])
-        return node.is_present and node.ready == self._run
+        return node.can_work and node.ready == self._run
 
     def start(self, rank: int, number: int, *, is_late: bool) -> RemoteRank:
         """Start a process of this number on the node of this rank; `is_late` if the run has begun without it."""

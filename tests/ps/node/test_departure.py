@@ -1,0 +1,99 @@
+"""A node's departure: when it gives notice, when its time is over, and how `evener leave` finds it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evener.ps.node import departure
+from evener.ps.node.departure import COMMAND, Departure, ask_to_leave, leave_request, running_nodes
+from evener.ps.protocol.messages import Header, Notice
+from support.command_cluster import wait_until
+
+
+class Node:
+    """A node with a departure, and what happens to it."""
+
+    def __init__(self, seconds: float, request: Path | None = None) -> None:
+        self.sent: list[Header] = []
+        self.is_needed, self.was_noticed = True, False
+        self.departure = Departure(
+            seconds, request, self.sent.append, lambda: self.is_needed, self._on_notice, lambda _: None
+        )
+
+    def _on_notice(self) -> None:
+        self.was_noticed = True
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    event = threading.Event()
+    monkeypatch.setattr(departure, "interrupt_main_thread", event.set)
+    return event  # type: ignore[return-value]
+
+
+def test_first_signal_gives_notice_and_the_second_interrupts(interrupted: threading.Event) -> None:
+    node = Node(30.0)
+    node.departure.on_signal()
+    wait_until(lambda: node.sent, "that the notice is sent")
+    (notice,) = node.sent
+    assert isinstance(notice, Notice)
+    assert 29 < notice.seconds <= 30
+    assert node.was_noticed
+    with pytest.raises(KeyboardInterrupt):
+        node.departure.on_signal()
+    node.departure.repeat()
+    assert len(node.sent) == 2
+    assert not interrupted.is_set()
+    node.departure.close()
+
+
+@pytest.mark.parametrize(("seconds", "is_needed", "notices"), [(0.0, True, 0), (30.0, False, 0), (0.2, True, 1)])
+def test_node_ends_without_work_and_when_its_time_is_over(
+    seconds: float, is_needed: bool, notices: int, interrupted: threading.Event
+) -> None:
+    node = Node(seconds)
+    node.is_needed = is_needed
+    node.departure.on_signal()
+    assert interrupted.wait(5)
+    assert len(node.sent) == notices
+    node.departure.close()
+
+
+def test_node_ends_once_its_work_is_over_or_its_connection_lost(interrupted: threading.Event) -> None:
+    node = Node(30.0)
+    node.departure.on_signal()
+    wait_until(lambda: node.sent, "that the notice is sent")
+    assert not interrupted.is_set()
+    node.is_needed = False
+    assert interrupted.wait(5)
+    node.departure.close()
+
+
+def test_command_finds_running_nodes_and_asks_them(tmp_path: Path, interrupted: threading.Event) -> None:
+    assert running_nodes(tmp_path) == []
+    with leave_request(tmp_path, "attic") as request, leave_request(tmp_path, "../under the stairs"):
+        node = Node(30.0, request)
+        assert sorted(running_nodes(tmp_path)) == ["../under the stairs", "attic"]
+        ask_to_leave(tmp_path, "attic")
+        wait_until(lambda: node.sent, "that the notice is sent")
+        assert node.departure.reason == COMMAND
+        node.departure.close()
+    assert running_nodes(tmp_path) == []
+    assert not list((tmp_path / "leaving").iterdir())
+
+
+def test_old_request_and_dead_node_are_forgotten(tmp_path: Path) -> None:
+    folder = tmp_path / "leaving"
+    folder.mkdir()
+    (folder / "attic.leave").touch()
+    (folder / "attic.node").touch()
+    assert running_nodes(tmp_path) == []
+    with leave_request(tmp_path, "attic") as request:
+        assert not request.exists()
+        with leave_request(tmp_path, "attic") as other:  # a second process, which the master sends away
+            assert other != request
+        assert running_nodes(tmp_path) == ["attic"]
