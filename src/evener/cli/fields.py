@@ -21,6 +21,8 @@ _Words = Annotated[list[str] | None, typer.Argument(help="Words for the program 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Usual: TypeAlias = Callable[[Mapping[str, Any], set[str]], AbstractContextManager[dict[str, Any]]]
 """Of values by field, and the fields that were typed: with what a file says in place of defaults, inside of a block."""
+_ARGUMENTS = ("address",)
+"""Fields with a default that are arguments all the same."""
 
 
 def command_of(
@@ -78,7 +80,7 @@ def _parameter(one: FieldInfo, panel: str | None, *, is_deniable: bool) -> inspe
 
 def _option(one: FieldInfo, panel: str | None, *, is_deniable: bool) -> Any:
     """The option, or the argument, that a field is; a flag that a file may set can be denied, too."""
-    if one.required:
+    if one.required or one.name in _ARGUMENTS:
         return typer.Argument(help=description_of(one))
     name = one.name.replace("_", "-")
     can_be_denied = kind_of(one) is bool and (one.default is not False or is_deniable)

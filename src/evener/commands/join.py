@@ -29,9 +29,12 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
+from msgspec.structs import replace
+
 from evener.benchmark.numpy_device import profile_numpy
 from evener.benchmark.processor_time import ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
 from evener.commands.backends import build_engine, build_thin_engine
+from evener.commands.discovery import ask_on_terminal, choose_master
 from evener.commands.node_look import look_here
 from evener.commands.sandbox import FOLDER as SANDBOX
 from evener.commands.sandbox import join_confined
@@ -75,11 +78,14 @@ _PAUSE_SECONDS = 0.1
 def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> None:
     """`evener join`: be a node of a master until the master dismisses it, Ctrl-C or SIGTERM."""
     text = sys.stdin.readline() if config.token_stdin else given_token(config.token, config.token_file, environment)
+    if config.address is None:
+        token = None if text is None else Token.parse(text)
+        config = replace(config, address=choose_master(token, ask_on_terminal(), print_notice))
     if text is None and sys.stdin.isatty():
         text = getpass.getpass("token of the master, as `evener up` shows it: ")
     if text is None:
         raise InvalidInput(f"the master's token is missing: give --token-file FILE or ${TOKEN_VARIABLE}")
-    masters, token = [Address.parse(one) for one in config.address.split(",")], Token.parse(text)
+    masters, token = [Address.parse(one) for one in str(config.address).split(",")], Token.parse(text)
     check_security(token, config.insecure)
     cache, thin = config.cache or default_cache(environment), config.thin
     keep_to_quota()

@@ -48,7 +48,7 @@ def look_here(
         look = look_at_task(task, data, question.options, thin=config.thin)
     facts = examine(
         folders(cache=config.cache),
-        towards=reachable_host(config.address),
+        towards=reachable_host(str(config.address)),
         task_problem=None if look is None else look.problem,
     )
     return facts, None if look is None else look.data

@@ -15,6 +15,7 @@ import msgspec
 from rich.table import Table
 
 from evener.commands.dashboard import page_beside
+from evener.commands.discovery import SHOWN_DIGITS, announced
 from evener.commands.join import given_token, print_notice, warn_of_readers
 from evener.commands.relay import lines_of, relay_of
 from evener.commands.up_ssh import address_for, nodes_by_ssh, parse_hosts
@@ -58,6 +59,7 @@ def up(config: UpConfig, *, as_json: bool) -> None:
     last = _last_beacon(place)
     patience = config.patience or (last.patience if last else PATIENCE)
     relay, relay_key = relay_of(config, last, os.environ)
+    is_announced = config.announce if config.announce is not None else bool(last and last.announce)
     with place.occupied(), page_beside(place.runs, config.dashboard), interrupt_on_stop_signals():
         warn_of_readers(place.identity_file(insecure=insecure))
         identity = place.identity(insecure=insecure, rotate=config.rotate)
@@ -83,10 +85,15 @@ def up(config: UpConfig, *, as_json: bool) -> None:
                     system=file,
                     relay=relay,
                     relay_key=relay_key,
+                    announce=is_announced,
                 )
             )
-            _announce(lines.address if relay else reachable, place, token, insecure, as_json, system)
-            with _nodes_elsewhere(config, hosts, bound, place):
+            in_network = announced(bound, identity.token.fingerprint) if is_announced else nullcontext()
+            with in_network, _nodes_elsewhere(config, hosts, bound, place):
+                _print_address(lines.address if relay else reachable, place, token, insecure, as_json, system)
+                if is_announced and identity.token.fingerprint is not None:
+                    digits = identity.token.fingerprint.hex()[:SHOWN_DIGITS]
+                    print_notice(f"in this network, `evener join` alone also finds this master; fingerprint {digits}")
                 master.serve()
         except KeyboardInterrupt:
             print_notice("the master stops; its nodes wait for `evener up`")
@@ -111,7 +118,7 @@ def _nodes_elsewhere(
     )
 
 
-def _announce(
+def _print_address(
     address: Address, place: StateDir, token: str, insecure: bool, as_json: bool, system: System | None
 ) -> None:
     if as_json:

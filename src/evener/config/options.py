@@ -128,6 +128,10 @@ class UpConfig(Part, frozen=True, kw_only=True):
         str | None,
         Meta(description="HOST:PORT of a relay through which nodes also join; default: previous value; none: without."),
     ] = None
+    announce: Annotated[
+        bool | None,
+        Meta(description="Announce this master to the local network (mDNS); default: previous value, or not."),
+    ] = None
     relay_key_file: Annotated[Path | None, Meta(description="File with the relay's key; or set $EVENER_RELAY_KEY.")] = (
         None
     )
@@ -163,8 +167,9 @@ class JoinConfig(Part, frozen=True, kw_only=True):
     """
 
     address: Annotated[
-        str, Meta(description="Address of the master, as `evener up` printed it; several are separated by commas.")
-    ]
+        str | None,
+        Meta(description="Address of the master, or several, separated by commas; default: look in the local network."),
+    ] = None
     token: MasterToken = None
     token_file: TokenFile = None
     token_stdin: Annotated[

@@ -46,6 +46,7 @@ class Beacon(Part, frozen=True, kw_only=True):
         system: file that describes the only nodes that may join; empty if there is none.
         relay: address of the relay by which nodes also join; empty if there is none.
         relay_key: of the relay.
+        announce: whether the master announces itself to the local network.
     """
 
     address: str
@@ -56,6 +57,7 @@ class Beacon(Part, frozen=True, kw_only=True):
     system: str = ""
     relay: str = ""
     relay_key: str = ""
+    announce: bool = False
 
 
 class StateDir:
