@@ -15,7 +15,7 @@ from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from support.command_cluster import Cluster, cluster, wait_until
 from support.commands import TINY
-from support.idle_task import SAMPLES, write_pausing_task
+from support.idle_task import IDLE, SAMPLES, write_pausing_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 EPOCHS = 20
@@ -75,13 +75,13 @@ def off(one: Path, other: Path) -> float:
     return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
 
 
-def begin(ps: Cluster, *words: str, updates: int = 20) -> Callable[[], TrainRecord]:
+def begin(ps: Cluster, *words: str, updates: int = 20) -> Callable[..., TrainRecord]:
     """Begin a run; return a function that returns its record."""
     training = ps.start_training(*words, "--output", "run")
     wait_until(lambda: ps.version() > updates or training.poll() is not None, "that steps are made")
 
-    def record() -> TrainRecord:
-        assert training.wait(150) == 0, ps.said("train") + (ps.folder / "train.out").read_text()[-2500:]
+    def record(code: int = 0) -> TrainRecord:
+        assert training.wait(150) == code, ps.said("train") + (ps.folder / "train.out").read_text()[-2500:]
         return read_noun(ps.folder / "run" / "record.json", TrainRecord)
 
     return record
@@ -179,3 +179,23 @@ def test_leave_names_the_nodes_that_run(ps: Cluster) -> None:
     assert ps.evener("nodes", "--release", "two", "--home", str(ps.home)).returncode == 2
     assert by_command(ps, "one") == 0
     assert ps.evener("leave", "--cache", cache).returncode == 2
+
+
+def test_last_rank_hands_its_state_to_a_node_that_was_left_out(ps: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ps.folder / "idle.py").write_text(IDLE)
+    join(ps, "one", "two", words=("--grace", "60"))
+    record = begin(ps, "idle.py", "--strategy", "data", "--no-check")
+    shown = ps.folder / "train.out"
+    monkeypatch.setenv("PAUSE", "0.1")
+    join(ps, "slow")
+    rejection = "node slow cannot take part: a step would not be shorter"
+    wait_until(lambda: rejection in " ".join(shown.read_text().split()), "that it stays out")
+    for name in ("two", "one"):
+        ps.nodes[name].send_signal(signal.SIGTERM)
+    assert [ps.nodes.pop(name).wait(60) for name in ("two", "one")] == [130, 130]
+    version = ps.version()
+    wait_until(lambda: ps.version() > version + 5, "that the other continues")
+    assert ps.evener("stop", "--home", str(ps.home)).returncode == 0
+    kinds = [event.kind for event in record(130).events if event.nodes]
+    assert kinds.count("left") >= 2
+    assert not {"node lost", "begins again", "resumed"} & set(kinds)

@@ -18,35 +18,11 @@ from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from support.command_cluster import Cluster, cluster, wait_until
 from support.commands import TINY
+from support.idle_task import IDLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PATIENCE = 6.0
 WORDS = (TINY, "--precision", "fp64", "--option", "samples=200", "--option", "schedule=true")
-
-IDLE = """
-import os
-import time
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from evener import Task
-
-def loss(outputs, targets):
-    time.sleep(len(outputs) * float(os.environ.get("PAUSE", "0.005")))
-    return nn.functional.mse_loss(outputs, targets)
-
-def task():
-    return Task(
-        name="idle",
-        model=lambda: nn.Linear(4, 1),
-        loss=loss,
-        train_data=lambda: TensorDataset(torch.zeros(80, 4), torch.zeros(80, 1)),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        batch_size=8,
-        epochs=4000,
-    )
-"""
-"""A task that takes longer on nodes that were told so."""
 
 
 @pytest.fixture

@@ -64,6 +64,31 @@ def task(pause: float = 0.0, width: int = 8, epochs: int = 20) -> Task:
     )
 """
 
+IDLE = """
+import os
+import time
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from evener import Task
+
+def loss(outputs, targets):
+    time.sleep(len(outputs) * float(os.environ.get("PAUSE", "0.005")))
+    return nn.functional.mse_loss(outputs, targets)
+
+def task():
+    return Task(
+        name="idle",
+        model=lambda: nn.Linear(4, 1),
+        loss=loss,
+        train_data=lambda: TensorDataset(torch.zeros(80, 4), torch.zeros(80, 1)),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        batch_size=8,
+        epochs=4000,
+    )
+"""
+"""A task whose samples take longer on nodes with $PAUSE."""
+
 
 def write_pausing_task(folder: Path) -> str:
     """The path of the task's file, once it and what belongs to it lie in `folder`."""

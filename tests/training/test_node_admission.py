@@ -35,8 +35,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> SignedStore:
     return one
 
 
-def context_of(store: SignedStore, *, is_of_master: bool = True) -> Any:
-    env = SimpleNamespace(has_own_paths=is_of_master, store=store, node=SimpleNamespace(name="new"))
+def context_of(store: SignedStore, *, is_of_master: bool = True, leaving: tuple[str, ...] = ()) -> Any:
+    env = SimpleNamespace(has_own_paths=is_of_master, store=store, node=SimpleNamespace(name="new"), leaving=leaving)
     return SimpleNamespace(env=env, model=nn.Linear(10, 10))
 
 
@@ -52,6 +52,14 @@ def test_node_that_lengthens_the_step_is_refused_with_predictions(store: SignedS
     slow = Worker(unit_seconds=0.01, fixed_seconds=2.0)
     with refused(NotNeeded):
         require_beneficial(context_of(store), PLAN, CONFIG, slow)
+
+
+def test_slow_node_is_admitted_if_all_others_are_about_to_leave(store: SignedStore) -> None:
+    slow = Worker(unit_seconds=0.01, fixed_seconds=2.0)
+    assert require_beneficial(context_of(store, leaving=("a",)), PLAN, CONFIG, slow) == LINE
+    publish_costs(store, {"a": Worker(unit_seconds=0.01), "b": Worker(unit_seconds=0.01)}, LINE)
+    with refused(NotNeeded):
+        require_beneficial(context_of(store, leaving=("a",)), PLAN, CONFIG, slow)
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,7 @@ def run_node_rank(parent: Parent, task: RankTask) -> None:
         absence=_MAX_ABSENCE * place.patience + return_seconds(place.patience),
     )
     env.address, env.has_own_paths = _address(place, task.towards), True
+    env.leaving = place.leaving
     run_rank(env, partial(_program, brings_program=task.brings_program), _config_of(task))
 
 

@@ -69,6 +69,7 @@ class RankEnvironment:
         watch: of the accelerator of this rank, while its program runs; None for none.
         step: that this rank works on; 0 before the first.
         stop_requested: whether a signal asked this process to stop.
+        leaving: nodes that were about to leave the run when this rank was started.
     """
 
     rank: int
@@ -87,6 +88,7 @@ class RankEnvironment:
     watch: DeviceWatch | None = None
     step: int = 0
     stop_requested: bool = field(default=False)
+    leaving: tuple[str, ...] = ()
 
     @property
     def node(self) -> LocalNode:

@@ -4,8 +4,9 @@
     the leader       publishes the costs of the present nodes           in every generation
     a new node       times the model and its connection, and predicts a step
 
-With `--shares`, every new node takes part; nodes that the plan knows do so, too. A divided model stays divided among as
-many nodes as the run began with: a new node takes the place of a lost one.
+With `--shares`, every new node takes part; nodes that the plan knows do so, too. Nodes that are about to leave do not
+count. A divided model stays divided among as many nodes as the run began with: a new node takes the place of a
+lost one.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ def require_beneficial(context: RankContext, plan: Plan, config: RunConfig, cost
         return None
     present = store.get_as(_PRESENT, _Present)
     link = LinkCost(*present.link)
-    if cost is not None:
-        prediction = _forecast(context, plan, present, cost, _link_cost(store, context.env.node.name))
+    staying = [one for node, one in present.costs.items() if node not in context.env.leaving]
+    if cost is not None and staying:
+        prediction = _forecast(context, plan, staying, link, cost, _link_cost(store, context.env.node.name))
         if not prediction.is_shorter:
             raise NotNeeded(f"a step would not be shorter: {prediction.summary}")
     return link
@@ -113,7 +115,9 @@ def _store_to_compare(context: RankContext, plan: Plan, config: RunConfig) -> Si
     return context.env.store if is_compared else None
 
 
-def _forecast(context: RankContext, plan: Plan, present: _Present, cost: Worker, link: LinkCost) -> Forecast:
+def _forecast(
+    context: RankContext, plan: Plan, present: Sequence[Worker], slowest: LinkCost, cost: Worker, link: LinkCost
+) -> Forecast:
     assert plan.ring is not None
     exchange = GradientSync(
         gradient_bytes=gradient_bytes(context.model),
@@ -122,7 +126,7 @@ def _forecast(context: RankContext, plan: Plan, present: _Present, cost: Worker,
         beta=plan.ring[1],
     )
     batch = plan.micro_batch_size, plan.accumulate
-    return forecast(tuple(present.costs.values()), cost, batch, exchange, (LinkCost(*present.link), link))
+    return forecast(tuple(present), cost, batch, exchange, (slowest, link))
 
 
 def _link_cost(store: SignedStore, node: str) -> LinkCost:

@@ -106,6 +106,7 @@ class RankPlace(Part, frozen=True, kw_only=True):
         secret: secret that all ranks share.
         patience: seconds of silence after which a rank counts as lost.
         is_late: whether the run has begun without it.
+        leaving: nodes of the run that are about to leave.
     """
 
     rank: Count
@@ -113,6 +114,7 @@ class RankPlace(Part, frozen=True, kw_only=True):
     secret: Annotated[bytes, Meta(max_length=64)]
     patience: Seconds
     is_late: bool
+    leaving: tuple[Name, ...] = ()
 
 
 class PrepareRank(Header, frozen=True, kw_only=True):

@@ -153,6 +153,7 @@ class CollectiveRun:
         """Let the rank of a node go after a step, if the others can continue without it."""
         if (rank := self._table.on(node.name)) is not None and self._supervisor is not None:
             self._supervisor.release(rank)
+            self._rejected.ask_all()
             if not self._supervisor.has_begun:
                 reason = "the run cannot continue without a node, so this one is lost after its time"
                 self.note("leaving", f"node {node.name} is about to leave; {reason}", node.name)

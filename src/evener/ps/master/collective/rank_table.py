@@ -179,6 +179,10 @@ class RejectedNodes:
         before, self._reasons[node.name] = self._reasons.get(node.name), reason
         return before != reason
 
+    def ask_all(self) -> None:
+        """Let all rejected nodes join when the generation is settled, because another one is about to leave."""
+        self._asks_again = True
+
     def changed(self, generation: Generation) -> None:
         """Note the nodes that a new generation has lost and gained."""
         gone = {*generation.lost, *generation.left}

@@ -171,6 +171,7 @@ class RemoteStarter:
             secret=self.secret,
             patience=self._nodes.patience,
             is_late=is_late,
+            leaving=tuple(one for one in self.names if self._nodes.record(one).leaving_until is not None),
         )
         node.doing = f"runs process {number}"
         self._send(node.peer, StartRank(run=self._run, process=number), [encode_rank_part(place)])
