@@ -93,3 +93,9 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zeroconf", None)
     with pytest.raises(MissingExtra):
         find_masters()
+
+
+def test_stranger_with_the_fingerprint_of_the_master_does_not_hide_it() -> None:
+    with stranger("aaa", SECOND.hex()), at(7002, SECOND):
+        found = choose_master(Token(secret=bytes(16), fingerprint=SECOND), None, lambda _: None)
+    assert "127.0.0.1:7002" in found.split(",")

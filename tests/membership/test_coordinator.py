@@ -314,3 +314,14 @@ def test_leaving_process_does_not_join_again() -> None:
     coordinator.release(3)
     assert coordinator.decide(1.0) is None
     assert coordinator.has_given_up(3)
+
+
+def test_leaving_process_that_is_lost_in_its_last_step_breaks_that_step() -> None:
+    coordinator = computing()
+    coordinator.release(0)
+    assert processes(coordinator.decide(0.1)) == [1, 2]
+    coordinator.lose(0, "was killed")
+    third = coordinator.decide(0.2)
+    assert third is not None
+    assert (processes(third), third.is_urgent, third.lost, third.left) == ([1, 2], True, ("a",), ())
+    assert coordinator.decide(0.3) is None

@@ -195,3 +195,35 @@ def test_reconnected_process_is_probed_again() -> None:
         world.elastic.step()
     assert third.told == [Probe(nodes={1: "b"})] * 2
     assert not any(isinstance(one, Probe) for one in world.ranks[1].told)
+
+
+def test_leaving_process_may_speak_until_the_others_compute_without_it() -> None:
+    world = World()
+    first, second = world.ranks
+    first.said.append(encode_message(Beat(count=1, step=3, holds=1)))
+    world.elastic.step()
+    world.elastic.release(first)
+    world.elastic.step()
+    assert second.generations() == first.generations() == [[0, 1], [1]]
+    assert world.elastic.may_speak(first)
+    assert world.elastic.is_needed(first)
+    second.said.append(encode_message(Beat(count=1, step=4, holds=2)))
+    world.elastic.step()
+    assert not world.elastic.may_speak(first)
+    assert world.elastic.has_given_up(first)
+
+
+def test_leaving_process_that_completes_the_run_is_awaited() -> None:
+    world = World()
+    first, second = world.ranks
+    first.said.append(encode_message(Beat(count=1, step=3, holds=1)))
+    world.elastic.step()
+    world.elastic.release(first)
+    world.elastic.step()
+    second.has_finished = second.has_ended = True
+    world.elastic.step()
+    assert world.elastic.is_needed(first)
+    first.has_finished = first.has_ended = True
+    world.elastic.step()
+    assert not world.elastic.ends_the_run(first)
+    assert not world.started

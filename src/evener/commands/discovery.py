@@ -13,7 +13,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any, NamedTuple
 
 import psutil
@@ -27,7 +28,7 @@ SERVICE = "_evener._tcp.local."
 FIND_SECONDS = 3.0
 _SETTLE_SECONDS = 0.5
 """Time for further masters after the first one."""
-_MAX_FOUND = 32
+_MAX_FOUND, _MAX_LOOKUPS = 32, 256
 _FINGERPRINT = "fingerprint"
 SHOWN_DIGITS = 16
 
@@ -100,25 +101,28 @@ def find_masters(
         MissingExtra: zeroconf is not installed.
     """
     zeroconf = _zeroconf()
-    changed, found = threading.Condition(), dict[str, FoundMaster]()
+    changed, found, lookups = threading.Condition(), dict[str, FoundMaster](), count()
 
-    def on_change(zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:
-        is_gone = state_change.name == "Removed"
-        info = None if is_gone else zeroconf.get_service_info(service_type, name, int(seconds * 1000))
-        master = None if info is None else _found(name, info)
-        with changed:
-            if is_gone:
-                found.pop(name, None)
-            elif master is not None and is_wanted(master) and len(found) < _MAX_FOUND:
-                found[name] = master
-                changed.notify()
+    def look_up(service: Any, name: str) -> None:
+        with suppress(zeroconf.Error, OSError):  # it was closed
+            info = service.get_service_info(SERVICE, name, int(seconds * 1000))
+            master = None if info is None else _found(name, info)
+            with changed:
+                if master is not None and is_wanted(master) and len(found) < _MAX_FOUND:
+                    found[name] = master
+                    changed.notify()
 
-    with zeroconf.Zeroconf(**_choice(interfaces)) as service, changed:
+    def on_change(zeroconf: Any, name: str, state_change: Any, **_: Any) -> None:
+        if state_change.name == "Added" and next(lookups) < _MAX_LOOKUPS:
+            threading.Thread(target=look_up, args=(zeroconf, name), daemon=True).start()  # some never answer
+
+    with zeroconf.Zeroconf(**_choice(interfaces)) as service:
         browser = zeroconf.ServiceBrowser(service, SERVICE, handlers=[on_change])
-        if changed.wait_for(lambda: found, seconds):
-            changed.wait(_SETTLE_SECONDS)
-        masters = sorted(found.values())
-    browser.cancel()
+        with changed:
+            if changed.wait_for(lambda: found, seconds):
+                changed.wait(_SETTLE_SECONDS)
+            masters = sorted(found.values())
+        browser.cancel()
     return masters
 
 
@@ -139,7 +143,7 @@ def choose_master(token: Token | None, ask: Callable[[str], str] | None, say: Ca
         of_token = find_masters(is_wanted=lambda one: one.fingerprint == token.fingerprint)
         if not of_token:
             raise NodeLost(_NONE.format("no master that this token belongs to"))
-        return ",".join(of_token[0].addresses)
+        return ",".join(sorted({address for one in of_token for address in one.addresses}))  # strangers among them fail
     masters = find_masters()
     if not masters:
         raise NodeLost(_NONE.format("no master"))

@@ -176,8 +176,11 @@ def ends_with_stdin() -> Iterator[None]:
 
 def print_notice(sentence: str) -> None:
     """Print a message to the user of a master or a node."""
-    sys.stderr.write(f"evener: {sentence}\n")
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(f"evener: {sentence}\n")
+        sys.stderr.flush()
+    except BrokenPipeError:  # the reader of a pipe has ended; this process may still have something to finish
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 @contextmanager

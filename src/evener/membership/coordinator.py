@@ -60,6 +60,8 @@ class Coordinator:
         self._listened, self._looked = 0.0, 0.0
         self._may_have_trained = False
         self._leaving: set[int] = set()
+        self._left: set[int] = set()
+        self._left_too_early: list[int] = []
         self._idle: dict[int, float] = {}
         self.awaited: tuple[int, ...] = ()
         self.generation: Generation | None = None
@@ -112,6 +114,9 @@ class Coordinator:
     def lose(self, process: int, why: str) -> None:
         """Remove a process for good."""
         self._lost.setdefault(process, why)
+        if process in self._left:  # the others may wait for it in their last common step
+            self._left.remove(process)
+            self._left_too_early.append(process)
 
     def release(self, process: int) -> None:
         """Let a process go after a step, once another one holds the state of the training."""
@@ -119,8 +124,8 @@ class Coordinator:
 
     @property
     def outgoing(self) -> set[int]:
-        """Processes that leave on notice, and are not lost."""
-        return self._leaving.difference(self._lost)
+        """Processes that a generation excludes because they leave on notice, and that may still finish their step."""
+        return set(self._left)
 
     def has_given_up(self, process: int) -> bool:
         """Whether the run continues without this process."""
@@ -177,11 +182,14 @@ class Coordinator:
         stays = [one for one in present if one.process not in self._lost]
         number = self.generation.number + 1
         gone = [one for one in present if one.process in self._lost]
+        gone += [Participant(process=p, node=self.name_of(p), since=number) for p in self._left_too_early]
+        self._left_too_early = []
         new = self._newcomers(now, is_urgent=bool(gone)) if gone or self.is_settled else []
         left = self._next_to_leave(present) if self.is_settled and not gone else []
         if not gone and not new and not left:
             return None
         stays = [one for one in stays if one not in left]
+        self._left |= {one.process for one in left}
         joined = [Participant(process=p, node=self._processes[p].hello.node, since=number) for p in new]
         reasons = [f"{one.node} {self._lost[one.process]}" for one in gone]
         reasons += [f"{one.node} came" for one in joined] + [f"{one.node} left on notice" for one in left]
@@ -189,7 +197,8 @@ class Coordinator:
 
     def _next_to_leave(self, present: Sequence[Participant]) -> list[Participant]:
         """Return the participant that may leave now, if any; those of the last generation are gone."""
-        for process in self.outgoing.difference(one.process for one in present):
+        for process in self._leaving.difference(one.process for one in present):
+            self._left.discard(process)  # the others compute without it
             self.lose(process, "left on notice")
         for one in present:
             others = (other.process for other in present if other is not one)

@@ -212,7 +212,8 @@ class RankSupervisor(Generic[P]):
         """Whether the run still needs this process."""
         number = self._number_of(rank)
         if number is not None and self._is_over():  # the others have done all steps
-            return self._coordinator.holds_state(number) and not (rank.has_failed and rank.failure is None)
+            has_state = self._coordinator.holds_state(number) or number in self._coordinator.outgoing
+            return has_state and not (rank.has_failed and rank.failure is None)
         return self.may_speak(rank)
 
     def ends_the_run(self, rank: P) -> bool:
@@ -222,9 +223,11 @@ class RankSupervisor(Generic[P]):
         return rank.failure is not None and rank.failure.is_own and self._number_of(rank) in self._inside
 
     def may_speak(self, rank: P) -> bool:
-        """Whether this process takes part, so that its reports belong to the run."""
+        """Whether this process takes part, or finishes its last step, so that its reports belong to the run."""
         generation, number = self._coordinator.generation, self._number_of(rank)
-        return generation is None or (number is not None and generation.rank_of(number) is not None)
+        if generation is None or number is None:
+            return generation is None
+        return generation.rank_of(number) is not None or number in self._coordinator.outgoing
 
     def step(self) -> None:
         """Read all messages, detect lost processes, and act on them. Raises NodeLost if no process holds the state.
@@ -267,9 +270,9 @@ class RankSupervisor(Generic[P]):
 
     def _is_over(self) -> bool:
         """Whether a rank has done all its work, which implies that all have done all steps."""
-        generation = self._coordinator.generation
-        return generation is not None and any(
-            self._ranks[post.rank].has_finished and generation.rank_of(post.number) is not None for post in self._posts
+        ranks = [self._ranks[post.rank] for post in self._posts]
+        return self._coordinator.generation is not None and any(
+            rank.has_finished and self.may_speak(rank) for rank in ranks
         )
 
     def _see_end(self, post: _Post) -> None:

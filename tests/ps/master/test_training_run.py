@@ -310,3 +310,48 @@ def test_no_work_begins_while_all_nodes_leave() -> None:
     stage.run.admit(stage.nodes.by_name["b"])  # it is back
     stage.deliver()
     assert len(stage.leases["b"]) == 1
+
+
+def break_connection(stage: Stage, name: str) -> None:
+    """Pass a node over whose connection broke, and let it reconnect, as the scheduler does."""
+    node = stage.nodes.by_name[name]
+    stage.run.reassign(node)
+    stage.leases[name].clear()
+    if node.can_work or not stage.run.is_free(node):
+        stage.run.admit(node)
+
+
+@pytest.mark.parametrize("agreement", [SYNC, ASYNC])
+def test_leaving_node_that_reconnects_gets_no_lease(agreement: SyncProtocol) -> None:
+    stage = Stage(agreement)
+    one, other = stage.nodes.by_name["a"], stage.nodes.by_name["b"]
+    stage.run.reassign(other)
+    stage.nodes.decide("disconnected", other, 1.0)
+    stage.deliver()
+    while not stage.run.validation.has_slices(one):
+        stage.push("a")
+        stage.deliver()
+    one.leaving_until = 100.0
+    stage.run.retire(one)
+    break_connection(stage, "a")
+    assert {type(header) for header in stage.deliver()} == {Validate}
+    assert stage.leases["a"] == []
+    assert stage.run.server.staying == []
+
+
+def test_leaving_node_keeps_its_slices_when_another_joins() -> None:
+    stage = Stage(SYNC)
+    for name in "ab":
+        stage.push(name)
+    stage.deliver()
+    one = stage.nodes.by_name["a"]
+    one.leaving_until = 100.0
+    stage.run.retire(one)
+    third = stage.nodes.record("c")
+    stage.nodes.decide("joined", third, 0.0, incarnation=1)
+    stage.nodes.connect(third, 2)
+    stage.sent.clear()
+    stage.run.ready(third, 1.0)
+    assert not [header for _, header in stage.sent if isinstance(header, Validate)]
+    assert stage.run.validation.has_slices(one)
+    assert stage.run.validation.pending[0].check is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from evener.ps.node import departure
 from evener.ps.node.departure import COMMAND, Departure, ask_to_leave, leave_request, running_nodes
-from evener.ps.protocol.messages import Header, Notice
+from evener.ps.protocol.messages import Header, Leave, Notice
 from support.command_cluster import wait_until
 
 
@@ -20,9 +21,20 @@ class Node:
     def __init__(self, seconds: float, request: Path | None = None) -> None:
         self.sent: list[Header] = []
         self.is_needed, self.was_noticed = True, False
+        self.is_connected, self.log_fails = True, False
         self.departure = Departure(
-            seconds, request, self.sent.append, lambda: self.is_needed, self._on_notice, lambda _: None
+            seconds,
+            request,
+            self.sent.append,
+            lambda: self.is_needed,
+            lambda: self.is_connected,
+            self._on_notice,
+            self._log,
         )
+
+    def _log(self, _: str) -> None:
+        if self.log_fails:
+            raise BrokenPipeError
 
     def _on_notice(self) -> None:
         self.was_noticed = True
@@ -43,6 +55,8 @@ def test_first_signal_gives_notice_and_the_second_interrupts(interrupted: thread
     assert isinstance(notice, Notice)
     assert 29 < notice.seconds <= 30
     assert node.was_noticed
+    node.departure.on_signal()  # a service manager sends it twice
+    time.sleep(1.1)
     with pytest.raises(KeyboardInterrupt):
         node.departure.on_signal()
     node.departure.repeat()
@@ -73,6 +87,44 @@ def test_node_ends_once_its_work_is_over_or_its_connection_lost(interrupted: thr
     node.departure.close()
 
 
+def test_node_ends_if_its_connection_stays_broken(
+    interrupted: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departure, "_BROKEN_SECONDS", 0.5)
+    node = Node(30.0)
+    node.departure.on_signal()
+    wait_until(lambda: node.sent, "that the notice is sent")
+    node.is_connected = False
+    time.sleep(0.3)
+    node.is_connected = True
+    time.sleep(0.3)
+    assert not interrupted.is_set()
+    node.is_connected = False
+    assert interrupted.wait(5)
+    node.departure.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_node_that_cannot_log_ends_after_its_notice(interrupted: threading.Event) -> None:
+    node = Node(30.0)
+    node.log_fails = True
+    node.departure.on_signal()
+    assert interrupted.wait(5)
+    assert len(node.sent) == 1
+    node.departure.close()
+
+
+def test_process_that_cannot_be_interrupted_ends(interrupted: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(departure, "_LAST_SECONDS", 0.1)
+    monkeypatch.setattr(departure, "exit_now", codes.append)
+    node = Node(0.0)
+    node.departure.on_signal()
+    wait_until(lambda: codes == [130], "that the process ends")
+    assert isinstance(node.sent[-1], Leave)
+    node.departure.close()
+
+
 def test_command_finds_running_nodes_and_asks_them(tmp_path: Path, interrupted: threading.Event) -> None:
     assert running_nodes(tmp_path) == []
     with leave_request(tmp_path, "attic") as request, leave_request(tmp_path, "../under the stairs"):
@@ -83,17 +135,24 @@ def test_command_finds_running_nodes_and_asks_them(tmp_path: Path, interrupted: 
         assert node.departure.reason == COMMAND
         node.departure.close()
     assert running_nodes(tmp_path) == []
-    assert not list((tmp_path / "leaving").iterdir())
+    assert not [file for file in (tmp_path / "leaving").rglob("*") if file.is_file()]
 
 
 def test_old_request_and_dead_node_are_forgotten(tmp_path: Path) -> None:
-    folder = tmp_path / "leaving"
-    folder.mkdir()
-    (folder / "attic.leave").touch()
-    (folder / "attic.node").touch()
-    assert running_nodes(tmp_path) == []
     with leave_request(tmp_path, "attic") as request:
+        assert request is not None
+    request.touch()
+    request.with_suffix(".node").touch()
+    assert running_nodes(tmp_path) == []
+    with leave_request(tmp_path, "attic") as again:
+        assert again == request
         assert not request.exists()
         with leave_request(tmp_path, "attic") as other:  # a second process, which the master sends away
-            assert other != request
+            assert other is None
         assert running_nodes(tmp_path) == ["attic"]
+
+
+def test_nodes_of_other_machines_with_the_same_cache_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with leave_request(tmp_path, "attic"):
+        monkeypatch.setattr("socket.gethostname", lambda: "another")
+        assert running_nodes(tmp_path) == []

@@ -51,9 +51,13 @@ class RunSpeeds:
     @property
     def validators(self) -> dict[str, Worker]:
         """Costs of the nodes that receive whole weights to validate: without slow links, if there are others."""
-        staying = {one.name for one in self._server.staying}
-        costs = {name: one for name, one in self.costs.items() if name in staying}
+        costs = {name: one for name, one in self.costs.items() if name not in self.leaving}
         return {n: one for n, one in costs.items() if self._server.workers[n].thin_since is None} or costs
+
+    @property
+    def leaving(self) -> set[str]:
+        """Names of the nodes at work that are about to leave."""
+        return {one.name for one in self._server.members if one not in self._server.staying}
 
     def step_seconds(self) -> dict[NodeRecord, float]:
         """Return the predicted seconds of a step of each node at work."""

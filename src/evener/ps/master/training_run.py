@@ -128,6 +128,9 @@ class TrainingRun:
             node.doing = "prepares"
             self._send(node.peer, Prepare(run=self.job.run), [encode_job(self.job)])
             return
+        if node.leaving_until is not None and not self.server.worker(node.name).is_here:
+            self.validation.remind(node)  # of slices that nobody else can have
+            return
         node.doing = "works" if self.has_begun else "waits for the other nodes to prepare"
         if self.has_begun:
             self._begin_work(node)
@@ -400,8 +403,9 @@ class RunValidation:
     def give_out(self, *, reassign_late: bool = False) -> None:
         """Assign the slices that have no node to the nodes at work."""
         if self._validations.due:
-            costs = self._speeds.validators
-            self._send_slices(self._validations.give_out(costs, self._clock(), reassign_late=reassign_late))
+            costs, leaving = self._speeds.validators, self._speeds.leaving
+            slices = self._validations.give_out(costs, self._clock(), leaving=leaving, reassign_late=reassign_late)
+            self._send_slices(slices)
             self._conclude(self._validations.finished(self._clock()))
 
     def contributed(self, name: str) -> None:

@@ -209,13 +209,14 @@ class Validations:
         return [name for name in names if name not in self._withholding] or names
 
     def give_out(
-        self, costs: Mapping[str, Worker], now: float, *, reassign_late: bool = False
-    ) -> list[SliceForNode]:  # fmt: skip
+        self, costs: Mapping[str, Worker], now: float, *, leaving: Collection[str] = (), reassign_late: bool = False
+    ) -> list[SliceForNode]:
         """Begin the next validation, or assign the slices of lost, withholding (or late) nodes to others.
 
         Args:
-            costs: costs of all nodes at work, by name.
+            costs: costs of all nodes at work that may get slices, by name.
             now: seconds.
+            leaving: other nodes at work, which keep the slices that they have.
             reassign_late: whether nodes that have not answered yet count as lost.
         """
         if not self.pending or not costs:
@@ -228,7 +229,7 @@ class Validations:
             self._contributions.clear()
             slices = [one for name in pending.underway.owners for one in self.slices_of(name)]
             return slices + self._begin_check(pending, trusted)
-        lost = {name for name in (*pending.underway.owners, *self._asked) if name not in trusted}
+        lost = {name for name in (*pending.underway.owners, *self._asked) if name not in (*trusted, *leaving)}
         away = pending.underway.owners if reassign_late else lost
         moved = pending.underway.lease_again(away, trusted)
         if lost or reassign_late:

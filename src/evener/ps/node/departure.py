@@ -8,24 +8,34 @@ A thread sends the notice, because the signal may interrupt the main thread whil
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
-from urllib.parse import quote, unquote
+from typing import IO
+from urllib.parse import quote
 
-from evener.ps.protocol.messages import Header, Notice
+from evener.ps.protocol.messages import Header, Leave, Notice
+from evener.records.errors import Interrupted
 from evener.system.file_lock import lock_file
+from evener.system.process_exit import exit_now
 from evener.system.signals import interrupt_main_thread
 
 COMMAND = "`evener leave` was typed"
 _SIGNAL = "its process was asked to end"
 _FOLDER, _NODE, _REQUEST = "leaving", ".node", ".leave"
-_LOOK_SECONDS = 0.1
-_TRIES = 3
-_MAX_FILE_NAME = 200
+_LOOK_SECONDS, _TRIES = 0.1, 3
+_SAME_SECONDS = 1.0
+"""Time in which further signals belong to the first one: `timeout` and service managers send it twice."""
+_BROKEN_SECONDS = 3.0
+"""Time in which a broken connection may be replaced."""
+_LAST_SECONDS = 10.0
+"""Time in which the main thread ends after it was interrupted."""
 
 
 class Departure:
@@ -33,9 +43,10 @@ class Departure:
 
     Args:
         seconds: time to finish the work; 0: leave at once.
-        request: file by which `evener leave` asks for the departure.
+        request: file by which `evener leave` asks for the departure; None if it cannot.
         send: sends a message to the master if the connection works.
-        is_needed: whether the node has work that others wait for, and is connected.
+        has_work: whether the node has work that others wait for.
+        is_connected: whether the connection to the master works.
         on_notice: called in a thread once the node has given notice.
         log: shows a message to the user.
 
@@ -48,13 +59,15 @@ class Departure:
         seconds: float,
         request: Path | None,
         send: Callable[[Header], None],
-        is_needed: Callable[[], bool],
+        has_work: Callable[[], bool],
+        is_connected: Callable[[], bool],
         on_notice: Callable[[], None],
         log: Callable[[str], None],
     ) -> None:
         self.reason = ""
         self._seconds, self._request, self._log = seconds, request, log
-        self._send, self._is_needed, self._on_notice = send, is_needed, on_notice
+        self._send, self._has_work, self._is_connected, self._on_notice = send, has_work, is_connected, on_notice
+        self._signalled, self._is_final = -inf, False
         self._until: float | None = None
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="evener-departure", daemon=True)
@@ -62,9 +75,11 @@ class Departure:
 
     def on_signal(self) -> None:
         """Give notice at the first stop signal; a further one ends the node at once. Called in a signal's handler."""
-        if self.reason:
+        now = time.monotonic()
+        if self._is_final or (self.reason and now - self._signalled > _SAME_SECONDS):
             raise KeyboardInterrupt
-        self.reason = _SIGNAL
+        self._signalled = now if not self.reason else self._signalled
+        self.reason = self.reason or _SIGNAL
 
     def repeat(self) -> None:
         """Give notice again, over a new connection."""
@@ -78,69 +93,113 @@ class Departure:
             self._thread.join()
 
     def _watch(self) -> None:
-        while not self._is_over.wait(_LOOK_SECONDS):
-            if not self.reason and self._request is not None and self._request.exists():
-                self.reason = COMMAND
-            if self.reason and self._until is None:
+        """Wait for a request, give notice, and interrupt the main thread if it does not end in time."""
+        try:
+            while not self._is_over.wait(_LOOK_SECONDS) and not self._has_request():
+                pass
+            if not self._is_over.is_set() and self._seconds and self._has_work():
                 self._give_notice()
-            if self._until is not None and (time.monotonic() >= self._until or not self._is_needed()):
-                interrupt_main_thread()
-                return
+                self._let_finish()
+        finally:  # also after an error, which would let the node stay for ever
+            if not self._is_over.is_set():
+                self._interrupt()
+
+    def _has_request(self) -> bool:
+        if not self.reason and self._request is not None and self._request.exists():
+            self.reason = COMMAND
+        return bool(self.reason)
 
     def _give_notice(self) -> None:
-        if not self._seconds or not self._is_needed():
-            self._until = time.monotonic()
-            return
-        self._log(f"leaving: finishing the work in progress, for at most {self._seconds:g} s; Ctrl-C ends it at once")
         self._until = time.monotonic() + self._seconds
-        self._on_notice()
         self.repeat()
+        self._on_notice()
+        self._log(f"leaving: finishing the work in progress, for at most {self._seconds:g} s; Ctrl-C ends it at once")
+
+    def _let_finish(self) -> None:
+        """Return when the time is over, no work is left, or the connection has been broken for a while."""
+        assert self._until is not None
+        connected = time.monotonic()
+        while not self._is_over.wait(_LOOK_SECONDS) and self._has_work():
+            now = time.monotonic()
+            connected = now if self._is_connected() else connected
+            if now >= self._until or now - connected > _BROKEN_SECONDS:
+                return
+
+    def _interrupt(self) -> None:
+        """Interrupt the main thread, and end the process if that does not help, as in a call that never returns."""
+        self._is_final = True
+        interrupt_main_thread()
+        if not self._is_over.wait(_LAST_SECONDS):
+            self._send(Leave())
+            exit_now(Interrupted.exit_code)
 
 
 @contextmanager
-def leave_request(cache: Path, name: str) -> Iterator[Path]:
-    """Yield the file by which `evener leave` asks the node `name` to leave, and show that the node runs."""
-    folder, file = cache / _FOLDER, _file_of(name)
+def leave_request(cache: Path, name: str) -> Iterator[Path | None]:
+    """Yield the file by which `evener leave` asks the node `name` to leave, and show that the node runs.
+
+    Yields None if another node of this name runs here, which the master will send away.
+    """
+    folder = _folder_in(cache)
     folder.mkdir(parents=True, exist_ok=True)
-    node, request = folder / f"{file}{_NODE}", folder / f"{file}{_REQUEST}"
-    lock = None
-    for _ in range(_TRIES):  # `evener leave` holds it for a moment
-        with suppress(PermissionError):
-            lock = lock_file(node)
-        if lock is not None:
-            break
-        time.sleep(_LOOK_SECONDS)
-    if lock is None:  # another node of this name runs here, which the master will send away
-        yield folder / f"{os.getpid()}{_REQUEST}"
+    node = folder / f"{_file_of(name)}{_NODE}"
+    request = node.with_suffix(_REQUEST)
+    if (lock := _locked(node)) is None:
+        yield None
         return
     with lock:
+        lock.truncate(0)
+        lock.write(name)
+        lock.flush()
         request.unlink(missing_ok=True)
-        yield request
-    with suppress(OSError):
-        request.unlink(missing_ok=True)
-        node.unlink()
+        try:
+            yield request
+        finally:
+            for file in (request, node):
+                with suppress(PermissionError):  # Windows removes no open file
+                    file.unlink(missing_ok=True)
+
+
+def _locked(node: Path) -> IO[str] | None:
+    """Return the locked file of a node; None if another process holds it for longer than `evener leave` does."""
+    for _ in range(_TRIES):
+        with suppress(PermissionError):
+            if (lock := lock_file(node)) is not None:
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(node.stat(), os.fstat(lock.fileno())):
+                        return lock
+                lock.close()  # the previous owner removed it
+                continue
+        time.sleep(_LOOK_SECONDS)
+    return None
 
 
 def running_nodes(cache: Path) -> list[str]:
     """Return the names of the nodes that run on this machine with this cache."""
     names = []
-    for node in sorted((cache / _FOLDER).glob(f"*{_NODE}")):
+    for node in sorted(_folder_in(cache).glob(f"*{_NODE}")):
         try:
             lock = lock_file(node)
         except OSError:  # of another user
             continue
-        if lock is None:
-            names.append(unquote(node.name.removesuffix(_NODE)))
-        else:
+        if lock is not None:
             lock.close()
+            continue
+        with suppress(OSError):  # it has ended since
+            names.append(node.read_text(encoding="utf-8"))
     return names
 
 
 def ask_to_leave(cache: Path, name: str) -> None:
     """Ask a running node to leave. Raises OSError."""
-    (cache / _FOLDER / f"{_file_of(name)}{_REQUEST}").touch()
+    (_folder_in(cache) / f"{_file_of(name)}{_REQUEST}").touch()
+
+
+def _folder_in(cache: Path) -> Path:
+    """Return the folder of this machine's nodes; other machines may share the cache."""
+    return cache / _FOLDER / quote(socket.gethostname(), safe="")
 
 
 def _file_of(name: str) -> str:
-    """Return the name of a node as the name of a file; the master refuses longer names."""
-    return quote(name, safe="")[:_MAX_FILE_NAME]
+    """Return a name of a file for the node of any name."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]

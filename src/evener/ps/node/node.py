@@ -93,7 +93,8 @@ class Node:
             config.grace,
             config.leave_request,
             self._client.send_last,
-            lambda: self._client.is_connected and self._run is not None and self._run.has_begun,
+            lambda: self._run is not None and self._run.has_begun,
+            lambda: self._client.is_connected,
             self._keep_rank,
             self._log,
         )

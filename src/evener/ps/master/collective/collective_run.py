@@ -154,7 +154,7 @@ class CollectiveRun:
         if (rank := self._table.on(node.name)) is not None and self._supervisor is not None:
             self._supervisor.release(rank)
             self._rejected.ask_all()
-            if not self._supervisor.has_begun:
+            if self._has_begun and not self._supervisor.has_begun and not rank.has_ended:
                 reason = "the run cannot continue without a node, so this one is lost after its time"
                 self.note("leaving", f"node {node.name} is about to leave; {reason}", node.name)
 
