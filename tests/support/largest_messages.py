@@ -400,7 +400,7 @@ STATES: list[tuple[Role, str]] = [
     ("submitter", "submitter"),
     ("submitter", "beside a run"),
 ]
-_LAST = (m.NotReady, m.Leave, r.RankEnded, m.Join)
+_LAST = (m.NotReady, m.Notice, m.Leave, r.RankEnded, m.Join)
 """After which a node has no part in a run any more."""
 
 

@@ -42,7 +42,7 @@ CONNECTIONS = (1, 24)
 _AT_ONCE = 250
 """Frames that are sent with one call."""
 _NUM_FLOODS = 2
-_ENDS_STATE = (m.Leave, m.NotReady, r.RankEnded)
+_ENDS_STATE = (m.Leave, m.Notice, m.NotReady, r.RankEnded)
 """After which a node takes part no more; they are tried last."""
 
 

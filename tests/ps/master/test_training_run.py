@@ -312,6 +312,13 @@ def test_no_work_begins_while_all_nodes_leave() -> None:
     assert len(stage.leases["b"]) == 1
 
 
+def test_only_the_first_reason_of_a_node_that_cannot_take_part_is_recorded() -> None:
+    stage = Stage(SYNC)
+    for _ in range(3):
+        stage.run.not_ready(stage.nodes.by_name["a"], "its disk is full")
+    assert [event.kind for event in stage.run.journal.history.events].count("left out") == 1
+
+
 def break_connection(stage: Stage, name: str) -> None:
     """Pass a node over whose connection broke, and let it reconnect, as the scheduler does."""
     node = stage.nodes.by_name[name]

@@ -145,7 +145,9 @@ class TrainingRun:
         self.admit(node)
 
     def not_ready(self, node: NodeRecord, reason: str) -> None:
-        """Continue without a node that cannot take part."""
+        """Continue without a node that cannot take part; only its first reason is recorded."""
+        if self.job.run in node.not_ready:
+            return
         node.not_ready.add(self.job.run)
         node.ready, node.doing = "", shown(f"cannot take part: {reason}")
         self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
