@@ -25,7 +25,8 @@ from evener.records.version import pip_install
 from evener.wire.identity import FINGERPRINT_BYTES, Address, Token
 
 SERVICE = "_evener._tcp.local."
-FIND_SECONDS = 3.0
+FIND_SECONDS = 2.0
+"""Shorter than a silence after which a user wants to hear something."""
 _SETTLE_SECONDS = 0.5
 """Time for further masters after the first one."""
 _MAX_FOUND, _MAX_LOOKUPS = 32, 256
@@ -138,7 +139,6 @@ def choose_master(token: Token | None, ask: Callable[[str], str] | None, say: Ca
         NodeLost: there is no such master.
         InvalidInput: it cannot be asked which one is meant.
     """
-    say("looking for masters in the local network")
     if token is not None:
         of_token = find_masters(is_wanted=lambda one: one.fingerprint == token.fingerprint)
         if not of_token:
