@@ -295,6 +295,18 @@ def test_process_may_carry_on_after_a_sigterm_to_all_and_stops_later() -> None:
         assert one.has_finished
 
 
+def test_sigterm_to_the_server_ends_no_process() -> None:
+    with LocalProcesses([]) as processes:
+        one = processes.start("node-0", stop_when_asked)
+        assert wait(processes) == [b"ready"]
+        os.kill(psutil.Process(one.process.pid).ppid(), signal.SIGTERM)
+        time.sleep(0.3)
+        assert not one.has_ended
+        one.request_stop()
+        assert until(processes, lambda: one.has_ended and one.is_drained) == [b"asked"]
+        assert one.has_finished
+
+
 def say_much(parent: Parent) -> None:
     """Many words, and no more."""
     for number in range(50):

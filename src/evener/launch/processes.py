@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 
 RANK_MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "evener.training.rank")
 """Modules of every rank, imported once for all of them. Optimizers import `torch._dynamo`, which takes two seconds."""
-_TERMINAL_SIGNALS = tuple(one for one in STOP_SIGNALS if one is not signal.SIGTERM)
-"""Signals to all processes of a terminal."""
-
 _SERVER = "evener.launch.fork_server"
 
 
@@ -153,10 +150,10 @@ class LocalProcesses:
         self._folder = os.path.join(folder_for_sockets(), f"evener-{secrets.token_hex(8)}")
         is_main = threading.current_thread() is threading.main_thread()
         self._context.set_forkserver_preload([*([_SERVER] if is_main else []), preloading.__name__])
-        with _terminal_is_held_back():
+        with _stop_signals_are_blocked():
             resource_tracker.ensure_running()  # here, for it lets Ctrl-C through when it has started
         modules = _variable(preloading.NAMES, ",".join(preload))
-        with _terminal_is_held_back(), _without_main(), _without_socket_file(), modules:
+        with _stop_signals_are_blocked(), _without_main(), _without_socket_file(), modules:
             forkserver.ensure_running()  # it ignores Ctrl-C itself, but only when it has loaded all that
         self._started: list[LocalProcess] = []
 
@@ -251,7 +248,7 @@ def _main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_handler(signal.SIGHUP, lambda *_: None)
     outlive_terminal()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINAL_SIGNALS)  # for what this process starts
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # for what this process starts
     put_worker_sockets_into(folder)
     multiprocessing.set_start_method(None, force=True)  # the user's workers start as in a process of the user's own
     parent, error = Parent(pipe, stop), None
@@ -298,9 +295,12 @@ def _needs_main(values: Sequence[Any]) -> bool:
 
 
 @contextmanager
-def _terminal_is_held_back() -> Iterator[None]:
-    """Block signals of the terminal inside, also in processes started there until they unblock them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
+def _stop_signals_are_blocked() -> Iterator[None]:
+    """Block signals to all processes of a terminal or a service, also in processes started inside until they unblock.
+
+    A server that ended by such a signal could not report how its processes end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
