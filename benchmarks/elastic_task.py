@@ -19,13 +19,14 @@ def data(samples: int, seed: int) -> TensorDataset:
     return TensorDataset(images, targets)
 
 
-def model() -> nn.Module:
+def model(has_norm: bool = True) -> nn.Module:
     """Of a convolution and two linear layers, both normalised."""
-    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()
-    return nn.Sequential(*layers, nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    norms = (nn.BatchNorm2d(4), nn.BatchNorm1d(8)) if has_norm else (nn.Identity(), nn.Identity())
+    layers = nn.Conv2d(1, 4, 3), norms[0], nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(64, 8), norms[1], nn.ReLU(), nn.Linear(8, 3))
 
 
-def task(samples: int = 400, pause: float = 0.0) -> Task:
+def task(samples: int = 400, pause: float = 0.0, norm: bool = True) -> Task:
     """The task; a rank's part of a step takes `pause` seconds longer."""
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -34,7 +35,7 @@ def task(samples: int = 400, pause: float = 0.0) -> Task:
 
     return Task(
         name="elastic",
-        model=model,
+        model=lambda: model(norm),
         loss=loss,
         train_data=lambda: data(samples, 1),
         validation_data=lambda: data(23, 2),
