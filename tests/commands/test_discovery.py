@@ -21,7 +21,7 @@ FIRST, SECOND = bytes(range(32)), bytes(range(32, 64))
 
 @pytest.fixture(autouse=True)
 def _on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "_choice", lambda _: {"interfaces": LOOPBACK})
+    monkeypatch.setattr(discovery, "_interfaces", lambda: LOOPBACK)
 
 
 def at(port: int, fingerprint: bytes = FIRST) -> AbstractContextManager[None]:
@@ -64,7 +64,7 @@ def test_user_without_a_token_is_asked() -> None:
         for answer in ("", "2", "yes"):
             with pytest.raises(InvalidInput):
                 choose_master(None, partial(str.format, answer), said.append)
-        with pytest.raises(InvalidInput):  # nobody can answer
+        with pytest.raises(InvalidInput):  # without a terminal
             choose_master(None, None, said.append)
     assert any(FIRST.hex()[:16] in line for line in said)
 

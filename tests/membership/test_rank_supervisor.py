@@ -197,13 +197,19 @@ def test_reconnected_process_is_probed_again() -> None:
     assert not any(isinstance(one, Probe) for one in world.ranks[1].told)
 
 
-def test_leaving_process_may_speak_until_the_others_compute_without_it() -> None:
+def world_without_first() -> World:
+    """Whose first process leaves on notice, and may not have finished its step."""
     world = World()
+    world.ranks[0].said.append(encode_message(Beat(count=1, step=3, holds=1)))
+    world.elastic.step()
+    world.elastic.release(world.ranks[0])
+    world.elastic.step()
+    return world
+
+
+def test_leaving_process_may_speak_until_the_others_compute_without_it() -> None:
+    world = world_without_first()
     first, second = world.ranks
-    first.said.append(encode_message(Beat(count=1, step=3, holds=1)))
-    world.elastic.step()
-    world.elastic.release(first)
-    world.elastic.step()
     assert second.generations() == first.generations() == [[0, 1], [1]]
     assert world.elastic.may_speak(first)
     assert world.elastic.is_needed(first)
@@ -214,12 +220,8 @@ def test_leaving_process_may_speak_until_the_others_compute_without_it() -> None
 
 
 def test_leaving_process_that_completes_the_run_is_awaited() -> None:
-    world = World()
+    world = world_without_first()
     first, second = world.ranks
-    first.said.append(encode_message(Beat(count=1, step=3, holds=1)))
-    world.elastic.step()
-    world.elastic.release(first)
-    world.elastic.step()
     second.has_finished = second.has_ended = True
     world.elastic.step()
     assert world.elastic.is_needed(first)

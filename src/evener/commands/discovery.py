@@ -12,7 +12,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, NamedTuple
@@ -55,13 +55,12 @@ class FoundMaster(NamedTuple):
 
 
 @contextmanager
-def announced(bound: Address, fingerprint: bytes | None, interfaces: Sequence[str] | None = None) -> Iterator[None]:
+def announced(bound: Address, fingerprint: bytes | None) -> Iterator[None]:
     """Announce a master during the block.
 
     Args:
         bound: address at which it listens.
         fingerprint: of its certificate; None without one.
-        interfaces: addresses of the network interfaces to use; all by default.
 
     Raises:
         InvalidInput: it listens at no port, or does not encrypt.
@@ -77,25 +76,22 @@ def announced(bound: Address, fingerprint: bytes | None, interfaces: Sequence[st
         SERVICE,
         f"{host}-{fingerprint.hex()[:8]}.{SERVICE}",
         port=bound.port,
-        parsed_addresses=list(interfaces or addresses),
+        parsed_addresses=addresses,
         properties={_FINGERPRINT: fingerprint.hex()},
         server=f"{host}.local.",
     )
-    with zeroconf.Zeroconf(**_choice(interfaces)) as service:
+    with zeroconf.Zeroconf(interfaces=_interfaces()) as service:
         service.register_service(info, allow_name_change=True)
         yield
 
 
 def find_masters(
-    seconds: float = FIND_SECONDS,
-    interfaces: Sequence[str] | None = None,
-    is_wanted: Callable[[FoundMaster], bool] = lambda _: True,
+    seconds: float = FIND_SECONDS, is_wanted: Callable[[FoundMaster], bool] = lambda _: True
 ) -> list[FoundMaster]:
     """Return the masters that are announced in the local network, by name.
 
     Args:
         seconds: time to look for them; a moment after the first one that is wanted, this returns.
-        interfaces: addresses of the network interfaces to use; all by default.
         is_wanted: whether a master is one to look for; the others are not returned.
 
     Raises:
@@ -117,7 +113,7 @@ def find_masters(
         if state_change.name == "Added" and next(lookups) < _MAX_LOOKUPS:
             threading.Thread(target=look_up, args=(zeroconf, name), daemon=True).start()  # some never answer
 
-    with zeroconf.Zeroconf(**_choice(interfaces)) as service:
+    with zeroconf.Zeroconf(interfaces=_interfaces()) as service:
         browser = zeroconf.ServiceBrowser(service, SERVICE, handlers=[on_change])
         with changed:
             if changed.wait_for(lambda: found, seconds):
@@ -132,7 +128,7 @@ def choose_master(token: Token | None, ask: Callable[[str], str] | None, say: Ca
 
     Args:
         token: of the master, if the user gave it: then nothing is asked.
-        ask: shows a question and returns the answer; None if nobody can answer.
+        ask: shows a question and returns the answer; None without a terminal.
         say: shows a message to the user.
 
     Raises:
@@ -164,7 +160,7 @@ _NONE = (
 
 
 def _found(name: str, info: Any) -> FoundMaster | None:
-    """Return the announced master; None if what is announced cannot be one."""
+    """Return the announced master; None if the announcement is not valid."""
     text = (info.properties.get(_FINGERPRINT.encode()) or b"").decode(errors="replace")
     addresses = info.parsed_addresses()
     try:
@@ -184,8 +180,9 @@ def _own_addresses() -> list[str]:
     return [one for one in found if not one.startswith("127.")] or found
 
 
-def _choice(interfaces: Sequence[str] | None) -> dict[str, Any]:
-    return {} if interfaces is None else {"interfaces": list(interfaces)}
+def _interfaces() -> Any:
+    """Return the network interfaces to use: all of this machine."""
+    return _zeroconf().InterfaceChoice.All
 
 
 def _zeroconf() -> Any:

@@ -59,9 +59,9 @@ class Coordinator:
         self._fed: set[int] = set()  # processes that may hold the state without having reported it
         self._listened, self._looked = 0.0, 0.0
         self._may_have_trained = False
-        self._leaving: set[int] = set()
-        self._left: set[int] = set()
-        self._left_too_early: list[int] = []
+        self._leaving: set[int] = set()  # processes to release
+        self._left: set[int] = set()  # those whose last step may not be over
+        self._left_too_early: list[int] = []  # those that were lost in it, until the next generation
         self._idle: dict[int, float] = {}
         self.awaited: tuple[int, ...] = ()
         self.generation: Generation | None = None

@@ -129,7 +129,7 @@ class TrainingRun:
             self._send(node.peer, Prepare(run=self.job.run), [encode_job(self.job)])
             return
         if node.leaving_until is not None and not self.server.worker(node.name).is_here:
-            self.validation.remind(node)  # of slices that nobody else can have
+            self.validation.remind(node)  # of slices that no other node can have
             return
         node.doing = "works" if self.has_begun else "waits for the other nodes to prepare"
         if self.has_begun:
