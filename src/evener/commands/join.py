@@ -17,7 +17,6 @@ import re
 import secrets
 import signal
 import socket
-import stat
 import sys
 import tempfile
 import threading
@@ -36,6 +35,7 @@ from evener.benchmark.processor_time import ProcessorWatch, busy_sentence, quota
 from evener.commands.backends import build_engine, build_thin_engine
 from evener.commands.discovery import ask_on_terminal, choose_master
 from evener.commands.node_look import look_here
+from evener.commands.notices import print_notice, warn_of_readers
 from evener.commands.sandbox import FOLDER as SANDBOX
 from evener.commands.sandbox import join_confined
 from evener.config.options import JoinConfig, LeaveConfig
@@ -172,15 +172,6 @@ def ends_with_stdin() -> Iterator[None]:
         yield
     finally:
         is_over.set()
-
-
-def print_notice(sentence: str) -> None:
-    """Print a message to the user of a master or a node."""
-    try:
-        sys.stderr.write(f"evener: {sentence}\n")
-        sys.stderr.flush()
-    except BrokenPipeError:  # the reader of a pipe has ended; this process may still have something to finish
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 @contextmanager
@@ -346,17 +337,6 @@ def given_token(token: str | None, token_file: Path | None, environment: Mapping
         return read_bounded(token_file, _MAX_TOKEN_FILE_BYTES).decode(errors="replace")
     except OSError as error:
         raise MissingFile(f"cannot read --token-file {token_file}: {error.strerror}") from error
-
-
-def warn_of_readers(secret: Path) -> None:
-    """Warn if other users of this machine can read or change a file with a secret, with the command to type."""
-    with suppress(OSError):  # reading the file later reports the error
-        mode = secret.stat().st_mode
-        if stat.S_ISREG(mode) and mode & 0o077:
-            print_notice(
-                f"warning: {secret} holds a secret, and other users of this machine can read it "
-                f"(its mode is {stat.S_IMODE(mode):o}): type `chmod 600 {secret}`"
-            )
 
 
 def check_security(token: Token, insecure: bool) -> None:

@@ -15,17 +15,18 @@ import struct
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from evener.records.errors import InvalidValue
 from evener.wire.limits import Limits
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 H = TypeVar("H", bound=msgspec.Struct)
-Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
+Buffer: TypeAlias = "bytes | bytearray | memoryview | NDArray[Any]"
 """Contiguous memory. Only its bytes are sent; type and shape belong into the header."""
 
 MAGIC = b"EVNR"
@@ -117,7 +118,7 @@ def as_bytes(buffer: Buffer) -> memoryview:
     Raises:
         InvalidValue: The memory is not contiguous.
     """
-    view = buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
+    view = memoryview(buffer)  # type: ignore[arg-type]  # arrays of NumPy are buffers, too
     if not view.c_contiguous:
         raise InvalidValue("buffer", view.shape, "contiguous in memory")
     return view.cast("B") if view.nbytes else memoryview(b"")
@@ -125,4 +126,6 @@ def as_bytes(buffer: Buffer) -> memoryview:
 
 def allocate(_: object, lengths: Sequence[int]) -> list[memoryview]:
     """Return new memory for every buffer: the default place of payload."""
+    import numpy as np  # a relay needs neither buffers nor NumPy
+
     return [np.empty(length, np.uint8).data for length in lengths]  # not zeroed, unlike a bytearray
