@@ -346,7 +346,7 @@ class ReplicaMeans(BucketSums):
         real = [
             torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient for gradient in gradients
         ]
-        flat = torch.cat([gradient.detach().double().cpu().flatten() for gradient in real])
+        flat = torch.cat([gradient.detach().cpu().double().flatten() for gradient in real])
         return flat / weight if weight else flat
 
     def _start(self) -> None:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from evener.oracle.division.layout import Region, Shape
 from evener.parallel.redistribute import part_of
+from evener.system import accelerators
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 Scope: TypeAlias = Literal["element", "tensor", "model"]
@@ -92,12 +93,12 @@ class _Probe:
 
     def __init__(self, make: MakeOptimizer, shapes: Sequence[Shape], device: torch.device) -> None:
         self._make, self._shapes = make, [tuple(shape) for shape in shapes]
-        draw = torch.Generator().manual_seed(0)
+        draw, place = torch.Generator().manual_seed(0), device if accelerators.has_float64(device) else accelerators.CPU
         small = [tuple(map(min, shape, (*_SMALL, *[1] * len(shape)))) for shape in self._shapes]
         self.whole: list[Region | None] = [whole_of(shape) for shape in small]
-        self._weights = [torch.randn(s, generator=draw, dtype=torch.float64).to(device) for s in small]
+        self._weights = [torch.randn(s, generator=draw, dtype=torch.float64).to(place) for s in small]
         self._grads = [
-            [scale * torch.randn(s, generator=draw, dtype=torch.float64).to(device) for s in small] for scale in _SCALES
+            [scale * torch.randn(s, generator=draw, dtype=torch.float64).to(place) for s in small] for scale in _SCALES
         ]
 
     def some(self, chosen: Sequence[bool]) -> list[Region | None]:

@@ -21,6 +21,7 @@ from evener.comm.group import Group
 from evener.oracle.division.pieces import Piece
 from evener.parallel.optimizer import HeldModel
 from evener.records.errors import InvalidInput, noting
+from evener.system import accelerators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +39,12 @@ class Criterion:
     scale: Callable[[Tensor], Tensor]
 
     def backward(self, model: Callable[[Any], Any], inputs: Any, targets: Any, share: float) -> Tensor:
-        """Run forward and backward; return the loss times `share`, the samples' part of the step, float64."""
+        """Run forward and backward; return the loss times `share`, the samples' part of the step, as a wide sum."""
         with self.autocast():
             loss = require_scalar(self.loss(model(inputs), targets)) * share
         with noting("loss, in its backward pass"):
             torch.autograd.backward(self.scale(loss))
-        return loss.detach().double()
+        return accelerators.wide(loss.detach())
 
 
 def require_scalar(loss: Any) -> Tensor:
@@ -93,7 +94,7 @@ class ParallelModel(Protocol):
             is_last: Whether this is the step's last micro-batch.
 
         Returns:
-            This rank's part of the mean loss of the step, float64; zero if this rank does not report.
+            This rank's part of the mean loss of the step, in its device's widest type; zero if it does not report.
         """
 
     def predict(self, inputs: Any) -> Any:

@@ -131,6 +131,31 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+@cache
+def has_float64(device: torch.device) -> bool:
+    """Return whether `device` computes in double precision: GPUs of Apple, and some of Intel, do not."""
+    if device.type == "mps":
+        return False
+    if device.type == "xpu":
+        return bool(getattr(_module("xpu").get_device_properties(device), "has_fp64", True))
+    if is_accelerator(device):
+        try:
+            torch.empty(1, dtype=torch.float64, device=device)
+        except TypeError:  # as PyTorch raises it for GPUs of Apple
+            return False
+    return True
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the type of sums on `device`: double precision where it has that."""
+    return torch.float64 if has_float64(device) else torch.float32
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return `tensor` in the widest type of its device."""
+    return tensor.to(widest(tensor.device))
+
+
 class HostCopy:
     """Copies one number to the host, in the order of the device's work.
 

@@ -36,6 +36,7 @@ from evener.records.profile import Precision
 from evener.records.record import Event
 from evener.records.schema import read_noun
 from evener.records.task import Task
+from evener.system import accelerators
 from evener.system.sign_of_life import sign_of_life
 from evener.tracer.nested import map_tensors
 
@@ -50,9 +51,14 @@ class Arithmetic:
     Args:
         precision: fp32 and fp64 compute as they say; bf16 and fp16 by autocast over float32 weights.
         device: that computes.
+
+    Raises:
+        InvalidInput: the device does not compute in this precision.
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
+        if precision == "fp64" and not accelerators.has_float64(device):
+            raise InvalidInput(f"--precision fp64: {device} has no double precision; use fp32, or the processor (cpu)")
         self.precision, self._device = precision, device
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 

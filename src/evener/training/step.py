@@ -19,6 +19,7 @@ from evener.data.loader import Loader, collect, split_batch, to_device
 from evener.records.errors import InvalidInput, noting
 from evener.records.history import Entry, NodeWork
 from evener.records.task import Task
+from evener.system import accelerators
 from evener.training.training import Training, seed_update
 
 
@@ -156,7 +157,8 @@ def _validation_sums(training: Training, indices: Any) -> Tensor:
     with context.arithmetic.autocast():
         loss = context.task.loss(outputs, targets)
     correct = _correct(context.task, outputs, targets)
-    return torch.stack((loss.double() * len(indices), correct.double().to(loss.device))).cpu()
+    wide = accelerators.wide
+    return torch.stack((wide(loss) * len(indices), wide(correct.to(loss.device)))).cpu().double()
 
 
 def _correct(task: Task, outputs: Any, targets: Any) -> Tensor:

@@ -28,6 +28,7 @@ from evener.parallel.parallel_model import ParallelModel
 from evener.records.errors import NotExact
 from evener.records.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.records.profile import Precision
+from evener.system import accelerators
 from evener.system.memory import is_out_of_memory
 from evener.tracer.nested import call, map_tensors, tensors_in
 from evener.training.context import Arithmetic, RankContext
@@ -79,7 +80,7 @@ class Trial:
         context: of this rank; its model stays as it is.
         plan: for a few samples.
         config: of the run.
-        precision: in which all is computed.
+        precision: in which all is computed; float64 on the processor where this rank's device has none.
 
     Attributes:
         initial: the state dict before the first step.
@@ -89,13 +90,16 @@ class Trial:
     """
 
     def __init__(self, context: RankContext, plan: Plan, config: RunConfig, precision: Precision) -> None:
-        self._device, self._plan, self._precision = context.env.device, plan, precision
+        device = context.env.device
+        self._device = device if precision != "fp64" or accelerators.has_float64(device) else accelerators.CPU
+        self._plan, self._precision = plan, precision
         self._arithmetic = Arithmetic(precision, self._device)
         self._arithmetic.scaler = torch.amp.GradScaler(self._device.type, enabled=False)
         self._config = msgspec.structs.replace(config, compile=False, precision=precision)
         self._context = replace(
             context,
-            group=replace(context.group, timer=StepTimer(self._device), traffic=Traffic()),
+            env=replace(context.env, device=self._device),
+            group=replace(context.group, device=self._device, timer=StepTimer(self._device), traffic=Traffic()),
             arithmetic=self._arithmetic,
             batch_size=plan.batch_size,
             model=self._copy(context),
@@ -114,7 +118,8 @@ class Trial:
 
     def _copy(self, context: RankContext) -> nn.Module:
         on_device = not is_pipeline(self._plan.strategy)
-        return self._arithmetic.prepare_model(copied(context.model), on_device)
+        model = copied(context.model) if self._device == context.env.device else copied(context.model).to(self._device)
+        return self._arithmetic.prepare_model(model, on_device)
 
     def whole(self) -> Results:
         """Return the results of a single process: outputs of this rank's samples, and all else on the first rank.

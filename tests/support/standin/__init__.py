@@ -8,6 +8,7 @@
     limit_memory(0, 10**6)    device 0 runs out of memory
     hang(0, True)             its work never ends
     lose(0, True)             it fails from now on
+    narrow(0, True)           it has no float64, like a GPU of Apple; so does EVENER_TEST_NARROW=0 in the environment
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def is_built() -> bool:
 def load() -> Any:
     """Make the devices known to PyTorch in this process; return the module with their controls."""
     library = _library()
+    for index in filter(None, os.environ.get("EVENER_TEST_NARROW", "").split(",")):
+        library.narrow(int(index), True)
     rename_privateuse1_backend(NAME)
     generate_methods_for_privateuse1_backend(unsupported_dtype=[torch.quint8])
     torch._register_device_module(NAME, _device_module(library))  # type: ignore[no-untyped-call]

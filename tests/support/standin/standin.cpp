@@ -43,7 +43,7 @@ constexpr c10::DeviceIndex kDevices = 2;
 
 struct Device {
   std::atomic<int64_t> allocated{0}, peak{0}, limit{int64_t(1) << 34};
-  std::atomic<bool> is_lost{false}, hangs{false};
+  std::atomic<bool> is_lost{false}, hangs{false}, has_float64{true};
 };
 
 Device devices[kDevices];
@@ -302,6 +302,10 @@ Tensor on_cpu(const Tensor& tensor) {
 }
 
 Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, c10::DeviceIndex index) {
+  const bool is_wide = type == at::kDouble || type == at::kComplexDouble;
+  TORCH_CHECK_TYPE(
+      !is_wide || devices[index].has_float64, "Cannot convert a standin Tensor to float64 dtype as device ", int(index),
+      " doesn't support float64. Please use float32 instead.");
   const auto before = std::exchange(current, index);
   struct Restore {
     c10::DeviceIndex before;
@@ -735,5 +739,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("generator", [](int index) { return default_generator(c10::DeviceIndex(index)); });
   m.def("limit_memory", [](int index, int64_t bytes) { devices[index].limit = bytes; });
   m.def("lose", [](int index, bool is_lost) { devices[index].is_lost = is_lost; });
+  m.def("narrow", [](int index, bool is_narrow) { devices[index].has_float64 = !is_narrow; });
   m.def("hang", [](int index, bool hangs) { devices[index].hangs = hangs; });
 }

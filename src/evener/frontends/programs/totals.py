@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evener.comm.group import Group
 from evener.records.errors import InvalidInput, NodeLost
+from evener.system import accelerators
 
 _PATIENCE = 60.0
 """Seconds that a node waits for the same call of the others, which may still compute."""
@@ -69,7 +70,7 @@ def numbers_of(value: Any) -> Any:
 def mean_like(value: Any, numbers: Any) -> Any:
     """Convert `numbers` to a tensor if `value` is one, else to plain numbers."""
     if isinstance(value, Tensor):
-        dtype = value.dtype if value.is_floating_point() else torch.float64
+        dtype = value.dtype if value.is_floating_point() else accelerators.widest(value.device)
         return torch.as_tensor(numbers, dtype=dtype, device=value.device)
     return numbers if isinstance(value, np.ndarray) else float(numbers)
 

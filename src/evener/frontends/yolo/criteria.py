@@ -24,6 +24,7 @@ from ultralytics.utils.loss import E2EDetectLoss, E2ELoss, v8ClassificationLoss,
 
 from evener.comm.group import Group
 from evener.records.errors import InvalidInput
+from evener.system import accelerators
 
 LossParts: TypeAlias = tuple[Tensor, dict[str, Tensor]]
 """A vector whose sum is the loss, or the loss; and its parts by name, without gradients."""
@@ -156,7 +157,8 @@ def _over_all(
     parts: Tensor, names: Sequence[str], ranks: RankImages, seen: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """The parts of all ranks' loss, with the gradient of this rank's addend; their values; the number of images."""
-    local = parts.new_zeros(len(_COUNTS) + len(names), dtype=torch.float64)
+    place = parts.device if accelerators.has_float64(parts.device) else accelerators.CPU
+    local = torch.zeros(len(_COUNTS) + len(names), dtype=torch.float64, device=place)
     if ranks.number:
         local[0] = ranks.number
         for index, count in enumerate(_COUNTS[1:], 1):
@@ -170,9 +172,9 @@ def _over_all(
         is_positive = values[names.index("rle_loss")] > 0
         weights[:, names.index("rle_loss")] *= is_positive
         values[names.index("rle_loss")] *= is_positive
-    addend = parts * weights[ranks.group.rank].to(parts.dtype)
-    whole = addend + (values.to(parts.dtype) - addend.detach())
-    return whole, dict(zip(names, values.to(parts.dtype).unbind(), strict=True)), counts["images"].sum()
+    addend, values = parts * weights[ranks.group.rank].to(parts), values.to(parts)
+    whole = addend + (values - addend.detach())
+    return whole, dict(zip(names, values.unbind(), strict=True)), counts["images"].sum()
 
 
 def _weights(name: str, counts: dict[Count, Tensor]) -> Tensor:

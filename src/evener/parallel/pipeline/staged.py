@@ -27,6 +27,7 @@ from evener.parallel.redistribute import regions
 from evener.parallel.refusals import refuse_sharded_hooks
 from evener.records.decoding import decode_json
 from evener.records.errors import InvalidInput, InvalidValue
+from evener.system import accelerators
 
 
 class StagedModel:
@@ -63,7 +64,7 @@ class StagedModel:
             )
         present = nullcontext() if samples else self.pipeline.uncounted()
         with present, self._criterion.autocast():
-            loss = self.pipeline.step(inputs, targets, total if samples else math.inf).detach().double()
+            loss = accelerators.wide(self.pipeline.step(inputs, targets, total if samples else math.inf).detach())
         self._hooks.run(self.pipeline.named_parameters())
         return loss if self.is_reporter else torch.zeros_like(loss)
 

@@ -87,7 +87,11 @@ class TorchBackend:
         self.model = precision.prepare_model(without_synchronised(refuse_lazy(task.model())))
         _refuse_sparse(task, self.model)
         self.layout = layout_of_model(self.model)
-        fixed = [one.detach().double().abs().sum().item() for one in self.model.parameters() if not one.requires_grad]
+        fixed = [
+            accelerators.wide(one.detach()).abs().sum().item()
+            for one in self.model.parameters()
+            if not one.requires_grad
+        ]
         self.fixed_sum: float | None = float(sum(fixed))
         self.normalises = any(isinstance(module, _BatchNorm) for module in self.model.modules())
         is_accelerator = accelerators.is_accelerator(self._device)
@@ -170,7 +174,7 @@ class TorchBackend:
         with self._precision.autocast():
             loss = require_scalar(self._task.loss(call(self.model, inputs), targets))
         loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach().double()
+        return accelerators.wide(loss.detach())
 
     def read_later(self, loss: Tensor) -> Callable[[], float]:
         """See `ModelBackend`."""
@@ -197,7 +201,8 @@ class TorchBackend:
         with self._precision.autocast():
             outputs = call(self.model, inputs)
             loss = self._task.loss(outputs, targets)
-        sums = torch.stack((loss.double() * (stop - first), self._correct(outputs, targets).double()))
+        wide = accelerators.wide
+        sums = torch.stack((wide(loss) * (stop - first), wide(self._correct(outputs, targets))))
         loss_sum, num_correct = sums.tolist()
         return loss_sum, num_correct
 
