@@ -81,12 +81,11 @@ class Machine:
     def profile(self, gpus: int) -> ClusterProfile:
         """Return the profile of `gpus` GPUs; nodes and leaves are filled one after the other."""
         speed = Throughput(precision="fp32", matmul_flops=self.conv_flops, conv_flops=self.conv_flops)
-        gpu = msgspec.structs.replace(CARDS["v100"].profile(), throughputs=(speed,), pass_seconds=self.pass_seconds)
         devices = (
             msgspec.structs.replace(
-                gpu,
-                node=f"node-{i // _GPUS_OF_A_NODE}",
-                device=f"cuda:{i % _GPUS_OF_A_NODE}",
+                CARDS["v100"].profile(f"node-{i // _GPUS_OF_A_NODE}", i % _GPUS_OF_A_NODE),
+                throughputs=(speed,),
+                pass_seconds=self.pass_seconds,
                 leaf=f"leaf-{i // (_GPUS_OF_A_NODE * _NODES_OF_A_LEAF)}",
             )
             for i in range(gpus)

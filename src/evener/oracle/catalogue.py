@@ -92,11 +92,11 @@ class Card:
     half: float
     efficiency: Efficiency
 
-    def profile(self) -> DeviceProfile:
-        """Return the card as device `cuda:0` of `node`."""
+    def profile(self, node: str = "node", index: int = 0) -> DeviceProfile:
+        """Return the card as device `cuda:INDEX` of `node`."""
         return DeviceProfile(
-            node="node",
-            device="cuda:0",
+            node=node,
+            device=f"cuda:{index}",
             model=self.model,
             cores=self.units,
             memory_bytes=self.gib * _GIB,

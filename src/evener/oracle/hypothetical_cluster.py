@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import combinations
 
-import msgspec
-
 from evener.oracle.catalogue import CARDS, Card
 from evener.records.errors import InvalidValue, require, require_one_of
 from evener.records.profile import ClusterProfile, Fabric, LinkProfile
@@ -98,7 +96,7 @@ def hypothetical_profile(machines: str, network: str = "10gbe", at_least: int = 
     slowest = max((kind.inside for kind in kinds), key=lambda fabric: fabric.beta)
     return ClusterProfile(
         devices=tuple(
-            msgspec.structs.replace(kind.card.profile(), node=f"node-{index}", device=f"cuda:{device}")
+            kind.card.profile(f"node-{index}", device)
             for index, kind in enumerate(kinds)
             for device in range(kind.devices)
         ),

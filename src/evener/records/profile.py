@@ -136,7 +136,7 @@ class DeviceProfile(Part, frozen=True, kw_only=True):
 
     Attributes:
         node: name of the machine.
-        device: device, as PyTorch names it, `cpu` or `cuda:0`.
+        device: device, as PyTorch names it.
         model: the maker's name of the device.
         cores: CPU cores or GPU multiprocessors that the rank may use.
         memory_bytes: memory of the device.

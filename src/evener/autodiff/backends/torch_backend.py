@@ -1,6 +1,6 @@
 """The second back end: PyTorch's tensors, including GPUs. Only this file and the tests import PyTorch.
 
-    set_default_backend(TorchBackend("cuda"))
+    set_default_backend(TorchBackend(device))
 
 PyTorch is used for its arithmetic only, not for its differentiation.
 """
@@ -42,7 +42,7 @@ class TorchBackend(Backend):
     """Arrays are `torch.Tensor` on one device.
 
     Args:
-        device: as PyTorch names it: "cpu", "cuda", "cuda:1".
+        device: as PyTorch names it.
     """
 
     name = "torch"

@@ -123,4 +123,4 @@ def _device(env: RankEnvironment) -> str:
     """Return the device as Ultralytics names it."""
     if env.device.type in ("cpu", "mps"):
         return env.device.type
-    return str(env.device.index or 0) if env.device.type == "cuda" else str(env.device)
+    return str(env.device)
