@@ -174,7 +174,14 @@ def test_yolo_equals_one_process(tmp_path: Path) -> None:
 
     def trained(name: str, *on: str) -> list[dict[str, dict[str, torch.Tensor]]]:
         shares = ",".join(str(len(on) - rank) for rank in range(len(on)))
-        case = Case(model="yolov8n.yaml", settings=settings, out=str(tmp_path / name), shares=shares, devices=on)
+        case = Case(
+            model="yolov8n.yaml",
+            settings=settings,
+            out=str(tmp_path / name),
+            shares=shares,
+            devices=on,
+            dtype="float32",
+        )
         return train(case, len(on))
 
     (one,) = trained("one", "cpu")

@@ -157,8 +157,8 @@ def _validation_sums(training: Training, indices: Any) -> Tensor:
     with context.arithmetic.autocast():
         loss = context.task.loss(outputs, targets)
     correct = _correct(context.task, outputs, targets)
-    wide = accelerators.wide
-    return torch.stack((wide(loss) * len(indices), wide(correct.to(loss.device)))).cpu().double()
+    correct = correct.to(loss.device, accelerators.widest(loss.device))
+    return torch.stack((accelerators.wide(loss) * len(indices), correct)).cpu().double()
 
 
 def _correct(task: Task, outputs: Any, targets: Any) -> Tensor:

@@ -69,6 +69,8 @@ def _with_parameters_kept(apply: Callable[..., nn.Module]) -> Callable[..., nn.M
 
     @wraps(apply)
     def kept(*arguments: Any, **named: Any) -> nn.Module:
+        if torch.is_inference_mode_enabled():  # what is swapped in could not be trained any more
+            return apply(*arguments, **named)
         before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:

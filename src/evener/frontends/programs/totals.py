@@ -78,5 +78,5 @@ def mean_like(value: Any, numbers: Any) -> Any:
 def sum_like(value: Any, numbers: Any) -> Any:
     """Convert `numbers` to the type of `value`."""
     if isinstance(value, Tensor):
-        return torch.as_tensor(numbers, device=value.device).to(value.dtype)
+        return torch.as_tensor(numbers).to(value.device, value.dtype)
     return numbers if isinstance(value, np.ndarray) else type(value)(numbers)

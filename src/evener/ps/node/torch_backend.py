@@ -201,8 +201,8 @@ class TorchBackend:
         with self._precision.autocast():
             outputs = call(self.model, inputs)
             loss = self._task.loss(outputs, targets)
-        wide = accelerators.wide
-        sums = torch.stack((wide(loss) * (stop - first), wide(self._correct(outputs, targets))))
+        correct = self._correct(outputs, targets).to(self._device, accelerators.widest(self._device))
+        sums = torch.stack((accelerators.wide(loss) * (stop - first), correct))
         loss_sum, num_correct = sums.tolist()
         return loss_sum, num_correct
 
@@ -224,7 +224,7 @@ class TorchBackend:
         if self._task.correct is None:
             return torch.zeros((), device=self._device)
         if callable(self._task.correct):
-            return torch.as_tensor(self._task.correct(outputs, targets), device=self._device).detach()
+            return torch.as_tensor(self._task.correct(outputs, targets)).detach()
         right: Tensor = (outputs.argmax(1) == targets).sum()
         return right
 
