@@ -37,6 +37,14 @@ def test_yolo_equals_one_process(tmp_path: Path, on: tuple[str, ...]) -> None:
         assert off(rank["ema"], one["ema"]) < TOLERANCE
 
 
+def test_runs_with_validation_learn_what_processors_learn(tmp_path: Path) -> None:
+    """Validations exchange losses in PyTorch's inference mode; runs in double precision have none."""
+    expected = trained(tmp_path, "processors", ("cpu", "cpu"), dtype="float32")
+    for rank, on_processor in zip(trained(tmp_path, "nodes", (DEVICE, OTHER), dtype="float32"), expected, strict=True):
+        assert off(rank["weights"], on_processor["weights"]) < 1e-3  # single precision
+        assert rank["metrics"].keys() == on_processor["metrics"].keys() != set()
+
+
 @PLACES
 @pytest.mark.parametrize("fault", [Fault("n0", 4, "forward"), Fault("n1", 5, "update")], ids=["leader", "update"])
 def test_yolo_with_a_killed_node_equals_one_process(tmp_path: Path, on: tuple[str, ...], fault: Fault) -> None:

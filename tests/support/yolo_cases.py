@@ -159,7 +159,7 @@ def train_case(env: RankEnvironment, case: Case) -> None:
     found = {
         "weights": {name: value.cpu().clone() for name, value in model.state_dict().items()},
         "ema": {name: value.cpu().clone() for name, value in trainer.ema.ema.state_dict().items()},
-        "items": torch.stack([value.double().cpu() for value in trainer.tloss.values()]),
+        "items": torch.stack([value.cpu().double() for value in trainer.tloss.values()]),
         "metrics": {name: float(value) for name, value in (trainer.metrics or {}).items()},
         "outputs": outputs(trainer.ema.ema),
         "epochs": trainer.epoch + 1,

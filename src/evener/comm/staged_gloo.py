@@ -103,6 +103,7 @@ class StagedWork:
 
     def __init__(self, start: Start, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
         self._start, self._reads, self._writes = start, reads, writes
+        self._is_inference = torch.is_inference_mode_enabled()  # threads that copy and start it are not in it
         self._begun: Future[Any] = Future()
         self._hosts: dict[int, Tensor] = {}
         devices = {tensor.device for tensor in (*reads, *writes) if accelerators.is_accelerator(tensor.device)}
@@ -111,10 +112,11 @@ class StagedWork:
     def begin(self) -> None:
         """Copy what is sent to main memory, and start the operation; only the group's thread calls this."""
         try:
-            if self._copier is not None:
-                self._hosts = self._copier.buffers([*self._reads, *self._writes])
-                self._copier.copy([(one, self._hosts[id(one)]) for one in self._reads])
-            self._begun.set_result(self._start(lambda tensors: [self._hosts.get(id(one), one) for one in tensors]))
+            with torch.inference_mode(self._is_inference):
+                if self._copier is not None:
+                    self._hosts = self._copier.buffers([*self._reads, *self._writes])
+                    self._copier.copy([(one, self._hosts[id(one)]) for one in self._reads])
+                self._begun.set_result(self._start(lambda tensors: [self._hosts.get(id(one), one) for one in tensors]))
         except Exception as error:  # it is the caller's, who waits in another thread
             self._begun.set_exception(error)
 
@@ -122,7 +124,8 @@ class StagedWork:
         """Return when the results are on the device. Raises the error of the operation."""
         self._begun.result().wait()
         if self._copier is not None:
-            self._copier.copy([(self._hosts[id(one)], one) for one in self._writes])
+            with torch.inference_mode(self._is_inference):
+                self._copier.copy([(self._hosts[id(one)], one) for one in self._writes])
         self._hosts = {}
         return True
 
