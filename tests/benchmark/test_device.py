@@ -69,6 +69,7 @@ def test_environment_names_all_versions() -> None:
     assert facts["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 @needs_device
 def test_gpu_profile_stays_within_its_memory() -> None:
     profile = profile_device("alpha", torch.device(DEVICE), seconds=4.0)

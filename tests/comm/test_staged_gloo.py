@@ -80,6 +80,22 @@ def test_results_equal_those_of_gloo(groups: list[AbortableProcessGroup], device
     assert on_both(groups, work) == [[[3.0, 4.0], [1.0], [5.0, 6.0]]] * 2
 
 
+def test_tensors_of_inference_mode_are_exchanged(groups: list[AbortableProcessGroup], device: torch.device) -> None:
+    """As in validations of a YOLO: PyTorch changes such tensors in that mode only, which belongs to a thread."""
+
+    @torch.inference_mode()
+    def work(group: AbortableProcessGroup) -> list[Any]:
+        total, rows = numbers(device, 1.0 + group.rank()), [numbers(device, 0.0), numbers(device, 0.0)]
+        message, peer = numbers(device, float(group.rank())), 1 - group.rank()
+        sent = group.send([message], peer, 7) if group.rank() else group.recv([message], peer, 7)
+        begun = [group.allreduce([total]), group.allgather([rows], [numbers(device, 5.0 + group.rank())]), sent]
+        for one in begun:
+            one.wait()
+        return [total.tolist(), [float(row) for row in rows], float(message)]
+
+    assert on_both(groups, work) == [[[3.0], [5.0, 6.0], 1.0]] * 2
+
+
 def test_uneven_blocks_and_empty_ones_arrive(groups: list[AbortableProcessGroup], device: torch.device) -> None:
     """Rank 0 keeps one number and sends two, rank 1 sends none and keeps none."""
 

@@ -103,7 +103,7 @@ def test_every_strategy_equals_one_process(tmp_path: Path, strategy: str, on: tu
     assert distance(alone, nodes) < TOLERANCE
 
 
-@pytest.mark.parametrize("on", slow_after(1, ((NARROW,),), ((NARROW, "cpu"),)))
+@pytest.mark.parametrize("on", slow_after(0, ((NARROW,),), ((NARROW, "cpu"),)))
 def test_double_precision_is_refused_with_a_sentence(tmp_path: Path, on: tuple[str, ...]) -> None:
     words = ("--precision", "fp64", "--devices", ",".join(on), "--no-preflight")
     ran = evener("train", TINY, *words, "--output", "run", cwd=tmp_path, timeout=200)
