@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from queue import SimpleQueue
 from typing import Any
@@ -95,6 +96,8 @@ Start = Callable[[Callable[[list[Tensor]], list[Tensor]]], Any]
 class StagedWork:
     """An operation under way.
 
+    Threads copy its tensors in the caller's mode: what is made in PyTorch's inference mode changes in that mode only.
+
     Args:
         start: starts the operation.
         reads: tensors that it sends.
@@ -103,7 +106,9 @@ class StagedWork:
 
     def __init__(self, start: Start, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
         self._start, self._reads, self._writes = start, reads, writes
-        self._is_inference = torch.is_inference_mode_enabled()  # threads that copy and start it are not in it
+        self._mode: Callable[[], AbstractContextManager[Any]] = (
+            torch.inference_mode if torch.is_inference_mode_enabled() else nullcontext
+        )
         self._begun: Future[Any] = Future()
         self._hosts: dict[int, Tensor] = {}
         devices = {tensor.device for tensor in (*reads, *writes) if accelerators.is_accelerator(tensor.device)}
@@ -112,7 +117,7 @@ class StagedWork:
     def begin(self) -> None:
         """Copy what is sent to main memory, and start the operation; only the group's thread calls this."""
         try:
-            with torch.inference_mode(self._is_inference):
+            with self._mode():
                 if self._copier is not None:
                     self._hosts = self._copier.buffers([*self._reads, *self._writes])
                     self._copier.copy([(one, self._hosts[id(one)]) for one in self._reads])
@@ -124,7 +129,7 @@ class StagedWork:
         """Return when the results are on the device. Raises the error of the operation."""
         self._begun.result().wait()
         if self._copier is not None:
-            with torch.inference_mode(self._is_inference):
+            with self._mode():
                 self._copier.copy([(self._hosts[id(one)], one) for one in self._writes])
         self._hosts = {}
         return True
