@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from evener.wire.connect import open_connection
+from evener.wire.connection import Connection
 from evener.wire.identity import Address, make_identity
 from evener.wire.limits import Limits
 from evener.wire.relay_lines import RelayLines
@@ -235,7 +236,8 @@ def carry(peers: int, relay: str) -> None:
     frame = bytes(FRAME_BYTES)
 
     def node() -> None:
-        with open_connection(Address.parse(relay), identity.token, Ping, Limits(), seconds=60) as connection:
+        connection: Connection[Ping] = open_connection(Address.parse(relay), identity.token, Ping, Limits(), seconds=60)
+        with connection:
             for _ in range(FRAMES):
                 connection.send(Ping(), [frame])
                 connection.receive()
