@@ -24,6 +24,7 @@ NARROW, WIDE = "standin:1", "standin:0"
 TOLERANCE = 1e-5
 """In single precision, after some steps."""
 SMOOTH = str(Path(TINY).with_name("smooth.py"))
+BATCHES = str(Path(TINY).with_name("batches.py"))
 pytestmark = [
     *NEEDS_DEVICE,
     pytest.mark.skipif(not DEVICE.startswith("standin"), reason="needs a device that can be narrow"),
@@ -110,6 +111,18 @@ def test_double_precision_is_refused_with_a_sentence(tmp_path: Path, on: tuple[s
     assert ran.returncode == 2
     assert "Traceback" not in ran.stderr
     assert f"{NARROW} has no double precision" in ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_batch_task_equals_one_process(tmp_path: Path) -> None:
+    words = ("train", BATCHES, "--seed", "3", "--epochs", "1")
+    for name, options in (
+        ("alone", ("--devices", "cpu")),
+        ("nodes", ("--devices", f"{NARROW},cpu", "--shares", "2,1")),
+    ):
+        ran = evener(*words, *options, "--output", name, cwd=tmp_path, timeout=200)
+        assert ran.returncode == 0, ran.stderr
+    assert distance(*(load_file(tmp_path / name / "model.safetensors") for name in ("alone", "nodes"))) < TOLERANCE
 
 
 @pytest.mark.slow

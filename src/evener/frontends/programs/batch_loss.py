@@ -39,7 +39,7 @@ class BatchLoss:
         part = self._run.part
         assert part is not None
         if number is not None:
-            return torch.stack((value.double().cpu(), torch.as_tensor(float(number), dtype=torch.float64)))
+            return torch.stack((value.cpu().double(), torch.as_tensor(float(number), dtype=torch.float64)))
         if self._task.count == "sum":  # of as many samples as in training
             return torch.tensor([float(value), part.samples / self._batch_size], dtype=torch.float64)
         count = float(self._task.count(batch)) if callable(self._task.count) else float(part.samples)
