@@ -20,7 +20,7 @@ def data(samples: int, seed: int) -> TensorDataset:
 
 
 def model(has_norm: bool = True) -> nn.Module:
-    """Of a convolution and two linear layers, both normalised."""
+    """Return a convolution and two linear layers, with two BatchNorms between them if `has_norm`."""
     norms = (nn.BatchNorm2d(4), nn.BatchNorm1d(8)) if has_norm else (nn.Identity(), nn.Identity())
     layers = nn.Conv2d(1, 4, 3), norms[0], nn.ReLU(), nn.Flatten()
     return nn.Sequential(*layers, nn.Linear(64, 8), norms[1], nn.ReLU(), nn.Linear(8, 3))

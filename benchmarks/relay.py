@@ -1,4 +1,4 @@
-"""What a relay costs: a master and two nodes, each behind a NAT of its own, against a master that nodes reach directly.
+"""Measure the cost of a relay: a master and nodes, each behind a NAT of its own, against a master reached directly.
 
     python benchmarks/relay.py [--mbit 100] [--rounds 3] [--peers 32] [--json]
 

@@ -81,7 +81,7 @@ def test_results_equal_those_of_gloo(groups: list[AbortableProcessGroup], device
 
 
 def test_tensors_of_inference_mode_are_exchanged(groups: list[AbortableProcessGroup], device: torch.device) -> None:
-    """As in validations of a YOLO: PyTorch changes such tensors in that mode only, which belongs to a thread."""
+    """PyTorch changes such tensors in that mode only, which belongs to a thread; YOLO validates in it."""
 
     @torch.inference_mode()
     def work(group: AbortableProcessGroup) -> list[Any]:

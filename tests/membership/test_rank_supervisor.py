@@ -198,7 +198,7 @@ def test_reconnected_process_is_probed_again() -> None:
 
 
 def world_without_first() -> World:
-    """Whose first process leaves on notice, and may not have finished its step."""
+    """Return a world whose first process leaves on notice, and may not have finished its step."""
     world = World()
     world.ranks[0].said.append(encode_message(Beat(count=1, step=3, holds=1)))
     world.elastic.step()

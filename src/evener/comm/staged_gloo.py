@@ -96,7 +96,7 @@ Start = Callable[[Callable[[list[Tensor]], list[Tensor]]], Any]
 class StagedWork:
     """An operation under way.
 
-    Threads copy its tensors in the caller's mode: what is made in PyTorch's inference mode changes in that mode only.
+    Its threads copy in the caller's mode, since PyTorch changes a tensor of its inference mode in that mode only.
 
     Args:
         start: starts the operation.

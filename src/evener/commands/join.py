@@ -35,9 +35,9 @@ from evener.benchmark.processor_time import ProcessorWatch, busy_sentence, quota
 from evener.commands.backends import build_engine, build_thin_engine
 from evener.commands.discovery import ask_on_terminal, choose_master
 from evener.commands.node_look import look_here
-from evener.commands.notices import print_notice, warn_of_readers
 from evener.commands.sandbox import FOLDER as SANDBOX
 from evener.commands.sandbox import join_confined
+from evener.commands.terminal import print_notice, warn_of_readers
 from evener.config.options import JoinConfig, LeaveConfig
 from evener.launch.nodes import device_speeds
 from evener.launch.parent import Parent

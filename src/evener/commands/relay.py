@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from evener.commands.notices import print_notice, warn_of_readers
+from evener.commands.terminal import print_notice, warn_of_readers
 from evener.config.options import RELAY_PORT, RelayConfig, UpConfig
 from evener.ps.protocol.config import Beacon, default_state_dir, reachable_address
 from evener.records.atomic import atomic_write

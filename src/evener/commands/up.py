@@ -17,8 +17,8 @@ from rich.table import Table
 from evener.commands.dashboard import page_beside
 from evener.commands.discovery import SHOWN_DIGITS, announced
 from evener.commands.join import given_token
-from evener.commands.notices import print_notice, warn_of_readers
 from evener.commands.relay import lines_of, relay_of
+from evener.commands.terminal import print_notice, warn_of_readers
 from evener.commands.up_ssh import address_for, nodes_by_ssh, parse_hosts
 from evener.config.options import PATIENCE, PORT, InviteConfig, MasterAccess, NodesAccess, StopAccess, UpConfig
 from evener.config.run_config import RunConfig

@@ -93,7 +93,7 @@ class _Probe:
 
     def __init__(self, make: MakeOptimizer, shapes: Sequence[Shape], device: torch.device) -> None:
         self._make, self._shapes = make, [tuple(shape) for shape in shapes]
-        draw, place = torch.Generator().manual_seed(0), device if accelerators.has_float64(device) else accelerators.CPU
+        draw, place = torch.Generator().manual_seed(0), accelerators.exact(device)
         small = [tuple(map(min, shape, (*_SMALL, *[1] * len(shape)))) for shape in self._shapes]
         self.whole: list[Region | None] = [whole_of(shape) for shape in small]
         self._weights = [torch.randn(s, generator=draw, dtype=torch.float64).to(place) for s in small]

@@ -39,7 +39,7 @@ class Criterion:
     scale: Callable[[Tensor], Tensor]
 
     def backward(self, model: Callable[[Any], Any], inputs: Any, targets: Any, share: float) -> Tensor:
-        """Run forward and backward; return the loss times `share`, the samples' part of the step, as a wide sum."""
+        """Run forward and backward; return the loss times `share`, the samples' part of the step; see `wide`."""
         with self.autocast():
             loss = require_scalar(self.loss(model(inputs), targets)) * share
         with noting("loss, in its backward pass"):

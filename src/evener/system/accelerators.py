@@ -146,6 +146,11 @@ def has_float64(device: torch.device) -> bool:
     return True
 
 
+def exact(device: torch.device) -> torch.device:
+    """Return `device` if it computes in double precision, else the processor."""
+    return device if has_float64(device) else CPU
+
+
 def widest(device: torch.device) -> torch.dtype:
     """Return the type of sums on `device`: double precision where it has that."""
     return torch.float64 if has_float64(device) else torch.float32

@@ -91,7 +91,7 @@ class Trial:
 
     def __init__(self, context: RankContext, plan: Plan, config: RunConfig, precision: Precision) -> None:
         device = context.env.device
-        self._device = device if precision != "fp64" or accelerators.has_float64(device) else accelerators.CPU
+        self._device = accelerators.exact(device) if precision == "fp64" else device
         self._plan, self._precision = plan, precision
         self._arithmetic = Arithmetic(precision, self._device)
         self._arithmetic.scaler = torch.amp.GradScaler(self._device.type, enabled=False)

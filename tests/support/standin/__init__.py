@@ -69,7 +69,7 @@ def _with_parameters_kept(apply: Callable[..., nn.Module]) -> Callable[..., nn.M
 
     @wraps(apply)
     def kept(*arguments: Any, **named: Any) -> nn.Module:
-        if torch.is_inference_mode_enabled():  # what is swapped in could not be trained any more
+        if torch.is_inference_mode_enabled():  # its tensors cannot be trained later
             return apply(*arguments, **named)
         before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)

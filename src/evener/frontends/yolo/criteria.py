@@ -157,8 +157,7 @@ def _over_all(
     parts: Tensor, names: Sequence[str], ranks: RankImages, seen: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """The parts of all ranks' loss, with the gradient of this rank's addend; their values; the number of images."""
-    place = parts.device if accelerators.has_float64(parts.device) else accelerators.CPU
-    local = torch.zeros(len(_COUNTS) + len(names), dtype=torch.float64, device=place)
+    local = torch.zeros(len(_COUNTS) + len(names), dtype=torch.float64, device=accelerators.exact(parts.device))
     if ranks.number:
         local[0] = ranks.number
         for index, count in enumerate(_COUNTS[1:], 1):

@@ -1,4 +1,4 @@
-"""Notices of commands that run until they are stopped, to the user on whose terminal they run. Imports no NumPy."""
+"""Lines that masters, nodes and relays print on their user's terminal while they run. Imports no NumPy."""
 
 from __future__ import annotations
 
