@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import evener
+from evener.records.atomic import atomic_write
 from hosts import Host, Hosts, Machine, Process, fixture, network
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
@@ -109,7 +110,7 @@ def other_data(place: Place) -> None:
 def other_version(place: Place) -> None:
     copied = place.folder / "other" / "evener"
     shutil.copytree(Path(evener.__file__).parent, copied, ignore=shutil.ignore_patterns("__pycache__"))
-    version = copied / "version.py"
+    version = copied / "records/version.py"
     version.write_text(version.read_text().replace(evener.__version__, "99.1"))
     place.variables["PYTHONPATH"] = f"{copied.parent}{os.pathsep}{place.folder / 'modules'}"
 
@@ -182,7 +183,7 @@ def cluster(build: fixture.Build, folder: Path, plant: Callable[[Place], None]) 
         join(hosts["ada"], folder, address, token, usual, [])
         join(hosts["bob"], folder, address, token, place.variables, place.prefix)
         wait_for_nodes(hosts["hub"], folder, usual)
-        (folder / "token").write_text(token)
+        atomic_write(folder / "token", token.encode(), private=True)
         access = ["--master", address, "--token-file", str(folder / "token")]
         yield Commands(hosts["hub"], folder, access, usual)
 
