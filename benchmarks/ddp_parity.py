@@ -29,7 +29,7 @@ from evener.config.run_config import RunConfig
 from evener.experiments.local_ranks import measure_ranks
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
 from evener.training.context import RankContext, make_context
 from evener.training.loop import Loop
@@ -58,7 +58,7 @@ def plain_step(context: RankContext, data: Any) -> Step:
 
 def evener_step(context: RankContext, config: RunConfig) -> Step:
     """A step of a run whose nodes are equal."""
-    worker = Worker(unit_seconds=1.0)
+    worker = NodeCost(unit_seconds=1.0)
     candidates = [Candidate(node=name, device="cpu", worker=worker) for name in context.group.nodes]
     plan = plan_data_parallel(candidates, context.batch_size, GradientSync(gradient_bytes=0))
     loop = Loop(make_training(context, plan, config), config)

@@ -40,7 +40,7 @@ from evener.config.run_config import RunConfig
 from evener.experiments.local_ranks import measure_ranks
 from evener.launch.nodes import local_nodes
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
@@ -134,7 +134,7 @@ def plain_step(context: RankContext, words: dict[str, Any]) -> Step:
 
 def evener_step(context: RankContext, config: RunConfig) -> Step:
     """A step of a run of one node."""
-    candidate = Candidate(node="node-0", device=config.devices, worker=Worker(unit_seconds=1.0))
+    candidate = Candidate(node="node-0", device=config.devices, worker=NodeCost(unit_seconds=1.0))
     plan = plan_data_parallel([candidate], context.batch_size, GradientSync(gradient_bytes=0))
     loop = Loop(make_training(context, plan, config), config)
     loader, numbers = loop.loader(1), itertools.count(1)

@@ -25,16 +25,16 @@ from numpy.typing import NDArray
 from results import Results, open_results, parser_of
 from turns import in_turn, ratios, seconds_of
 
+from evener.agreements.compression import Compressor
+from evener.agreements.layout import ArraySpec, Flat, StateLayout, flat_of, layout_of
+from evener.agreements.messages import Push
+from evener.agreements.parameter_server import ParameterServer
+from evener.agreements.robust import merge_robustly
+from evener.agreements.settings import AgreementSettings, Compression, Robust, Sgd, Workload, asynchronous, synchronous
+from evener.agreements.threads import ThreadPool
+from evener.agreements.update import Merging
 from evener.experiments.models.resnet import resnet152
 from evener.ps.master.merges import DeviceMerge
-from evener.sync.compression import Compressor
-from evener.sync.layout import ArraySpec, Flat, StateLayout, flat_of, layout_of
-from evener.sync.messages import Push
-from evener.sync.parameter_server import ParameterServer
-from evener.sync.protocol import Compression, Robust, Sgd, SyncProtocol, Workload, asynchronous, synchronous
-from evener.sync.robust import merge_robustly
-from evener.sync.threads import ThreadPool
-from evener.sync.update import Merging
 
 State = dict[str, NDArray[Any]]
 PART_BYTES = 1 << 20
@@ -201,7 +201,7 @@ def compare(results: Results, workers: int, rounds: int, cores: ThreadPool) -> N
         )
 
 
-def cost_of_a_push(agreement: SyncProtocol, workers: int = 3, rounds: int = 2000) -> float:
+def cost_of_a_push(agreement: AgreementSettings, workers: int = 3, rounds: int = 2000) -> float:
     """Median seconds that the core takes for a push of 25 450 float32 parameters, its share of the update included."""
     layout = StateLayout(entries=(ArraySpec(name="w", shape=(25_450,), dtype="float32", kind="parameter"),))
     server = ParameterServer(agreement, Workload(num_samples=48_000, num_updates=10**9), Flat(layout), quorum=workers)

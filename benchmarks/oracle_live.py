@@ -29,7 +29,7 @@ from evener.experiments.local_ranks import measure_ranks
 from evener.experiments.results import write_csv
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.replicated import ReplicatedModel
 from evener.records.plan import Plan
@@ -110,7 +110,7 @@ def live_rank(
     return cells
 
 
-def plan_cell(context: RankContext, config: RunConfig, workers: Sequence[Worker]) -> Plan:
+def plan_cell(context: RankContext, config: RunConfig, workers: Sequence[NodeCost]) -> Plan:
     """The plan of the config's strategy; models are divided by `workers`."""
     if config.strategy == "data":
         return make_plan(context, config)
@@ -126,7 +126,7 @@ def rehearse_alone(context: RankContext, plan: Plan) -> Plan:
     return predict(context, plan, lambda silent: ReplicatedModel(copy.deepcopy(context.model), silent, criterion))
 
 
-def step_seconds(context: RankContext, config: RunConfig, steps: int, workers: Sequence[Worker]) -> tuple[float, ...]:
+def step_seconds(context: RankContext, config: RunConfig, steps: int, workers: Sequence[NodeCost]) -> tuple[float, ...]:
     """Seconds of a step, as a Cell has them; what is predicted is known before the first step."""
     plan = plan_cell(context, config, workers)
     among = context.of_plan(plan)

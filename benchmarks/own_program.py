@@ -32,7 +32,7 @@ from evener.experiments.local_ranks import measure_ranks
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.run import Run
 from evener.frontends.programs.script import perform_script
-from evener.launch.nodes import LocalNode, parse_local_nodes
+from evener.launch.nodes import NodeSpec, parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.records.events import RunEvent
@@ -86,7 +86,7 @@ def block_seconds(words: dict[str, Any], env: RankEnvironment, group: Group) -> 
     return in_turn({way: partial(block, step) for way, step in steps.items()}, words["blocks"])
 
 
-def record_of(nodes: list[LocalNode], *words: str) -> TrainRecord:
+def record_of(nodes: list[NodeSpec], *words: str) -> TrainRecord:
     """The record of the program, with its `words`, on `nodes`."""
     records: list[TrainRecord] = []
 

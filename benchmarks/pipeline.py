@@ -27,7 +27,7 @@ from turns import in_turn, ratios, seconds_of
 from evener.comm.group import Group
 from evener.experiments.local_ranks import measure_on
 from evener.experiments.models.resnet import resnet152
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.oracle.schedule import ScheduleName, bubble
 from evener.parallel.pipeline.pipeline import Pipeline
 
@@ -36,9 +36,9 @@ SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 UNEVEN_MICRO_BATCHES = 16
 
 
-def unpinned(*speeds: float) -> list[LocalNode]:
+def unpinned(*speeds: float) -> list[NodeSpec]:
     """A node of one thread for each speed, on whichever core is free."""
-    return [LocalNode(name=f"n{i}", speeds=((0, speed),), threads=1) for i, speed in enumerate(speeds)]
+    return [NodeSpec(name=f"n{i}", speeds=((0, speed),), threads=1) for i, speed in enumerate(speeds)]
 
 
 def timed(group: Group, ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:

@@ -39,23 +39,23 @@ from bare_sockets import LOOPBACK, BareMaster, BareNode
 from results import Results, open_results, parser_of
 from turns import in_turn, ratios
 
+from evener.agreements import aggregator
+from evener.agreements.layout import Flat, StateLayout, layout_of
+from evener.agreements.messages import Lease
+from evener.agreements.outlier_detection import OutlierDetector
+from evener.agreements.settings import Sgd, Workload, synchronous
+from evener.agreements.worker_record import WorkerRecord
 from evener.ps.client import MasterClient
 from evener.ps.master.master import Master
 from evener.ps.node.engine import EngineSetup, NodeEngine
 from evener.ps.node.node import Node
-from evener.ps.node.node_run import NodeConfig
+from evener.ps.node.node_part import NodeConfig
 from evener.ps.protocol.config import MasterConfig, StateDir, Versions
 from evener.ps.protocol.directions import ToNode
 from evener.ps.protocol.job import Job
 from evener.ps.protocol.messages import Header
 from evener.records.profile import DeviceProfile
 from evener.records.record import TrainRecord
-from evener.sync import aggregator
-from evener.sync.layout import Flat, StateLayout, layout_of
-from evener.sync.messages import Lease
-from evener.sync.outlier_detection import OutlierDetector
-from evener.sync.protocol import Sgd, Workload, synchronous
-from evener.sync.worker_record import WorkerRecord
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.identity import Address, Token, make_identity

@@ -35,7 +35,7 @@ from turns import in_turn, ratios, spread
 from evener.benchmark.dry_run import LiveBytes
 from evener.comm.group import Group
 from evener.experiments.local_ranks import measure_on
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.process_mesh import form_process_mesh
@@ -214,9 +214,9 @@ def compare_memory(results: Results, ranks: int, order: dict[str, Any]) -> None:
         )
 
 
-def nodes_of(ranks: int) -> list[LocalNode]:
+def nodes_of(ranks: int) -> list[NodeSpec]:
     """Of one thread each."""
-    return [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)]
+    return [NodeSpec(name=f"n{i}", threads=1) for i in range(ranks)]
 
 
 BENCHMARKS = {"filter": compare_filter, "spatial": compare_spatial, "memory": compare_memory}

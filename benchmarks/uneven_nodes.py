@@ -14,7 +14,7 @@ from statistics import median
 from results import Results, open_results, parser_of
 
 from evener.config.run_config import RunConfig
-from evener.launch.nodes import LocalNode, parse_local_nodes
+from evener.launch.nodes import NodeSpec, parse_local_nodes
 from evener.launch.ranks import run_local
 from evener.records.errors import require
 from evener.records.events import RunEvent
@@ -28,7 +28,7 @@ WARM_UP = 8
 def run(
     task: str,
     options: dict[str, str],
-    nodes: list[LocalNode],
+    nodes: list[NodeSpec],
     shares: str,
     epochs: int,
     batch_size: int | None = None,
@@ -81,12 +81,12 @@ def main() -> None:
             )
 
 
-def one_round(results: Results, number: int, nodes: list[LocalNode], best: LocalNode) -> tuple[float, float]:
+def one_round(results: Results, number: int, nodes: list[NodeSpec], best: NodeSpec) -> tuple[float, float]:
     """Speed-ups over the best node alone, by our shares and by equal ones; the one alone runs before and after ours."""
     words = results.options
     options = dict(item.split("=", 1) for item in words.option)
 
-    def once(team: list[LocalNode], shares: str) -> TrainRecord:
+    def once(team: list[NodeSpec], shares: str) -> TrainRecord:
         return run(words.task, options, team, shares, words.epochs, words.batch_size)
 
     before = seconds_per_sample(once([best], "measured"))

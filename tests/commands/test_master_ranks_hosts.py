@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from evener.ps.master.collective.rank_table import LINE_RETRY_S
+from evener.ps.master.ranks.rank_table import LINE_RETRY_S
 from evener.records.event_tail import EVENTS_FILE, EventTail
 from evener.records.record import Event, Step, TrainRecord
 from evener.records.schema import read_noun

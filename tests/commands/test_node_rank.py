@@ -8,7 +8,7 @@ import msgspec
 
 from evener.commands.node_rank import _config_of
 from evener.config.run_config import RunConfig
-from evener.ps.node.rank_session import RankTask
+from evener.ps.node.rank_child import RankTask
 from evener.ps.protocol.rank_messages import RankPlace
 from evener.system.cores import usable_cores
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from evener.commands.private_master import local_cluster
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.ps.client import MasterClient
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_local_cluster_works_with_and_without_tls(encrypted: bool) -> None:
     with (
-        local_cluster([LocalNode(name="a", threads=1)], 10.0, thin=True, encrypted=encrypted) as cluster,
+        local_cluster([NodeSpec(name="a", threads=1)], 10.0, thin=True, encrypted=encrypted) as cluster,
         MasterClient(cluster.address, cluster.token, 10.0) as client,
     ):
         cluster.wait_for_nodes(client)

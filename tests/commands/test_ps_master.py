@@ -7,13 +7,13 @@ import re
 import pytest
 from msgspec.structs import replace
 
+from evener.agreements.settings import Sgd, synchronous
 from evener.commands.submission import any_node
 from evener.commands.up import run_line, stop
 from evener.config.options import StopAccess
 from evener.ps.client import MasterClient
 from evener.ps.protocol.messages import Invite
 from evener.records.errors import EvenerError, InvalidInput
-from evener.sync.protocol import Sgd, synchronous
 from evener.wire.identity import Address, Token
 from support.linear_engine import Mood, job, weights
 from support.master_in_threads import Plane, plane, wait_until

@@ -225,7 +225,7 @@ from evener.autodiff import functional as F, nn, optim
 from evener.ps.node.engine import EngineSetup, TaskEngine
 from evener.ps.protocol.job import Job
 from evener.ps.node.thin_backend import ThinBackend
-from evener.sync.protocol import Sgd, Workload, synchronous
+from evener.agreements.settings import Sgd, Workload, synchronous
 from evener.records.task import ThinTask
 
 task = ThinTask(model=lambda: nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10)), loss=F.cross_entropy,
@@ -235,7 +235,7 @@ backend = ThinBackend(task, 0, "fp32")
 job = Job(run="one", task="one", title="one", agreement_name="sync", layout=backend.layout,
     agreement=synchronous(batch=32, outer=Sgd(learning_rate=0.1)), workload=Workload(num_samples=64, num_epochs=1))
 assert TaskEngine(backend, EngineSetup(job, None, None, "cpu", 1.0, lambda: None)).unit_seconds() > 0
-loaded = {"torch", "rich", "evener.ps.master.master", "evener.ps.master.training_run"} & set(sys.modules)
+loaded = {"torch", "rich", "evener.ps.master.master", "evener.ps.master.lease_training"} & set(sys.modules)
 assert not loaded, loaded
 assert psutil.Process().memory_info().rss < 55e6, psutil.Process().memory_info().rss
 """

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._utils import ExceptionWrapper
 
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment, explained
 from evener.records.errors import first_line, noting, place_of, text_of, words_of
 from support.commands import evener, evener_here
@@ -131,5 +131,5 @@ def test_error_without_a_message_is_named_by_its_class() -> None:
     assert words_of(Odd()) == first_line(Odd()) == "Odd"
     assert text_of(Odd()) == ""
     cpu = torch.device("cpu")
-    env = RankEnvironment(0, [LocalNode(name="ada"), LocalNode(name="bob")], cpu, 1.0, lambda _: None)
+    env = RankEnvironment(0, [NodeSpec(name="ada"), NodeSpec(name="bob")], cpu, 1.0, lambda _: None)
     assert "Odd" in words_of(explained(Odd(), env))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from evener.agreements.settings import Sgd
 from evener.commands.train_by_agreement import agreement_of
 from evener.config.run_config import RunConfig
 from evener.records.errors import InvalidInput
-from evener.sync.protocol import Sgd
 from support.refusals import refused
 
 

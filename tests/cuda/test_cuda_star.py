@@ -11,16 +11,16 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
+from evener.agreements.layout import Flat, flat_of, layout_of
+from evener.agreements.robust import merge_robustly
+from evener.agreements.settings import Merge, Robust, averaging
+from evener.agreements.threads import ThreadPool
+from evener.agreements.update import Merging
 from evener.commands.train import perform
 from evener.config.run_config import RunConfig
 from evener.ps.master.merges import DeviceMerge, merge_of
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
-from evener.sync.layout import Flat, flat_of, layout_of
-from evener.sync.protocol import Merge, Robust, averaging
-from evener.sync.robust import merge_robustly
-from evener.sync.threads import ThreadPool
-from evener.sync.update import Merging
 from support import standin
 from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, distance, slow_after
 from support.command_cluster import Cluster, cluster, wait_until

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.data.sampler import Division, OrderedSampler, ShuffledSampler, StationarySampler, stream
-from evener.oracle.apportion import Worker, weights_to_workers
+from evener.oracle.apportion import NodeCost, weights_to_workers
 
 
-def team(*weights: float) -> list[Worker]:
+def team(*weights: float) -> list[NodeCost]:
     return weights_to_workers(weights, [None] * len(weights))
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_model
 
-from evener.commands.backends import torch_backend
+from evener.commands.engines import torch_backend
 from evener.commands.train import perform
 from evener.commands.train_by_agreement import check_of, prepare
 from evener.config.run_config import RunConfig

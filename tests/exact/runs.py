@@ -17,7 +17,7 @@ from evener.comm.group import Group
 from evener.config.run_config import RunConfig
 from evener.data.loader import seed_all
 from evener.data.sampler import MicroBatch
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.schema import write_noun
 from evener.tracer.nested import call, map_tensors
@@ -164,7 +164,7 @@ def prepared(reference: str, way: Way, group: Group, across: bool, is_checked: b
         )
         env = RankEnvironment(
             rank=group.rank,
-            nodes=[LocalNode(name=name) for name in group.nodes],
+            nodes=[NodeSpec(name=name) for name in group.nodes],
             device=group.device,
             patience=30,
             notify=lambda _: None,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evener.agreements.messages import Answer, Lease, Push, SampleRange
 from evener.data.mnist import ELEMENTS
 from evener.experiments.nfnn import (
     PUBLISHED_BYTES,
@@ -27,7 +28,6 @@ from evener.experiments.nfnn import (
 )
 from evener.ps.protocol.messages import Contribution, ServerReply
 from evener.report.canvas import png
-from evener.sync.messages import Answer, Lease, Push, SampleRange
 from evener.wire.frame import encode_frame
 from evener.wire.limits import Limits
 from support.commands import command, evener, evener_here, processes_of

@@ -98,7 +98,7 @@ def test_slow_link_does_not_block_the_other_nodes(build_hosts: Build, tmp_path: 
         assert training.wait(300) == 0, training.transcript()
     record = record_of(tmp_path / "out", epochs)
     assert max(step.seconds for step in record.steps) < 30  # it took more than a minute, or for ever
-    told = [event for event in record.events if event.kind == "thin line"]
+    told = [event for event in record.events if event.kind == "slow link"]
     assert told
     assert {event.nodes for event in told} == {("thin",)}
     assert "--compress int8" in told[0].message
@@ -117,7 +117,7 @@ def test_node_with_a_slow_link_compresses_and_stays(build_hosts: Build, tmp_path
         hosts["thin"].limit(1)
         assert training.wait(200) == 0, training.transcript()
     record = record_of(tmp_path / "out", epochs)
-    (told,) = [event for event in record.events if event.kind == "thin line"]
+    (told,) = [event for event in record.events if event.kind == "slow link"]
     assert told.nodes == ("thin",)
     assert "it sends int8 from now on" in told.message
     assert told.step < len(record.steps) - 4

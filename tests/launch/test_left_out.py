@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.rank_heartbeat import RankHeartbeat
 from evener.launch.unused_rank import stay
@@ -19,7 +19,7 @@ from evener.records.plan import Assignment, Plan, Rejected
 from support.stores import memory_store
 from support.two_machines import on_two_machines
 
-NODES = [LocalNode(name="a"), LocalNode(name="b"), LocalNode(name="c")]
+NODES = [NodeSpec(name="a"), NodeSpec(name="b"), NodeSpec(name="c")]
 PLAN = Plan(
     strategy="data",
     batch_size=2,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evener.launch.nodes import (
-    LocalNode,
+    NodeSpec,
     local_nodes,
     options_of,
     parse_local_nodes,
@@ -64,8 +64,8 @@ def test_no_core_runs_more_than_one_full_node(
 
 def test_devices_become_nodes_of_full_speed() -> None:
     assert local_nodes(["cuda:0", "cpu"]) == [
-        LocalNode(name="node-0", device="cuda:0"),
-        LocalNode(name="node-1", device="cpu"),
+        NodeSpec(name="node-0", device="cuda:0"),
+        NodeSpec(name="node-1", device="cpu"),
     ]
 
 

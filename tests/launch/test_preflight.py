@@ -13,7 +13,7 @@ from evener.doctor.finding import Finding
 from evener.doctor.peers import PeerFacts
 from evener.doctor.probe import probe
 from evener.launch import preflight
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.preflight import first_ranks, require_fit
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.store import connect_store, keep_store, new_secret
@@ -34,7 +34,7 @@ def look(hosts: list[str], is_wanted: bool = True) -> list[list[Finding] | Evene
     """What every rank concludes."""
     secret = new_secret()
     kept, port = keep_store("127.0.0.1", 0, secret)
-    nodes = [LocalNode(name=f"{host}/{i}", host=host) for i, host in enumerate(hosts)]
+    nodes = [NodeSpec(name=f"{host}/{i}", host=host) for i, host in enumerate(hosts)]
 
     def one(rank: int) -> list[Finding] | EvenerError:
         store = connect_store("127.0.0.1", port, secret, patience=30)

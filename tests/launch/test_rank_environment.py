@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 
 
@@ -19,12 +19,12 @@ from evener.launch.rank_environment import RankEnvironment
     ],
 )
 def test_nccl_is_used_if_every_rank_has_its_gpu(devices: tuple[str, ...], backend: str) -> None:
-    nodes = [LocalNode(name=f"node-{rank}", device=device) for rank, device in enumerate(devices)]
+    nodes = [NodeSpec(name=f"node-{rank}", device=device) for rank, device in enumerate(devices)]
     env = RankEnvironment(rank=0, nodes=nodes, device=torch.device("cpu"), patience=1.0, notify=print)
     assert env.backend == backend
 
 
 def test_equal_gpu_names_on_two_machines_are_two_gpus() -> None:
-    nodes = [LocalNode(name=host, host=host, device="cuda:0") for host in ("ada", "bob")]
+    nodes = [NodeSpec(name=host, host=host, device="cuda:0") for host in ("ada", "bob")]
     env = RankEnvironment(rank=0, nodes=nodes, device=torch.device("cpu"), patience=1.0, notify=print)
     assert env.backend == "nccl"

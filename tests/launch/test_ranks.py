@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from evener.launch import rank_heartbeat
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.launch.rank_environment import Program, RankEnvironment
 from evener.launch.rank_heartbeat import has_left, read_beat
@@ -26,7 +26,7 @@ from evener.records.events import Phase, RunEvent
 from evener.records.record import Event, Step
 from support.refusals import refused
 
-NODES = [LocalNode(name="a"), LocalNode(name="b")]
+NODES = [NodeSpec(name="a"), NodeSpec(name="b")]
 
 
 def end_early(env: RankEnvironment, words: tuple[str, int, int, int]) -> None:
@@ -190,7 +190,7 @@ def run_of_those_left(ending: str, *, goes_on: bool = True, patience: float = 20
         assert len(kept) == 4 - len(before.lost) - 1
         return msgspec.structs.replace(before, lost=(*before.lost, *event.nodes)) if goes_on else None
 
-    nodes = [LocalNode(name=name) for name in "abcd"]
+    nodes = [NodeSpec(name=name) for name in "abcd"]
     run_local(
         end_until_two_are_left, nodes, Left(ending), patience=patience, on_event=told.append, without=without
     )  # fmt: skip
@@ -266,7 +266,7 @@ def _stopped_run(
     folder: Path,
     seconds: float,
     late: int = -1,
-    nodes: Sequence[LocalNode] = tuple(NODES),
+    nodes: Sequence[NodeSpec] = tuple(NODES),
     program: Program = compute_for_long,
 ) -> list[RunEvent]:
     """Events of a run that is asked to stop once, in the middle of its step."""

@@ -111,7 +111,7 @@ def test_last_holder_of_the_state_is_awaited_longer() -> None:
     assert awaited(coordinator) == []
     assert looks(coordinator, 14.0, (LAST_HOLDER - 1) * PATIENCE) == []
     assert looks(coordinator, 14.0 + (LAST_HOLDER - 1) * PATIENCE, 1.0)[0].participants == ()
-    assert coordinator.has_given_up(0)
+    assert coordinator.is_lost(0)
 
 
 def test_processes_silent_together_are_awaited_until_one_returns() -> None:
@@ -145,7 +145,7 @@ def test_dropped_process_never_returns() -> None:
     coordinator.hear(1, beat(1))
     coordinator.arrive(1, Hello(node="b"), 0.2)
     assert coordinator.decide(2.0) is None
-    assert coordinator.has_given_up(1)
+    assert coordinator.is_lost(1)
 
 
 def test_joining_processes_wait_for_each_other_and_the_end_of_a_step() -> None:
@@ -262,11 +262,11 @@ def test_process_leaves_on_notice_after_the_others_compute_without_it() -> None:
     second = coordinator.decide(0.1)
     assert second is not None
     assert (processes(second), second.is_urgent, second.left, second.lost) == ([1, 2], False, ("a",), ())
-    assert (coordinator.outgoing, coordinator.has_given_up(0)) == ({0}, False)
+    assert (coordinator.outgoing, coordinator.is_lost(0)) == ({0}, False)
     assert coordinator.decide(0.2) is None  # the others may not have finished the step
     coordinator.hear(1, beat(2, holds=2))
     assert coordinator.decide(0.3) is None
-    assert (coordinator.outgoing, coordinator.has_given_up(0)) == (set(), True)
+    assert (coordinator.outgoing, coordinator.is_lost(0)) == (set(), True)
 
 
 def test_processes_leave_one_by_one_and_the_last_holder_stays() -> None:
@@ -313,7 +313,7 @@ def test_leaving_process_does_not_join_again() -> None:
     join(coordinator, 3, "d", 0.1)
     coordinator.release(3)
     assert coordinator.decide(1.0) is None
-    assert coordinator.has_given_up(3)
+    assert coordinator.is_lost(3)
 
 
 def test_leaving_process_that_is_lost_in_its_last_step_breaks_that_step() -> None:

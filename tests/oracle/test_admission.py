@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from evener.oracle.admission import forecast
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.topology import LinkCost
 from evener.oracle.data_parallel import GradientSync
 
-FAST = Worker(unit_seconds=0.01)
+FAST = NodeCost(unit_seconds=0.01)
 GIGABIT = GradientSync(gradient_bytes=10**8, alpha=1e-4, beta=8e-9)
 SMALL = GradientSync(gradient_bytes=10**4, alpha=1e-4, beta=8e-9)
 LINE = LinkCost(5e-4, 2e-8)
@@ -20,19 +20,19 @@ LINE = LinkCost(5e-4, 2e-8)
     ("new", "samples", "exchange", "line", "is_shorter"),
     [
         pytest.param(FAST, 120, SMALL, LINE, True, id="a third equal one"),
-        pytest.param(Worker(unit_seconds=0.1), 120, SMALL, LINE, True, id="a slow one of much work"),
+        pytest.param(NodeCost(unit_seconds=0.1), 120, SMALL, LINE, True, id="a slow one of much work"),
         pytest.param(
-            Worker(unit_seconds=0.1, fixed_seconds=1.0), 120, SMALL, LINE, False, id="its update takes longer"
+            NodeCost(unit_seconds=0.1, fixed_seconds=1.0), 120, SMALL, LINE, False, id="its update takes longer"
         ),
         pytest.param(FAST, 120, SMALL, LinkCost(0.2, 2e-8), False, id="a line of 200 ms"),
         pytest.param(FAST, 120, GIGABIT, LINE, False, id="the ring of all gradients takes longer than computing"),
         pytest.param(FAST, 1200, GIGABIT, LINE, True, id="computing takes longer than that"),
         pytest.param(FAST, 1200, GIGABIT, LinkCost(5e-4, 8e-7), False, id="a line of 10 Mbit/s"),
-        pytest.param(Worker(unit_seconds=0.01, max_units=0), 120, SMALL, LINE, False, id="it holds no sample"),
+        pytest.param(NodeCost(unit_seconds=0.01, max_units=0), 120, SMALL, LINE, False, id="it holds no sample"),
     ],
 )
 def test_a_node_joins_only_if_it_shortens_the_step(
-    new: Worker, samples: int, exchange: GradientSync, line: LinkCost, is_shorter: bool
+    new: NodeCost, samples: int, exchange: GradientSync, line: LinkCost, is_shorter: bool
 ) -> None:
     prediction = forecast((FAST, FAST), new, (samples, 1), exchange, (LINE, line))
     assert prediction.is_shorter == is_shorter, prediction.summary

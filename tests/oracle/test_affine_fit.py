@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.rebalance import FIXED_FRACTIONS, NodeTiming, fraction_probabilities, with_fixed_fraction
 
 
@@ -45,12 +45,12 @@ def test_untimed_node_does_not_determine_the_fixed_fraction() -> None:
     before, now = division((64, 0), 0.0, (1.0, 3.0)), division((48, 16), 0.0, (1.0, 3.0))
     probabilities = fraction_probabilities([before], now, 32)
     assert max(probabilities) == pytest.approx(min(probabilities))  # of a single node all may be what befell it
-    assert with_fixed_fraction(Worker(unit_seconds=2.0), None, 0.5, 32) == Worker(unit_seconds=2.0)
+    assert with_fixed_fraction(NodeCost(unit_seconds=2.0), None, 0.5, 32) == NodeCost(unit_seconds=2.0)
 
 
 def test_a_cost_with_a_fixed_fraction_reproduces_its_timing() -> None:
     fitted = with_fixed_fraction(
-        Worker(unit_seconds=1.0, max_units=50, min_units=2), NodeTiming(units=16, seconds=3.0, error=0.0), 0.5, 32
+        NodeCost(unit_seconds=1.0, max_units=50, min_units=2), NodeTiming(units=16, seconds=3.0, error=0.0), 0.5, 32
     )
     assert fitted.seconds(16) == pytest.approx(3.0)
     assert fitted.fixed_seconds == pytest.approx(32 * fitted.unit_seconds)

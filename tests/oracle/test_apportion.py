@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.oracle.apportion import Worker, apportion, finish_seconds, weights_to_workers
+from evener.oracle.apportion import NodeCost, apportion, finish_seconds, weights_to_workers
 from evener.records.errors import DoesNotFit, InvalidValue
 
 seconds = st.floats(min_value=1e-4, max_value=1e3, allow_nan=False)
 workers = st.lists(
     st.builds(
-        lambda unit, fixed, most: Worker(unit_seconds=unit, fixed_seconds=fixed, max_units=most),
+        lambda unit, fixed, most: NodeCost(unit_seconds=unit, fixed_seconds=fixed, max_units=most),
         seconds,
         st.floats(min_value=0, max_value=10),
         st.none() | st.integers(min_value=0, max_value=20),
@@ -22,8 +22,8 @@ workers = st.lists(
 )
 
 
-def speeds(*values: float) -> list[Worker]:
-    return [Worker(unit_seconds=1 / v) for v in values]
+def speeds(*values: float) -> list[NodeCost]:
+    return [NodeCost(unit_seconds=1 / v) for v in values]
 
 
 @pytest.mark.parametrize(
@@ -35,16 +35,16 @@ def speeds(*values: float) -> list[Worker]:
         (3, speeds(1, 1), (2, 1)),
         (0, speeds(1, 2), (0, 0)),
         (1, speeds(1, 100), (0, 1)),
-        (10, [Worker(unit_seconds=1, max_units=2), Worker(unit_seconds=5)], (2, 8)),
-        (4, [Worker(unit_seconds=1, fixed_seconds=10), Worker(unit_seconds=1)], (0, 4)),
+        (10, [NodeCost(unit_seconds=1, max_units=2), NodeCost(unit_seconds=5)], (2, 8)),
+        (4, [NodeCost(unit_seconds=1, fixed_seconds=10), NodeCost(unit_seconds=1)], (0, 4)),
     ],
 )
-def test_divisions_match_literal_values(total: int, team: list[Worker], expected: tuple[int, ...]) -> None:
+def test_divisions_match_literal_values(total: int, team: list[NodeCost], expected: tuple[int, ...]) -> None:
     assert apportion(total, team) == expected
 
 
 @given(st.integers(min_value=0, max_value=60), workers)
-def test_shares_sum_to_the_whole_and_respect_memory(total: int, team: list[Worker]) -> None:
+def test_shares_sum_to_the_whole_and_respect_memory(total: int, team: list[NodeCost]) -> None:
     if sum(w.capacity for w in team) < total:
         with pytest.raises(DoesNotFit):
             apportion(total, team)
@@ -56,12 +56,12 @@ def test_shares_sum_to_the_whole_and_respect_memory(total: int, team: list[Worke
 
 @given(st.integers(min_value=1, max_value=7), st.lists(seconds, min_size=1, max_size=3))
 def test_no_other_division_finishes_sooner(total: int, units: list[float]) -> None:
-    team = [Worker(unit_seconds=u, fixed_seconds=i * 0.1) for i, u in enumerate(units)]
+    team = [NodeCost(unit_seconds=u, fixed_seconds=i * 0.1) for i, u in enumerate(units)]
     best = min(_busy(shares, team) for shares in product(range(total + 1), repeat=len(team)) if sum(shares) == total)
     assert _busy(apportion(total, team), team) == pytest.approx(best, rel=1e-9)
 
 
-def _busy(shares: tuple[int, ...], team: list[Worker]) -> float:
+def _busy(shares: tuple[int, ...], team: list[NodeCost]) -> float:
     return max((w.seconds(n) for n, w in zip(shares, team, strict=True) if n), default=0.0)
 
 
@@ -90,21 +90,21 @@ def test_a_million_samples_take_no_longer_than_a_few() -> None:
 
 
 def test_the_finish_time_is_that_of_the_slowest_worker() -> None:
-    assert finish_seconds((1, 3), [Worker(unit_seconds=2), Worker(unit_seconds=1, fixed_seconds=0.5)]) == 3.5
+    assert finish_seconds((1, 3), [NodeCost(unit_seconds=2), NodeCost(unit_seconds=1, fixed_seconds=0.5)]) == 3.5
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
 def test_impossible_speeds_are_refused(bad: float) -> None:
     with pytest.raises(InvalidValue) as caught:
-        Worker(unit_seconds=bad)
+        NodeCost(unit_seconds=bad)
     assert caught.value.field == "unit_seconds"
 
 
 def test_workers_receive_their_minimum_if_there_are_enough_units() -> None:
-    workers = [Worker(unit_seconds=1.0, min_units=2), Worker(unit_seconds=100.0, min_units=2)]
+    workers = [NodeCost(unit_seconds=1.0, min_units=2), NodeCost(unit_seconds=100.0, min_units=2)]
     assert apportion(64, workers) == (62, 2)
     assert apportion(3, workers) == (3, 0)
-    assert apportion(4, [*workers[:1], Worker(unit_seconds=1.0, min_units=2, max_units=2)]) == (2, 2)
+    assert apportion(4, [*workers[:1], NodeCost(unit_seconds=1.0, min_units=2, max_units=2)]) == (2, 2)
     with pytest.raises(InvalidValue) as caught:
-        Worker(unit_seconds=1.0, min_units=3, max_units=2)
+        NodeCost(unit_seconds=1.0, min_units=3, max_units=2)
     assert (caught.value.field, caught.value.value) == ("min_units", 3)

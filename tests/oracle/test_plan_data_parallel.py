@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.data_parallel import (
     Candidate,
@@ -28,7 +28,7 @@ FREE = GradientSync(gradient_bytes=0)
 
 def node(i: int, unit: float, fixed: float = 0.0, max_units: int | None = None) -> Candidate:
     return Candidate(
-        node=f"n{i}", device="cpu", worker=Worker(unit_seconds=unit, fixed_seconds=fixed, max_units=max_units)
+        node=f"n{i}", device="cpu", worker=NodeCost(unit_seconds=unit, fixed_seconds=fixed, max_units=max_units)
     )
 
 

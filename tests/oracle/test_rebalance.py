@@ -2,12 +2,12 @@
 
 import random
 
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.rebalance import Balance
 
 
 def balance(*units: float, shares: tuple[int, ...]) -> Balance:
-    return Balance(workers=tuple(Worker(unit_seconds=u) for u in units), shares=shares, is_tried=True)
+    return Balance(costs=tuple(NodeCost(unit_seconds=u) for u in units), shares=shares, is_tried=True)
 
 
 def steps(
@@ -62,7 +62,7 @@ def test_a_node_that_recovers_gets_its_share_back() -> None:
 
 
 def test_a_wrong_trial_is_corrected_after_the_first_steps() -> None:
-    fresh = Balance(workers=(Worker(unit_seconds=1.0), Worker(unit_seconds=1.0)), shares=(64, 64))
+    fresh = Balance(costs=(NodeCost(unit_seconds=1.0), NodeCost(unit_seconds=1.0)), shares=(64, 64))
     state, moves = steps(fresh, [1.0, 1.15], 4)
     assert state.shares == (69, 59)
     assert moves == 1
@@ -72,7 +72,7 @@ def test_a_wrong_trial_is_corrected_after_the_first_steps() -> None:
 
 
 def test_a_slightly_wrong_trial_is_corrected_after_a_few_more_steps() -> None:
-    fresh = Balance(workers=(Worker(unit_seconds=1.0), Worker(unit_seconds=1.0)), shares=(640, 640))
+    fresh = Balance(costs=(NodeCost(unit_seconds=1.0), NodeCost(unit_seconds=1.0)), shares=(640, 640))
     state, moves = steps(fresh, [1.0, 1.06], 10)
     assert state.shares == (659, 621)
     assert moves == 1
@@ -95,8 +95,8 @@ def test_nothing_is_decided_before_every_node_was_timed() -> None:
 
 
 def test_memory_bounds_hold_when_shares_move() -> None:
-    workers = (Worker(unit_seconds=1.0, max_units=70), Worker(unit_seconds=1.0))
-    state, _ = steps(Balance(workers=workers, shares=(64, 64), is_tried=True), [1.0, 3.0], 20)
+    workers = (NodeCost(unit_seconds=1.0, max_units=70), NodeCost(unit_seconds=1.0))
+    state, _ = steps(Balance(costs=workers, shares=(64, 64), is_tried=True), [1.0, 3.0], 20)
     assert state.shares == (70, 58)
 
 
@@ -110,7 +110,7 @@ def test_shares_always_sum_to_the_batch() -> None:
 
 def learnt(costs: list[tuple[float, float]], count: int, seed: int, is_learning: bool = True) -> tuple[Balance, int]:
     """The balance after `count` steps of nodes with these (fixed, unit) seconds, which were not predicted."""
-    state = Balance(workers=(Worker(unit_seconds=1.0),) * 2, shares=(32, 32), is_learning=is_learning)
+    state = Balance(costs=(NodeCost(unit_seconds=1.0),) * 2, shares=(32, 32), is_learning=is_learning)
     draw, moves = random.Random(seed), 0
     for _ in range(count):
         took = [
@@ -155,8 +155,8 @@ def busy(draw: random.Random) -> float:
 def test_small_model_shares_do_not_drift_on_a_busy_machine() -> None:
     for seed in range(4):
         draw = random.Random(seed)
-        workers = (Worker(unit_seconds=1.0, min_units=2),) * 2
-        state, moves = Balance(workers=workers, shares=(32, 32), is_learning=True), 0
+        workers = (NodeCost(unit_seconds=1.0, min_units=2),) * 2
+        state, moves = Balance(costs=workers, shares=(32, 32), is_learning=True), 0
         for _ in range(400):
             took = [(fixed + n * 1e-6) * busy(draw) for n, fixed in zip(state.shares, (2e-3, 2.6e-3), strict=True)]
             decision = state.observe(state.shares, took).decide()
@@ -182,15 +182,15 @@ def test_reverted_changes_raise_the_bound_until_they_are_forgotten() -> None:
     assert state.observe(state.shares, [64.0, 64.0 * 1.9]).doubt == 1
     hesitant, _ = steps(state, [1.0, 2.2], 3)
     assert hesitant.shares == state.shares
-    confident, _ = steps(Balance(workers=state.workers, shares=state.shares, is_tried=True), [1.0, 2.2], 3)
+    confident, _ = steps(Balance(costs=state.costs, shares=state.shares, is_tried=True), [1.0, 2.2], 3)
     assert confident.shares != state.shares
     later, _ = steps(state, [1.0, 1.0], 250)
     assert later.doubt == 0
 
 
 def test_a_node_keeps_its_minimum_and_regains_its_share_on_recovery() -> None:
-    workers = (Worker(unit_seconds=1.0, min_units=2), Worker(unit_seconds=1.0, min_units=2))
-    state, _ = steps(Balance(workers=workers, shares=(32, 32), is_tried=True), [1.0, 500.0], 20)
+    workers = (NodeCost(unit_seconds=1.0, min_units=2), NodeCost(unit_seconds=1.0, min_units=2))
+    state, _ = steps(Balance(costs=workers, shares=(32, 32), is_tried=True), [1.0, 500.0], 20)
     assert state.shares == (62, 2)
     state, _ = steps(state, [1.0, 1.0], 40)
     assert abs(state.shares[0] - 32) <= 1

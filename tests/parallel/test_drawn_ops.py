@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evener.comm.group import Group
 from evener.comm.joining import join_group, leave_group
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.oracle.division.layout import Replica
@@ -60,7 +60,7 @@ class Drawing(nn.Module):
 
 
 def start(program: Any, ranks: int) -> None:
-    run_local(program, [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)], None, patience=30, on_event=print)
+    run_local(program, [NodeSpec(name=f"n{i}", threads=1) for i in range(ranks)], None, patience=30, on_event=print)
 
 
 def joined(env: RankEnvironment) -> Group:

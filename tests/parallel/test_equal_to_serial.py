@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from evener.comm.group import Group
 from evener.comm.joining import join_group, leave_group
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.parallel.parallel_model import Criterion
@@ -129,7 +129,7 @@ def close(value: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> Non
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shares", [(7, 2, 1), (9, 0, 1), (5, 5), (3, 1, 1, 5)], ids=str)
 def test_uneven_shares_equal_one_process(shares: tuple[int, ...], dtype: str) -> None:
-    nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(len(shares))]
+    nodes = [NodeSpec(name=f"n{i}", threads=1) for i in range(len(shares))]
     run_local(compare, nodes, {"shares": shares, "dtype": dtype}, patience=30, on_event=print)
 
 
@@ -152,7 +152,7 @@ def unnormalised(env: RankEnvironment, order: str) -> None:
 
 
 def test_comparison_detects_statistics_of_one_rank_only(tmp_path: Path) -> None:
-    nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(2)]
+    nodes = [NodeSpec(name=f"n{i}", threads=1) for i in range(2)]
     run_local(unnormalised, nodes, str(tmp_path / "error"), patience=30, on_event=print)
     assert float((tmp_path / "error-0").read_text()) > 1e-3
 

@@ -28,7 +28,7 @@ from evener.comm.joining import leave_group
 from evener.frontends.programs import entry
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.run import Run
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.records.errors import EvenerError
@@ -170,7 +170,7 @@ def _end_copy(run: Run, _kind: object, error: BaseException | None, _trace: obje
 def in_world(world: World, chosen: Sequence[str], folder: Path) -> dict[str, Outcome]:
     """What programs come to there."""
     folder.mkdir(parents=True, exist_ok=True)
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(world.shares.count(",") + 1)]
+    nodes = [NodeSpec(name=f"node-{i}", threads=1) for i in range(world.shares.count(",") + 1)]
     work = (*world, list(chosen), str(folder))
     run_local(rank_of_suite, nodes, work, patience=60.0, on_event=lambda _: None)
     return {name: outcome_in(folder, name) for name in chosen}

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from evener.agreements.messages import Push
 from evener.ps.client import MasterClient
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.job import encode_job
 from evener.records.errors import EvenerError
 from evener.records.profile import DeviceProfile
-from evener.sync.messages import Push
 from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import encode_head
@@ -249,7 +249,7 @@ def test_internal_error_of_the_master_is_logged_with_its_traceback(monkeypatch: 
 
 
 def test_error_while_receiving_costs_only_that_peer(monkeypatch: Any) -> None:
-    from evener.ps.master.training_run import TrainingRun
+    from evener.ps.master.lease_training import LeaseTraining
 
     with plane("a", patience=1) as ps:
         ps.nodes[0].mood.seconds = 0.01
@@ -257,14 +257,14 @@ def test_error_while_receiving_costs_only_that_peer(monkeypatch: Any) -> None:
         running = threading.Thread(target=lambda: results.append(ps.watch(job(SYNC, epochs=30), weights())))
         running.start()
         wait_until(lambda: ps.version() > 0)
-        inbox = TrainingRun.inbox
+        inbox = LeaseTraining.inbox
 
-        def broken(run: TrainingRun, node: Any, header: Any, length: int) -> Any:
+        def broken(run: LeaseTraining, node: Any, header: Any, length: int) -> Any:
             if node.name == "evil":
                 raise OSError(28, "No space left on device")
             return inbox(run, node, header, length)
 
-        monkeypatch.setattr(TrainingRun, "inbox", broken)
+        monkeypatch.setattr(LeaseTraining, "inbox", broken)
         with stranger(ps) as connection:
             welcomed(connection)
             connection.send(m.Contribution(run="linear-1", push=Push(number=1, seconds=1.0)), [bytes(48)])
@@ -278,14 +278,14 @@ def test_error_while_receiving_costs_only_that_peer(monkeypatch: Any) -> None:
 @pytest.mark.parametrize("where", ["tick", "end"])
 def test_run_that_cannot_continue_is_set_aside_before_the_next(where: str, monkeypatch: Any) -> None:
     from evener.ps.master import lease_run
-    from evener.ps.master.training_run import TrainingRun
+    from evener.ps.master.lease_training import LeaseTraining
 
     def broken(*_: Any) -> None:
         raise ArithmeticError("the books do not balance")
 
     with plane("a") as ps:
         if where == "tick":
-            monkeypatch.setattr(TrainingRun, "tick", broken)
+            monkeypatch.setattr(LeaseTraining, "tick", broken)
         else:
             monkeypatch.setattr(lease_run, "weights_of", broken)
         result, _ = ps.watch(job(SYNC), weights())

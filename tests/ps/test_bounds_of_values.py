@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from evener.agreements.messages import Push
 from evener.doctor.peers import Link, Unreached
 from evener.membership.generation import Beat, Hello, ReachedPeers
 from evener.membership.shared_values import AskValues, SetValue
@@ -27,7 +28,6 @@ from evener.records.errors import NodeLost
 from evener.records.events import Phase, RunEvent
 from evener.records.plan import Plan
 from evener.records.record import Epoch, Event, TrainRecord, Validation
-from evener.sync.messages import Push
 from support.agreements import SYNC
 from support.checked_master import ADMIN, CheckedMaster
 from support.extreme_values import Change, changes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evener.search.master_backend import RunNames
+from evener.search.master_runner import RunNames
 
 
 def test_resumed_study_recognizes_its_run_names(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("optuna", reason="needs the extra tune")
 
 from evener.records.errors import EvenerError, TrainingFailed
 from evener.search.trials import SearchTrial
-from support.simulated_trials import Killed, SimulatedBackend, lost, search
+from support.simulated_trials import Killed, SimulatedRunner, lost, search
 
 SPEEDS = (1.0, 0.5, 0.25)
 
@@ -27,8 +27,8 @@ def outcomes(trials: dict[int, SearchTrial]) -> list[Any]:
 
 
 def test_equal_seeds_give_equal_trials_on_one_node_and_on_three(tmp_path: Path) -> None:
-    alone = search(tmp_path / "alone", (1.0,), SimulatedBackend(score))
-    several = search(tmp_path / "several", SPEEDS, SimulatedBackend(score))
+    alone = search(tmp_path / "alone", (1.0,), SimulatedRunner(score))
+    several = search(tmp_path / "several", SPEEDS, SimulatedRunner(score))
     assert outcomes(several.trials) == outcomes(alone.trials)
     assert alone.best is not None
     assert several.best is not None
@@ -40,19 +40,19 @@ def test_equal_seeds_give_equal_trials_on_one_node_and_on_three(tmp_path: Path) 
 def test_unequal_nodes_reach_nearly_the_sum_of_their_speeds(
     tmp_path: Path, trials: int, joins: bool, least: float
 ) -> None:
-    backend = SimulatedBackend(score)
-    search(tmp_path / "study", SPEEDS, backend, trials=trials, epochs=4, prune="none", joins=joins, learns=False)
-    ideal = trials * 4 * backend.epoch_seconds / sum(SPEEDS)
-    assert ideal / backend.now >= least
-    assert backend.now <= trials * 4 * backend.epoch_seconds  # of the fastest node alone
+    runner = SimulatedRunner(score)
+    search(tmp_path / "study", SPEEDS, runner, trials=trials, epochs=4, prune="none", joins=joins, learns=False)
+    ideal = trials * 4 * runner.epoch_seconds / sum(SPEEDS)
+    assert ideal / runner.now >= least
+    assert runner.now <= trials * 4 * runner.epoch_seconds  # of the fastest node alone
 
 
 @pytest.mark.parametrize("shared_seconds", [20.0, 2000.0])
 def test_one_node_continues_alone_where_waiting_exceeds_computing(tmp_path: Path, shared_seconds: float) -> None:
-    apart = SimulatedBackend(score)
-    joined = SimulatedBackend(score, shared_seconds=shared_seconds, tick=1.0)
-    for backend, joins in ((apart, False), (joined, True)):
-        search(tmp_path / f"{joins}", SPEEDS, backend, trials=12, epochs=10, prune="none", joins=joins, learns=False)
+    apart = SimulatedRunner(score)
+    joined = SimulatedRunner(score, shared_seconds=shared_seconds, tick=1.0)
+    for runner, joins in ((apart, False), (joined, True)):
+        search(tmp_path / f"{joins}", SPEEDS, runner, trials=12, epochs=10, prune="none", joins=joins, learns=False)
     shared = [number for number, names in joined.begun if len(names) > 1]
     assert len(shared) == 1
     assert len([names for number, names in joined.begun if number == shared[0]]) == 3
@@ -60,15 +60,15 @@ def test_one_node_continues_alone_where_waiting_exceeds_computing(tmp_path: Path
 
 
 def test_assignment_without_joining_is_optimal(tmp_path: Path) -> None:
-    backend = SimulatedBackend(score)
-    search(tmp_path / "study", SPEEDS, backend, trials=12, epochs=4, prune="none", joins=False, learns=False)
-    seconds = 4 * backend.epoch_seconds
-    assert backend.now == pytest.approx(8 * seconds)  # in less, nodes of 1, 1/2 and 1/4 end 7 + 3 + 1 trials at most
+    runner = SimulatedRunner(score)
+    search(tmp_path / "study", SPEEDS, runner, trials=12, epochs=4, prune="none", joins=False, learns=False)
+    seconds = 4 * runner.epoch_seconds
+    assert runner.now == pytest.approx(8 * seconds)  # in less, nodes of 1, 1/2 and 1/4 end 7 + 3 + 1 trials at most
 
 
 def test_fast_nodes_run_the_upper_rungs(tmp_path: Path) -> None:
-    backend = SimulatedBackend(score)
-    result = search(tmp_path / "study", SPEEDS, backend, trials=30, ahead=3, joins=False)
+    runner = SimulatedRunner(score)
+    result = search(tmp_path / "study", SPEEDS, runner, trials=30, ahead=3, joins=False)
     slow = [trial for trial in result.trials.values() if "node-2" in trial.nodes and trial.epochs > 3]
     assert slow
     assert all({"node-0", "node-1"} & set(trial.nodes) for trial in slow)
@@ -82,11 +82,11 @@ def test_trial_restarts_from_its_checkpoint_at_most_twice(tmp_path: Path) -> Non
         return lost("node node-0 was killed") if deaths[number, epoch] >= 0 else None
 
     sentences: list[str] = []
-    backend = SimulatedBackend(score, kill=kill)
+    runner = SimulatedRunner(score, kill=kill)
     result = search(
         tmp_path / "s",
         SPEEDS,
-        backend,
+        runner,
         trials=4,
         prune="none",
         joins=False,
@@ -94,15 +94,15 @@ def test_trial_restarts_from_its_checkpoint_at_most_twice(tmp_path: Path) -> Non
     )
     assert (result.trials[0].outcome, result.trials[0].lost_attempts) == ("complete", 1)
     assert (result.trials[1].outcome, result.trials[1].lost_attempts) == ("failed", 3)
-    assert [number for number, _ in backend.begun].count(0) == 2
+    assert [number for number, _ in runner.begun].count(0) == 2
     assert any("epoch 2: node node-0 was killed" in sentence for sentence in sentences)
 
 
 def test_killed_search_resumes_without_repeating_trials(tmp_path: Path) -> None:
-    uninterrupted = search(tmp_path / "uninterrupted", SPEEDS, SimulatedBackend(score))
+    uninterrupted = search(tmp_path / "uninterrupted", SPEEDS, SimulatedRunner(score))
     ended: list[int] = []
     for life in range(6):
-        backend, epochs_left = SimulatedBackend(score), [7 + life]
+        runner, epochs_left = SimulatedRunner(score), [7 + life]
 
         def notify(trial: SearchTrial, sentence: str) -> None:
             ended.append(trial.number)
@@ -113,16 +113,16 @@ def test_killed_search_resumes_without_repeating_trials(tmp_path: Path) -> None:
                 raise Killed
             return None
 
-        backend.kill = kill
-        backend.done = dict.fromkeys(range(20), 0)
+        runner.kill = kill
+        runner.done = dict.fromkeys(range(20), 0)
         try:
-            result = search(tmp_path / "killed", SPEEDS, backend, resume=life > 0, notify=notify)
+            result = search(tmp_path / "killed", SPEEDS, runner, resume=life > 0, notify=notify)
         except Killed:
             continue
         break
     else:
-        backend = SimulatedBackend(score)
-        result = search(tmp_path / "killed", SPEEDS, backend, resume=True, notify=notify)
+        runner = SimulatedRunner(score)
+        result = search(tmp_path / "killed", SPEEDS, runner, resume=True, notify=notify)
     assert outcomes(result.trials) == outcomes(uninterrupted.trials)
     assert sorted(ended) == list(range(20))
 
@@ -132,11 +132,11 @@ def test_the_same_error_of_every_trial_ends_the_search(tmp_path: Path) -> None:
         return TrainingFailed("my_task.py line 3: ValueError: no")
 
     with pytest.raises(TrainingFailed):
-        search(tmp_path / "study", SPEEDS, SimulatedBackend(score, kill=kill))
+        search(tmp_path / "study", SPEEDS, SimulatedRunner(score, kill=kill))
 
 
 def test_one_error_fails_one_trial(tmp_path: Path) -> None:
-    backend = SimulatedBackend(score, kill=lambda number, epoch: TrainingFailed("line 3") if number == 2 else None)
-    result = search(tmp_path / "study", SPEEDS, backend)
+    runner = SimulatedRunner(score, kill=lambda number, epoch: TrainingFailed("line 3") if number == 2 else None)
+    result = search(tmp_path / "study", SPEEDS, runner)
     assert [trial.number for trial in result.trials.values() if trial.outcome == "failed"] == [2]
     assert len(result.trials) == 20

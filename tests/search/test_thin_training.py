@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from evener.config.run_config import RunConfig
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.records.errors import Interrupted, InvalidFile, InvalidInput, MissingFile, NonFiniteLoss
 from evener.records.record import Epoch
 from evener.search.thin_trial import ThinContext, train_thin
@@ -37,7 +37,7 @@ def seat(
         left[0] -= 1
         return left[0] < 0
 
-    return ThinContext(LocalNode(name="node-0"), lambda _: None, hear, is_stopping)
+    return ThinContext(NodeSpec(name="node-0"), lambda _: None, hear, is_stopping)
 
 
 @pytest.mark.parametrize("stops_after", [0, 5, 9])

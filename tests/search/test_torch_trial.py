@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evener.config.run_config import RunConfig
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.processes import LocalProcesses
 from evener.records.errors import NodeLost
 from evener.search.torch_trial import TorchTrial
@@ -22,7 +22,7 @@ from support.commands import TINY
 def test_frozen_trial_is_lost_within_the_patience(names: str, tmp_path: Path) -> None:
     config = RunConfig(task=TINY, epochs=100, option={"pause": "0.2"}, check=False, patience=1.0, output=tmp_path / "t")
     with LocalProcesses([]) as processes:
-        trial = TorchTrial(processes, [LocalNode(name=name) for name in names], config)
+        trial = TorchTrial(processes, [NodeSpec(name=name) for name in names], config)
         while not processes.receive(1.0):  # it measures, and shows so
             assert not any(process.has_ended for process in trial.processes)
         looked = time.monotonic()

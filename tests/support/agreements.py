@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from evener.sync import protocol
-from evener.sync.protocol import Sgd, SyncProtocol
+from evener.agreements import settings
+from evener.agreements.settings import AgreementSettings, Sgd
 from support.linear_engine import BATCH, RATE
 
-SYNC = protocol.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
+SYNC = settings.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
 
 
-WAYS: dict[str, SyncProtocol] = {
+WAYS: dict[str, AgreementSettings] = {
     "sync": SYNC,
-    "async": protocol.asynchronous(batch=BATCH, outer=Sgd(learning_rate=RATE)),
-    "bounded": protocol.bounded(batch=BATCH, outer=Sgd(learning_rate=RATE), staleness=1),
-    "average": protocol.averaging(batch=BATCH),
-    "average of 2": protocol.averaging(batch=BATCH, local_steps=2),
-    "diloco": protocol.diloco(batch=BATCH, local_steps=2),
-    "overlapped": replace(protocol.averaging(batch=BATCH, local_steps=2), is_overlapped=True),
-    "int8": replace(protocol.averaging(batch=BATCH, local_steps=2), push="int8", pull="int8"),
+    "async": settings.asynchronous(batch=BATCH, outer=Sgd(learning_rate=RATE)),
+    "bounded": settings.bounded(batch=BATCH, outer=Sgd(learning_rate=RATE), staleness=1),
+    "average": settings.averaging(batch=BATCH),
+    "average of 2": settings.averaging(batch=BATCH, local_steps=2),
+    "diloco": settings.diloco(batch=BATCH, local_steps=2),
+    "overlapped": replace(settings.averaging(batch=BATCH, local_steps=2), is_overlapped=True),
+    "int8": replace(settings.averaging(batch=BATCH, local_steps=2), push="int8", pull="int8"),
 }
 
 

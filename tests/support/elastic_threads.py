@@ -19,7 +19,7 @@ from torch import Tensor
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.config.run_config import RunConfig
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.membership.control_channel import ControlChannel
 from evener.membership.coordinator import Coordinator
@@ -105,7 +105,7 @@ def settings(folder: Path, *, norm: bool = True, **more: Any) -> RunConfig:
 def serial_weights(config: RunConfig) -> dict[str, Tensor]:
     """What one process trains."""
     alone = RankEnvironment(
-        rank=0, nodes=[LocalNode(name="alone")], device=torch.device("cpu"), patience=PATIENCE, notify=lambda _: None
+        rank=0, nodes=[NodeSpec(name="alone")], device=torch.device("cpu"), patience=PATIENCE, notify=lambda _: None
     )
     context = make_context(alone, _group(0, ["alone"], is_elastic=False), config)
     plan = divide(Shape("data", ((0,),), 1, context.batch_size, [1.0]), alone.nodes, (), context.batch_size)
@@ -129,7 +129,7 @@ class ElasticThreads:
     ) -> None:
         self.config, self._faults = config, faults
         size = sum(map(len, rows))
-        self.nodes = [LocalNode(name=f"n{i}") for i in range(size)]
+        self.nodes = [NodeSpec(name=f"n{i}") for i in range(size)]
         shares = [1.0 + 0.5 * (i % 2) for i in range(size)]
         micro = config.micro_batches or 1
         shape = Shape(strategy, tuple(map(tuple, rows)), micro, 10 // micro, shares)
@@ -186,7 +186,7 @@ class ElasticThreads:
                 elif isinstance(message, Beat):
                     self.coordinator.hear(process, message)
                     life.heard.put(encode_message(Heard(count=message.count)))
-            if life.was_killed and not self.coordinator.has_given_up(process):
+            if life.was_killed and not self.coordinator.is_lost(process):
                 self.coordinator.lose(process, "was killed")
                 if life.fault is not None and life.fault.returns:
                     self._begin(max(self._lives) + 1, life.node, life.fault.by)
@@ -231,7 +231,7 @@ class _Life:
 
     def __init__(self, run: ElasticThreads, process: int, node: int, new: str) -> None:
         self._run, self.process, self.node, self._is_late = run, process, node, process >= len(run.nodes)
-        self._nodes = [LocalNode(name=new) if new and i == node else one for i, one in enumerate(run.nodes)]
+        self._nodes = [NodeSpec(name=new) if new and i == node else one for i, one in enumerate(run.nodes)]
         self._name = self._nodes[node].name
         self.said: SimpleQueue[bytes] = SimpleQueue()
         self.heard: SimpleQueue[bytes | None] = SimpleQueue()

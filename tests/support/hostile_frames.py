@@ -25,15 +25,15 @@ import msgspec.inspect as mi
 import psutil
 from safetensors.numpy import load
 
+from evener.agreements.settings import AgreementSettings, Sgd, synchronous
 from evener.ps.master.master import Master
-from evener.ps.node.node_run import NodeConfig
-from evener.ps.node.worker_session import WorkerSession
+from evener.ps.node.lease_part import LeasePart
+from evener.ps.node.node_part import NodeConfig
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.config import MasterConfig, StateDir
 from evener.ps.protocol.directions import ToCommand, ToMaster, ToNode
 from evener.ps.protocol.job import Job, decode_job, encode_job
 from evener.records.profile import DeviceProfile
-from evener.sync.protocol import Sgd, SyncProtocol, synchronous
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost
@@ -155,7 +155,7 @@ class Stage:
         epochs: of the run.
     """
 
-    def __init__(self, random: Random, agreement: SyncProtocol = SYNC, epochs: int = 4) -> None:
+    def __init__(self, random: Random, agreement: AgreementSettings = SYNC, epochs: int = 4) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="evener-"))
         self._random, self._numbers = random, list[int]()
         self._drawer = Drawer(random, self._numbers)
@@ -167,7 +167,7 @@ class Stage:
         self.master = Master(MasterConfig(home, identity, VERSIONS, {}, 60.0, self._say))
         self._address = self.master.listen(Address(path=str(self.folder / "socket")))
         self._evil: list[Connection[m.Header]] = []
-        self._session: WorkerSession | None = None
+        self._session: LeasePart | None = None
         self.result: m.RunFinished | None = None
         self._honest, self._command = self._connect(ToNode), self._connect(ToCommand)
         self._heard = time.monotonic()
@@ -253,7 +253,7 @@ class Stage:
         header, session = frame.header, self._session
         if isinstance(header, m.Prepare) and session is None:
             config = NodeConfig(HONEST, "cpu", 1.0, None, self.folder, VERSIONS, _measure, build(Mood(seconds=0.0)))
-            self._session = WorkerSession(
+            self._session = LeasePart(
                 decode_job(frame.buffers[0]), config, lambda h, *b: self._send(self._honest, h, *b), lambda: None
             )
             self._session.start()

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from evener.agreements.layout import Flat, StateLayout, flat_of, layout_of
+from evener.agreements.messages import Lease, positions
+from evener.agreements.settings import AgreementSettings, Workload
 from evener.data.sampler import permutation
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.ps.node.engine import EngineSetup
 from evener.ps.protocol.job import Job
 from evener.records.errors import InvalidInput
-from evener.sync.layout import Flat, StateLayout, flat_of, layout_of
-from evener.sync.messages import Lease, positions
-from evener.sync.protocol import SyncProtocol, Workload
 
 SAMPLES, FEATURES, VALIDATION, BATCH = 60, 5, 21, 12
 RATE = 0.05
@@ -36,7 +36,7 @@ def start() -> dict[str, NDArray[np.float64]]:
 
 
 def job(
-    agreement: SyncProtocol, *, run: str = "linear-1", epochs: int = 4, seed: int = 3, protocol: str = "sync"
+    agreement: AgreementSettings, *, run: str = "linear-1", epochs: int = 4, seed: int = 3, protocol: str = "sync"
 ) -> Job:
     return Job(
         run=run,
@@ -200,5 +200,5 @@ def build(mood: Mood) -> Callable[[EngineSetup], LinearEngine]:
     return lambda setup: LinearEngine(setup, mood)
 
 
-def costs(seconds: dict[str, float]) -> dict[str, Worker]:
-    return {name: Worker(unit_seconds=each) for name, each in seconds.items()}
+def costs(seconds: dict[str, float]) -> dict[str, NodeCost]:
+    return {name: NodeCost(unit_seconds=each) for name, each in seconds.items()}

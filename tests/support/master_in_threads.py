@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 from safetensors.numpy import load
 
+from evener.agreements.layout import Flat
 from evener.ps.client import MasterClient
 from evener.ps.master.master import Master
 from evener.ps.node.acceptance import Acceptance
 from evener.ps.node.engine import Build
 from evener.ps.node.node import Node
-from evener.ps.node.node_run import NodeConfig
+from evener.ps.node.node_part import NodeConfig
 from evener.ps.protocol.config import MasterConfig, StateDir, Versions
 from evener.ps.protocol.directions import ToNode
 from evener.ps.protocol.job import Job
@@ -30,7 +31,6 @@ from evener.ps.protocol.run_result import RunResult
 from evener.records.events import RunEvent
 from evener.records.profile import DeviceProfile
 from evener.records.record import TrainRecord
-from evener.sync.layout import Flat
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.identity import Address, make_identity

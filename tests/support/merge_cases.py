@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from evener.sync.layout import ArraySpec, Flat, StateLayout
-from evener.sync.threads import ThreadPool
-from evener.sync.update import Merging
+from evener.agreements.layout import ArraySpec, Flat, StateLayout
+from evener.agreements.threads import ThreadPool
+from evener.agreements.update import Merging
 
 
 def layout(singles: int, doubles: int = 3) -> StateLayout:

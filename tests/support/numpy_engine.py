@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evener.agreements.layout import Flat, StateLayout, flat_of, layout_of
+from evener.agreements.messages import Lease, positions
 from evener.data.sampler import permutation
-from evener.sync.layout import Flat, StateLayout, flat_of, layout_of
-from evener.sync.messages import Lease, positions
 
 Array = NDArray[Any]
 MOMENTUM = 0.1

@@ -19,7 +19,7 @@ from evener.experiments.models.amoebanet import AmoebaNetD
 from evener.experiments.models.resnet import resnet152
 from evener.experiments.models.transformer import Transformer, tokens_in, translation_loss
 from evener.experiments.models.unet import UNet
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.parallel.op_registry import without_synchronised
@@ -239,7 +239,7 @@ def piped(case: Case, samples: int, steps: int = 2, **options: Any) -> tuple[Res
 
 def start(program: Any, ranks: int, order: Any = None) -> None:
     """Run `program` on so many ranks of this machine."""
-    run_local(program, [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)], order, patience=30, on_event=print)
+    run_local(program, [NodeSpec(name=f"n{i}", threads=1) for i in range(ranks)], order, patience=30, on_event=print)
 
 
 def joined(env: RankEnvironment) -> Group:

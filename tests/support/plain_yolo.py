@@ -12,7 +12,7 @@ import torch
 
 from evener.data.sampler import Division, ShuffledSampler
 from evener.frontends.yolo.sharded_loader import ShardedLoader
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 
 
 def in_order_of_nodes(base: Any, *, is_backwards: bool = False) -> type:
@@ -36,7 +36,7 @@ def in_order_of_nodes(base: Any, *, is_backwards: bool = False) -> type:
             accumulate=1,
             seed=self.args.seed,
             rank=0,
-            division=Division([Worker(unit_seconds=1.0)]),
+            division=Division([NodeCost(unit_seconds=1.0)]),
         )
         return ShardedLoader(plain, lambda: sampler, seed=self.args.seed, epoch=lambda: self.epoch)
 

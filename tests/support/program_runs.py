@@ -9,7 +9,7 @@ from unittest.mock import Mock
 from evener.comm.group import Group
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.run import Run
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 
 
@@ -17,7 +17,7 @@ def run_on(group: Group, shares: str, notify: Callable[[object], None] = lambda 
     """Return the run of a rank, without a comparison."""
     env = RankEnvironment(
         rank=group.rank,
-        nodes=[LocalNode(name=name) for name in group.nodes],
+        nodes=[NodeSpec(name=name) for name in group.nodes],
         device=group.device,
         patience=10,
         notify=notify,

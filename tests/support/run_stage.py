@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from evener.agreements.layout import Flat, layout_of
+from evener.agreements.messages import Lease, Push
+from evener.agreements.parameter_server import ParameterServer
+from evener.agreements.settings import AgreementSettings, Workload
+from evener.ps.master.lease_training import LeaseTraining
 from evener.ps.master.nodes import Nodes
-from evener.ps.master.training_run import TrainingRun
 from evener.ps.protocol.job import Job
 from evener.ps.protocol.messages import Contribution, Header, ServerReply
 from evener.records.history import History
-from evener.sync.layout import Flat, layout_of
-from evener.sync.messages import Lease, Push
-from evener.sync.parameter_server import ParameterServer
-from evener.sync.protocol import SyncProtocol, Workload
 from evener.wire.frame import Buffer
 
 LAYOUT = layout_of({"w": np.zeros(4, np.float32)})
@@ -25,7 +25,7 @@ LAYOUT = layout_of({"w": np.zeros(4, np.float32)})
 class Stage:
     """A run with two nodes that are at work; what it sends is kept."""
 
-    def __init__(self, agreement: SyncProtocol, epochs: int = 5, room: Callable[[], float] = lambda: inf) -> None:
+    def __init__(self, agreement: AgreementSettings, epochs: int = 5, room: Callable[[], float] = lambda: inf) -> None:
         workload = Workload(num_samples=20, num_epochs=epochs)
         job = Job(
             run="r",
@@ -40,7 +40,7 @@ class Stage:
         self.now = 0.0
         self.nodes, self.sent = Nodes(15.0), list[tuple[int | None, Header]]()
         server = ParameterServer(agreement, workload, Flat(LAYOUT))
-        self.run = TrainingRun(job, server, History(), self.nodes, self.send, lambda: self.now, room)
+        self.run = LeaseTraining(job, server, History(), self.nodes, self.send, lambda: self.now, room)
         self.leases: dict[str, list[Lease]] = {"a": [], "b": []}
         for peer, name in enumerate("ab"):
             node = self.nodes.record(name)

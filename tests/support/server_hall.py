@@ -6,12 +6,12 @@ from collections import Counter, deque
 
 import numpy as np
 
-from evener.sync.compression import Compressor
-from evener.sync.layout import ArraySpec, Flat, StateLayout
-from evener.sync.messages import Answer, Lease, Push, ServerOutput, positions
-from evener.sync.parameter_server import ParameterServer
-from evener.sync.protocol import Sgd, SyncProtocol, Workload
-from evener.sync.threads import ThreadPool
+from evener.agreements.compression import Compressor
+from evener.agreements.layout import ArraySpec, Flat, StateLayout
+from evener.agreements.messages import Answer, Lease, Push, ServerOutput, positions
+from evener.agreements.parameter_server import ParameterServer
+from evener.agreements.settings import AgreementSettings, Sgd, Workload
+from evener.agreements.threads import ThreadPool
 
 SAMPLES, EPOCHS, MOST_LEASES = 23, 2, 4096
 LAYOUT = StateLayout(
@@ -26,19 +26,21 @@ SGD = Sgd(learning_rate=0.5)
 
 
 AGREEMENTS = {
-    "sync": SyncProtocol(batch=7, outer=SGD),
-    "sync, fixed": SyncProtocol(batch=3, outer=SGD, division="fixed"),
-    "sync, overlapped": SyncProtocol(batch=7, outer=SGD, contribution="delta", is_overlapped=True),
-    "sync, int8 both ways": SyncProtocol(batch=7, outer=SGD, push="int8", pull="bf16"),
-    "average of an epoch": SyncProtocol(batch=4, outer=SGD, contribution="delta", local_steps="epoch"),
-    "local steps": SyncProtocol(batch=2, outer=SGD, contribution="delta", local_steps=3),
-    "local steps, overlapped": SyncProtocol(
+    "sync": AgreementSettings(batch=7, outer=SGD),
+    "sync, fixed": AgreementSettings(batch=3, outer=SGD, division="fixed"),
+    "sync, overlapped": AgreementSettings(batch=7, outer=SGD, contribution="delta", is_overlapped=True),
+    "sync, int8 both ways": AgreementSettings(batch=7, outer=SGD, push="int8", pull="bf16"),
+    "average of an epoch": AgreementSettings(batch=4, outer=SGD, contribution="delta", local_steps="epoch"),
+    "local steps": AgreementSettings(batch=2, outer=SGD, contribution="delta", local_steps=3),
+    "local steps, overlapped": AgreementSettings(
         batch=2, outer=SGD, contribution="delta", local_steps=3, is_overlapped=True, pull="int8"
     ),
-    "async": SyncProtocol(batch=4, outer=SGD, staleness=None),
-    "async, overlapped": SyncProtocol(batch=4, outer=SGD, staleness=None, contribution="delta", is_overlapped=True),
-    "bounded": SyncProtocol(batch=2, outer=SGD, staleness=2),
-    "bounded, overlapped": SyncProtocol(batch=2, outer=SGD, staleness=1, contribution="delta", is_overlapped=True),
+    "async": AgreementSettings(batch=4, outer=SGD, staleness=None),
+    "async, overlapped": AgreementSettings(
+        batch=4, outer=SGD, staleness=None, contribution="delta", is_overlapped=True
+    ),
+    "bounded": AgreementSettings(batch=2, outer=SGD, staleness=2),
+    "bounded, overlapped": AgreementSettings(batch=2, outer=SGD, staleness=1, contribution="delta", is_overlapped=True),
 }
 
 
@@ -48,7 +50,7 @@ SECONDS = {"a": 1.0, "b": 2.0, "c": 5.0}
 class Hall:
     """A server with workers that do what they are told, and notes of all that was heard."""
 
-    def __init__(self, agreement: SyncProtocol) -> None:
+    def __init__(self, agreement: AgreementSettings) -> None:
         self.agreement = agreement
         workload = Workload(num_samples=SAMPLES, num_epochs=EPOCHS)
         self.server = ParameterServer(agreement, workload, Flat(LAYOUT))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from evener.sync.layout import ArraySpec, Flat, StateLayout
-from evener.sync.messages import Answer, Lease, Push, ServerOutput
-from evener.sync.parameter_server import ParameterServer
-from evener.sync.protocol import SyncProtocol, Workload
+from evener.agreements.layout import ArraySpec, Flat, StateLayout
+from evener.agreements.messages import Answer, Lease, Push, ServerOutput
+from evener.agreements.parameter_server import ParameterServer
+from evener.agreements.settings import AgreementSettings, Workload
 
 LAYOUT = StateLayout(
     entries=(
@@ -20,7 +20,7 @@ LAYOUT = StateLayout(
 class Desk:
     """Remembers the open leases of every worker and the last answers."""
 
-    def __init__(self, agreement: SyncProtocol, num_samples: int = 100, quorum: int = 1, **ends: int) -> None:
+    def __init__(self, agreement: AgreementSettings, num_samples: int = 100, quorum: int = 1, **ends: int) -> None:
         epochs, updates = ends.get("num_epochs", 1), ends.get("num_updates")
         workload = Workload(num_samples=num_samples, num_epochs=epochs, num_updates=updates)
         self.server = ParameterServer(agreement, workload, Flat(LAYOUT), quorum=quorum)

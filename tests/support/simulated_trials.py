@@ -8,13 +8,13 @@ from math import inf
 from pathlib import Path
 
 from evener.config.run_config import RunConfig
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.records.errors import EvenerError, Interrupted, NodeLost
 from evener.records.events import RunEvent
 from evener.records.record import Epoch
 from evener.search.assignments import Assignments
 from evener.search.halving import Pruning
-from evener.search.local_backend import RunEnd
+from evener.search.local_runner import RunEnd
 from evener.search.placement import speed_of
 from evener.search.search import Search
 from evener.search.space import parse_varied, suggest_varied
@@ -38,8 +38,8 @@ class _SimulatedRun:
 
 
 @dataclass
-class SimulatedBackend:
-    """A `TrialBackend` on a simulated clock; `epoch_seconds` at speed 1, `startup` before each run's first step.
+class SimulatedRunner:
+    """A `TrialRunner` on a simulated clock; `epoch_seconds` at speed 1, `startup` before each run's first step.
 
     `shared_seconds` are the additional seconds of an epoch on several nodes; `receive` returns after `tick` seconds
     even if nothing has happened.
@@ -56,9 +56,9 @@ class SimulatedBackend:
     done: dict[int, int] = field(default_factory=dict)
     parts: dict[int, float] = field(default_factory=dict)
     begun: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
-    here: Sequence[LocalNode] = ()
+    here: Sequence[NodeSpec] = ()
 
-    def nodes(self) -> Sequence[LocalNode]:
+    def nodes(self) -> Sequence[NodeSpec]:
         return self.here
 
     def forget(self, number: int) -> None:
@@ -120,7 +120,7 @@ def lost(message: str = "node died") -> EvenerError:
 def search(
     folder: Path,
     speeds: Sequence[float],
-    runs: SimulatedBackend,
+    runs: SimulatedRunner,
     *,
     vary: Sequence[str] = ("lr=1e-4..1e-1:log", "width=16..256"),
     trials: int = 20,
@@ -133,7 +133,7 @@ def search(
     notify: Callable[[SearchTrial, str], None] = lambda trial, sentence: None,
 ) -> Search:
     """Run a search over simulated nodes; smaller scores are better."""
-    runs.here = [LocalNode(name=f"node-{i}", speeds=((0, speed),)) for i, speed in enumerate(speeds)]
+    runs.here = [NodeSpec(name=f"node-{i}", speeds=((0, speed),)) for i, speed in enumerate(speeds)]
     rules = Rules(epochs, prune, ahead, larger_is_better=False)
     folder.mkdir(exist_ok=True)
     with open_study(folder, larger_is_better=False, seed=3, learns=learns, resume=resume) as study:
@@ -141,7 +141,7 @@ def search(
             study=study,
             rules=rules,
             assignments=Assignments(epochs, batch_size=32),
-            backend=runs,
+            runner=runs,
             suggest=suggest_varied([parse_varied(text) for text in vary]),
             folder_of=lambda number: TrialFolder(folder / "trials" / str(number)),
             config_of=lambda trial, _: RunConfig(task="digits", option=trial.values, epochs=epochs),

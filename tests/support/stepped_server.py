@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from evener.sync.messages import Answer, Lease, Push, ServerOutput, Update
-from evener.sync.parameter_server import ParameterServer
-from evener.sync.protocol import SyncProtocol
-from evener.sync.worker import WorkerReplica
+from evener.agreements.messages import Answer, Lease, Push, ServerOutput, Update
+from evener.agreements.parameter_server import ParameterServer
+from evener.agreements.settings import AgreementSettings
+from evener.agreements.worker import WorkerReplica
 from support.numpy_engine import NumpyEngine
 
 
@@ -47,7 +47,7 @@ class Hand:
 class SteppedServer:
     """A server and hands; every message takes one call."""
 
-    def __init__(self, server: ParameterServer, agreement: SyncProtocol) -> None:
+    def __init__(self, server: ParameterServer, agreement: AgreementSettings) -> None:
         self.server, self._agreement = server, agreement
         self.hands: dict[str, Hand] = {}
         self.updates: list[Update] = []
@@ -103,7 +103,7 @@ class SteppedServer:
 
 def run_stepped(
     server: ParameterServer,
-    agreement: SyncProtocol,
+    agreement: AgreementSettings,
     engines: Mapping[str, NumpyEngine],
     seconds: Mapping[str, float] | None = None,
 ) -> SteppedServer:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from evener.comm.joining import leave_group
 from evener.data.sampler import permutation
 from evener.frontends.yolo.rank import alone, join
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.ps.node.torch_backend import TorchBackend
@@ -107,7 +107,7 @@ def train(case: Case, ranks: int) -> list[dict[str, Any]]:
     Path(case.out).mkdir(parents=True)
     memory = case.memory or [None] * ranks
     devices = case.devices or ["cpu"] * ranks
-    nodes = [LocalNode(name=f"n{i}", device=devices[i], threads=1, memory_bytes=memory[i]) for i in range(ranks)]
+    nodes = [NodeSpec(name=f"n{i}", device=devices[i], threads=1, memory_bytes=memory[i]) for i in range(ranks)]
     is_elastic = bool(case.faults)
     run_local(train_case, nodes, case, patience=60, on_event=lambda _: None, is_elastic=is_elastic)
     files = [Path(case.out) / f"{rank}.pt" for rank in range(ranks)]
@@ -203,7 +203,7 @@ class LocalCase(msgspec.Struct, frozen=True, kw_only=True):
 
 def train_locally(case: LocalCase) -> dict[str, torch.Tensor]:
     """The state of a node after the training of `case`: model and average."""
-    run_local(train_local_case, [LocalNode(name="n0", threads=1)], case, patience=60, on_event=lambda _: None)
+    run_local(train_local_case, [NodeSpec(name="n0", threads=1)], case, patience=60, on_event=lambda _: None)
     found: dict[str, torch.Tensor] = torch.load(case.out, weights_only=True)
     return found
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.records.errors import NodeLost
 
 KEPT = 500
@@ -123,7 +123,7 @@ def redivided(base: Any, seconds: Sequence[float]) -> Any:
     class Redivided(base):  # type: ignore[misc]
         def _setup_train(self) -> None:
             super()._setup_train()
-            self.trainer_rank.work.division.change(3, [Worker(unit_seconds=one) for one in seconds])
+            self.trainer_rank.work.division.change(3, [NodeCost(unit_seconds=one) for one in seconds])
 
     return Redivided
 

@@ -89,7 +89,7 @@ def test_watched_run_is_elastic_only_on_request(
     watch: Any, elastic: bool | None, is_elastic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[bool] = []
-    monkeypatch.setattr(commands, "launch", lambda *_, **words: said.append(words["is_elastic"]))
+    monkeypatch.setattr(commands, "run_on_nodes", lambda *_, **words: said.append(words["is_elastic"]))
     with refused(TrainingFailed):
         commands.perform(RunConfig(task="digits", output=tmp_path, elastic=elastic), quiet=True, watch=watch)
     assert said == [is_elastic]

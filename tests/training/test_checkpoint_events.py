@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evener.commands.train import launch
+from evener.commands.train import run_on_nodes
 from evener.config.run_config import RunConfig
 from evener.records.events import RunEvent
 from evener.records.record import Event, Step
@@ -17,6 +17,6 @@ def test_checkpoint_of_an_epoch_of_one_step_is_reported_before_the_run_ends(tmp_
     events: list[RunEvent] = []
     sizes: dict[str, Any] = {"batch_size": 50, "epochs": 5, "option": {"pause": "0.3"}}
     config = RunConfig(task=TINY, devices="cpu", output=tmp_path / "run", check=False, **sizes)
-    launch(train_rank, config, events.append)
+    run_on_nodes(train_rank, config, events.append)
     shown = [(type(event), getattr(event, "step", 0)) for event in events]
     assert shown.index((Event, 1)) < shown.index((Step, 5))

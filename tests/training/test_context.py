@@ -11,12 +11,12 @@ import pytest
 JOIN = """
 import sys
 import torch
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.training.context import join_world
 
 assert "{module}" not in sys.modules
-join_world(RankEnvironment(0, [LocalNode(name="node-0", device="cpu")], torch.device("cpu"), 0.0, lambda _: None))
+join_world(RankEnvironment(0, [NodeSpec(name="node-0", device="cpu")], torch.device("cpu"), 0.0, lambda _: None))
 assert "{module}" in sys.modules
 """
 PROFILER = "torch.profiler._cupti_monitor"

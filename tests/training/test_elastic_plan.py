@@ -7,14 +7,14 @@ from typing import get_args
 import msgspec
 import pytest
 
-from evener.launch.nodes import LocalNode
-from evener.oracle.apportion import Worker
+from evener.launch.nodes import NodeSpec
+from evener.oracle.apportion import NodeCost
 from evener.records.plan import Assignment, Plan, Strategy
 from evener.training.elastic.plan import plan_among, vacant_places, with_nodes
 from evener.training.planning import Rows, Shape, divide
 
-NODES = [LocalNode(name=name) for name in "abcd"]
-WORKERS = [Worker(unit_seconds=seconds) for seconds in (1.0, 1.0, 2.0, 4.0)]
+NODES = [NodeSpec(name=name) for name in "abcd"]
+WORKERS = [NodeCost(unit_seconds=seconds) for seconds in (1.0, 1.0, 2.0, 4.0)]
 
 
 def first(strategy: str, rows: Rows, batch: int = 24) -> Plan:

@@ -13,7 +13,7 @@ from evener.comm.step_timing import StepTimer
 from evener.membership.generation import Generation, Participant
 from evener.records.history import History
 from evener.records.record import Event
-from evener.training.elastic.telling import tell_generation
+from evener.training.elastic.loss_events import tell_generation
 
 
 def test_rank_reports_a_generation_if_its_state_senders_are_lost() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from evener.comm.signed_store import SignedStore
 from evener.config.run_config import RunConfig
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.topology import LinkCost
 from evener.records.errors import NotNeeded
 from evener.records.plan import Assignment, Plan
@@ -31,7 +31,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> SignedStore:
     """Of a run of a master's, with what its leader has left; every line is as fast as any."""
     monkeypatch.setattr(admission, "_link_cost", lambda *_: LINE)
     one = memory_store()
-    publish_costs(one, {"a": Worker(unit_seconds=0.01)}, LINE)
+    publish_costs(one, {"a": NodeCost(unit_seconds=0.01)}, LINE)
     return one
 
 
@@ -45,19 +45,19 @@ def rank_that(*, is_leader: bool) -> Any:
 
 
 def test_node_that_shortens_the_step_is_admitted_with_a_reference(store: SignedStore) -> None:
-    assert require_beneficial(context_of(store), PLAN, CONFIG, Worker(unit_seconds=0.02)) == LINE
+    assert require_beneficial(context_of(store), PLAN, CONFIG, NodeCost(unit_seconds=0.02)) == LINE
 
 
 def test_node_that_lengthens_the_step_is_refused_with_predictions(store: SignedStore) -> None:
-    slow = Worker(unit_seconds=0.01, fixed_seconds=2.0)
+    slow = NodeCost(unit_seconds=0.01, fixed_seconds=2.0)
     with refused(NotNeeded):
         require_beneficial(context_of(store), PLAN, CONFIG, slow)
 
 
 def test_slow_node_is_admitted_if_all_others_are_about_to_leave(store: SignedStore) -> None:
-    slow = Worker(unit_seconds=0.01, fixed_seconds=2.0)
+    slow = NodeCost(unit_seconds=0.01, fixed_seconds=2.0)
     assert require_beneficial(context_of(store, leaving=("a",)), PLAN, CONFIG, slow) == LINE
-    publish_costs(store, {"a": Worker(unit_seconds=0.01), "b": Worker(unit_seconds=0.01)}, LINE)
+    publish_costs(store, {"a": NodeCost(unit_seconds=0.01), "b": NodeCost(unit_seconds=0.01)}, LINE)
     with refused(NotNeeded):
         require_beneficial(context_of(store, leaving=("a",)), PLAN, CONFIG, slow)
 
@@ -73,7 +73,7 @@ def test_slow_node_is_admitted_if_all_others_are_about_to_leave(store: SignedSto
 def test_all_nodes_are_admitted_without_a_comparison(
     store: SignedStore, plan: Plan, config: RunConfig, is_of_master: bool, own: float
 ) -> None:
-    worker = Worker(unit_seconds=0.01, fixed_seconds=own)
+    worker = NodeCost(unit_seconds=0.01, fixed_seconds=own)
     assert require_beneficial(context_of(store, is_of_master=is_of_master), plan, config, worker) is None
 
 

@@ -7,7 +7,7 @@ import torch
 
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import TrainingFailed
 from evener.training.monitor import Monitor
@@ -24,7 +24,7 @@ def report(rate: float, weight: float) -> StepReport:
 
 def monitor() -> Monitor:
     cpu = torch.device("cpu")
-    env = RankEnvironment(0, [LocalNode(name="ada"), LocalNode(name="bob")], cpu, 1.0, lambda _: None)
+    env = RankEnvironment(0, [NodeSpec(name="ada"), NodeSpec(name="bob")], cpu, 1.0, lambda _: None)
     group = Group(rank=0, size=1, device=cpu, nodes=["ada", "bob"], timer=StepTimer(cpu))
     return Monitor(env, group, division=None, balance=None)
 

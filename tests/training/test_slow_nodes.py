@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.rebalance import Balance
 from evener.records.plan import Assignment, Plan, Prediction
 from evener.records.record import Event, TrainRecord
@@ -153,11 +153,11 @@ def test_program_reports_a_slow_node_once(words: tuple[str, ...], tmp_path: Path
 
 @pytest.mark.parametrize(("wall", "told"), [(0.9, [("bob",)]), (0.3, [])])
 def test_slow_nodes_are_named_if_steps_are_much_longer(wall: float, told: list[tuple[str, ...]]) -> None:
-    workers = (Worker(unit_seconds=0.01), Worker(unit_seconds=0.01, fixed_seconds=0.01 if wall < 0.5 else 0.6))
+    workers = (NodeCost(unit_seconds=0.01), NodeCost(unit_seconds=0.01, fixed_seconds=0.01 if wall < 0.5 else 0.6))
     shown: list[Event] = []
-    env = RankEnvironment(0, [LocalNode(name="ada"), LocalNode(name="bob")], CPU, 1.0, shown.append)
+    env = RankEnvironment(0, [NodeSpec(name="ada"), NodeSpec(name="bob")], CPU, 1.0, shown.append)
     group = Group(rank=0, size=1, device=CPU, nodes=["ada", "bob"], timer=StepTimer(CPU))
-    balance = Balance(workers=workers, shares=(25, 25))
+    balance = Balance(costs=workers, shares=(25, 25))
     monitor = Monitor(env, group, division=None, balance=balance)
     for step in range(60):
         assert monitor.balance is not None

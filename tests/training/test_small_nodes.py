@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from evener.commands.train import perform
 from evener.config.run_config import RunConfig
 from evener.records.errors import DoesNotFit, EvenerError, NotNeeded
 from evener.records.plan import Plan
+from evener.records.profile import TaskTiming
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from evener.training import costs
@@ -82,12 +84,12 @@ def test_joining_node_that_is_too_small_is_refused() -> None:
 def test_nodes_are_timed_once_even_if_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[tuple[int, int]] = []
 
-    def measure(_context: Any, micro: int, accumulate: int) -> MeasuredCosts:
-        times.append((micro, accumulate))
+    def measure(_env: Any, _group: Any, timed: partial[TaskTiming], accumulate: int) -> MeasuredCosts:
+        times.append((timed.args[1], accumulate))
         return MeasuredCosts()
 
-    monkeypatch.setattr(costs, "_measure_costs", measure)
-    context: Any = SimpleNamespace(measured={})
+    monkeypatch.setattr(costs, "measure_ranks", measure)
+    context: Any = SimpleNamespace(measured={}, env=None, group=None)
     for micro in (8, 8, 4):
         measure_costs(context, micro)
     assert times == [(8, 1), (4, 1)]

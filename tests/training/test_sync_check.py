@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
 from evener import autodiff as ad
-from evener.commands.backends import torch_backend
+from evener.commands.engines import torch_backend
 from evener.commands.train import perform
 from evener.commands.train_by_agreement import check_of, prepare, train_by_agreement
 from evener.config.run_config import RunConfig
@@ -29,7 +29,7 @@ from evener.records.plan import Check
 from evener.records.record import Event, TrainRecord
 from evener.records.schema import read_noun
 from evener.records.task import Task, ThinTask
-from evener.search.backends import _master_backend
+from evener.search.runners import _master_runner
 
 SAMPLES, FEATURES, CLASSES = 96, 8, 3
 MILD_WEIGHTS = torch.tensor([1.0, 1.1, 0.9])
@@ -296,12 +296,12 @@ def test_search_trial_is_checked_where_nodes_share_it(tmp_path: Path, monkeypatc
 
     prepared: list[Any] = []
     monkeypatch.setattr("evener.commands.up.open_master", no_master)
-    monkeypatch.setattr("evener.search.master_backend.MasterBackend.__init__", lambda *words: prepared.append(words[3]))
-    monkeypatch.setattr("evener.search.master_backend.MasterBackend.close", lambda _: None)
+    monkeypatch.setattr("evener.search.master_runner.MasterRunner.__init__", lambda *words: prepared.append(words[3]))
+    monkeypatch.setattr("evener.search.master_runner.MasterRunner.close", lambda _: None)
     asked = RunConfig(task=TINY, agreement="sync")
     from evener.search.options import TuneConfig
 
-    with _master_backend(TuneConfig(task=TINY, agreement="sync", vary=("x=1,2",)), tmp_path, lambda _: None):
+    with _master_runner(TuneConfig(task=TINY, agreement="sync", vary=("x=1,2",)), tmp_path, lambda _: None):
         prepared[0](asked, False)
         with pytest.raises(NotExact):
             prepared[0](asked, True)

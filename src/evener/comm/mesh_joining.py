@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from evener.comm.channel import Channel, read
 from evener.comm.endpoints import endpoint_of, publish_endpoint
 from evener.comm.mesh import Mesh
-from evener.comm.rank_lines import is_unreachable
+from evener.comm.peer_lines import is_unreachable
 from evener.comm.signed_store import SignedStore
 from evener.comm.waiting import slices
 from evener.records.errors import LineCut, NodeLost

@@ -1,8 +1,12 @@
-"""`evener join`: a node as a process. Imports PyTorch only to find accelerators, and nothing of a master.
+"""`evener join`: a node as a process. This module imports PyTorch only to find accelerators, and nothing of a master.
 
-this process, main thread    `ps.node.node.Node`: messages, measuring, and the computing of an agreement (`backends`)
+this process, main thread    `ps.node.node.Node`: messages, measuring, and the computing of an agreement (`engines`)
     other threads            heartbeats; what the doctor asks; messages of a rank
-child                        one rank: `node_rank.run_node_rank`
+child                        one rank: `node_rank.run_node_rank`, called by `_run_rank` below
+    its children             workers of data loaders
+child                        the server that forks these processes, and Python's resource tracker
+
+With `--sandbox` all of these run inside bwrap, started by a process that only waits (`sandbox`).
 
 `evener.join()` of a user's program is another thing: `frontends.programs.entry`.
 """
@@ -32,8 +36,8 @@ from msgspec.structs import replace
 
 from evener.benchmark.numpy_device import profile_numpy
 from evener.benchmark.processor_time import ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
-from evener.commands.backends import build_engine, build_thin_engine
 from evener.commands.discovery import ask_on_terminal, choose_master
+from evener.commands.engines import build_engine, build_thin_engine
 from evener.commands.node_look import look_here
 from evener.commands.sandbox import FOLDER as SANDBOX
 from evener.commands.sandbox import join_confined
@@ -44,8 +48,8 @@ from evener.launch.parent import Parent
 from evener.ps.node.acceptance import Acceptance
 from evener.ps.node.departure import ask_to_leave, leave_request, running_nodes
 from evener.ps.node.node import Node
-from evener.ps.node.node_run import NodeConfig
-from evener.ps.node.rank_session import Host, RankTask
+from evener.ps.node.node_part import NodeConfig
+from evener.ps.node.rank_child import RankHost, RankTask
 from evener.ps.node.reconnecting_client import Dial
 from evener.ps.protocol.config import default_cache, node_cache, versions_here
 from evener.ps.protocol.directions import ToNode
@@ -117,7 +121,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
                     submitters=None if config.submitters is None else frozenset(config.submitters.split(",")),
                 ),
                 look=partial(look_here, config),
-                host=Host(_run_rank, speed, masters[0].host) if starts_ranks and not thin else None,
+                host=RankHost(_run_rank, speed, masters[0].host) if starts_ranks and not thin else None,
                 grace=config.grace,
                 leave_request=request,
             )

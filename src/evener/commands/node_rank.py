@@ -1,4 +1,4 @@
-"""A rank of a master's run, in a process of its own on a node, started by `ps.node.rank_session`.
+"""A rank of a master's run, in a process of its own on a node, started by `ps.node.rank_child`.
 
 The master keeps the store of the run, and ranks reach it over their channels. Its values are signed, as in any store
 (`comm.signed_store`); the master does not interpret them.
@@ -25,11 +25,11 @@ from evener.config.conflicts import MASTER_OPTIONS, THIS_MACHINE
 from evener.config.run_config import RunConfig, decode_config
 from evener.data.tasks.load import import_file
 from evener.doctor.network import interfaces
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.parent import Parent
 from evener.launch.rank_environment import RankEnvironment, hosted_environment, run_rank
 from evener.membership.shared_values import AskValues, SetValue, Values, decode_to_rank
-from evener.ps.node.rank_session import RankTask
+from evener.ps.node.rank_child import RankTask
 from evener.ps.protocol.config import return_seconds
 from evener.ps.protocol.rank_messages import RankPlace
 from evener.system.cores import usable_cores
@@ -144,7 +144,7 @@ _MAX_ABSENCE = 8
 def run_node_rank(parent: Parent, task: RankTask) -> None:
     """Train as a rank of a master's run."""
     place, line = task.place, RankLine(parent.say, parent.hear)
-    nodes = [LocalNode(name=n.name, host=n.host, device=n.device, speeds=((0, n.speed),)) for n in place.nodes]
+    nodes = [NodeSpec(name=n.name, host=n.host, device=n.device, speeds=((0, n.speed),)) for n in place.nodes]
     env = hosted_environment(
         parent,
         partial(_open_store, line, place.secret),

@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 
 from evener.benchmark.numpy_device import profile_numpy
-from evener.commands.backends import build_engine, build_thin_engine
+from evener.commands.engines import build_engine, build_thin_engine
 from evener.commands.join import connector
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.ps.client import MasterClient
 from evener.ps.master.master import Master
 from evener.ps.node.node import Node
-from evener.ps.node.node_run import NodeConfig
+from evener.ps.node.node_part import NodeConfig
 from evener.ps.protocol.config import MasterConfig, StateDir, versions_here
 from evener.records.errors import NodeLost
 from evener.system.host import environment
@@ -81,7 +81,7 @@ class LocalCluster:
 
 @contextmanager
 def local_cluster(
-    nodes: Sequence[LocalNode],
+    nodes: Sequence[NodeSpec],
     patience: float,
     *,
     thin: bool = False,
@@ -137,7 +137,7 @@ def _be_master(parent: Parent, folder: Path, identity: Identity, address: Addres
 
 
 def _be_node(
-    _parent: Parent, node: LocalNode, thin: bool, data: Path | None, cache: Path, address: Address, token: str
+    _parent: Parent, node: NodeSpec, thin: bool, data: Path | None, cache: Path, address: Address, token: str
 ) -> None:
     speed = node.speed_at(0)
     config = NodeConfig(

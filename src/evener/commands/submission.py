@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from evener.agreements.layout import Flat
 from evener.commands.dashboard import page_beside
 from evener.commands.doctor_nodes import code_of
 from evener.commands.up import open_master
@@ -25,7 +26,6 @@ from evener.records.atomic import atomic_write
 from evener.records.events import Phase, RunEvent
 from evener.records.record import WEIGHTS, TrainRecord
 from evener.records.schema import parse_noun
-from evener.sync.layout import Flat
 from evener.training.console import RunView, run_folder
 from evener.training.partial_record import RunRequest
 

@@ -23,7 +23,7 @@ from evener.config.options import BenchmarkConfig, DemoConfig, NodesConfig, Trac
 from evener.config.run_config import RunConfig
 from evener.data.loader import collect, split_batch
 from evener.data.tasks.load import load_task
-from evener.launch.nodes import LocalNode, local_nodes, options_of, parse_local_nodes, parse_memory
+from evener.launch.nodes import NodeSpec, local_nodes, options_of, parse_local_nodes, parse_memory
 from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
 from evener.launch.ranks import Without, run_local
 from evener.launch.torchrun import say_where_the_run_is_shown, torchrun_environment
@@ -68,7 +68,7 @@ def train(config: RunConfig, program: Program, *, as_json: bool) -> None:
 
 def perform(
     config: RunConfig,
-    nodes: Sequence[LocalNode] | None = None,
+    nodes: Sequence[NodeSpec] | None = None,
     *,
     to_stderr: bool = False,
     quiet: bool = False,
@@ -98,7 +98,9 @@ def perform(
         # A callback may take longer than the patience, and meanwhile this process receives no heartbeats.
         is_elastic = config.is_elastic if watch is None else bool(config.elastic)
         spare = SpareNodes(view if watch is None else show)
-        launch(program, config, spare.show, nodes, is_elastic=is_elastic, without=spare.take if is_elastic else None)
+        run_on_nodes(
+            program, config, spare.show, nodes, is_elastic=is_elastic, without=spare.take if is_elastic else None
+        )
     if view.record is None:
         raise TrainingFailed("the run ended without a record")
     return view.record
@@ -119,11 +121,11 @@ def view_of(
     return RunView(folder, to_stderr=to_stderr, request=request, checkpoints=checkpoints, is_leader=is_leader)
 
 
-def launch(
+def run_on_nodes(
     program: Program,
     config: NodesConfig,
     show: Callable[[RunEvent], object],
-    nodes: Sequence[LocalNode] | None = None,
+    nodes: Sequence[NodeSpec] | None = None,
     *,
     is_elastic: bool = False,
     without: Without | None = None,
@@ -226,7 +228,7 @@ def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
         if is_torchrun(config):
             run_rank(torchrun_env(config.patience, show), benchmark_rank, config)
         else:
-            launch(benchmark_rank, config, show)
+            run_on_nodes(benchmark_rank, config, show)
 
 
 def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
@@ -279,7 +281,7 @@ def demo(config: DemoConfig, *, as_json: bool) -> dict[str, TrainRecord]:
 
 
 def _demonstrate(
-    config: DemoConfig, nodes: Sequence[LocalNode], best: LocalNode, console: Console, output: Path, *, to_stderr: bool
+    config: DemoConfig, nodes: Sequence[NodeSpec], best: NodeSpec, console: Console, output: Path, *, to_stderr: bool
 ) -> dict[str, TrainRecord]:
     """Train in the three modes, compare, and return the records."""
     records = {}
@@ -315,7 +317,7 @@ def demo_verdict(records: Mapping[str, TrainRecord]) -> str:
     return f"{sentence} It reached {ideal}."
 
 
-def choose_nodes(config: NodesConfig) -> list[LocalNode]:
+def choose_nodes(config: NodesConfig) -> list[NodeSpec]:
     """Return the local nodes of a command. Raise InvalidValue if a speed, a device or a size is wrong."""
     sizes = parse_memory(config.memory) if config.memory else []
     names = _devices(config.devices)

@@ -2,7 +2,7 @@
 
 pack code and data -> submit -> watch -> record and weights
 
-The master starts the ranks and manages their generations (`ps/master/collective/collective_run.py`); each of them runs
+The master starts the ranks and manages their generations (`ps/master/ranks/rank_training.py`); each of them runs
 `training/rank.py`, as on local nodes.
 """
 
@@ -34,12 +34,12 @@ def train_as_ranks(config: RunConfig, *, as_json: bool) -> None:
     Raises:
         EvenerError: the request is impossible, or the run ended early.
     """
-    record = submit(config, to_stderr=as_json)
+    record = submit_ranks(config, to_stderr=as_json)
     if as_json:
         print_line(json.dumps(summary(record)))
 
 
-def submit(
+def submit_ranks(
     config: RunConfig, *, to_stderr: bool, program: Blob | None = None, request: RunRequest | None = None
 ) -> TrainRecord:
     """Train on nodes; return the record, when the run's folder has all results.

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from evener.commands.backends import is_thin, load_backend, probe_of, require_twins
+from evener.agreements.settings import PROTOCOLS, AgreementSettings, Outer, Workload
 from evener.commands.doctor_nodes import code_of, look_before_run, question_of
+from evener.commands.engines import is_thin, load_backend, probe_of, require_twins
 from evener.commands.submission import PreparedRun, blobs_of, new_run_name, submit_run
 from evener.config.run_config import RunConfig, require_samples
 from evener.data.shares import round_table
@@ -39,7 +40,6 @@ from evener.records.plan import Check, Plan
 from evener.records.record import Event, TrainRecord
 from evener.records.task import Task, ThinTask
 from evener.report.tables import summary
-from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
 from evener.system.sign_of_life import sign_of_life
 from evener.training.console import RunView, open_console, print_line
 from evener.training.partial_record import request_of
@@ -71,7 +71,7 @@ def train_by_agreement(config: RunConfig, *, as_json: bool) -> None:
         reason = f"a master cannot make the steps of the task's optimizer ({error.what})"
         record = _train_as_ranks(config, reason, to_stderr=as_json)
     else:
-        record = submit(config, backend, task, to_stderr=as_json, checked=checked)
+        record = submit_agreement(config, backend, task, to_stderr=as_json, checked=checked)
     if as_json:
         print_line(json.dumps(summary(record)))
 
@@ -122,7 +122,7 @@ def _train_as_ranks(config: RunConfig, reason: str, *, to_stderr: bool) -> Train
         EvenerError: see `train_by_agreement`.
     """
     from evener.commands.train import perform  # imports PyTorch
-    from evener.commands.train_as_ranks import submit as submit_ranks
+    from evener.commands.train_as_ranks import submit_ranks
 
     message = f"{reason}, so the nodes work together as ranks, which give the result of one process"
     request = request_of(config)._replace(events=(Event(step=0, kind="as ranks", message=message),))
@@ -133,7 +133,7 @@ def _train_as_ranks(config: RunConfig, reason: str, *, to_stderr: bool) -> Train
     return submit_ranks(ranks, to_stderr=to_stderr, request=request)
 
 
-def submit(
+def submit_agreement(
     config: RunConfig,
     backend: ModelBackend,
     task: Task | ThinTask,
@@ -283,7 +283,9 @@ def parts_of(
     return tuple((node.name, size) for node, size in zip(here, sizes, strict=True) if size)
 
 
-def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clip_norm: float | None, batch: int) -> SyncProtocol:
+def agreement_of(
+    config: RunConfig, outer: Callable[[], Outer], *, clip_norm: float | None, batch: int
+) -> AgreementSettings:
     """Return the protocol of the nodes; options that are not given keep its defaults.
 
     Args:
@@ -313,7 +315,7 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clip_norm: fl
         agreement,
         push=compression,
         pull=compression,
-        thin="int8" if config.compress is None and facts.may_compress else "none",
+        slow_link="int8" if config.compress is None and facts.may_compress else "none",
         is_overlapped=config.overlap,
         robust=robust,
         merge=config.merge or agreement.merge,

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import fields
 
+from evener.agreements.settings import PROTOCOLS
 from evener.records.agreement import AGREEMENTS
 from evener.records.errors import InvalidInput
 from evener.records.plan import WHOLE_MODEL, is_of_teams, is_pipeline
-from evener.sync.protocol import PROTOCOLS
 
 
 def option_name(name: str) -> str:

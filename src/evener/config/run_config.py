@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 from msgspec import Meta, field
 
+from evener.agreements.settings import Compression, Merge, Robust
 from evener.config.conflicts import conflict, option_name, strategy_conflict
 from evener.config.options import (
     Dashboard,
@@ -29,6 +30,7 @@ from evener.config.options import (
     refuse_two_tokens,
 )
 from evener.launch.nodes import relative_shares
+from evener.oracle.division.rules import DivisionName
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.records.agreement import AgreementName
 from evener.records.decoding import json_decoder
@@ -36,9 +38,8 @@ from evener.records.errors import InvalidInput, require, require_one_of
 from evener.records.plan import Plan
 from evener.records.profile import PRECISIONS, Precision
 from evener.records.task import BatchTask, Task, ThinTask
-from evener.sync.protocol import Compression, Merge, Robust
 
-LAYER_STRATEGIES = ("filter", "channel", "hybrid", "sharded", "spatial")
+LAYER_STRATEGIES: tuple[DivisionName, ...] = get_args(DivisionName)
 """Strategies that divide every layer among the ranks of a replica."""
 STRATEGIES = (
     *("auto", "data", *LAYER_STRATEGIES, "pipeline"),

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.oracle.apportion import Worker, apportion
+from evener.oracle.apportion import NodeCost, apportion
 from evener.records.errors import require
 
 
@@ -25,28 +25,28 @@ class Division:
     change has to be made for a step that no rank has loaded yet.
 
     Args:
-        workers: cost of samples on every rank, from step 1 on.
+        costs: cost of samples on every rank, from step 1 on.
     """
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        self._changes: list[tuple[int, tuple[Worker, ...]]] = [(1, tuple(workers))]
+    def __init__(self, costs: Sequence[NodeCost]) -> None:
+        self._changes: list[tuple[int, tuple[NodeCost, ...]]] = [(1, tuple(costs))]
 
-    def change(self, step: int, workers: Sequence[Worker]) -> None:
-        """Divide by the costs `workers` from `step` on."""
+    def change(self, step: int, costs: Sequence[NodeCost]) -> None:
+        """Divide by `costs` from `step` on."""
         self._changes = [c for c in self._changes if c[0] < step]
-        self._changes.append((step, tuple(workers)))
+        self._changes.append((step, tuple(costs)))
 
     def sizes(self, step: int, count: int) -> tuple[int, ...]:
         """Samples for every rank, in order, of a micro-batch of `count` samples in `step`."""
-        return apportion(count, self.workers(step))
+        return apportion(count, self.costs(step))
 
     def parts(self, step: int, count: int) -> tuple[int, ...]:
         """Samples for every rank of `count` samples that are taken batch by batch, so that memory sets no limit."""
-        return apportion(count, [Worker(unit_seconds=worker.unit_seconds) for worker in self.workers(step)])
+        return apportion(count, [NodeCost(unit_seconds=worker.unit_seconds) for worker in self.costs(step)])
 
-    def workers(self, step: int) -> tuple[Worker, ...]:
+    def costs(self, step: int) -> tuple[NodeCost, ...]:
         """Cost of samples on every rank in `step`."""
-        return next(workers for start, workers in reversed(self._changes) if start <= step)
+        return next(costs for start, costs in reversed(self._changes) if start <= step)
 
 
 Indices = NDArray[np.int64]

@@ -25,7 +25,7 @@ from evener.experiments.gpipe_models import FULL, NAIVE, SMALL, Largest, Pipelin
 from evener.experiments.local_ranks import equal_nodes, measure_on, require_gpus, where
 from evener.experiments.options import GpipeConfig, numbers
 from evener.experiments.results import Column, Row, ratio, table_of, write_csv
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.records.errors import require
 from evener.report.text import human_bytes, human_count
@@ -90,7 +90,7 @@ _CAPTION = "naive: one device that keeps all activations. Fullest: weights, grad
 
 
 def speeds(
-    scale: Scale, nodes: Sequence[LocalNode], micro_batches: Sequence[int], steps: int, through_host: bool
+    scale: Scale, nodes: Sequence[NodeSpec], micro_batches: Sequence[int], steps: int, through_host: bool
 ) -> list[PipelineSpeed]:
     """Return the speed of the timed model, with a stage on each of `nodes`, for every number of micro-batches.
 

@@ -12,7 +12,7 @@ import msgspec
 
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
-from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes
+from evener.launch.nodes import NodeSpec, local_nodes, parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.records.atomic import atomic_write
@@ -28,7 +28,7 @@ _PATIENCE_S = 600.0
 
 
 def measure_on(
-    nodes: Sequence[LocalNode], measurement: Callable[[Group], R], result: type[R], backend: str | None = None
+    nodes: Sequence[NodeSpec], measurement: Callable[[Group], R], result: type[R], backend: str | None = None
 ) -> R:
     """Run `measurement` on a group with a rank on each of `nodes`, and return the leader's result.
 
@@ -45,7 +45,7 @@ def measure_on(
 
 
 def measure_ranks(
-    nodes: Sequence[LocalNode],
+    nodes: Sequence[NodeSpec],
     measurement: Callable[[RankEnvironment, Group], R],
     result: type[R],
     backend: str | None = None,
@@ -71,7 +71,7 @@ def _rank(environment: RankEnvironment, order: tuple[Callable[[RankEnvironment, 
     leave_group()
 
 
-def equal_nodes(ranks: int, max_ranks: int) -> list[LocalNode]:
+def equal_nodes(ranks: int, max_ranks: int) -> list[NodeSpec]:
     """Return `ranks` nodes, each as fast as if there were `max_ranks`, so that different numbers are comparable.
 
     With fewer cores than `max_ranks`, every node is slowed down to its fraction of a core.

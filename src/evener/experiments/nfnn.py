@@ -29,6 +29,7 @@ from rich.table import Table
 from safetensors.numpy import load as load_weights
 
 from evener import autodiff as ad
+from evener.agreements.settings import AgreementSettings, Sgd, Workload
 from evener.commands.private_master import local_cluster
 from evener.config.options import PATIENCE
 from evener.data.mnist import MNIST_FOLDER
@@ -36,7 +37,7 @@ from evener.data.tasks.load import load_thin_task
 from evener.data.tasks.thin import NFNN_BATCH, NFNN_RATE
 from evener.experiments.options import NfnnConfig, numbers
 from evener.experiments.results import Column, Row, megabytes, ratio, table_of, write_csv
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.ps.client import MasterClient
 from evener.ps.node.thin_backend import ThinBackend
 from evener.ps.protocol.job import Job
@@ -47,7 +48,6 @@ from evener.records.task import ThinTask
 from evener.records.version import pip_install
 from evener.report.canvas import COLORS, can_draw, canvas, log_axis, save_png
 from evener.report.text import human_seconds, percent
-from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.system.signals import interrupt_on_stop_signals
 from evener.training.console import open_console, print_line
 
@@ -118,7 +118,7 @@ def run(config: NfnnConfig, *, as_json: bool) -> list[Row]:
     rows: list[Row] = []
     with interrupt_on_stop_signals():
         for workers in numbers("--workers", config.workers):
-            nodes = [LocalNode(name=f"worker-{number}", threads=1) for number in range(workers)]
+            nodes = [NodeSpec(name=f"worker-{number}", threads=1) for number in range(workers)]
             with (
                 local_cluster(nodes, PATIENCE, thin=True, data=data, encrypted=config.tls) as cluster,
                 MasterClient(cluster.address, cluster.token, PATIENCE) as client,
@@ -154,7 +154,7 @@ def job_of(task: ThinTask, data: Path, mode: str, workers: int, updates: int, or
         title="nfnn",
         data_dir=str(data),
         agreement_name=mode,
-        agreement=SyncProtocol(batch=NFNN_BATCH, outer=sgd, staleness=0 if is_sync else None, division="fixed"),
+        agreement=AgreementSettings(batch=NFNN_BATCH, outer=sgd, staleness=0 if is_sync else None, division="fixed"),
         workload=Workload(num_samples=len(task.train_data()[0]), num_updates=updates, seed=order_seed),
         layout=ThinBackend(task, 0, "fp32").layout,
     )

@@ -34,7 +34,7 @@ from evener.experiments.local_ranks import equal_nodes, measure_on, require_gpus
 from evener.experiments.models.resnet import resnet152
 from evener.experiments.options import StrategiesConfig, numbers
 from evener.experiments.results import Column, Row, megabytes, table_of, write_csv
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.oracle.data_parallel import samples_of_replicas
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
@@ -81,7 +81,7 @@ class ResNetSize(Part, frozen=True, kw_only=True):
         return images, torch.randint(0, CLASSES, (samples,), generator=draw)
 
 
-def time_cell(cell: StrategyCell, network: ResNetSize, nodes: Sequence[LocalNode], steps: int) -> StepTime | None:
+def time_cell(cell: StrategyCell, network: ResNetSize, nodes: Sequence[NodeSpec], steps: int) -> StepTime | None:
     """Time `steps` steps on `nodes`; return None if they do not fit their memory.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Who takes part: the processes of this machine, ranks of a run here or under torchrun, and their heartbeats."""
+"""Starts the ranks of a run, on this machine or under torchrun, and watches them: their processes and heartbeats."""

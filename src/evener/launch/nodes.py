@@ -29,7 +29,7 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Z]*)\s*$", re.IGNORECASE)
 
 
-class LocalNode(Part, frozen=True, kw_only=True):
+class NodeSpec(Part, frozen=True, kw_only=True):
     """One node of the local machine.
 
     Attributes:
@@ -55,7 +55,7 @@ class LocalNode(Part, frozen=True, kw_only=True):
         return next(speed for start, speed in reversed(self.speeds) if start <= step)
 
 
-def parse_local_nodes(text: str, memory: Sequence[int | None] = ()) -> list[LocalNode]:
+def parse_local_nodes(text: str, memory: Sequence[int | None] = ()) -> list[NodeSpec]:
     """The nodes that `text` describes, placed on this machine's cores.
 
     Raises:
@@ -71,7 +71,7 @@ def parse_local_nodes(text: str, memory: Sequence[int | None] = ()) -> list[Loca
     places, shrink = place(fastest, len(cores))
     shrink = min(shrink, (cpu_quota() or inf) / sum(fastest))
     return [
-        LocalNode(
+        NodeSpec(
             name=f"node-{i}",
             speeds=tuple((step, speed * shrink) for step, speed in changes),
             cores=(cores[places[i]],),
@@ -92,13 +92,13 @@ def place(speeds: Sequence[float], cores: int) -> tuple[list[int], float]:
     return places, min(1.0, 1.0 / max(load))
 
 
-def local_nodes(devices: Sequence[str], memory: Sequence[int | None] = ()) -> list[LocalNode]:
+def local_nodes(devices: Sequence[str], memory: Sequence[int | None] = ()) -> list[NodeSpec]:
     """One node a device of this machine, at full speed or, on CPUs, at the speed that a CPU quota allows."""
     if memory and len(memory) != len(devices):
         raise InvalidValue("--memory", len(memory), f"one value, or one a device ({len(devices)})")
     speeds = device_speeds(devices)
     return [
-        LocalNode(name=f"node-{i}", device=device, speeds=((0, speed),), memory_bytes=memory[i] if memory else None)
+        NodeSpec(name=f"node-{i}", device=device, speeds=((0, speed),), memory_bytes=memory[i] if memory else None)
         for i, (device, speed) in enumerate(zip(devices, speeds, strict=True))
     ]
 

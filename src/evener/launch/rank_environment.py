@@ -13,7 +13,7 @@ import torch.distributed as dist
 from evener.comm.signed_store import SignedStore
 from evener.comm.staged_gloo import BACKEND
 from evener.data.loading_process import loading_death
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.parent import Parent
 from evener.launch.rank_heartbeat import RankHeartbeat
 from evener.membership.control_channel import ControlChannel
@@ -73,7 +73,7 @@ class RankEnvironment:
     """
 
     rank: int
-    nodes: list[LocalNode]
+    nodes: list[NodeSpec]
     device: torch.device
     patience: float
     notify: Callable[[Any], object]
@@ -91,7 +91,7 @@ class RankEnvironment:
     leaving: tuple[str, ...] = ()
 
     @property
-    def node(self) -> LocalNode:
+    def node(self) -> NodeSpec:
         """This rank's node."""
         return self.nodes[self.rank]
 
@@ -160,7 +160,7 @@ def hosted_environment(
     open_store: Callable[[], SignedStore],
     *,
     rank: int,
-    nodes: Sequence[LocalNode],
+    nodes: Sequence[NodeSpec],
     patience: float,
     process: int | None,
     is_late: bool = False,
@@ -219,7 +219,7 @@ Program = Callable[[RankEnvironment, Any], None]
 
 
 def run_inprocess(
-    program: Program, node: LocalNode, config: Any, *, patience: float, on_event: Callable[[RunEvent], object]
+    program: Program, node: NodeSpec, config: Any, *, patience: float, on_event: Callable[[RunEvent], object]
 ) -> None:
     """Run `program` on `node` in this process. Ctrl-C stops it after its step, a second one at once.
 

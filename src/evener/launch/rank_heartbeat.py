@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from evener.comm.rank_lines import RankLines
+from evener.comm.peer_lines import PeerLines
 from evener.comm.signed_store import SignedStore
 from evener.launch.store import LEAST_START_SECONDS
 from evener.records.error_kind import ErrorKind, kind_of
@@ -120,7 +120,7 @@ class RankHeartbeat:
         self._store, self._rank, self._nodes = store, rank, nodes
         self._patience, self._on_lost, self._keeps_store, self._on_stop = patience, on_lost, keeps_store, on_stop
         self._done, self._shared_since = threading.Event(), 0.0
-        self._lines: RankLines | None = None
+        self._lines: PeerLines | None = None
         self._watch = StoreWatch(store_patience or patience, on_lost, nodes[rank])
         self._listened = ListenedSeconds(patience, time.monotonic())
         self._others = {other: Progress(0.0) for other in range(len(nodes)) if other != rank}
@@ -130,7 +130,7 @@ class RankHeartbeat:
         self._thread.start()
         self._watch.start()
 
-    def watch_lines(self, lines: RankLines) -> None:
+    def watch_lines(self, lines: PeerLines) -> None:
         """Check this rank's `lines` to the others from now on; all ranks learn of a broken one."""
         self._lines = lines
 

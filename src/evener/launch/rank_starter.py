@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from evener.comm.signed_store import SignedStore
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.launch.rank_environment import Program, hosted_environment, run_rank
@@ -38,7 +38,7 @@ class RankStarter:
         self,
         processes: LocalProcesses,
         program: Program,
-        nodes: Sequence[LocalNode],
+        nodes: Sequence[NodeSpec],
         config: Any,
         patience: float,
         *,
@@ -61,7 +61,7 @@ def _run_rank(
     parent: Parent,
     program: Program,
     rank: int,
-    nodes: list[LocalNode],
+    nodes: list[NodeSpec],
     config: Any,
     open_store: Callable[[], SignedStore],
     patience: float,

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from evener.comm.signed_store import SignedStore
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.processes import RANK_MODULES, LocalProcess, LocalProcesses
 from evener.launch.rank_environment import Program
 from evener.launch.rank_heartbeat import has_left, read_beat
@@ -35,7 +35,7 @@ Without = Callable[[Any, Sequence[int], Event], Any]
 
 def run_local(
     program: Program,
-    nodes: Sequence[LocalNode],
+    nodes: Sequence[NodeSpec],
     config: Any,
     *,
     patience: float,
@@ -68,7 +68,7 @@ def run_local(
             if loss is None:
                 return
             starts -= 1
-            if starts > 0 and not loss.has_begun:
+            if starts > 0 and not loss.has_trained:
                 on_event(Event(step=0, kind="begins again", message=f"before the first step {loss.error}"))
                 continue
             remaining = [rank for rank in range(len(nodes)) if rank not in loss.ranks]
@@ -88,19 +88,19 @@ class _Loss(NamedTuple):
         error: for the user.
         ranks: lost ranks; empty if no rank can continue.
         step: last step of the ranks.
-        has_begun: whether there was a step.
+        has_trained: whether there was a step.
     """
 
     error: NodeLost
     ranks: list[int]
     step: int
-    has_begun: bool
+    has_trained: bool
 
 
 def _run_once(
     processes: LocalProcesses,
     starter: RankStarter,
-    nodes: Sequence[LocalNode],
+    nodes: Sequence[NodeSpec],
     patience: float,
     on_event: Callable[[RunEvent], object],
     is_elastic: bool,
@@ -116,8 +116,8 @@ def _run_once(
     def steps() -> list[int]:
         return [read_beat(store, rank)[1] for rank in range(len(nodes))]
 
-    def has_begun() -> bool:
-        return (supervisor is not None and supervisor.has_begun) or any(steps())
+    def has_met() -> bool:
+        return (supervisor is not None and supervisor.has_generation) or any(steps())
 
     def has_trained() -> bool:
         return (supervisor is not None and supervisor.has_trained) or any(steps())
@@ -130,7 +130,8 @@ def _run_once(
     was_stopped, has_ended, trained = False, False, list[int]()
     lone = _LoneRank(ranks, store, patience, supervisor)
     try:
-        was_stopped = _relay(processes, ranks, partial(show_event, store, show), patience, supervisor, has_begun, lone)
+        shows = partial(show_event, store, show)
+        was_stopped = _relay(processes, ranks, shows, patience, supervisor, has_met, lone)
         has_ended = True
         raise_first(ranks, store, nodes, was_stopped, supervisor, max(trained, default=0))
     except NodeLost as error:
@@ -167,7 +168,7 @@ class _LoneRank:
 
     def look(self) -> None:
         """Kill the rank if it is silent; called several times within the patience."""
-        if self._supervisor is not None and self._supervisor.has_begun:
+        if self._supervisor is not None and self._supervisor.has_generation:
             return
         running = [rank for rank, process in enumerate(self._ranks) if not process.has_ended]
         rank = running[0] if len(running) == 1 < len(self._ranks) else None
@@ -178,7 +179,7 @@ class _LoneRank:
             self._ranks[running[0]].give_up(f"has been silent for {self._patience:g} s,")
 
 
-def _lost(ranks: Sequence[LocalProcess], nodes: Sequence[LocalNode], error: NodeLost) -> list[int]:
+def _lost(ranks: Sequence[LocalProcess], nodes: Sequence[NodeSpec], error: NodeLost) -> list[int]:
     """Return the ranks that ended without a report; else those that `error` names, or that are silent.
 
     A rank that was silent and continues reports itself that the others lost it.
@@ -194,7 +195,7 @@ def _relay(
     show: Callable[[RunEvent], None],
     patience: float,
     supervisor: RankSupervisor[LocalProcess] | None,
-    has_begun: Callable[[], bool],
+    has_met: Callable[[], bool],
     lone: _LoneRank,
 ) -> bool:
     """Relay events until all ranks have ended, or their time is over; return whether they were asked to stop.
@@ -214,7 +215,7 @@ def _relay(
                     for event in decode_events(data):
                         show(event)
             if supervisor is not None:
-                supervisor.step()
+                supervisor.tick()
             lone.look()
             failed = [rank for rank in ranks if (rank.failure or rank in gone) and _has_failed(rank, supervisor)]
             if asked_at is not None:
@@ -231,7 +232,7 @@ def _relay(
             if len(requests) > 1:
                 raise Interrupted("stopped at once; the last checkpoint is kept")
             if requests and asked_at is None:
-                if not has_begun():
+                if not has_met():
                     raise KeyboardInterrupt
                 asked_at, deadline = time.monotonic(), None
                 working = [rank for rank in ranks if not rank.has_ended]  # one that is not needed may have ended
@@ -240,7 +241,7 @@ def _relay(
                 processes.request_stop()
         else:
             if supervisor is not None:
-                supervisor.step()  # the ranks that ended since may have been the last ones
+                supervisor.tick()  # the ranks that ended since may have been the last ones
     return asked_at is not None
 
 
@@ -257,7 +258,7 @@ def _has_failed(rank: LocalProcess, supervisor: RankSupervisor[LocalProcess] | N
 def raise_first(
     ranks: Sequence[LocalProcess],
     store: Any,
-    nodes: Sequence[LocalNode],
+    nodes: Sequence[NodeSpec],
     was_stopped: bool,
     supervisor: RankSupervisor[LocalProcess] | None,
     step: int = 0,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from evener.comm.signed_store import SignedStore
 from evener.doctor.interface_checks import gloo_interface
 from evener.doctor.network import network_facts
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.rank_heartbeat import RankHeartbeat, StoreWatch
 from evener.launch.rank_variables import number_of as _number
@@ -172,7 +172,7 @@ def _introduce(
     size: int,
     own: Introduction,
     patience: float,
-) -> list[LocalNode]:
+) -> list[NodeSpec]:
     """Publish this rank's host, number and device, and read the others'. Raises NodeLost if one is missing."""
     rows, limit = list[Introduction](), max(patience, LEAST_START_SECONDS)
     with StoreWatch(_ANSWER_FACTOR * limit, end_process, own.host) as watch:
@@ -187,14 +187,14 @@ def _introduce(
     return named_nodes(rows)
 
 
-def named_nodes(rows: Sequence[Introduction]) -> list[LocalNode]:
+def named_nodes(rows: Sequence[Introduction]) -> list[NodeSpec]:
     """Return one node per rank; a machine with the name of an earlier one is called `NAME-2`.
 
     Args:
         rows: of all ranks.
     """
     machines: dict[str, list[str]] = {}
-    nodes: list[LocalNode] = []
+    nodes: list[NodeSpec] = []
     for host, machine, local, device, speed in rows:
         times = sum(row[0] == host and row[2] == local for row in rows[: len(nodes)])
         known = machines.setdefault(host, [])
@@ -202,5 +202,5 @@ def named_nodes(rows: Sequence[Introduction]) -> list[LocalNode]:
         if key not in known:
             known.append(key)
         name = host if key == known[0] else f"{host}-{known.index(key) + 1}"
-        nodes.append(LocalNode(name=f"{name}/{local}", host=name, device=device, speeds=((0, speed),)))
+        nodes.append(NodeSpec(name=f"{name}/{local}", host=name, device=device, speeds=((0, speed),)))
     return nodes

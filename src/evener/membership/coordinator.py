@@ -127,7 +127,7 @@ class Coordinator:
         """Processes that a generation excludes because they leave on notice, and that may still finish their step."""
         return set(self._left)
 
-    def has_given_up(self, process: int) -> bool:
+    def is_lost(self, process: int) -> bool:
         """Whether the run continues without this process."""
         return process in self._lost
 

@@ -1,4 +1,5 @@
-"""The coordinator's side of an elastic run: it drops and replaces lost processes, local or remote.
+"""The supervisor of an elastic run's ranks: it reports their beats and ends to the `Coordinator`, and replaces lost
+processes, local or remote.
 
 It runs in the process that started the ranks: a command or a master. It sees processes end and receives the beats of
 the others. Its `Coordinator` is the only object that creates generations (`evener.membership.coordinator`).
@@ -146,7 +147,7 @@ class RankSupervisor(Generic[P]):
         self.is_stopping = False
 
     @property
-    def has_begun(self) -> bool:
+    def has_generation(self) -> bool:
         """Whether all initial ranks have joined."""
         return self._coordinator.generation is not None
 
@@ -186,10 +187,10 @@ class RankSupervisor(Generic[P]):
         self._posts = [_Post(rank, number) for rank, number in enumerate(numbers)]
         self._next, self._inside = next, {one.process for one in generation.participants} if generation else set()
 
-    def has_given_up(self, rank: P) -> bool:
+    def is_lost(self, rank: P) -> bool:
         """Whether the run continues without this process."""
         number = self._number_of(rank)
-        return number is None or self._coordinator.has_given_up(number)
+        return number is None or self._coordinator.is_lost(number)
 
     def is_last_holder(self, rank: P) -> bool:
         """Whether this process holds the state of the training, and no other holder is heard."""
@@ -229,7 +230,7 @@ class RankSupervisor(Generic[P]):
             return generation is None
         return generation.rank_of(number) is not None or number in self._coordinator.outgoing
 
-    def step(self) -> None:
+    def tick(self) -> None:
         """Read all messages, detect lost processes, and act on them. Raises NodeLost if no process holds the state.
 
         Called after every message or end of a process, and several times a second.
@@ -265,7 +266,7 @@ class RankSupervisor(Generic[P]):
                 self._coordinator.hear(post.number, message)
                 if message.holds:
                     post.failures = 0
-                if not self._coordinator.has_given_up(post.number):
+                if not self._coordinator.is_lost(post.number):
                     rank.tell(encode_message(Heard(count=message.count)))
 
     def _is_over(self) -> bool:
@@ -308,7 +309,7 @@ class RankSupervisor(Generic[P]):
                 )
                 self._notify("waiting", message, node)
         for process in before:
-            if process not in self._awaited and not self._coordinator.has_given_up(process):
+            if process not in self._awaited and not self._coordinator.is_lost(process):
                 node = self._coordinator.name_of(process)
                 self._notify("heard again", f"node {node} responds again", node)
 
@@ -326,7 +327,7 @@ class RankSupervisor(Generic[P]):
     def _replace(self, post: _Post, now: float) -> None:
         """Restart a process on a node whose last one has ended and is lost."""
         rank = self._ranks[post.rank]
-        if not rank.has_ended or rank.has_finished or not self._coordinator.has_given_up(post.number):
+        if not rank.has_ended or rank.has_finished or not self._coordinator.is_lost(post.number):
             return
         if not post.due:
             pause = _MIN_PAUSE_S * 2**post.failures if post.failures else 0.0

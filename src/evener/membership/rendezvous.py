@@ -18,7 +18,7 @@ import torch
 from evener.comm.abortable import AbortableGloo, GlooPlace
 from evener.comm.mesh import Mesh
 from evener.comm.mesh_joining import join_mesh
-from evener.comm.rank_lines import RankLines
+from evener.comm.peer_lines import PeerLines
 from evener.comm.signed_store import SignedStore
 from evener.membership.generation import Generation
 from evener.records.errors import NodeLost
@@ -42,7 +42,7 @@ class Connections:
     mesh: Mesh | None = None
     reports: Mesh | None = None
     sums: AbortableGloo | None = None
-    lines: RankLines | None = None
+    lines: PeerLines | None = None
 
     def abort(self, error: Exception) -> None:
         """Raise in all current and later waits for another rank; from any thread."""
@@ -156,7 +156,7 @@ class Rendezvous:
                 longest_wait=LONGEST_WAIT,
                 is_staged=any(mesh.all_gather(own)),
             )
-            sums, lines = AbortableGloo(place.join(), place), RankLines(idle, self._patience)
+            sums, lines = AbortableGloo(place.join(), place), PeerLines(idle, self._patience)
             connections = Connections(mesh=mesh, reports=reports, sums=sums, lines=lines)
             undo.pop_all()
         return connections

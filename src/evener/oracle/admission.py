@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evener.oracle.apportion import Worker, apportion, finish_seconds
+from evener.oracle.apportion import NodeCost, apportion, finish_seconds
 from evener.oracle.cost.topology import LinkCost, all_reduce_seconds
 from evener.oracle.data_parallel import GradientSync
 
@@ -35,8 +35,8 @@ class Forecast:
 
 
 def forecast(
-    present: Sequence[Worker],
-    joining: Worker,
+    present: Sequence[NodeCost],
+    joining: NodeCost,
     batch: tuple[int, int],
     exchange: GradientSync,
     links: tuple[LinkCost, LinkCost],
@@ -60,7 +60,7 @@ def forecast(
     )
 
 
-def _step_seconds(workers: Sequence[Worker], batch: tuple[int, int], exchange: GradientSync, ring: LinkCost) -> float:
+def _step_seconds(workers: Sequence[NodeCost], batch: tuple[int, int], exchange: GradientSync, ring: LinkCost) -> float:
     samples, micro_batches = batch
     computing = micro_batches * finish_seconds(apportion(samples, workers), workers)
     last_bucket, all_gradients = (

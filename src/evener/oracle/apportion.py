@@ -17,7 +17,7 @@ from evener.records.errors import DoesNotFit, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worker:
+class NodeCost:
     """The affine cost of a worker: n units take fixed_seconds + n * unit_seconds.
 
     Attributes:
@@ -49,7 +49,7 @@ class Worker:
         return inf if self.max_units is None else self.max_units
 
 
-def apportion(total: int, workers: Sequence[Worker]) -> tuple[int, ...]:
+def apportion(total: int, workers: Sequence[NodeCost]) -> tuple[int, ...]:
     """Return the units of each worker, which sum to `total`, so that the slowest worker finishes as early as possible.
 
     Takes O(p log p) time for p workers, independent of `total`. Ties go to the earlier worker.
@@ -120,26 +120,26 @@ def by_shares(total: int, shares: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(units)
 
 
-def weights_to_workers(weights: Sequence[float], max_units: Sequence[int | None]) -> list[Worker]:
+def weights_to_workers(weights: Sequence[float], max_units: Sequence[int | None]) -> list[NodeCost]:
     """Return workers whose speeds are `weights`, to divide by given shares; a weight of zero receives nothing."""
     return [
-        Worker(unit_seconds=1 / weight if weight > 0 else 1.0, max_units=limit if weight > 0 else 0)
+        NodeCost(unit_seconds=1 / weight if weight > 0 else 1.0, max_units=limit if weight > 0 else 0)
         for weight, limit in zip(weights, max_units, strict=True)
     ]
 
 
-def finish_seconds(shares: Sequence[int], workers: Sequence[Worker]) -> float:
+def finish_seconds(shares: Sequence[int], workers: Sequence[NodeCost]) -> float:
     """Return the seconds until the last worker has done its share."""
     return max(worker.seconds(n) for worker, n in zip(workers, shares, strict=True))
 
 
-def _after_minimum(worker: Worker) -> Worker:
+def _after_minimum(worker: NodeCost) -> NodeCost:
     """Return the worker's cost for the units beyond its minimum."""
     max_units = None if worker.max_units is None else worker.max_units - worker.min_units
     return replace(worker, fixed_seconds=worker.seconds(worker.min_units), max_units=max_units, min_units=0)
 
 
-def _below_level(total: int, workers: Sequence[Worker]) -> list[int]:
+def _below_level(total: int, workers: Sequence[NodeCost]) -> list[int]:
     """Return the units that surely finish before the common finishing time, so that only few remain to be assigned."""
     low, high = 0.0, 2 * (max(w.fixed_seconds for w in workers) + total * max(w.unit_seconds for w in workers))
     level = (total + sum(w.fixed_seconds / w.unit_seconds for w in workers)) / sum(1 / w.unit_seconds for w in workers)
@@ -151,5 +151,5 @@ def _below_level(total: int, workers: Sequence[Worker]) -> list[int]:
     return [max(0, n - 1) for n in units]
 
 
-def _done_by(level: float, worker: Worker) -> int:
+def _done_by(level: float, worker: NodeCost) -> int:
     return int(min(worker.capacity, max(0, floor((level - worker.fixed_seconds) / worker.unit_seconds))))

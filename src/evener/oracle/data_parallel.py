@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from evener.oracle.apportion import Worker, apportion, finish_seconds, weights_to_workers
+from evener.oracle.apportion import NodeCost, apportion, finish_seconds, weights_to_workers
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 from evener.records.errors import DoesNotFit, require
@@ -35,7 +35,7 @@ class Candidate:
 
     node: str
     device: str
-    worker: Worker
+    worker: NodeCost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +117,11 @@ class _Trial:
         """The samples of a micro-batch."""
         return -(-self.batch_size // self.accumulate)
 
-    def workers(self, members: Sequence[int]) -> list[Worker]:
+    def workers(self, members: Sequence[int]) -> list[NodeCost]:
         """Return the workers of some candidates."""
         return [self.candidates[i].worker for i in members]
 
-    def divide(self, workers: Sequence[Worker]) -> tuple[int, ...]:
+    def divide(self, workers: Sequence[NodeCost]) -> tuple[int, ...]:
         """Call `apportion` and add the accumulation that would fit to its error. Raises DoesNotFit."""
         try:
             return apportion(self.micro, workers)
@@ -232,9 +232,9 @@ def _alone_seconds(plan: Plan) -> float | None:
     return plan.accumulate * min(alone) if alone else None
 
 
-def worker_of_assignment(assignment: Assignment, min_units: int = 0) -> Worker:
+def worker_of_assignment(assignment: Assignment, min_units: int = 0) -> NodeCost:
     """Return the cost of samples on the node of an assignment that was timed."""
-    return Worker(
+    return NodeCost(
         unit_seconds=assignment.sample_seconds,
         fixed_seconds=assignment.fixed_seconds,
         max_units=assignment.max_samples,
@@ -308,7 +308,7 @@ def without_slow_nodes(plan: Plan) -> Plan | None:
 
 
 def faster_members(
-    workers: Sequence[Worker], sizes: Sequence[int], accumulate: int, step_seconds: float
+    workers: Sequence[NodeCost], sizes: Sequence[int], accumulate: int, step_seconds: float
 ) -> tuple[list[int], float] | None:
     """Return the subset of `workers` with a much shorter step, in order, and its seconds; None if all are needed.
 
@@ -368,7 +368,7 @@ def samples_of_replicas(rows: Rows, speeds: Sequence[float], samples: int) -> tu
     require(samples >= len(rows), "--batch-size", samples, f"at least the {len(rows)} replicas, for every micro-batch")
     replica_speeds = [sum(speeds[rank] for rank in row) for row in rows]
     require(min(replica_speeds) > 0, "--shares", list(speeds), "positive for at least one node of every replica")
-    return apportion(samples, [Worker(unit_seconds=1 / speed) for speed in replica_speeds])
+    return apportion(samples, [NodeCost(unit_seconds=1 / speed) for speed in replica_speeds])
 
 
 def plan_divided(

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from math import log, sqrt
 from statistics import median
 
-from evener.oracle.apportion import Worker, apportion, finish_seconds
+from evener.oracle.apportion import NodeCost, apportion, finish_seconds
 
 FIXED_FRACTIONS: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
 """Candidate fixed fractions of a step in which all nodes have the same number of samples."""
@@ -56,7 +56,7 @@ Timings = Sequence[NodeTiming | None]
 """The timing of every node; None for a node without units."""
 
 
-def with_fixed_fraction(worker: Worker, timing: NodeTiming | None, fraction: float, mean_units: float) -> Worker:
+def with_fixed_fraction(worker: NodeCost, timing: NodeTiming | None, fraction: float, mean_units: float) -> NodeCost:
     """Return `worker` fitted to its timing, if `fraction` of a step of `mean_units` units is fixed."""
     if timing is None:
         return worker
@@ -147,7 +147,7 @@ class Balance:
     """The estimated costs of the nodes, and the present division of work.
 
     Attributes:
-        workers: predicted cost of n samples on each node.
+        costs: predicted cost of n samples on each node.
         shares: units of a full micro-batch on each node.
         factors: last measured / predicted seconds of each node under this division, oldest first.
         jumps: absolute differences of the logarithms of consecutive factors of each node.
@@ -159,7 +159,7 @@ class Balance:
         quiet: steps since the last change, or since a reverted change was forgotten.
     """
 
-    workers: tuple[Worker, ...]
+    costs: tuple[NodeCost, ...]
     shares: tuple[int, ...]
     factors: tuple[tuple[float, ...], ...] = ()
     jumps: tuple[tuple[float, ...], ...] = ()
@@ -172,9 +172,9 @@ class Balance:
 
     def observe(self, samples: Sequence[int], seconds: Sequence[float]) -> Balance:
         """Return the balance after a step in which node i computed `samples[i]` in `seconds[i]`."""
-        none: tuple[tuple[float, ...], ...] = ((),) * len(self.workers)
+        none: tuple[tuple[float, ...], ...] = ((),) * len(self.costs)
         factors, jumps = list(self.factors or none), list(self.jumps or none)
-        for i, (worker, n, took) in enumerate(zip(self.workers, samples, seconds, strict=True)):
+        for i, (worker, n, took) in enumerate(zip(self.costs, samples, seconds, strict=True)):
             if n and took > 0:
                 factor = took / worker.seconds(n)
                 if factors[i]:
@@ -202,11 +202,11 @@ class Balance:
         tried = self.is_tried or self._has_seen(FIRST_CONFIDENCE[-1][0])
         return Rebalancing(balance=replace(self, is_tried=tried), gain=decision.gain)
 
-    def observed(self) -> tuple[Worker, ...] | None:
+    def observed(self) -> tuple[NodeCost, ...] | None:
         """Return the cost of samples on each node by its last steps; None if too few steps were observed."""
         if not self._has_seen(_WINDOW):
             return None
-        pairs = zip(self.workers, self.factors, strict=True)
+        pairs = zip(self.costs, self.factors, strict=True)
         return tuple(_scaled(worker, median(past) if past else 1.0) for worker, past in pairs)
 
     def _has_seen(self, steps: int) -> bool:
@@ -226,7 +226,7 @@ class Balance:
         """Return the best division for the nodes' speeds in the last `steps`."""
         now = tuple(
             _scaled(worker, median(past[-steps:]) if past else 1.0)
-            for worker, past in zip(self.workers, self.factors, strict=True)
+            for worker, past in zip(self.costs, self.factors, strict=True)
         )
         timed = tuple(
             NodeTiming(units=n, seconds=worker.seconds(n), error=error) if n and past else None
@@ -242,8 +242,8 @@ class Balance:
         return Rebalancing(balance=self._after(shares, workers, timed), shares=shares, gain=gain)
 
     def _hypotheses(
-        self, now: tuple[Worker, ...], timed: Sequence[NodeTiming | None]
-    ) -> tuple[list[tuple[Worker, ...]], Sequence[float]]:
+        self, now: tuple[NodeCost, ...], timed: Sequence[NodeTiming | None]
+    ) -> tuple[list[tuple[NodeCost, ...]], Sequence[float]]:
         """Return possible costs of all nodes, and their probabilities: as predicted, or one for each fixed fraction."""
         if not self.is_learning:
             return [now], [1.0]
@@ -255,7 +255,7 @@ class Balance:
         return hypotheses, fraction_probabilities(self.earlier, timed, mean_units)
 
     def _after(
-        self, shares: tuple[int, ...], workers: tuple[Worker, ...], timed: tuple[NodeTiming | None, ...]
+        self, shares: tuple[int, ...], workers: tuple[NodeCost, ...], timed: tuple[NodeTiming | None, ...]
     ) -> Balance:
         """Return the balance once `shares` have replaced the division that was `timed`."""
         moves = tuple(new - old for new, old in zip(shares, self.shares, strict=True))
@@ -263,7 +263,7 @@ class Balance:
         is_back = bool(self.moves) and self.moves[largest] * moves[largest] < 0
         return replace(
             self,
-            workers=workers,
+            costs=workers,
             shares=shares,
             factors=(),
             is_tried=True,
@@ -296,7 +296,7 @@ def _cautious_gain(gains: Sequence[float], probabilities: Sequence[float]) -> fl
     return max(mean - 2 * sqrt(variance), 0.25 * mean)
 
 
-def _scaled(worker: Worker, factor: float) -> Worker:
+def _scaled(worker: NodeCost, factor: float) -> NodeCost:
     return replace(worker, unit_seconds=worker.unit_seconds * factor, fixed_seconds=worker.fixed_seconds * factor)
 
 

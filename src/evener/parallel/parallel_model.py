@@ -21,6 +21,7 @@ from evener.comm.group import Group
 from evener.oracle.division.pieces import Piece
 from evener.parallel.optimizer import HeldModel
 from evener.records.errors import InvalidInput, noting
+from evener.records.task import Task
 from evener.system import accelerators
 
 
@@ -58,6 +59,26 @@ def require_scalar(loss: Any) -> Tensor:
         return loss
     kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
     raise InvalidInput(f"the task's loss returns {kind}, not a single number: return the mean over the samples")
+
+
+def count_correct(task: Task, outputs: Any, targets: Any) -> Tensor:
+    """Return the number of correct outputs, as `task.correct` counts them; a scalar, 0 if it counts nothing.
+
+    Raises:
+        InvalidInput: `task.correct` does not return a single number.
+    """
+    if task.correct is None:
+        return torch.zeros(())
+    if not callable(task.correct):
+        right: Tensor = (outputs.argmax(1) == targets).sum()
+        return right
+    number = torch.as_tensor(task.correct(outputs, targets)).detach()
+    if number.numel() != 1:
+        shape = tuple(number.shape)
+        raise InvalidInput(
+            f"the task's correct returns a tensor of shape {shape}, not one number: add up what is right"
+        )
+    return number.reshape(())
 
 
 class ParallelModel(Protocol):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from types import TracebackType
 
+from evener.agreements.layout import Flat
 from evener.ps.protocol.blob import Blob
 from evener.ps.protocol.blob_transfer import BlobSender
 from evener.ps.protocol.config import StateDir
@@ -51,7 +52,6 @@ from evener.ps.protocol.status import ClusterStatus, decode_status
 from evener.records.errors import InvalidInput, NodeLost
 from evener.records.events import RunEvent, decode_events
 from evener.records.record import Event
-from evener.sync.layout import Flat
 from evener.system.signals import requests_to_stop
 from evener.wire.connect import backoff, open_connection
 from evener.wire.connection import Connection

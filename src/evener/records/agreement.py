@@ -11,7 +11,7 @@ AgreementName: TypeAlias = Literal["sync", "async", "bounded", "average", "feder
 
 
 class AgreementFacts(NamedTuple):
-    """Facts of an agreement, for options and reports; `sync.protocol.PROTOCOLS` has its settings.
+    """Facts of an agreement, for options and reports; `agreements.settings.PROTOCOLS` has its settings.
 
     Attributes:
         sends: what a node sends to the master; with `gradients`, the user chooses the master's optimizer.

@@ -204,7 +204,8 @@ class CannotWrite(EvenerError):
 class NodeLost(EvenerError):
     """Raised if a node died, stopped responding or cannot be reached.
 
-    Who decides that depends on the kind of run: see "Who declares a node lost" in docs/architecture.md.
+    Most places that raise it only report the decision of another one. Which class decides depends on the kind of run:
+    see "Who declares a node lost" in docs/architecture.md.
 
     Args:
         sentence: sentence that names node, rank and step.

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from evener.commands.backends import is_thin
 from evener.commands.dashboard import page_beside
+from evener.commands.engines import is_thin
 from evener.data.tasks.load import blaming, import_file, is_path, load_any_task, load_thin_task
 from evener.records.errors import Interrupted, InvalidInput, TrainingFailed
 from evener.records.record import Epoch
@@ -23,8 +23,8 @@ from evener.records.search_record import STUDY_FILE, SearchRecord, TrialSummary
 from evener.records.task import BatchTask, Task, ThinTask
 from evener.report.text import exact_percent, human_seconds, percent, table_of
 from evener.search.assignments import Assignments
-from evener.search.backends import open_backend, run_config
 from evener.search.options import Metric, TuneConfig
+from evener.search.runners import open_runner, run_config
 from evener.search.search import Search
 from evener.search.space import Suggest, options_of, parse_varied, suggest_varied
 from evener.search.study import Study, open_study, some_values
@@ -103,14 +103,14 @@ def _search(
     def notify(trial: SearchTrial, sentence: str) -> None:
         console.print(trial_line(trial, sentence, metric, search.best))
 
-    with open_backend(config, study.folder, console.print) as backend:
-        nodes = ", ".join(node.name for node in backend.nodes())
+    with open_runner(config, study.folder, console.print) as runner:
+        nodes = ", ".join(node.name for node in runner.nodes())
         console.print(f"nodes: {nodes or 'none yet; waiting for nodes to join'}")
         search = Search(
             study=study,
             rules=rules,
             assignments=Assignments(rules.epochs, facts.batch_size),
-            backend=backend,
+            runner=runner,
             suggest=suggest,
             folder_of=folder_of,
             config_of=lambda trial, plan: run_config(config, rules.epochs, trial, folder_of(trial.number), plan),

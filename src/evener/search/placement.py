@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from evener.oracle.apportion import Worker, apportion
+from evener.oracle.apportion import NodeCost, apportion
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
 from evener.records.plan import Plan
 
@@ -92,7 +92,7 @@ def takes_next(name: str, nodes: Sequence[SearchNode], remaining: int, work: flo
         remaining: number of trials.
         work: seconds that one of them takes at speed 1.
     """
-    workers = [Worker(unit_seconds=work / node.speed, fixed_seconds=node.free_in) for node in nodes]
+    workers = [NodeCost(unit_seconds=work / node.speed, fixed_seconds=node.free_in) for node in nodes]
     counts = apportion(remaining, workers)
     return any(node.name == name and count > 0 for node, count in zip(nodes, counts, strict=True))
 
@@ -110,7 +110,7 @@ def team_plan(nodes: Sequence[TrialNode], batch_size: int, step_work: float) -> 
         batch_size: samples of a step.
         step_work: seconds that a step takes at speed 1.
     """
-    workers = [Worker(unit_seconds=step_work / batch_size / node.speed_at(0)) for node in nodes]
+    workers = [NodeCost(unit_seconds=step_work / batch_size / node.speed_at(0)) for node in nodes]
     candidates = [Candidate(node=n.name, device=n.device, worker=w) for n, w in zip(nodes, workers, strict=True)]
     return plan_data_parallel(candidates, batch_size, GradientSync(gradient_bytes=0))
 

@@ -22,7 +22,7 @@ from evener.records.plan import Plan
 from evener.records.record import Epoch
 from evener.records.search_record import Outcome
 from evener.search.assignments import Assignments, Attempt
-from evener.search.local_backend import RunEnd, TrialBackend
+from evener.search.local_runner import RunEnd, TrialRunner
 from evener.search.placement import takes_next, team_for
 from evener.search.space import Suggest
 from evener.search.study import Study
@@ -41,7 +41,7 @@ class Search:
         study: the study, which stores all results.
         rules: rules that judge trials.
         assignments: assignments of nodes to trials.
-        backend: runs the trials.
+        runner: runs the trials.
         suggest: draws options.
         folder_of: returns the folder of a trial by its number.
         config_of: returns the configuration of a trial's run, given the plan by which several nodes share it.
@@ -64,7 +64,7 @@ class Search:
         study: Study,
         rules: Rules,
         assignments: Assignments,
-        backend: TrialBackend,
+        runner: TrialRunner,
         suggest: Suggest,
         folder_of: Callable[[int], TrialFolder],
         config_of: Callable[[SearchTrial, Plan | None], RunConfig],
@@ -77,7 +77,7 @@ class Search:
         on_change: Callable[[Search], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._study, self._rules, self._assignments, self._backend = study, rules, assignments, backend
+        self._study, self._rules, self._assignments, self._runner = study, rules, assignments, runner
         self._suggest, self._folder_of, self._config_of, self._score_of = suggest, folder_of, config_of, score_of
         self._num_trials, self._until, self._divides, self._joins = num_trials, until, divides, joins
         self._notify, self._on_change, self._clock = notify, on_change, clock
@@ -99,7 +99,7 @@ class Search:
         self._restore()
         while self._assign_idle_nodes(self._clock()):
             self._on_change(self)
-            for number, event in self._backend.receive(_PAUSE_S):
+            for number, event in self._runner.receive(_PAUSE_S):
                 if isinstance(event, RunEnd):
                     self._ended(self._assignments.end(number, self._clock()), event)
                 elif isinstance(event, Epoch):
@@ -124,7 +124,7 @@ class Search:
 
     def _assign_idle_nodes(self, now: float) -> bool:
         """Assign trials to idle nodes; return whether any trial is running or waits for nodes."""
-        self._assignments.update_nodes(self._backend.nodes())
+        self._assignments.update_nodes(self._runner.nodes())
         reserved = self._start_teams(now)
         for name in self._assignments.idle:
             trial = None if name in reserved else self._next_for(name, now)
@@ -183,7 +183,7 @@ class Search:
         self._assignments.begin(trial, names, now)
         self._folder_of(trial.number).forget_unreported(trial.epochs)
         config = self._config_of(trial, self._assignments.team_plan(trial.number, names))
-        self._backend.start(trial.number, names, config)
+        self._runner.start(trial.number, names, config)
 
     def _start_teams(self, now: float) -> set[str]:
         """Start trials whose team is idle; return the nodes that wait for other members of their team."""
@@ -208,14 +208,14 @@ class Search:
         if team is not None:
             self.trials[team.number].team = team.nodes
             self._assignments.attempts[team.number].moves = True
-            self._backend.stop(team.number)
+            self._runner.stop(team.number)
 
     def _epoch_ended(self, number: int, epoch: Epoch) -> None:
         """Write the score of an epoch to the study, judge the trial, and answer its run."""
         attempt = self._assignments.attempts[number]
         trial = attempt.trial
         if epoch.epoch + 1 in trial.scores or attempt.verdict != "continue":
-            self._backend.answer(number, epoch, attempt.verdict != "continue" or attempt.moves)
+            self._runner.answer(number, epoch, attempt.verdict != "continue" or attempt.moves)
             return  # the epoch was reported before, or came after the end of the trial
         score = self._score_of(epoch)
         self._assignments.epoch_ended(number, epoch.step // (epoch.epoch + 1), self._clock())
@@ -226,7 +226,7 @@ class Search:
         if attempt.verdict == "continue" and not attempt.moves:
             trial.wants_fast = self._rules.is_upper(trial)
             attempt.moves = trial.wants_fast and set(attempt.nodes).isdisjoint(self._assignments.fast_names())
-        self._backend.answer(number, epoch, attempt.verdict != "continue" or attempt.moves)
+        self._runner.answer(number, epoch, attempt.verdict != "continue" or attempt.moves)
 
     def _ended(self, attempt: Attempt, end: RunEnd) -> None:
         """Decide what the end of a run means for its trial."""
@@ -281,7 +281,7 @@ class Search:
         self._assignments.trial_ended(trial)
         if outcome != "failed":
             self._last_error, self._num_equal_errors = "", 0
-        self._backend.forget(trial.number)
+        self._runner.forget(trial.number)
         self._folder_of(trial.number).conclude(keep_weights=self.best is trial)
         if earlier is not None and self.best is trial:
             self._folder_of(earlier.number).conclude(keep_weights=False)

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save
 from evener.config.run_config import RunConfig, require_samples
 from evener.data.sampler import permutation
 from evener.data.tasks.load import load_thin_task
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.ps.node.engine import LoneSamples
@@ -32,7 +32,7 @@ from evener.records.atomic import atomic_write
 from evener.records.errors import EvenerError, Interrupted, InvalidFile, NonFiniteLoss, first_line
 from evener.records.events import RunEvent, encode_events
 from evener.records.record import WEIGHTS, Epoch, Event, Validation, finite_validation
-from evener.search.local_backend import failure_of
+from evener.search.local_runner import failure_of
 from evener.system.pace import Pace
 from evener.training.checkpoint_folder import (
     checkpoints_in,
@@ -58,7 +58,7 @@ class ThinContext:
         is_stopping: whether the process was asked to stop.
     """
 
-    node: LocalNode
+    node: NodeSpec
     notify: Callable[[RunEvent], object]
     is_over: Callable[[Epoch], bool]
     is_stopping: Callable[[], bool]
@@ -184,7 +184,7 @@ _END, _CONTINUE = b"over", b"on"
 class ThinTrial:
     """The process of a thin trial, as `TrialProcesses` describes."""
 
-    def __init__(self, processes: LocalProcesses, nodes: Sequence[LocalNode], config: RunConfig) -> None:
+    def __init__(self, processes: LocalProcesses, nodes: Sequence[NodeSpec], config: RunConfig) -> None:
         (self._node,) = nodes
         self._process = processes.start(
             self._node.name, _run_node, self._node, config, cores=self._node.cores, threads=self._node.threads
@@ -208,7 +208,7 @@ class ThinTrial:
         """Do nothing: the run holds no other resources."""
 
 
-def _run_node(parent: Parent, node: LocalNode, config: RunConfig) -> None:
+def _run_node(parent: Parent, node: NodeSpec, config: RunConfig) -> None:
     stopping: list[bool] = []
     parent.on_stop(lambda: stopping.append(True))
 

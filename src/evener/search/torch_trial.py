@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from evener.config.run_config import RunConfig
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.rank_starter import RankStarter, show_event
@@ -21,7 +21,7 @@ from evener.training.rank import train_rank
 class TorchTrial:
     """The ranks of a trial, as `TrialProcesses` describes."""
 
-    def __init__(self, processes: LocalProcesses, nodes: Sequence[LocalNode], config: RunConfig) -> None:
+    def __init__(self, processes: LocalProcesses, nodes: Sequence[NodeSpec], config: RunConfig) -> None:
         self._nodes, self._patience = nodes, config.patience
         starter = RankStarter(processes, train_rank, nodes, config, config.patience)
         self._store = starter.store

@@ -21,7 +21,7 @@ from evener.comm.signed_store import SignedStore
 from evener.config.run_config import RunConfig
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.admission import Forecast, forecast
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.topology import LinkCost
 from evener.oracle.data_parallel import GradientSync
 from evener.parallel.shared_statistics import statistics_exchanges
@@ -44,7 +44,7 @@ class _Present(Part, frozen=True, kw_only=True):
         link: latency in seconds, and seconds per byte, of the slowest connection of an initial rank to the master.
     """
 
-    costs: dict[str, Worker]
+    costs: dict[str, NodeCost]
     link: tuple[float, float]
 
 
@@ -57,13 +57,13 @@ def slowest_link(training: Training, config: RunConfig) -> LinkCost | None:
     return LinkCost(*training.group.all_reduce_max([link.alpha, link.beta]))
 
 
-def publish_costs(store: SignedStore | None, costs: Mapping[str, Worker], link: LinkCost | None) -> None:
+def publish_costs(store: SignedStore | None, costs: Mapping[str, NodeCost], link: LinkCost | None) -> None:
     """Publish the costs that new nodes are compared with, if they are compared."""
     if link is not None and store is not None:
         store.set(_PRESENT, msgspec.json.encode(_Present(costs=dict(costs), link=(link.alpha, link.beta))).decode())
 
 
-def require_beneficial(context: RankContext, plan: Plan, config: RunConfig, cost: Worker | None) -> LinkCost | None:
+def require_beneficial(context: RankContext, plan: Plan, config: RunConfig, cost: NodeCost | None) -> LinkCost | None:
     """Require that steps are shorter with this rank's node; return the result of `slowest_link` on initial ranks.
 
     Args:
@@ -116,7 +116,7 @@ def _store_to_compare(context: RankContext, plan: Plan, config: RunConfig) -> Si
 
 
 def _forecast(
-    context: RankContext, plan: Plan, present: Sequence[Worker], slowest: LinkCost, cost: Worker, link: LinkCost
+    context: RankContext, plan: Plan, present: Sequence[NodeCost], slowest: LinkCost, cost: NodeCost, link: LinkCost
 ) -> Forecast:
     assert plan.ring is not None
     exchange = GradientSync(

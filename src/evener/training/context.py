@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from evener.comm.group import Group
 from evener.comm.joining import join_group
 from evener.comm.mesh_joining import join_mesh
-from evener.comm.rank_lines import RankLines
+from evener.comm.peer_lines import PeerLines
 from evener.comm.staged_gloo import BACKEND
 from evener.comm.step_timing import StepTimer
 from evener.config.conflicts import strategy_conflict
@@ -260,7 +260,7 @@ def _watch_lines(env: RankEnvironment) -> None:
         patience=max(env.patience, LEAST_START_SECONDS),
         longest_wait=env.patience,
     )
-    env.heartbeat.watch_lines(RankLines(mesh, env.patience))
+    env.heartbeat.watch_lines(PeerLines(mesh, env.patience))
 
 
 def read_plan(config: RunConfig) -> Plan | None:

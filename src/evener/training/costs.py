@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,9 +25,9 @@ from evener.benchmark.task_timing import affine, time_task
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.data_parallel import GradientSync
 from evener.oracle.search import search
@@ -64,7 +65,7 @@ class MeasuredCosts:
     """
 
     timings: tuple[TaskTiming, ...] = ()
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[NodeCost, ...] = ()
     misfits: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -74,19 +75,31 @@ def measure_costs(context: RankContext, micro: int, accumulate: int = 1) -> Meas
     The result is cached: after a refused strategy, the next one is planned with the same costs.
     """
     if (micro, accumulate) not in context.measured:
-        context.measured[micro, accumulate] = _measure_costs(context, micro, accumulate)
+        context.measured[micro, accumulate] = measure_ranks(
+            context.env, context.group, partial(time_here, context, micro), accumulate
+        )
     known: MeasuredCosts = context.measured[micro, accumulate]
     return known
 
 
-def _measure_costs(context: RankContext, micro: int, accumulate: int) -> MeasuredCosts:
-    watch = ProcessorWatch(context.env.node.name, context.env.node.cores)
+def measure_ranks(
+    env: RankEnvironment, group: Group, measure: Callable[[], TaskTiming], accumulate: float
+) -> MeasuredCosts:
+    """Measure the cost of a micro-batch on all ranks at the same time; all ranks call this.
+
+    Args:
+        env: of this rank.
+        group: all ranks.
+        measure: times micro-batches here; raises DoesNotFit if this rank cannot hold the model and one sample.
+        accumulate: micro-batches per update of the optimizer, which counts in part to each of them.
+    """
+    watch = ProcessorWatch(env.node.name, env.node.cores)
     try:
-        encoded = b"+" + msgspec.json.encode(time_here(context, micro))
+        encoded = b"+" + msgspec.json.encode(measure())
     except DoesNotFit as error:
         encoded = b"-" + str(error).encode()
-    tell_busy(context.env, context.group, watch)
-    rows = context.group.all_gather_bytes(encoded)
+    tell_busy(env, group, watch)
+    rows = group.all_gather_bytes(encoded)
     misfits = {rank: row[1:].decode() for rank, row in enumerate(rows) if row.startswith(b"-")}
     timings = tuple(decode_json(row[1:], TaskTiming) for row in rows if row.startswith(b"+"))
     workers = tuple(worker_of(one, accumulate) for one in timings)
@@ -106,11 +119,11 @@ def tell_busy(env: RankEnvironment, group: Group, watch: ProcessorWatch) -> None
         env.notify(Event(step=0, kind="busy machine", message=sentence, nodes=nodes))
 
 
-def worker_of(timing: TaskTiming, accumulate: float = 1) -> Worker:
+def worker_of(timing: TaskTiming, accumulate: float = 1) -> NodeCost:
     """Return the cost of a micro-batch; the update of a step is divided among its micro-batches."""
     fixed, each = affine(timing)
     fixed -= timing.update_seconds * (1 - 1 / accumulate)
-    return Worker(unit_seconds=max(each, 1e-9), fixed_seconds=max(fixed, 0.0), max_units=timing.max_samples)
+    return NodeCost(unit_seconds=max(each, 1e-9), fixed_seconds=max(fixed, 0.0), max_units=timing.max_samples)
 
 
 def measure_ring(context: RankContext) -> Ring:
@@ -249,7 +262,7 @@ def _optimizer_name(context: RankContext) -> str:
     return "adam"
 
 
-def _profile(nodes: Sequence[LocalNode], costs: MeasuredCosts, memories: Sequence[int], ring: Ring) -> ClusterProfile:
+def _profile(nodes: Sequence[NodeSpec], costs: MeasuredCosts, memories: Sequence[int], ring: Ring) -> ClusterProfile:
     """Return a profile of the nodes from this run's measurements."""
     return ClusterProfile(
         devices=tuple(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from evener.config.run_config import RunConfig
 from evener.data.loader import Loader, seed_all
-from evener.oracle.apportion import Worker, apportion, weights_to_workers
+from evener.oracle.apportion import NodeCost, apportion, weights_to_workers
 from evener.records.events import Phase
 from evener.training.attributes import Attributes
 from evener.training.checkpoint import CheckpointState
@@ -80,7 +80,7 @@ class Loop:
         )
         self.monitor = self.session.monitor
 
-    def regroup(self, training: Training, nodes: Sequence[str], awaited: Mapping[int, Worker] | None = None) -> None:
+    def regroup(self, training: Training, nodes: Sequence[str], awaited: Mapping[int, NodeCost] | None = None) -> None:
         """Continue with other ranks.
 
         Args:

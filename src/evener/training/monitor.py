@@ -16,7 +16,7 @@ from evener.comm.group import Group
 from evener.comm.step_timing import StepTiming
 from evener.data.sampler import Division
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker, apportion
+from evener.oracle.apportion import NodeCost, apportion
 from evener.oracle.data_parallel import faster_members
 from evener.oracle.rebalance import Balance
 from evener.records.errors import NonFiniteLoss, TrainingFailed
@@ -84,7 +84,7 @@ class Monitor:
         self._unsent: deque[tuple[int, StepResult, accelerators.HostCopy, float]] = deque()
         self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
         self.history = History()
-        self.awaited: dict[int, Worker] = {}
+        self.awaited: dict[int, NodeCost] = {}
         self._nodes = list(group.nodes)
         self._walls: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
         self._slow: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class Monitor:
         self.restart_clock()
 
     def regroup(
-        self, division: Division, balance: Balance | None, nodes: Sequence[str], awaited: Mapping[int, Worker]
+        self, division: Division, balance: Balance | None, nodes: Sequence[str], awaited: Mapping[int, NodeCost]
     ) -> None:
         """Continue with other ranks; reports of previous ones are dropped.
 
@@ -244,13 +244,13 @@ class Monitor:
         if not come or self._division is None:
             return False
         start = self._next_change(reports[0].step)
-        workers = list(self._division.workers(start))
+        workers = list(self._division.costs(start))
         for rank in come:
             workers[rank] = self.awaited.pop(rank)
         self._division.change(start, workers)
         if self.balance is not None:
             shares = apportion(sum(self.balance.shares), workers)
-            self.balance = Balance(workers=tuple(workers), shares=shares)
+            self.balance = Balance(costs=tuple(workers), shares=shares)
         names = tuple(self._group.nodes[rank] for rank in come)
         message = f"{' and '.join(names)} caught up with the others, and has samples from step {start} on"
         self.emit(Event(step=reports[0].step, kind="caught up", message=message, nodes=names))
@@ -270,7 +270,7 @@ class Monitor:
         if decision.shares is None:
             return
         start = self._next_change(reports[0].step)
-        self._division.change(start, decision.balance.workers)
+        self._division.change(start, decision.balance.costs)
         shares = ", ".join(f"{node} {n}" for node, n in zip(self._group.nodes, decision.shares, strict=True))
         message = f"from step {start} on: {shares} (a step {decision.gain / (1 + decision.gain):.0%} shorter)"
         self.emit(Event(step=reports[0].step, kind="rebalanced", message=message))

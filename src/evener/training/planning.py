@@ -17,9 +17,9 @@ from torch import nn
 
 from evener.config.conflicts import strategy_conflict
 from evener.config.run_config import STRATEGIES, RunConfig
-from evener.launch.nodes import LocalNode, relative_shares
+from evener.launch.nodes import NodeSpec, relative_shares
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.model import CostEstimate
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel, plan_divided
 from evener.parallel.norms import has_batch_norm
@@ -40,7 +40,7 @@ from evener.training.image_grid import in_columns
 
 MIN_GAIN = 1.25
 """A model is divided if that is predicted to be this many times as fast as data parallelism."""
-_UNTIMED = Worker(unit_seconds=1.0)
+_UNTIMED = NodeCost(unit_seconds=1.0)
 """An unmeasured node: all are assumed to be equally fast, and the plan has no seconds."""
 PIPELINE_DEPTH = 4
 """Micro-batches a stage: bubbles then take a fifth of a step at most (Huang et al., 2019, section 2.3)."""
@@ -110,7 +110,7 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
     return msgspec.structs.replace(plan, rejected=(*refused, *plan.rejected))
 
 
-def _divided(context: RankContext, shape: Shape, nodes: Sequence[LocalNode], costs: MeasuredCosts, ring: Ring) -> Plan:
+def _divided(context: RankContext, shape: Shape, nodes: Sequence[NodeSpec], costs: MeasuredCosts, ring: Ring) -> Plan:
     """Divide the work among `nodes`, after further measurements if needed; all ranks call this."""
     exchange = None
     if shape.strategy == "data":
@@ -337,8 +337,8 @@ def _of_whole_models(estimates: Sequence[CostEstimate], others: Sequence[str]) -
 
 def divide(
     shape: Shape,
-    nodes: Sequence[LocalNode],
-    workers: Sequence[Worker],
+    nodes: Sequence[NodeSpec],
+    workers: Sequence[NodeCost],
     batch_size: int,
     exchange: GradientSync | None = None,
 ) -> Plan:

@@ -69,7 +69,7 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
     try:
         require_same_material(context)
         require_writable(context.model)
-        refuse_outputs(context)
+        refuse_outputs(context.task, context.model, context.samples)
         training = prepare(context, config)
     except Exception as error:
         if (meaning := task_fault_of(context, error)) is error:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from evener.comm.group import Group
 from evener.data.loader import Loader, collect, split_batch, to_device
-from evener.records.errors import InvalidInput, noting
+from evener.parallel.parallel_model import count_correct
+from evener.records.errors import noting
 from evener.records.history import Entry, NodeWork
-from evener.records.task import Task
 from evener.system import accelerators
 from evener.training.training import Training, seed_update
 
@@ -156,29 +156,8 @@ def _validation_sums(training: Training, indices: Any) -> Tensor:
         return torch.zeros(2, dtype=torch.float64)
     with context.arithmetic.autocast():
         loss = context.task.loss(outputs, targets)
-    correct = _correct(context.task, outputs, targets)
-    correct = correct.to(loss.device, accelerators.widest(loss.device))
+    correct = count_correct(context.task, outputs, targets).to(loss.device, accelerators.widest(loss.device))
     return torch.stack((accelerators.wide(loss) * len(indices), correct)).cpu().double()
-
-
-def _correct(task: Task, outputs: Any, targets: Any) -> Tensor:
-    if task.correct is None:
-        return torch.zeros(())
-    if callable(task.correct):
-        return _one_number(task.correct(outputs, targets))
-    right: Tensor = (outputs.argmax(1) == targets).sum()
-    return right
-
-
-def _one_number(correct: Any) -> Tensor:
-    """Return the result of a task's `correct` as a tensor. Raise InvalidInput if it is not one number."""
-    number = torch.as_tensor(correct).detach()
-    if number.numel() != 1:
-        shape = tuple(number.shape)
-        raise InvalidInput(
-            f"the task's correct returns a tensor of shape {shape}, not one number: add up what is right"
-        )
-    return number.reshape(())
 
 
 def _total(sums: Tensor, group: Group) -> tuple[float, float]:

@@ -18,19 +18,19 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from evener.agreements.compression import as_bytes
+from evener.agreements.layout import Flat, flat_of
+from evener.agreements.messages import Answer, Lease, Push, SampleRange
+from evener.agreements.threads import ThreadPool
+from evener.agreements.update import Merging
+from evener.agreements.weights import CommonWeights
+from evener.agreements.worker import WorkerReplica
 from evener.data.sampler import permutation
 from evener.ps.node.engine import EngineSetup, ModelBackend, TaskEngine
 from evener.ps.protocol.job import Job
 from evener.records.errors import NeedsRanks, first_line, place_of
 from evener.records.plan import Check
 from evener.records.profile import Precision
-from evener.sync.compression import as_bytes
-from evener.sync.layout import Flat, flat_of
-from evener.sync.messages import Answer, Lease, Push, SampleRange
-from evener.sync.threads import ThreadPool
-from evener.sync.update import Merging
-from evener.sync.weights import CommonWeights
-from evener.sync.worker import WorkerReplica
 from evener.training.array_differences import (
     ArrayDifference,
     StepArrays,

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener import autodiff as ad
+from evener.agreements.layout import Flat
 from evener.ps.node.thin_backend import ThinBackend
 from evener.records.profile import Precision
 from evener.records.task import ThinTask
-from evener.sync.layout import Flat
 from evener.training.array_differences import StepArrays
 
 _MIN_SAMPLES = 2

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from evener.parallel.gradient_hooks import copied
 from evener.records.errors import EvenerError, InvalidInput, TaskCannot, first_line
+from evener.records.task import Task
 from evener.tracer.meta_model import META, on_meta, value_on_meta
 from evener.tracer.nested import call, map_values
 from evener.training.context import RankContext
@@ -17,14 +19,23 @@ from evener.training.context import RankContext
 _FRONT_ENDS = "make it a BatchTask, or a program that calls evener.join()"
 
 
-def refuse_outputs(context: RankContext) -> None:
-    """Raise InvalidInput where accuracy is the arg-max of outputs that have none."""
-    if context.task.correct != "argmax" or context.validation_data is None:
+def refuse_outputs(task: Task, model: nn.Module, samples: Callable[[int], tuple[Any, Any]]) -> None:
+    """Refuse a validation that counts accuracy by the arg-max of outputs that have none.
+
+    Args:
+        task: the task.
+        model: its model.
+        samples: returns inputs and targets of so many samples.
+
+    Raises:
+        InvalidInput: the outputs are no tensor of at least two dimensions.
+    """
+    if task.correct != "argmax" or task.validation_data is None:
         return
-    inputs, _ = context.samples(2)
+    inputs, _ = samples(2)
     try:
         with META, torch.no_grad():
-            outputs = call(on_meta(context.model).eval(), map_values(inputs, value_on_meta))
+            outputs = call(on_meta(model).eval(), map_values(inputs, value_on_meta))
     except Exception:  # a model of the user's may do anything where there are no values
         return
     if not isinstance(outputs, Tensor) or outputs.dim() < 2:

@@ -11,7 +11,7 @@ from evener.config.run_config import RunConfig
 from evener.data.loader import labels_of, seed_all
 from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
-from evener.oracle.apportion import Worker, weights_to_workers
+from evener.oracle.apportion import NodeCost, weights_to_workers
 from evener.oracle.data_parallel import reapportioned, worker_of_assignment
 from evener.oracle.rebalance import Balance
 from evener.parallel.optimizer import ModelOptimizer
@@ -86,7 +86,7 @@ def make_training(context: RankContext, plan: Plan, config: RunConfig, *, is_pre
         scheduler=None,
         sampler=make_sampler(context, plan, model.replica, division),
         division=division,
-        balance=Balance(workers=workers, shares=plan.replica_samples) if is_balanced and model.group.size > 1 else None,
+        balance=Balance(costs=workers, shares=plan.replica_samples) if is_balanced and model.group.size > 1 else None,
     )
     if task.scheduler is None:
         return training
@@ -100,7 +100,7 @@ def seed_update(context: RankContext, step: int) -> None:
     seed_all(context.seed, step, 0, 1, device=context.group.device)
 
 
-def division_workers(plan: Plan, is_balanced: bool) -> tuple[Worker, ...]:
+def division_workers(plan: Plan, is_balanced: bool) -> tuple[NodeCost, ...]:
     """Return a worker per replica, to divide batches: measured costs if shares follow them, else the plan's shares."""
     firsts = [plan.assignments[ranks[0]] for ranks in plan.replica_ranks]
     if not is_balanced or not all(a.sample_seconds for a in firsts):

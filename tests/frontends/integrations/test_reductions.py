@@ -14,7 +14,7 @@ from evener.comm.joining import leave_group
 from evener.frontends.integrations.reductions import Reductions
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.run import Run
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.records.errors import InvalidInput
@@ -50,7 +50,7 @@ def rank(env: RankEnvironment, folder: str) -> None:
 
 
 def test_ranks_agree_on_means_sums_decisions_and_objects(tmp_path: Path) -> None:
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    nodes = [NodeSpec(name=f"node-{i}", threads=1) for i in range(2)]
     run_local(rank, nodes, str(tmp_path), patience=30, on_event=print)
     found = torch.load(tmp_path / "found.pt", weights_only=False)
     assert (float(found["mean"]), float(found["sum"])) == (3.5, 28.0)

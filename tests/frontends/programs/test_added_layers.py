@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from evener.frontends.programs.entry import finish
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.records.errors import EvenerError, InvalidInput
@@ -59,7 +59,7 @@ def rank_of_program(env: RankEnvironment, work: tuple[str, str]) -> None:
 
 
 def trained(text: str, folder: Path) -> Outcome:
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    nodes = [NodeSpec(name=f"node-{i}", threads=1) for i in range(2)]
     run_local(rank_of_program, nodes, (text, str(folder / "found.pt")), patience=30, on_event=lambda _: None)
     return Outcome(*torch.load(folder / "found.pt"))
 

@@ -19,7 +19,7 @@ from evener.frontends.programs.batch_training import BatchTraining
 from evener.frontends.programs.entry import end_copy
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.run import Run
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment, run_inprocess
 from evener.launch.ranks import run_local
 from evener.records.errors import Interrupted, InvalidInput
@@ -66,7 +66,7 @@ def config_of(folder: Path, **words: Any) -> RunConfig:
 
 
 def in_world(config: RunConfig) -> dict[str, dict[str, torch.Tensor]]:
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(config.shares.count(",") + 1)]
+    nodes = [NodeSpec(name=f"node-{i}", threads=1) for i in range(config.shares.count(",") + 1)]
     run_local(rank_of_all, nodes, config, patience=60, on_event=lambda _: None)
     return {kind: torch.load(config.folder / f"{kind}.pt") for kind in GOING_ON}
 
@@ -77,7 +77,7 @@ def alone(made: BatchTask, config: RunConfig) -> dict[str, torch.Tensor]:
     def rank(env: RankEnvironment, config: RunConfig) -> None:
         found.append(train(env, join_world(env), config, made))
 
-    run_inprocess(rank, LocalNode(name="a"), config, patience=60, on_event=lambda _: None)
+    run_inprocess(rank, NodeSpec(name="a"), config, patience=60, on_event=lambda _: None)
     return found[0]
 
 
@@ -119,7 +119,7 @@ def test_resume_continues_where_a_stop_request_ended_the_run(tmp_path: Path) -> 
 
     steps: list[float] = []
     with refused(Interrupted):
-        run_inprocess(rank, LocalNode(name="a"), config, patience=60, on_event=lambda _: None)
+        run_inprocess(rank, NodeSpec(name="a"), config, patience=60, on_event=lambda _: None)
     assert len(steps) < 8
     assert_alike(alone(task("noisy"), replace(config, resume=True)), expected, "noisy")
 

@@ -16,7 +16,7 @@ from evener.frontends.programs.batch_training import BatchTraining, _collate, re
 from evener.frontends.programs.entry import end_copy
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.run import Run
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment, run_inprocess
 from evener.launch.ranks import run_local
 from evener.records.errors import EvenerError, InvalidInput, InvalidValue, place_of
@@ -62,7 +62,7 @@ def rank_of_all(env: RankEnvironment, work: tuple[str, str, list[str]]) -> None:
 
 def trained(shares: str, folder: Path, kinds: list[str]) -> dict[str, Any]:
     folder.mkdir()
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(shares.count(",") + 1)]
+    nodes = [NodeSpec(name=f"node-{i}", threads=1) for i in range(shares.count(",") + 1)]
     if len(nodes) == 1:
         run_inprocess(rank_of_all, nodes[0], ("1", str(folder), kinds), patience=60, on_event=lambda _: None)
     else:
@@ -121,7 +121,7 @@ def rank_with_metric(env: RankEnvironment, folder: str) -> None:
 
 
 def test_metric_that_is_not_a_sample_mean_is_refused_on_nodes(tmp_path: Path) -> None:
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    nodes = [NodeSpec(name=f"node-{i}", threads=1) for i in range(2)]
     with pytest.raises(EvenerError):
         run_local(rank_with_metric, nodes, str(tmp_path), patience=30, on_event=lambda _: None)
     said = [path.read_text() for path in sorted(tmp_path.glob("*.txt"))]
@@ -220,7 +220,7 @@ def test_untrainable_batch_tasks_are_refused_in_one_sentence(words: dict[str, An
         BatchTraining(run, BatchTask(**{**KINDS["schedule"], "batch_size": 8, **words}), config).train()
 
     with pytest.raises(InvalidInput, match=sentence):
-        run_inprocess(rank, LocalNode(name="a"), RunConfig(task="x"), patience=30, on_event=lambda _: None)
+        run_inprocess(rank, NodeSpec(name="a"), RunConfig(task="x"), patience=30, on_event=lambda _: None)
 
 
 def test_collate_error_names_the_remedy() -> None:

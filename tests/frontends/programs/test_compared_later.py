@@ -19,7 +19,7 @@ from evener.comm.step_timing import StepTimer
 from evener.frontends.programs import later_comparisons
 from evener.frontends.programs.entry import end_copy, finish
 from evener.frontends.programs.later_comparisons import LaterComparisons, Report, _Begun
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.records.errors import EvenerError, NotExact
@@ -125,7 +125,7 @@ def rank_of_program(env: RankEnvironment, work: tuple[str, str]) -> None:
 
 def refusals(text: str, folder: Path) -> list[str]:
     """The sentences with which every rank refused a program; none if it was trained."""
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    nodes = [NodeSpec(name=f"node-{i}", threads=1) for i in range(2)]
     with contextlib.suppress(EvenerError):
         run_local(rank_of_program, nodes, (HEAD + text, str(folder)), patience=10, on_event=lambda _: None)
     return [path.read_text() for path in sorted(folder.glob("*.txt"))]
@@ -209,7 +209,7 @@ def rank_with_slow_replicas(env: RankEnvironment, text: str) -> None:
 
 @pytest.mark.slow
 def test_unfinished_late_check_is_reported() -> None:
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    nodes = [NodeSpec(name=f"node-{i}", threads=1) for i in range(2)]
     told: list[RunEvent] = []
     begin = time.monotonic()
     run_local(rank_with_slow_replicas, nodes, HEAD + SLEEPING, patience=10, on_event=told.append)
@@ -236,7 +236,7 @@ results = model.state_dict()
 
 def unchecked(rank: Callable[[RankEnvironment, str], None], text: str) -> list[str]:
     """The reasons for which later steps of a program were not compared with one process."""
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    nodes = [NodeSpec(name=f"node-{i}", threads=1) for i in range(2)]
     told: list[RunEvent] = []
     run_local(rank, nodes, HEAD + text, patience=10, on_event=told.append)
     return [event.message for event in told if isinstance(event, Event) and event.kind == "unchecked"]

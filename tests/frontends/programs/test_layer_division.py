@@ -14,7 +14,7 @@ from evener.comm.group import Group
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.prepared_layers import PreparedLayers
 from evener.frontends.programs.run import Run
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
@@ -42,7 +42,7 @@ class Net(nn.Module):
 def run_of(group: Group, strategy: str, shares: str) -> Run:
     env = RankEnvironment(
         rank=group.rank,
-        nodes=[LocalNode(name=name) for name in group.nodes],
+        nodes=[NodeSpec(name=name) for name in group.nodes],
         device=group.device,
         patience=10,
         notify=lambda _: None,

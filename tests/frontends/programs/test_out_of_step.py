@@ -10,7 +10,7 @@ import pytest
 
 from evener.comm import message_topics
 from evener.frontends.programs.entry import finish
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.records.errors import EvenerError, OutOfStep
@@ -72,7 +72,7 @@ def rank_of_program(env: RankEnvironment, work: tuple[str, str]) -> None:
 
 def calls_of(text: str, folder: Path) -> Mapping[str, str]:
     """To what calls the nodes of a program had come when one of them found it out."""
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    nodes = [NodeSpec(name=f"node-{i}", threads=1) for i in range(2)]
     with pytest.raises(EvenerError) as raised:
         run_local(rank_of_program, nodes, (text, str(folder)), patience=10, on_event=lambda _: None)
     assert raised.value.exit_code == OutOfStep.exit_code

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from evener.frontends.programs.entry import finish
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from programs.suite import perform, run_of
@@ -61,7 +61,7 @@ def rank_of_noise(env: RankEnvironment, folder: str) -> None:
 
 @pytest.mark.timeout(100)
 def test_weight_noise_is_equal_on_nodes_and_sample_noise_differs(tmp_path: Path) -> None:
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    nodes = [NodeSpec(name=f"node-{i}", threads=1) for i in range(2)]
     run_local(rank_of_noise, nodes, str(tmp_path), patience=10, on_event=lambda _: None)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert not torch.equal(first.pop("masks"), second.pop("masks"))

@@ -18,7 +18,7 @@ from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.run import Run
 from evener.frontends.programs.timing_probe import TimingProbe
 from evener.frontends.programs.unprepared_tensors import UnpreparedWeights
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput
 from evener.records.profile import TaskTiming
@@ -30,7 +30,7 @@ from support.thread_ranks import together
 
 def test_timing_probe_counts_work_after_share_as_the_forward_pass(tmp_path: Path) -> None:
     group = Group(rank=0, size=1, device=torch.device("cpu"), nodes=["a"], timer=StepTimer(torch.device("cpu")))
-    env = RankEnvironment(0, [LocalNode(name="a")], group.device, 10, lambda _: None)
+    env = RankEnvironment(0, [NodeSpec(name="a")], group.device, 10, lambda _: None)
     run = Run(env, group, ScriptConfig(script=Path("program.py")))
     run.equivalence_check.replica = copy = TimingProbe(group, tmp_path / "alone.json", seconds=math.inf)
     for _ in range(7):
@@ -92,7 +92,7 @@ def test_nan_from_a_node_without_samples_is_ignored() -> None:
     def work(group: Group) -> tuple[float, float, int]:
         env = RankEnvironment(
             rank=group.rank,
-            nodes=[LocalNode(name=name) for name in group.nodes],
+            nodes=[NodeSpec(name=name) for name in group.nodes],
             device=group.device,
             patience=10,
             notify=lambda _: None,

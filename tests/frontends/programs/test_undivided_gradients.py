@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from evener.comm.group import Group
 from evener.frontends.programs.entry import finish
 from evener.frontends.programs.run import Run
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.records.record import Event
@@ -471,7 +471,7 @@ def rank_of_program(env: RankEnvironment, text: str) -> None:
 )
 def test_check_notices_batches_from_elsewhere(steps: str, seed: str, number: int) -> None:
     events: list[object] = []
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(2)]
+    nodes = [NodeSpec(name=f"node-{i}", threads=1) for i in range(2)]
     text = PROGRAM.format(seed=seed, steps=steps)
     run_local(rank_of_program, nodes, text, patience=10, on_event=events.append)
     assert sum(isinstance(event, Event) and event.kind == "differs" for event in events) == number

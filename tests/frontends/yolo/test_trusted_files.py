@@ -138,7 +138,7 @@ def test_code_warning_appears_once_for_local_and_master_runs(
         raise Begun("it begins")
 
     monkeypatch.setattr(command, "_on_local_nodes", begin)
-    monkeypatch.setitem(sys.modules, "evener.frontends.yolo.master_run", SimpleNamespace(train_as_ranks=begin))
+    monkeypatch.setitem(sys.modules, "evener.frontends.yolo.master_run", SimpleNamespace(train_yolo_as_ranks=begin))
     monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
     config = YoloConfig(overrides=("train", "model=x.pt", "data=code.yaml"), home=folder if way == "master" else None)
     with pytest.raises(Begun):

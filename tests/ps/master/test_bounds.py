@@ -29,9 +29,9 @@ from evener.ps.master.access.quotas import (
     Arrivals,
     require_small,
 )
-from evener.ps.master.collective.rank_journal import RankJournal, RunStart, roster_of
-from evener.ps.master.collective.rank_table import RankNews
 from evener.ps.master.handlers import Fetches
+from evener.ps.master.ranks.rank_journal import RankJournal, RunStart, roster_of
+from evener.ps.master.ranks.rank_table import RankNews
 from evener.ps.master.run_journal import RunJournal
 from evener.ps.protocol.blob_stream import StreamWriter
 from evener.ps.protocol.config import StateDir
@@ -186,7 +186,7 @@ def test_events_of_a_run_are_bounded_in_bytes() -> None:
 
 
 def test_rank_journal_is_compacted_and_keeps_its_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evener.ps.master.collective.rank_journal._MIN_COMPACTED_BYTES", 20_000)
+    monkeypatch.setattr("evener.ps.master.ranks.rank_journal._MIN_COMPACTED_BYTES", 20_000)
     journal = RankJournal(StateDir(tmp_path), lambda _: None)
     journal.add(RunStart(job=JOB, secret=b"s"))
     for number in range(2000):

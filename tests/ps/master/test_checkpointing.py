@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from evener.agreements.settings import AgreementSettings
+from evener.agreements.snapshot import Snapshot, save_snapshot
 from evener.ps.master import active_run, checkpointing
 from evener.ps.protocol.config import StateDir
 from evener.records.atomic import atomic_write
 from evener.records.errors import InvalidInput
-from evener.sync.protocol import SyncProtocol
-from evener.sync.snapshot import Snapshot, save_snapshot
 from support.agreements import SYNC, WAYS, distance
 from support.linear_engine import BATCH, SAMPLES, job, serial, weights
 from support.master_in_threads import Plane, plane, unpack, wait_until
@@ -28,13 +28,13 @@ EPOCHS, UPDATES = 60, SAMPLES // BATCH
 class Running:
     """A run in the background."""
 
-    def __init__(self, ps: Plane, agreement: SyncProtocol = SYNC) -> None:
+    def __init__(self, ps: Plane, agreement: AgreementSettings = SYNC) -> None:
         self._results: list[Any] = []
         self._errors: list[Exception] = []
         self._thread = threading.Thread(target=self._run, args=(ps, agreement))
         self._thread.start()
 
-    def _run(self, ps: Plane, agreement: SyncProtocol) -> None:
+    def _run(self, ps: Plane, agreement: AgreementSettings) -> None:
         try:
             self._results.append(ps.watch(job(agreement, epochs=EPOCHS), weights())[0])
         except InvalidInput as error:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evener.ps.master import training_run
+from evener.agreements.settings import Sgd, synchronous
+from evener.ps.master import lease_training
 from evener.ps.master.validation import CrossCheck, EpochEnd, SliceAnswer, Validations
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.messages import Validated
-from evener.sync.protocol import Sgd, synchronous
 from evener.wire.errors import ConnectionLost
 from support.agreements import SYNC
 from support.linear_engine import RATE, SAMPLES, TRUTH, VALIDATION, Mood, costs, data, job, serial, weights
@@ -126,7 +126,7 @@ def test_faulty_validator_is_expelled_and_the_accuracy_is_correct() -> None:
 def test_faulty_node_is_expelled_and_the_others_match_three_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training_run, "SystemRandom", lambda: Random(1))  # who is checked in which round
+    monkeypatch.setattr(lease_training, "SystemRandom", lambda: Random(1))  # who is checked in which round
     whole = synchronous(batch=SAMPLES, outer=Sgd(learning_rate=4 * RATE))  # every round is validated
     with plane("a", "b", "c") as ps:
         _, three = ps.run(job(whole, epochs=100), weights())

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from evener.agreements.messages import Push
 from evener.doctor.peers import CLOCK_SECONDS
 from evener.ps.master.handlers import Handlers
 from evener.ps.master.joining import Admission, admission_of
 from evener.ps.protocol.config import Versions
 from evener.ps.protocol.messages import PROTOCOL_VERSION, Contribution, Join
-from evener.sync.messages import Push
 from evener.wire.errors import BadFrame
 
 HERE = Versions("0.1.0", "3.11.7", "2.13.0")

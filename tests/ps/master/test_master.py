@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from evener.agreements.messages import Push
 from evener.ps.protocol.messages import PROTOCOL_VERSION, Contribution, Dismiss, Header
 from evener.records.errors import Interrupted, InvalidInput, NonFiniteLoss, NoUsableNode
-from evener.sync.messages import Push
 from evener.wire.errors import ConnectionLost
 from support.agreements import SYNC, WAYS, distance
 from support.linear_engine import BATCH, SAMPLES, TRUTH, Mood, job, serial, weights

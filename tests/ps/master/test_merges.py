@@ -9,16 +9,16 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from evener.agreements.aggregator import WholeMerge
+from evener.agreements.layout import Flat, flat_of, layout_of
+from evener.agreements.messages import Push
+from evener.agreements.parameter_server import ParameterServer
+from evener.agreements.robust import merge_robustly
+from evener.agreements.settings import AgreementSettings, Merge, Robust, Workload, averaging
+from evener.agreements.threads import ThreadPool
+from evener.agreements.update import Merging
 from evener.ps.master.merges import DeviceMerge, merge_by_threads, merge_of
 from evener.records.errors import InvalidValue
-from evener.sync.aggregator import WholeMerge
-from evener.sync.layout import Flat, flat_of, layout_of
-from evener.sync.messages import Push
-from evener.sync.parameter_server import ParameterServer
-from evener.sync.protocol import Merge, Robust, SyncProtocol, Workload, averaging
-from evener.sync.robust import merge_robustly
-from evener.sync.threads import ThreadPool
-from evener.sync.update import Merging
 from support.refusals import refused
 
 MERGES = [merge_by_threads, DeviceMerge("mean"), DeviceMerge("clip")]
@@ -39,7 +39,7 @@ def contributions(count: int) -> list[Flat]:
     return [flat_of(layout, one) for one in arrays]
 
 
-def server_of(agreement: SyncProtocol, flats: dict[str, Flat]) -> ParameterServer:
+def server_of(agreement: AgreementSettings, flats: dict[str, Flat]) -> ParameterServer:
     """A server to which each worker has pushed what `flats` says."""
     start = Flat(flats["a"].layout)
     work = Workload(num_samples=12, num_epochs=1)

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from evener.oracle.apportion import Worker
+from evener.agreements.messages import WorkerTotals
+from evener.agreements.worker_record import WorkerRecord
+from evener.oracle.apportion import NodeCost
 from evener.ps.master.lease_run import plan_of, record_of
 from evener.ps.master.nodes import NodeRecord
 from evener.ps.protocol.run_result import RunResult, load_result, save_result, weights_of
 from evener.records.error_kind import kind_of
 from evener.records.errors import MissingFile, NonFiniteLoss
 from evener.records.history import Entry, History, NodeWork
-from evener.sync.messages import WorkerTotals
-from evener.sync.worker_record import WorkerRecord
 from support.agreements import SYNC
 from support.linear_engine import BATCH, job, weights
 from support.refusals import refused
 
-COSTS = {"fast": Worker(unit_seconds=1.0), "slow": Worker(unit_seconds=2.0)}
+COSTS = {"fast": NodeCost(unit_seconds=1.0), "slow": NodeCost(unit_seconds=2.0)}
 
 
 def test_batch_is_divided_among_present_nodes_and_lists_the_others() -> None:

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from evener.commands.backends import build_engine, build_thin_engine, build_torch_engine
+from evener.agreements.layout import Flat, flat_of
+from evener.agreements.messages import Lease, SampleRange
+from evener.agreements.settings import AgreementSettings, Sgd, Workload
+from evener.commands.engines import build_engine, build_thin_engine, build_torch_engine
 from evener.data.tasks.load import load_thin_task
 from evener.ps.node.engine import EngineSetup, NodeEngine
 from evener.ps.node.thin_backend import ThinBackend
 from evener.ps.protocol.job import Job
 from evener.records.errors import InvalidInput, InvalidValue, MissingExtra
-from evener.sync.layout import Flat, flat_of
-from evener.sync.messages import Lease, SampleRange
-from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from support.refusals import refused
 
 OPTIONS = {"channels": "4", "blocks": "1"}
@@ -35,7 +35,7 @@ def job(task: str = "digits", precision: str = "fp64", samples: int = TRAIN) -> 
         options=OPTIONS if task == "digits" else {},
         precision=precision,
         agreement_name="average",
-        agreement=SyncProtocol(batch=16, outer=Sgd(learning_rate=1.0), contribution="delta", local_steps=3),
+        agreement=AgreementSettings(batch=16, outer=Sgd(learning_rate=1.0), contribution="delta", local_steps=3),
         workload=Workload(num_samples=samples, num_epochs=2, seed=4),
         layout=backend(precision).layout,
         num_validation=VALIDATION,

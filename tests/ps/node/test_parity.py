@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
-from evener.commands.backends import load_backend
+from evener.commands.engines import load_backend
 from evener.commands.train_by_agreement import check_of, prepare
 from evener.config.run_config import RunConfig
 from evener.ps.node.parity import check_parity

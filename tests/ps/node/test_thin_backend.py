@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from evener import autodiff as ad
+from evener.agreements.layout import Flat
+from evener.agreements.settings import Adam, Grouped, Sgd
 from evener.data.tasks.thin import ThinNormalise
 from evener.ps.node.thin_backend import ThinBackend
 from evener.records.errors import InvalidInput
 from evener.records.task import ThinTask
-from evener.sync.layout import Flat
-from evener.sync.protocol import Adam, Grouped, Sgd
 from support.refusals import refused
 
 

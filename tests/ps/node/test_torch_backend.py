@@ -13,7 +13,11 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import IterableDataset, TensorDataset
 
-from evener.commands.backends import build_torch_engine
+from evener.agreements import settings
+from evener.agreements.layout import Flat
+from evener.agreements.messages import Lease, SampleRange
+from evener.agreements.settings import Adam, Grouped, Sgd, Workload
+from evener.commands.engines import build_torch_engine
 from evener.data.loader import seed_all
 from evener.data.tasks.load import load_task
 from evener.ps.node.engine import EngineSetup, LoneSamples, TaskEngine
@@ -22,10 +26,6 @@ from evener.ps.node.torch_state import layout_of_model
 from evener.ps.protocol.job import Job
 from evener.records.errors import InvalidInput, InvalidValue
 from evener.records.task import Task
-from evener.sync import protocol
-from evener.sync.layout import Flat
-from evener.sync.messages import Lease, SampleRange
-from evener.sync.protocol import Adam, Grouped, Sgd, Workload
 from evener.training.context import Arithmetic
 from support.refusals import refused
 
@@ -44,7 +44,7 @@ def setup() -> EngineSetup:
         task=TINY.name,
         title="tiny",
         agreement_name="average",
-        agreement=protocol.averaging(batch=8),
+        agreement=settings.averaging(batch=8),
         workload=Workload(num_samples=len(train), num_epochs=1, seed=0),
         layout=layout_of_model(task.model()),
         num_validation=len(validation),
@@ -217,7 +217,7 @@ def test_timing_a_node_leaves_module_counters_unchanged() -> None:
         task="half",
         title="half",
         agreement_name="average",
-        agreement=protocol.averaging(batch=4),
+        agreement=settings.averaging(batch=4),
         workload=Workload(num_samples=4, num_epochs=1),
         layout=made.layout,
     )

@@ -19,6 +19,9 @@ import numpy as np
 import pytest
 
 import evener
+from evener.agreements.layout import Flat, layout_of
+from evener.agreements.messages import Push
+from evener.agreements.settings import Sgd, Workload, synchronous
 from evener.ps.master.handlers import Handlers
 from evener.ps.master.master import Master
 from evener.ps.protocol.config import MasterConfig, StateDir
@@ -35,9 +38,6 @@ from evener.ps.protocol.messages import (
     SubmitRun,
 )
 from evener.records.profile import DeviceProfile
-from evener.sync.layout import Flat, layout_of
-from evener.sync.messages import Push
-from evener.sync.protocol import Sgd, Workload, synchronous
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.identity import Address, make_identity

@@ -156,16 +156,16 @@ def test_restarted_master_continues_all_its_runs(monkeypatch: pytest.MonkeyPatch
 
 
 def test_error_in_one_run_does_not_affect_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evener.ps.master.training_run import TrainingRun
+    from evener.ps.master.lease_training import LeaseTraining
 
-    tick = TrainingRun.tick
+    tick = LeaseTraining.tick
 
-    def broken(run: TrainingRun, *words: Any) -> None:
+    def broken(run: LeaseTraining, *words: Any) -> None:
         if run.job.run == "second" and run.server.version:
             raise ArithmeticError("the books do not balance")
         tick(run, *words)
 
-    monkeypatch.setattr(TrainingRun, "tick", broken)
+    monkeypatch.setattr(LeaseTraining, "tick", broken)
     with plane("a", "b") as ps:
         first = Running(ps, on(("a",), "first", epochs=60))
         result, _ = ps.watch(on(("b",), "second", epochs=2000), weights())

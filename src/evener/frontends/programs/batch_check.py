@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from evener.commands.train import launch
+from evener.commands.train import run_on_nodes
 from evener.config.run_config import RunConfig
 from evener.frontends.programs.cpu_check import MAX_RANKS, shares_of_check, yield_memory
 from evener.frontends.programs.forked_replica import end_with_parent
@@ -59,6 +59,6 @@ def run_batch_check(file: str) -> None:
     yield_memory()
     program, config = pickle.loads(Path(file).read_bytes())
     try:
-        launch(program, config, lambda _: None)
+        run_on_nodes(program, config, lambda _: None)
     except EvenerError as error:
         raise SystemExit(f"evener: {error}") from error

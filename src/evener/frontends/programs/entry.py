@@ -25,7 +25,7 @@ from evener.frontends.programs.accelerate_alone import hide_torchrun, leave_othe
 from evener.frontends.programs.cpu_check import MAX_RANKS, shares_of_check
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.run import Run
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment, explained
 from evener.launch.slurm import adopt_slurm
 from evener.launch.torchrun import say_what_is_waited_for, say_where_the_run_is_shown, torchrun_environment
@@ -88,7 +88,7 @@ def _joined() -> Run:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _join_torchrun()
     device = accelerators.best()
-    env = RankEnvironment(0, [LocalNode(name="node-0", device=str(device))], device, 0.0, lambda _: None)
+    env = RankEnvironment(0, [NodeSpec(name="node-0", device=str(device))], device, 0.0, lambda _: None)
     return Run(env, Group(rank=0, size=1, device=device, nodes=["node-0"], timer=StepTimer(device)), None)
 
 

@@ -42,7 +42,7 @@ from evener.frontends.programs.replica_comparison import ReplicaComparison, judg
 from evener.frontends.programs.timing_probe import TimingProbe
 from evener.frontends.programs.work_division import Prepared
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker, apportion
+from evener.oracle.apportion import NodeCost, apportion
 from evener.records.decoding import decode_json, decode_msgpack
 from evener.records.errors import InvalidInput, NodeLost, NotExact, TrainingFailed
 from evener.records.events import Phase
@@ -293,7 +293,7 @@ class EquivalenceCheck:
     def sizes(self, count: int) -> tuple[int, ...]:
         """Return every rank's samples of a small batch of `count`: uneven, and none for a rank without a share."""
         shares = self._shares or [1.0] * self._group.size
-        workers = [Worker(unit_seconds=1.0, max_units=None if share else 0) for share in shares]
+        workers = [NodeCost(unit_seconds=1.0, max_units=None if share else 0) for share in shares]
         sizes = list(apportion(max(0, count - _MORE), workers))
         sizes[next(i for i, share in enumerate(shares) if share)] += min(count, _MORE)
         return tuple(sizes)

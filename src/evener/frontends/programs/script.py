@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 
-from evener.commands.train import choose_nodes, end_torchrun_rank, is_torchrun, launch, run_torchrun_rank
+from evener.commands.train import choose_nodes, end_torchrun_rank, is_torchrun, run_on_nodes, run_torchrun_rank
 from evener.frontends.programs import entry
 from evener.frontends.programs.cpu_check import begin_cpu_check, is_cpu_check, yield_memory
 from evener.frontends.programs.forked_replica import end_with_parent
@@ -33,7 +33,7 @@ def run_program(config: ScriptConfig, *, as_json: bool) -> None:
         if is_torchrun(config):
             run_torchrun_rank(perform_script, config, view)
         else:
-            launch(perform_script, config, view, choose_nodes(config) if config.local_nodes else None)
+            run_on_nodes(perform_script, config, view, choose_nodes(config) if config.local_nodes else None)
     if as_json and view.record is not None:
         print_line(json.dumps(summary(view.record)))
     if is_torchrun(config):

@@ -19,7 +19,7 @@ from evener.data.sampler import Division
 from evener.frontends.programs.batch_parts import STAND_IN, BatchPart
 from evener.frontends.programs.prepared import rate_of, sampled_weight
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker, weights_to_workers
+from evener.oracle.apportion import NodeCost, weights_to_workers
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.rebalance import Balance
 from evener.records.errors import InvalidInput
@@ -119,7 +119,7 @@ class Steps:
     ) -> None:
         self._env, self._group, self._shares, self._layers = env, group, shares, layers
         self.number = self.epoch = 0
-        equal = tuple(Worker(unit_seconds=1.0, min_units=STAND_IN) for _ in env.nodes)
+        equal = tuple(NodeCost(unit_seconds=1.0, min_units=STAND_IN) for _ in env.nodes)
         workers = equal if shares is None else tuple(weights_to_workers(shares, [None] * group.size))
         self.division = Division(workers)
         self._session: TrainingSession | None = None
@@ -274,9 +274,9 @@ class Steps:
 
     def _start(self, total: int, check: Check | None) -> TrainingSession:
         first = self.number + 1
-        sizes, workers = self.division.sizes(first, total), self.division.workers(first)
+        sizes, workers = self.division.sizes(first, total), self.division.costs(first)
         follows = self._shares is None and self._layers is None
-        balance = Balance(workers=workers, shares=tuple(sizes), is_learning=True) if follows else None
+        balance = Balance(costs=workers, shares=tuple(sizes), is_learning=True) if follows else None
         plan = self._plan_of(total, sizes, check)
         self._session = TrainingSession(
             self._env,

@@ -25,7 +25,7 @@ import msgspec
 import torch
 import yaml
 
-from evener.commands.train import end_torchrun_rank, is_torchrun, launch, run_torchrun_rank
+from evener.commands.train import end_torchrun_rank, is_torchrun, run_on_nodes, run_torchrun_rank
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import needing_extras
 from evener.frontends.yolo.overrides import (
@@ -168,9 +168,9 @@ def train(config: RunConfig, *, as_json: bool) -> None:
     overrides = read_master_overrides(yolo_config(config).overrides, is_agreed=config.agreement is not None)
     _trust(overrides, trusted_only=config.trusted_only)
     if config.agreement:
-        from evener.frontends.yolo.master_run import train_by_agreement as train_there
+        from evener.frontends.yolo.master_run import train_yolo_by_agreement as train_there
     else:
-        from evener.frontends.yolo.master_run import train_as_ranks as train_there
+        from evener.frontends.yolo.master_run import train_yolo_as_ranks as train_there
 
     record = train_there(config, as_json=as_json, licence=LICENCE)
     if as_json:
@@ -221,7 +221,7 @@ def _require_ultralytics() -> None:
 
 def _on_local_nodes(config: YoloConfig) -> TrainRecord | None:
     is_elastic = config.elastic_choice is not False
-    return _shown(config, partial(launch, yolo_rank, is_elastic=is_elastic, without=without))
+    return _shown(config, partial(run_on_nodes, yolo_rank, is_elastic=is_elastic, without=without))
 
 
 def _as_rank(config: YoloConfig) -> TrainRecord | None:

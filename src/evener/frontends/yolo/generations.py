@@ -39,7 +39,7 @@ from evener.frontends.yolo.image_shares import ImageShares
 from evener.launch.rank_environment import RankEnvironment
 from evener.membership.elastic_group import ElasticGroup
 from evener.membership.resume_point import RankProgress, choose_resume_point
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.records.decoding import decode_msgpack
 from evener.records.errors import NodeLost
 from evener.records.history import History
@@ -47,8 +47,8 @@ from evener.records.record import Event
 from evener.records.schema import Amount, Part, Whole
 from evener.training.checkpoint import apart
 from evener.training.elastic.loop import NO_STEP
+from evener.training.elastic.loss_events import add_untold, tell_generation
 from evener.training.elastic.state_transfer import send_large, take_large
-from evener.training.elastic.telling import add_untold, tell_generation
 
 _LENGTH = struct.Struct("<Q")
 _MODEL, _AVERAGE, _OPTIMIZER, _SUMMED = "model.", "average.", "optimizer.", "summed."
@@ -203,7 +203,7 @@ class Position(Part, frozen=True, kw_only=True):
     batch: Amount
     computed: Amount
     reported: Amount
-    costs: dict[str, Worker]
+    costs: dict[str, NodeCost]
 
 
 class Generations:
@@ -319,7 +319,7 @@ class Generations:
         self._tell(max(row.reported for row in rows), max(row.computed for row in rows) - best.batch)
         return best.outcome if position.completed == best.completed and position.others < best.others else None
 
-    def _position(self, costs: dict[str, Worker]) -> Position:
+    def _position(self, costs: dict[str, NodeCost]) -> Position:
         return Position(
             completed=self._completed,
             others=self._others,

@@ -17,7 +17,6 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from evener.benchmark.dry_run import dry_run_of
 from evener.benchmark.exchanges import measure_all_reduce
-from evener.benchmark.processor_time import ProcessorWatch
 from evener.benchmark.task_timing import time_task
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
@@ -27,12 +26,11 @@ from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySa
 from evener.data.shares import class_balanced_shares
 from evener.frontends.yolo.fingerprint import differing
 from evener.frontends.yolo.step_gradients import cadence
-from evener.launch.nodes import LocalNode, relative_shares
+from evener.launch.nodes import NodeSpec, relative_shares
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker, apportion, weights_to_workers
+from evener.oracle.apportion import NodeCost, apportion, weights_to_workers
 from evener.oracle.data_parallel import GradientSync
 from evener.oracle.rebalance import Balance
-from evener.records.decoding import decode_json
 from evener.records.errors import DoesNotFit, InvalidInput, NotNeeded
 from evener.records.plan import Plan, Rejected
 from evener.records.profile import TaskTiming
@@ -42,8 +40,8 @@ from evener.training.costs import (
     calibrate,
     gradient_bytes,
     gradient_sync,
+    measure_ranks,
     memory_limit,
-    tell_busy,
     worker_of,
 )
 from evener.training.elastic.plan import came, with_nodes
@@ -75,9 +73,9 @@ class ImageShares:
         self, env: RankEnvironment, group: Group, shares: str, *, is_stationary: bool, late_plan: Plan | None
     ) -> None:
         self._env, self._group, self._shares, self._is_stationary = env, group, shares, is_stationary
-        self.division = Division([Worker(unit_seconds=1.0)] * group.size)
+        self.division = Division([NodeCost(unit_seconds=1.0)] * group.size)
         self.plan = late_plan
-        self._costs: dict[str, Worker] = {}
+        self._costs: dict[str, NodeCost] = {}
         self._present: list[str] = []
 
     @property
@@ -143,7 +141,7 @@ class ImageShares:
             raise NotNeeded("; ".join(one.reason for one in plan.rejected if one.what == self._env.node.name))
         return plan
 
-    def _own_cost(self, trainer: Any, model: nn.Module) -> Worker:
+    def _own_cost(self, trainer: Any, model: nn.Module) -> NodeCost:
         """Measure the cost of images on this node, which joins a run under way, while the others train.
 
         With shares of the user, it takes as many images as the others on average.
@@ -159,18 +157,18 @@ class ImageShares:
         """Whether shares are by how fast the nodes turn out to be."""
         return self._shares == "measured" and not self._group.is_alone and not self._is_stationary
 
-    def _balance(self, workers: Sequence[Worker], shares: Sequence[int]) -> Balance | None:
+    def _balance(self, workers: Sequence[NodeCost], shares: Sequence[int]) -> Balance | None:
         """Return the balance of ranks that share batches by measured cost; None if shares are fixed."""
         is_balanced = self._follows_speeds and len(workers) > 1
-        return Balance(workers=tuple(workers), shares=tuple(shares)) if is_balanced else None
+        return Balance(costs=tuple(workers), shares=tuple(shares)) if is_balanced else None
 
-    def costs(self) -> dict[str, Worker]:
+    def costs(self) -> dict[str, NodeCost]:
         """Return the current estimate of the cost of images on every node."""
         if self.session.monitor.balance is not None:
-            self._costs |= dict(zip(self._present, self.session.monitor.balance.workers, strict=True))
+            self._costs |= dict(zip(self._present, self.session.monitor.balance.costs, strict=True))
         return self._costs
 
-    def divide_among(self, nodes: Sequence[str], costs: Mapping[str, Worker]) -> None:
+    def divide_among(self, nodes: Sequence[str], costs: Mapping[str, NodeCost]) -> None:
         """Divide batches among `nodes`, the ranks of the group from now on, by what images cost them."""
         assert self.plan is not None
         plan = with_nodes(self.plan, came(self.plan, costs))
@@ -241,7 +239,10 @@ def share_plan(
     time_steps = partial(_time, env, trainer, model, batch_size)
     rhythm = cadence(trainer, is_elastic=group.is_elastic)
     expected = -(-batch_size // group.size)
-    workers, misfits = _measure(env, group, time_steps, expected, rhythm.batches_of_update)
+    group.barrier()
+    measure = partial(time_steps, group.timer.pace.speed, MEASURE_SECONDS, expected)
+    measured = measure_ranks(env, group, measure, rhythm.batches_of_update)
+    workers, misfits = measured.workers, measured.misfits
     if misfits and (needs_all or not workers):
         rank, why = next(iter(misfits.items()))
         raise DoesNotFit(f"node {env.nodes[rank].name}: {why}")
@@ -267,7 +268,7 @@ def share_plan(
 
 
 def _time_alone(
-    time_steps: TimeSteps, env: RankEnvironment, nodes: Sequence[LocalNode], batch_size: int, sizes: Sequence[float]
+    time_steps: TimeSteps, env: RankEnvironment, nodes: Sequence[NodeSpec], batch_size: int, sizes: Sequence[float]
 ) -> TaskTiming | None:
     """Time this rank's part of a batch at full speed; None if it has no part."""
     if env.node not in nodes:
@@ -276,30 +277,7 @@ def _time_alone(
     return time_steps(1.0, CALIBRATION_SECONDS, images)
 
 
-def _measure(
-    env: RankEnvironment, group: Group, time_steps: TimeSteps, expected: int, every: float
-) -> tuple[tuple[Worker, ...], dict[int, str]]:
-    """Measure the cost of a batch on every rank that can hold the model and one image, all at the same time.
-
-    The optimizer's update, which follows `every` so many batches, counts in part to each of them.
-
-    Returns:
-        One worker for each of these ranks; and by rank, why the others do not hold it.
-    """
-    group.barrier()
-    watch = ProcessorWatch(env.node.name, env.node.cores)
-    try:
-        result = b"+" + msgspec.json.encode(time_steps(group.timer.pace.speed, MEASURE_SECONDS, expected))
-    except DoesNotFit as error:
-        result = b"-" + str(error).encode()
-    tell_busy(env, group, watch)
-    rows = group.all_gather_bytes(result)
-    misfits = {rank: row[1:].decode() for rank, row in enumerate(rows) if row.startswith(b"-")}
-    timings = [decode_json(row[1:], TaskTiming) for row in rows if row.startswith(b"+")]
-    return tuple(worker_of(one, every) for one in timings), misfits
-
-
-def cost_here(env: RankEnvironment, trainer: Any, model: nn.Module, largest: int, expected: int) -> Worker:
+def cost_here(env: RankEnvironment, trainer: Any, model: nn.Module, largest: int, expected: int) -> NodeCost:
     """Measure the cost of images on this rank's node.
 
     Args:

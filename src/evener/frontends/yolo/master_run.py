@@ -1,7 +1,7 @@
 """`evener train yolov8n.pt --master ADDRESS`, with or without `--agreement`: a YOLO on the nodes of a master.
 
-train_as_ranks        overrides, first weights -> a program for every node -> ranks -> last.pt and best.pt
-train_by_agreement    settings, first weights -> a task for every node -> merged weights -> last.pt and best.pt
+train_yolo_as_ranks      overrides, first weights -> a program for every node -> ranks -> last.pt and best.pt
+train_yolo_by_agreement  settings, first weights -> a task for every node -> merged weights -> last.pt and best.pt
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evener.commands.backends import torch_backend
-from evener.commands.train_as_ranks import submit as submit_ranks
-from evener.commands.train_by_agreement import submit as submit_agreement
+from evener.commands.engines import torch_backend
+from evener.commands.train_as_ranks import submit_ranks
+from evener.commands.train_by_agreement import submit_agreement
 from evener.config.run_config import RunConfig
 from evener.frontends.yolo.data_place import described_here
 from evener.frontends.yolo.first_weights import write_first_weights
@@ -43,7 +43,7 @@ _OF_THIS_MACHINE = ("model", "save_dir", "project", "name", "exist_ok", "epochs"
 """Settings that are not sent to nodes, or are sent in another way."""
 
 
-def train_as_ranks(config: RunConfig, *, as_json: bool, licence: str) -> TrainRecord:
+def train_yolo_as_ranks(config: RunConfig, *, as_json: bool, licence: str) -> TrainRecord:
     """Train on the nodes of a master; the record, when everything is in the folder that Ultralytics chooses.
 
     Raises:
@@ -110,7 +110,7 @@ def _write(request: YoloTraining) -> None:
     file.unlink()
 
 
-def train_by_agreement(config: RunConfig, *, as_json: bool, licence: str) -> TrainRecord:
+def train_yolo_by_agreement(config: RunConfig, *, as_json: bool, licence: str) -> TrainRecord:
     """Train on the nodes of a master; the record, when everything is in the folder that Ultralytics chooses.
 
     Raises:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from itertools import accumulate as running_sums
 from typing import cast
 
-from evener.oracle.apportion import Worker, apportion, fewest_micro_batches
+from evener.oracle.apportion import NodeCost, apportion, fewest_micro_batches
 from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of, worst_of
 from evener.oracle.cost.partition import Mode
 from evener.oracle.cost.replica import ReplicaCost, exchange_gradients, make_replicas
@@ -192,7 +192,7 @@ def _computing(model: CostModel, devices: Sequence[int], *, equal: bool = False)
     """Return (micro-batches, samples of each replica in one, seconds of the slowest), with the fewest micro-batches."""
     workers = [model.workers[device] for device in devices]
     if equal:
-        workers = [Worker(unit_seconds=1.0, max_units=worker.max_units) for worker in workers]
+        workers = [NodeCost(unit_seconds=1.0, max_units=worker.max_units) for worker in workers]
     accumulate = fewest_micro_batches(model.job.batch_size, [worker.max_units for worker in workers])
     sizes = apportion(-(-model.job.batch_size // accumulate), workers)
     busy = [(device, n) for device, n in zip(devices, sizes, strict=True) if n]

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.layers import Layers, Numbers, columns
 from evener.oracle.cost.partition import DividedLayers, ModelSplit
 from evener.oracle.cost.roofline import DeviceSpeed, LayerSeconds, device_of, layer_seconds
@@ -159,13 +159,13 @@ class CostModel:
         return fitting if measured is None else min(fitting, measured)
 
     @cached_property
-    def workers(self) -> tuple[Worker, ...]:
+    def workers(self) -> tuple[NodeCost, ...]:
         """The cost of a step of n samples of the complete model on each device alone."""
-        by_kind: dict[int, Worker] = {}
+        by_kind: dict[int, NodeCost] = {}
         for index, kind in enumerate(self.kinds):
             if kind not in by_kind:
                 seconds = self.seconds(index)
-                by_kind[kind] = Worker(
+                by_kind[kind] = NodeCost(
                     unit_seconds=max(float(seconds.each.sum()), 1e-12),
                     fixed_seconds=float(seconds.fixed.sum()) + self.update_seconds(index, self.parameter_bytes),
                     max_units=self.max_samples(index, self.whole_state_bytes, self.whole_sample_bytes),

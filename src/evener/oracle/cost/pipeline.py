@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from evener.oracle.apportion import Worker, apportion
+from evener.oracle.apportion import NodeCost, apportion
 from evener.oracle.cost.layers import Numbers
 from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of, worst_of
 from evener.oracle.cost.replica import ReplicaCost
@@ -221,9 +221,9 @@ def price_pipeline(model: CostModel, rows: Sequence[Sequence[int]], micro_batche
     )
 
 
-def _worker(model: CostModel, row: Sequence[int]) -> Worker:
+def _worker(model: CostModel, row: Sequence[int]) -> NodeCost:
     """Return a worker that is as fast as the devices of a row together."""
-    return Worker(unit_seconds=1 / sum(1 / model.workers[device].unit_seconds for device in row))
+    return NodeCost(unit_seconds=1 / sum(1 / model.workers[device].unit_seconds for device in row))
 
 
 def _pipelines(

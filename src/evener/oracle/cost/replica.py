@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from evener.oracle.apportion import Worker
+from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.layers import Numbers
 from evener.oracle.cost.model import CostModel
 from evener.oracle.cost.partition import Mode, ModelSplit
@@ -120,13 +120,13 @@ class ReplicaCost:
         """Return the bytes of the rank that sends most inside the replica."""
         return samples * float(self.division.sent_bytes.max()) if self.division else 0.0
 
-    def worker(self, samples: float) -> Worker:
+    def worker(self, samples: float) -> NodeCost:
         """Return an affine cost, fitted through the costs of half of `samples` and of all."""
         few, many = max(1.0, samples / 2), max(2.0, samples)
         cheap, dear = self.seconds(few), self.seconds(many)
         each = max((dear - cheap) / (many - few), 1e-12)
         fixed = max(0.0, cheap - few * each) + self.update_seconds
-        return Worker(unit_seconds=each, fixed_seconds=fixed, max_units=self.max_samples)
+        return NodeCost(unit_seconds=each, fixed_seconds=fixed, max_units=self.max_samples)
 
     def memory_bytes(self, samples: int) -> tuple[int, ...]:
         """Return the bytes that every rank needs for `samples` samples at once."""

@@ -2,6 +2,6 @@
 
 There are two kinds of runs, each a shell that the scheduler knows and a core that does the work:
 
-    ActiveLeaseRun   TrainingRun      the nodes work on leases (an agreement)
-    ActiveRankRun    CollectiveRun    every node has a rank, and the ranks work together
+    ActiveLeaseRun   LeaseTraining      the nodes work on leases (an agreement)
+    ActiveRankRun    RankTraining    every node has a rank, and the ranks work together
 """

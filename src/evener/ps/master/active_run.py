@@ -166,13 +166,13 @@ class ActiveRun(ABC):
         self.subscribers.end(header, buffers)
         self._nodes.forget_rounds(self.name)
         for node in self._nodes.by_name.values():
-            node.not_ready.discard(self.name)
+            node.left_out_of.discard(self.name)
             if self.job.takes(node.name):
                 self.dismiss(node)
 
     def dismiss(self, node: NodeRecord) -> None:
         """End a node's part in the run."""
-        node.ready, node.doing, node.worker = "", "waits", None
+        node.ready_for, node.doing, node.worker = "", "waits", None
         self._send(node.peer, Release(run=self.name))
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints of the runs in progress, from which a restarted master continues them.
 
-    run/server-RUN-NUMBER.safetensors    weights, also of epochs' ends, optimiser and samples: `sync.snapshot`
+    run/server-RUN-NUMBER.safetensors    weights, also of epochs' ends, optimiser and samples: `agreements.snapshot`
     run/checkpoint-RUN-NUMBER.msgpack    SHA-256 of the rest | SHA-256 of the file above | everything else
 
 The second file is written after the first, so a crash at any moment leaves a matching pair. Two pairs are kept:
@@ -19,9 +19,10 @@ from pathlib import Path
 
 import msgspec
 
+from evener.agreements.snapshot import Snapshot, load_snapshot, save_snapshot
+from evener.ps.master.lease_training import LeaseTraining
 from evener.ps.master.node_state import NodeState
 from evener.ps.master.nodes import Nodes
-from evener.ps.master.training_run import TrainingRun
 from evener.ps.protocol.config import MasterConfig, StateDir
 from evener.ps.protocol.job import Job
 from evener.records.atomic import atomic_write
@@ -29,7 +30,6 @@ from evener.records.decoding import decode_msgpack
 from evener.records.errors import InvalidFile, InvalidInput
 from evener.records.history import History
 from evener.records.schema import NOT_DECODED, Part
-from evener.sync.snapshot import Snapshot, load_snapshot, save_snapshot
 
 _CHECKPOINT, _SERVER, _DIGITS = "checkpoint-{}-{}.msgpack", "server-{}-{}.safetensors", "[0-9]" * 8
 _NUM_PAIRS = 2
@@ -99,13 +99,13 @@ class Checkpointer:
                 self._notify(f"warning: {error}; {self._home.set_aside([path])}")
         raise InvalidFile(f"there is no complete checkpoint in {self._folder}")
 
-    def save_if_due(self, run: TrainingRun, nodes: Nodes) -> None:
+    def save_if_due(self, run: LeaseTraining, nodes: Nodes) -> None:
         """Begin to save the run if it has made progress and a checkpoint is due."""
         is_busy = self._writing is not None and not self._writing.done()
         if run.server.version != self._version and self._clock() >= self._after and not is_busy:
             self.save(run, nodes)
 
-    def save(self, run: TrainingRun, nodes: Nodes) -> None:
+    def save(self, run: LeaseTraining, nodes: Nodes) -> None:
         """Begin to save the run; see `RunCheckpoint`."""
         now, version = self._clock(), run.server.version
         self._wait()
@@ -178,7 +178,7 @@ class Checkpointer:
         return self._folder.glob(kind.format(self._run, _DIGITS))
 
 
-def _arrays_of(run: TrainingRun) -> Snapshot:
+def _arrays_of(run: LeaseTraining) -> Snapshot:
     return replace(run.server.snapshot(), ends={end.epoch: end.weights for end in run.validation.due})
 
 

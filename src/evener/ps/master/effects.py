@@ -2,7 +2,10 @@
 
 Whether a node may join at all is in `joining.py`.
 
-A rank can be lost without its node: see `collective/rank_table.py: Absences`.
+When a node is lost, `Effects.follow` calls `Scheduler.follow`, which calls `ActiveLeaseRun.follow`, where its samples
+are assigned again (`LeaseTraining.reassign`), or `ActiveRankRun.follow`, where its rank is lost (`RankTraining.lose`).
+A rank can also be lost without its node: its process ends (`RankTraining.ended`), or the node is disconnected for
+longer than its rank may be silent (`ranks/rank_table.py: Absences`).
 
 an occurrence -> `node_rules` decides (by `nodes`) -> the decision is logged, added to the history, and carried out:
                  work is assigned or withdrawn, connections are closed
@@ -14,10 +17,10 @@ from collections.abc import Iterable
 
 from evener.ps.master.access.invitations import Invitations
 from evener.ps.master.access.members import Members
+from evener.ps.master.lease_training import LeaseTraining
 from evener.ps.master.node_state import NodeEvent, Occurrence, Transition, TransitionKind
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.master.scheduler import Scheduler
-from evener.ps.master.training_run import TrainingRun
 from evener.ps.protocol.config import MasterConfig
 from evener.ps.protocol.messages import Dismiss, Header, Quarantine, Welcome
 from evener.records.schema import shown
@@ -102,7 +105,7 @@ class Effects:
             except Exception as error:  # the other runs, and the nodes, continue
                 self._scheduler.training_failed(run, error)
 
-    def _of(self, run: TrainingRun) -> None:
+    def _of(self, run: LeaseTraining) -> None:
         observations = run.observations
         while observations:
             what, node = observations.popleft()

@@ -111,7 +111,7 @@ class Joining:
         for remark in admission.remarks:
             self._config.notify(f"warning: {remark}")
         earlier = self._nodes.connect(node, peer)
-        node.origin, node.device, node.profile, node.ready = origin, join.device, join.profile, join.run
+        node.origin, node.device, node.profile, node.ready_for = origin, join.device, join.profile, join.run
         node.doing, node.peak_memory_bytes, node.steps, node.joined_at = "waits", 0, 0, self._config.clock()
         if earlier is not None:
             self._effects.turn_away(earlier, "a later process of that name has taken its place")

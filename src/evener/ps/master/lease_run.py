@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from evener.oracle.apportion import Worker, apportion
+from evener.agreements.messages import WorkerTotals
+from evener.agreements.worker_record import WorkerRecord
+from evener.oracle.apportion import NodeCost, apportion
 from evener.ps.master.active_run import ActiveRun, result_of
 from evener.ps.master.checkpointing import Checkpointer
+from evener.ps.master.lease_training import LeaseTraining
 from evener.ps.master.node_state import NodeEvent
 from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.ps.master.training_run import TrainingRun
 from evener.ps.protocol.config import MasterConfig
 from evener.ps.protocol.job import Job
 from evener.ps.protocol.messages import Send
@@ -22,8 +24,6 @@ from evener.records.events import Phase, RunEvent
 from evener.records.history import History, NodeWork
 from evener.records.plan import Assignment, Plan
 from evener.records.record import NodeSummary, TrainRecord
-from evener.sync.messages import WorkerTotals
-from evener.sync.worker_record import WorkerRecord
 
 _PLAN_SECONDS_PER_NODE = 0.1
 """Time between two plans, for each node in them, so that many joins do not fill the disk with long plans."""
@@ -46,7 +46,7 @@ class ActiveLeaseRun(ActiveRun):
     store: Checkpointer
 
     def __init__(
-        self, config: MasterConfig, nodes: Nodes, send: Send, training: TrainingRun, store: Checkpointer
+        self, config: MasterConfig, nodes: Nodes, send: Send, training: LeaseTraining, store: Checkpointer
     ) -> None:
         super().__init__(config, nodes, send, store)
         self.training = training
@@ -88,7 +88,7 @@ class ActiveLeaseRun(ActiveRun):
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the run may take; see `TrainingRun.held_bytes`."""
+        """Memory that the run may take; see `LeaseTraining.held_bytes`."""
         return self.training.held_bytes
 
     @property
@@ -208,9 +208,9 @@ class ActiveLeaseRun(ActiveRun):
         return [phase, plan_of(self.job, history.names, self._nodes.by_name, self.training.speeds.costs)]
 
 
-def plan_of(job: Job, names: Sequence[str], nodes: Mapping[str, NodeRecord], costs: Mapping[str, Worker]) -> Plan:
+def plan_of(job: Job, names: Sequence[str], nodes: Mapping[str, NodeRecord], costs: Mapping[str, NodeCost]) -> Plan:
     """Return the division of a batch among the nodes; absent `names` get no samples, unless all are absent."""
-    timed, costs = costs, costs or dict.fromkeys(names, Worker(unit_seconds=1.0))
+    timed, costs = costs, costs or dict.fromkeys(names, NodeCost(unit_seconds=1.0))
     present = [name for name in names if name in costs]
     sizes = dict(zip(present, apportion(job.agreement.batch, [costs[name] for name in present]), strict=True))
     return Plan(
@@ -230,7 +230,7 @@ def plan_of(job: Job, names: Sequence[str], nodes: Mapping[str, NodeRecord], cos
     )
 
 
-def _reason(name: str, costs: Mapping[str, Worker]) -> str:
+def _reason(name: str, costs: Mapping[str, NodeCost]) -> str:
     if name not in costs:
         return "is not connected"
     fastest = min(cost.unit_seconds for cost in costs.values())
@@ -241,7 +241,7 @@ def record_of(
     job: Job,
     history: History,
     nodes: Mapping[str, NodeRecord],
-    costs: Mapping[str, Worker],
+    costs: Mapping[str, NodeCost],
     workers: Mapping[str, WorkerRecord],
     *,
     seconds: float,

@@ -1,4 +1,4 @@
-"""Alternatives to the master's own merge, which processes contributions once, as they arrive (`sync.update`).
+"""Alternatives to the master's own merge, which processes contributions once, as they arrive (`agreements.update`).
 
 Threads and device are the merges of the first system of this kind, for comparison: both wait until all contributions
 have arrived, and read every sum of two from memory again.
@@ -9,8 +9,8 @@ have arrived, and read every sum of two from memory again.
                   trimmed, median   the same block of all contributions, sorted by coordinate
                   krum              squared distances of all pairs; the one that is nearest to most others is copied
 
-The rules are defined in `sync.robust`; the result is the same except for rounding. If the accelerator has too little
-memory, is lost, or computes no float64, the processor merges instead.
+The rules are defined in `agreements.robust`; the result is the same except for rounding. If the accelerator has too
+little memory, is lost, or computes no float64, the processor merges instead.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from evener.agreements.aggregator import WholeMerge
+from evener.agreements.layout import Flat, Floats
+from evener.agreements.robust import exchanges, merge_counters, nearest_by, num_left_out
+from evener.agreements.settings import AgreementSettings, Robust
 from evener.records.errors import MissingExtra, first_line
 from evener.records.version import pip_install
-from evener.sync.aggregator import WholeMerge
-from evener.sync.layout import Flat, Floats
-from evener.sync.protocol import Robust, SyncProtocol
-from evener.sync.robust import exchanges, merge_counters, nearest_by, num_left_out
 
 _BLOCK = 1 << 24
 """Numbers of one contribution that an accelerator processes at a time: many enough for a kernel, and few enough to need
@@ -142,7 +142,7 @@ class DeviceMerge:
 _THREADS = 6
 
 
-def merge_of(agreement: SyncProtocol, notify: Callable[[str], object] = lambda _: None) -> WholeMerge | None:
+def merge_of(agreement: AgreementSettings, notify: Callable[[str], object] = lambda _: None) -> WholeMerge | None:
     """Return the merge of a protocol; None for the master's own, by the rule `agreement.robust`.
 
     `notify` is that of `DeviceMerge`.

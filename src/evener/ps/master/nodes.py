@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from evener.agreements.worker_record import WorkerRecord
 from evener.ps.master import node_rules
 from evener.ps.master.access.quotas import MAX_NAMES
 from evener.ps.master.node_state import Decision, NodeState, Occurrence, OpenRound, Transition
@@ -13,7 +14,7 @@ from evener.ps.protocol.status import NodeStatus
 from evener.records.errors import NoUsableNode
 from evener.records.history import NodeWork
 from evener.records.profile import DeviceProfile
-from evener.sync.worker_record import WorkerRecord
+from evener.records.schema import shown
 
 MEASURING_S, MEASURING_PATIENCES = 300.0, 8.0
 """Longest time that a run waits for a node to measure its device: the larger of these seconds and patiences."""
@@ -34,8 +35,8 @@ class NodeRecord:
         profile: profile of the device, once it is measured.
         joined_at: time of its last join.
         leaving_until: time after which it is dismissed in any case; None unless it leaves on notice.
-        ready: name of the run for which it has model and data.
-        not_ready: runs that it cannot take part in.
+        ready_for: name of the run for which it has model and data.
+        left_out_of: runs that it cannot take part in.
         reason: reason of its present state.
         doing: activity, a clause.
         peak_memory_bytes: peak memory of its process.
@@ -53,8 +54,8 @@ class NodeRecord:
     profile: DeviceProfile | None = None
     joined_at: float = inf
     leaving_until: float | None = None
-    ready: str = ""
-    not_ready: set[str] = field(default_factory=set)
+    ready_for: str = ""
+    left_out_of: set[str] = field(default_factory=set)
     reason: str = ""
     doing: str = "waits"
     peak_memory_bytes: int = 0
@@ -62,6 +63,11 @@ class NodeRecord:
     steps_left: int = 0
     progress_at: float = 0.0
     worker: WorkerRecord | None = None
+
+    def leave_out(self, run: str, reason: str) -> None:
+        """Note that it cannot take part in a run."""
+        self.left_out_of.add(run)
+        self.ready_for, self.doing = "", shown(f"cannot take part: {reason}")
 
     @property
     def is_present(self) -> bool:
@@ -242,7 +248,7 @@ class Nodes:
     def _round_of(self, record: NodeRecord, is_awaited: bool) -> OpenRound:
         """Return the open round of the run for which a node is ready, or else the one that was opened last."""
         latest = max(self._rounds.values(), key=lambda round: round[1], default=(0, 0.0))
-        number, opened = self._rounds.get(record.ready, latest)
+        number, opened = self._rounds.get(record.ready_for, latest)
         return OpenRound(number, opened, is_awaited, self.patience)
 
     def _is_awaited(self, record: NodeRecord) -> bool:

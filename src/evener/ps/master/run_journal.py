@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from evener.agreements.messages import Update
 from evener.ps.master.access.quotas import MAX_EVENT_BYTES, MAX_EVENTS
 from evener.records.events import RunEvent
 from evener.records.history import Entry, History, NodeWork
 from evener.records.record import Epoch, Event, Validation
-from evener.sync.messages import Update
 
 _EVENT_BYTES = 256
 """Bytes of an event besides its message."""

@@ -6,17 +6,17 @@ from collections.abc import Collection, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from evener.oracle.apportion import Worker
+from evener.agreements.parameter_server import ParameterServer
+from evener.agreements.worker_record import WorkerRecord, seconds_of
+from evener.oracle.apportion import NodeCost
 from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.sync.parameter_server import ParameterServer
-from evener.sync.worker_record import WorkerRecord, seconds_of
 
 _MAX_FACTOR = 4.0
 """Factor of the others' time for a round, after which a slow link is no longer waited for."""
 _SEND_LESS = "use --compress int8, or --agreement average with more --local-steps, to send less"
 
 
-class ThinLine(NamedTuple):
+class SlowLink(NamedTuple):
     """A node whose link delays all others: its seconds for a round, and the others'."""
 
     node: NodeRecord
@@ -42,17 +42,17 @@ class RunSpeeds:
         self._server, self._nodes = server, nodes
 
     @property
-    def costs(self) -> dict[str, Worker]:
+    def costs(self) -> dict[str, NodeCost]:
         """Seconds per sample of all nodes at work."""
         members = self._server.members
         seconds = seconds_of([member.speed for member in members])
-        return {one.name: Worker(unit_seconds=each) for one, each in zip(members, seconds, strict=True)}
+        return {one.name: NodeCost(unit_seconds=each) for one, each in zip(members, seconds, strict=True)}
 
     @property
-    def validators(self) -> dict[str, Worker]:
+    def validators(self) -> dict[str, NodeCost]:
         """Costs of the nodes that receive whole weights to validate: without slow links, if there are others."""
         costs = {name: one for name, one in self.costs.items() if name not in self.leaving}
-        return {n: one for n, one in costs.items() if self._server.workers[n].thin_since is None} or costs
+        return {n: one for n, one in costs.items() if self._server.workers[n].slow_since is None} or costs
 
     @property
     def leaving(self) -> set[str]:
@@ -74,7 +74,7 @@ class RunSpeeds:
         for one in workers:
             one.speed.bound_claim(usual)
 
-    def thin_lines(self, moving: Collection[NodeRecord], now: float) -> list[ThinLine]:
+    def slow_links(self, moving: Collection[NodeRecord], now: float) -> list[SlowLink]:
         """Return the nodes for which more than half of the others wait, while bytes are moving, far longer than they
         needed.
 
@@ -85,7 +85,7 @@ class RunSpeeds:
             moving: nodes to which a message is being delivered.
             now: seconds.
         """
-        members, lines = self._server.members, list[ThinLine]()
+        members, lines = self._server.members, list[SlowLink]()
         for member in members:
             lease, node = member.oldest_lease, self._nodes.by_name[member.name]
             if lease is None or node.peer is None or (sent_at := member.sent_at.get(lease.number)) is None:
@@ -94,7 +94,7 @@ class RunSpeeds:
             if 2 * len(others) <= len(members) - 1 or (member.arriving is None and node not in moving):
                 continue
             usual, work = others[len(others) // 2], (member.speed.seconds or 0.0) * lease.num_samples
-            since = sent_at if member.thin_since is None else max(sent_at, member.thin_since)
+            since = sent_at if member.slow_since is None else max(sent_at, member.slow_since)
             if now - since > self._nodes.patience + work + _MAX_FACTOR * usual:
-                lines.append(ThinLine(node, now - sent_at, usual))
+                lines.append(SlowLink(node, now - sent_at, usual))
         return lines

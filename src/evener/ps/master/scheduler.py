@@ -12,18 +12,21 @@ from contextlib import contextmanager, suppress
 
 from msgspec.structs import replace
 
+from evener.agreements.parameter_server import ParameterServer
+from evener.agreements.run_memory import run_memory
+from evener.agreements.threads import ThreadPool
 from evener.ps.master.access.audit import AuditLog, trace_of
 from evener.ps.master.active_run import ActiveRun, RunStore
 from evener.ps.master.checkpointing import Checkpointer, unfinished
-from evener.ps.master.collective.collective_run import CollectiveRun
-from evener.ps.master.collective.rank_journal import RankJournal, RunStart
-from evener.ps.master.collective.rank_run import ActiveRankRun
 from evener.ps.master.finished_runs import FinishedRuns
 from evener.ps.master.lease_run import ActiveLeaseRun
+from evener.ps.master.lease_training import LeaseTraining
 from evener.ps.master.merges import merge_of
 from evener.ps.master.node_state import NodeEvent
 from evener.ps.master.nodes import NodeRecord, Nodes
-from evener.ps.master.training_run import TrainingRun
+from evener.ps.master.ranks.rank_journal import RankJournal, RunStart
+from evener.ps.master.ranks.rank_run import ActiveRankRun
+from evener.ps.master.ranks.rank_training import RankTraining
 from evener.ps.master.validation import EpochEnd
 from evener.ps.protocol.blob_stream import why_no_disk
 from evener.ps.protocol.blob_transfer import BlobSender
@@ -43,9 +46,6 @@ from evener.records.error_kind import kind_of
 from evener.records.errors import EvenerError, explain, first_line
 from evener.records.history import History
 from evener.records.schema import shown
-from evener.sync.parameter_server import ParameterServer
-from evener.sync.run_memory import run_memory
-from evener.sync.threads import ThreadPool
 from evener.system.memory import usable_memory
 from evener.wire.frame import Buffer
 
@@ -87,7 +87,7 @@ class Scheduler:
         self.audit = AuditLog(config.home.audit, config.notify, clock=config.clock)
         self._cores = ThreadPool()
         self._active: dict[str, ActiveRun] = {}
-        self.trainings: list[TrainingRun] = []
+        self.trainings: list[LeaseTraining] = []
 
     @property
     def runs(self) -> list[ActiveRun]:
@@ -110,16 +110,16 @@ class Scheduler:
         """Memory that is free for what nodes send and commands ask for: not for the run that is being submitted."""
         return max(0, self._measured_room() - self.submissions.num_bytes)
 
-    def training_of(self, node: NodeRecord) -> TrainingRun | None:
+    def training_of(self, node: NodeRecord) -> LeaseTraining | None:
         """Return the run for which a node works on leases, or will when it is ready; None if there is none."""
         for run in self.trainings:  # called for every piece of a contribution
             if run.job.nodes is None or node.name in run.job.nodes:
                 return run
         return None
 
-    def ranks_of(self, run: str) -> CollectiveRun | None:
+    def ranks_of(self, run: str) -> RankTraining | None:
         """Return the run of this name, if it is in progress and its ranks work together."""
-        return active.ranks if isinstance(active := self._active.get(run), ActiveRankRun) else None
+        return active.training if isinstance(active := self._active.get(run), ActiveRankRun) else None
 
     def run_of(self, node: NodeRecord) -> ActiveRun | None:
         """Return the run for which a node works, or will when it is ready; None if there is none."""
@@ -141,7 +141,7 @@ class Scheduler:
             return
         run = ActiveRankRun(self._config, self._nodes, self._send, state.begun.job, journal)
         with self._guarding_files(f"run {run.name}", journal):
-            run.ranks.resume(state)
+            run.training.resume(state)
             self._add(run, ())
             self._notify(f"continuing run {run.name}, whose ranks work together")
 
@@ -151,7 +151,7 @@ class Scheduler:
         merge = merge_of(snapshot.state.agreement, self._notify)
         server = ParameterServer.resume(snapshot, first_number=number, cores=self._cores, merge=merge)
         self._nodes.resume(checkpoint.nodes, self._clock())
-        training = TrainingRun(
+        training = LeaseTraining(
             checkpoint.job, server, checkpoint.history, self._nodes, self._send, self._clock, lambda: self.free_bytes
         )
         due = [EpochEnd(epoch, version, snapshot.ends[epoch]) for epoch, version in checkpoint.due.items()]
@@ -179,7 +179,7 @@ class Scheduler:
         else:
             self._finished.ask(peer, name)
 
-    def training_failed(self, training: TrainingRun, error: Exception) -> None:
+    def training_failed(self, training: LeaseTraining, error: Exception) -> None:
         """Set aside the run of `training` because of an error at the master, unless that has happened already."""
         if (run := self._active.get(training.job.run)) is not None:
             self.set_aside(run, error)
@@ -263,7 +263,7 @@ class Scheduler:
         if node.can_work:
             run.ready(node, unit_seconds)
         else:
-            node.ready = name
+            node.ready_for = name
 
     def not_ready(self, node: NodeRecord, name: str, reason: str) -> None:
         """Continue a run without a node that cannot take part in it."""
@@ -375,7 +375,7 @@ class Scheduler:
         server = ParameterServer(
             job.agreement, job.workload, submission.weights, cores=self._cores, first_number=first, merge=merge
         )
-        training = TrainingRun(job, server, History(), self._nodes, self._send, self._clock, lambda: self.free_bytes)
+        training = LeaseTraining(job, server, History(), self._nodes, self._send, self._clock, lambda: self.free_bytes)
         training.submitted = submission.submitted
         return ActiveLeaseRun(self._config, self._nodes, self._send, training, Checkpointer(self._config, job.run))
 

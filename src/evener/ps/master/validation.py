@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from math import isclose, isfinite
 from typing import NamedTuple
 
-from evener.oracle.apportion import Worker, apportion
+from evener.agreements.layout import Flat
+from evener.oracle.apportion import NodeCost, apportion
 from evener.ps.protocol.job import Job
 from evener.ps.protocol.messages import Validate, Validated
 from evener.records.record import Validation
-from evener.sync.layout import Flat
 
 
 class ValidationSlice(NamedTuple):
@@ -46,7 +46,7 @@ class ValidationPass:
         first_number: number of the first slice.
     """
 
-    def __init__(self, num_samples: int, costs: Mapping[str, Worker], first_number: int) -> None:
+    def __init__(self, num_samples: int, costs: Mapping[str, NodeCost], first_number: int) -> None:
         self._num_samples = num_samples
         self._open: dict[int, tuple[ValidationSlice, str]] = {}
         self._assigned: dict[int, set[str]] = {}
@@ -209,7 +209,7 @@ class Validations:
         return [name for name in names if name not in self._withholding] or names
 
     def give_out(
-        self, costs: Mapping[str, Worker], now: float, *, leaving: Collection[str] = (), reassign_late: bool = False
+        self, costs: Mapping[str, NodeCost], now: float, *, leaving: Collection[str] = (), reassign_late: bool = False
     ) -> list[SliceForNode]:
         """Begin the next validation, or assign the slices of lost, withholding (or late) nodes to others.
 

@@ -1,9 +1,9 @@
 """A node: joins a master, prepares for runs and computes, with PyTorch or without.
 
-node, node_run            the process of `evener join`: its main thread serves the master; other threads beat and send
-worker_session, engine    runs with an agreement: computed in that process, which loads the task and PyTorch for them
-node_ranks, rank_session  runs of ranks: a child for each, whose main function is `commands.node_rank.run_node_rank`;
-                          the parent passes messages on
+node, node_part           the process of `evener join`: its main thread serves the master; other threads beat and send
+lease_part, engine        runs with an agreement: computed in that process, which loads the task and PyTorch for them
+rank_part, rank_child     runs of ranks: a child for each, which runs `commands.node_rank.run_node_rank`; the parent
+                          passes messages on
 node_examination          questions of `evener doctor`
 
 With `--sandbox` all of this is a child inside bwrap (`commands.sandbox`).

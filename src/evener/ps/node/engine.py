@@ -21,15 +21,15 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from evener.agreements.layout import Flat, StateLayout
+from evener.agreements.messages import Lease, positions
+from evener.agreements.settings import Outer
+from evener.agreements.worker import Engine
 from evener.data.sampler import permutation
 from evener.data.shares import class_balanced_shares, order_of_parts
 from evener.ps.protocol.job import Job
 from evener.records.errors import EvenerError, InvalidInput, text_of
 from evener.records.single_sample_error import is_of_lone_sample
-from evener.sync.layout import Flat, StateLayout
-from evener.sync.messages import Lease, positions
-from evener.sync.protocol import Outer
-from evener.sync.worker import Engine
 from evener.system.pace import Pace
 
 _WARM_UP = 1

@@ -1,8 +1,8 @@
 """A node: joins a master, prepares for each run, and computes its leases, until it is dismissed.
 
     Join -> Welcome -> measure the device -> Profiled
-    Prepare -> the part in a run of an agreement (worker_session)
-    PrepareRank -> a rank of a run whose ranks work together (node_ranks)
+    Prepare -> the part in a run of an agreement (lease_part)
+    PrepareRank -> a rank of a run whose ranks work together (rank_part)
     BlobChunk, and the other messages of a run -> the part in that run
     Release -> that part ends
     Dismiss -> the node ends
@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from evener.ps.node.departure import COMMAND, Departure
+from evener.ps.node.lease_part import LeasePart
 from evener.ps.node.node_examination import NodeExaminer
-from evener.ps.node.node_ranks import NodeRanks
-from evener.ps.node.node_run import Buffers, Handler, NodeConfig, NodeRun
+from evener.ps.node.node_part import Buffers, Handler, NodeConfig, NodePart
+from evener.ps.node.rank_part import RankPart
 from evener.ps.node.reconnecting_client import Dial, Inbox, ReconnectingClient, RunEnded, ThreadedInbox
-from evener.ps.node.worker_session import WorkerSession
 from evener.ps.protocol.examination_messages import Examine, ProbeNodes
 from evener.ps.protocol.job import Job, decode_job
 from evener.ps.protocol.messages import (
@@ -74,7 +74,7 @@ class Node:
         self._config, self._log, self._name = config, log, config.name
         self._incarnation = time.time_ns() // 10**6
         self._profile: DeviceProfile | None = None
-        self._run: WorkerSession | NodeRanks | None = None
+        self._run: LeasePart | RankPart | None = None
         self._steps = 0
         self._watch: DeviceWatch | None = None
         self._handlers: dict[type[Header], Handler] = {
@@ -93,7 +93,7 @@ class Node:
             config.grace,
             config.leave_request,
             self._client.send_last,
-            lambda: self._run is not None and self._run.has_begun,
+            lambda: self._run is not None and self._run.is_prepared,
             lambda: self._client.is_connected,
             self._keep_rank,
             self._log,
@@ -156,7 +156,7 @@ class Node:
 
     def _work(self) -> None:
         """Work on the leases, one at a time, until a frame arrives or none is left."""
-        while isinstance(self._run, WorkerSession) and self._run.can_work:
+        while isinstance(self._run, LeasePart) and self._run.can_work:
             if not self._attempt(self._run.work):
                 return
             self._note_progress()
@@ -237,28 +237,28 @@ class Node:
 
     def _keep_rank(self) -> None:
         """Let the rank of this node finish its step, though the same signal may have reached it."""
-        if isinstance(run := self._run, NodeRanks):
+        if isinstance(run := self._run, RankPart):
             run.carry_on()
 
     def _on_prepare(self, _: Prepare, buffers: Buffers) -> None:
         job = decode_job(buffers[0])
-        if isinstance(self._run, WorkerSession) and self._run.job.run == job.run:
+        if isinstance(self._run, LeasePart) and self._run.job.run == job.run:
             return  # requested over an earlier connection
         if not self._takes_part(job):
             return
         if job.agreement.is_overlapped and isinstance(self._inbox, Inbox):
             self._inbox = ThreadedInbox(self._client, self._inbox.waiting, self._aside)
-        self._run = WorkerSession(job, self._config, self._send, self._between_steps)
+        self._run = LeasePart(job, self._config, self._send, self._between_steps)
         self._watch_device()
         self._advance(self._run, self._run.start)
 
     def _on_prepare_rank(self, _: PrepareRank, buffers: Buffers) -> None:
         job = decode_rank_job(buffers[0])
-        if isinstance(self._run, NodeRanks) and self._run.job == job:
+        if isinstance(self._run, RankPart) and self._run.job == job:
             self._run.repeat_ready()
             return
         if self._takes_part(job, self._no_ranks()):
-            self._run = NodeRanks(job, self._config, self._send_at_once, self._log)
+            self._run = RankPart(job, self._config, self._send_at_once, self._log)
             self._advance(self._run, self._run.start)
 
     def _no_ranks(self) -> str:
@@ -282,17 +282,17 @@ class Node:
         if self._run is not None:
             self._advance(self._run, self._run.on_chunk, chunk, buffers[0])
 
-    def _advance(self, run: NodeRun, action: Callable[..., None], *arguments: Any) -> None:
+    def _advance(self, run: NodePart, action: Callable[..., None], *arguments: Any) -> None:
         """Take a step of the preparation."""
-        had_begun = run.has_begun
+        was_prepared = run.is_prepared
         with sign_of_life(self._log, f"preparing for {run.job.title}"):
             succeeded = self._attempt(action, *arguments)
-        if succeeded and run.has_begun and not had_begun:
+        if succeeded and run.is_prepared and not was_prepared:
             self._log(f"ready for {run.job.title}")
 
     def _on_quarantine(self, quarantine: Quarantine, _: Buffers) -> None:
         self._log(f"excluded: {quarantine.reason}; the master uses this node again in {quarantine.seconds:.3g} s")
-        if isinstance(self._run, WorkerSession):
+        if isinstance(self._run, LeasePart):
             self._run.drop_leases()
 
     def _on_release(self, release: Release, _: Buffers) -> None:
@@ -339,7 +339,7 @@ class Node:
             torch=config.versions.torch,
             clock=time.time(),
             device=config.device,
-            run=run.job.run if isinstance(run, WorkerSession) and run.has_begun else "",
+            run=run.job.run if isinstance(run, LeasePart) and run.is_prepared else "",
             profile=self._profile,
             key=config.key,
             is_named=config.is_named,

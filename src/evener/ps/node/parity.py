@@ -17,13 +17,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from evener import autodiff as ad
+from evener.agreements.layout import Flat
 from evener.data.loader import collect, split_batch
 from evener.ps.node.engine import ModelBackend
 from evener.ps.node.thin_backend import ThinBackend
 from evener.ps.node.torch_backend import TorchBackend
 from evener.records.errors import InvalidInput
 from evener.records.task import Task, ThinTask
-from evener.sync.layout import Flat
 
 _SAMPLES, _STEPS = 16, 3
 _EQUAL_SAMPLES, _EQUAL = 1e-6, 1e-8

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener import autodiff as ad
+from evener.agreements.layout import Flat, StateLayout, layout_of
+from evener.agreements.settings import Outer
 from evener.ps.protocol.server_optimizer import group_numbers, server_optimizer
 from evener.records.atomic import atomic_write
 from evener.records.errors import InvalidInput, require
 from evener.records.task import ThinTask
-from evener.sync.layout import Flat, StateLayout, layout_of
-from evener.sync.protocol import Outer
 
 _STATE, _OPTIMIZER_PREFIX = "state", "optimizer."
 _DTYPES = {"fp32": np.float32, "fp64": np.float64}

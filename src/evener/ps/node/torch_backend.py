@@ -22,17 +22,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adam, AdamW, Optimizer, SparseAdam
 
+from evener.agreements.layout import Flat, flat_of
+from evener.agreements.settings import Outer
 from evener.data.loader import collect, count_samples, labels_of, seed_all, split_batch, to_device
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.op_registry import without_synchronised
-from evener.parallel.parallel_model import require_scalar
+from evener.parallel.parallel_model import count_correct, require_scalar
 from evener.parallel.refusals import refuse_lazy
 from evener.ps.node.torch_state import TorchState, layout_of_model, shared_state
 from evener.ps.protocol.server_optimizer import group_numbers, server_optimizer
 from evener.records.errors import TaskCannot, UnknownOptimizer
 from evener.records.task import Task
-from evener.sync.layout import Flat, flat_of
-from evener.sync.protocol import Outer
 from evener.system import accelerators
 from evener.tracer.nested import call
 
@@ -103,6 +103,10 @@ class TorchBackend:
         """Make another backend of the same model, as it is now, and data, which computes in `precision`."""
         task = replace(self._task, model=lambda: copied(self.model), train_data=lambda: self.train_data)
         return TorchBackend(task, self._seed, precision)
+
+    def samples(self, count: int) -> tuple[Any, Any]:
+        """Return inputs and targets of `count` training samples, in the run's precision, on the device."""
+        return self._batch(self.train_data, np.arange(count, dtype=np.int64) % self.num_samples, 0)
 
     @property
     def num_validation(self) -> int:
@@ -201,7 +205,7 @@ class TorchBackend:
         with self._precision.autocast():
             outputs = call(self.model, inputs)
             loss = self._task.loss(outputs, targets)
-        correct = self._correct(outputs, targets).to(self._device, accelerators.widest(self._device))
+        correct = count_correct(self._task, outputs, targets).to(self._device, accelerators.widest(self._device))
         sums = torch.stack((accelerators.wide(loss) * (stop - first), correct))
         loss_sum, num_correct = sums.tolist()
         return loss_sum, num_correct
@@ -219,14 +223,6 @@ class TorchBackend:
         inputs, targets = split_batch(collect(dataset, indices, self._seed, epoch))
         prepare = self._precision.prepare
         return prepare(to_device(inputs, self._device)), prepare(to_device(targets, self._device))
-
-    def _correct(self, outputs: Any, targets: Any) -> Tensor:
-        if self._task.correct is None:
-            return torch.zeros((), device=self._device)
-        if callable(self._task.correct):
-            return torch.as_tensor(self._task.correct(outputs, targets)).detach()
-        right: Tensor = (outputs.argmax(1) == targets).sum()
-        return right
 
 
 def _refuse_sparse(task: Task, model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from evener.sync.layout import ArraySpec, Flat, Kind, StateLayout, known_dtype
+from evener.agreements.layout import ArraySpec, Flat, Kind, StateLayout, known_dtype
 from evener.system import accelerators
 
 

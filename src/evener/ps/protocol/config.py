@@ -1,5 +1,5 @@
 """Configuration of a master: its state folder, which makes it the same master after a restart, its identity, and a
-clock.
+clock; and what nodes have, too: versions and cache folders.
 """
 
 from __future__ import annotations

@@ -11,6 +11,10 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from evener.agreements.compression import as_bytes
+from evener.agreements.layout import Flat, StateLayout
+from evener.agreements.settings import AgreementSettings, Grouped, Workload
+from evener.agreements.snapshot import require_free
 from evener.ps.protocol.blob_stream import StreamWriter
 from evener.ps.protocol.blob_transfer import BlobReceiver
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, RunRejected, Send
@@ -18,10 +22,6 @@ from evener.ps.protocol.rank_messages import MAX_RANK_JOB_BYTES, RankJob, decode
 from evener.records.decoding import decode_msgpack
 from evener.records.errors import EvenerError, InvalidFile, require
 from evener.records.schema import NOT_DECODED, Digest, Finite, Name, Part, RunName, Text, Whole, Word, shown
-from evener.sync.compression import as_bytes
-from evener.sync.layout import Flat, StateLayout
-from evener.sync.protocol import Grouped, SyncProtocol, Workload
-from evener.sync.snapshot import require_free
 from evener.system.memory import usable_memory
 from evener.wire.errors import BadFrame
 
@@ -68,7 +68,7 @@ class Job(Part, frozen=True, kw_only=True):
     options: dict[Name, Text] = {}
     precision: Word = "fp32"
     agreement_name: Word
-    agreement: SyncProtocol
+    agreement: AgreementSettings
     workload: Workload
     layout: StateLayout
     fixed_sum: Finite | None = None

@@ -13,10 +13,10 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta
 
+from evener.agreements.messages import Answer, Push
 from evener.records.error_kind import ErrorKind
 from evener.records.profile import DeviceProfile
 from evener.records.schema import Count, Digest, Finite, Loss, Name, Quantity, RunName, Seconds, Text, UnitSeconds, Word
-from evener.sync.messages import Answer, Push
 from evener.wire.frame import Buffer
 
 PROTOCOL_VERSION = 7

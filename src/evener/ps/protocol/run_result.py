@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save
 
+from evener.agreements.layout import Flat
 from evener.records.atomic import atomic_write
 from evener.records.decoding import decode_json
 from evener.records.error_kind import ErrorKind
 from evener.records.errors import EvenerError, MissingFile
 from evener.records.record import RECORD, WEIGHTS, TrainRecord
 from evener.records.schema import NOT_DECODED
-from evener.sync.layout import Flat
 
 _END = "end.json"
 

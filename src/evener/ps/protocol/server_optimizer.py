@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from evener.agreements import settings
+from evener.agreements.settings import Outer, Rate
 from evener.records.errors import UnknownOptimizer
-from evener.sync import protocol
-from evener.sync.protocol import Outer, Rate
 
 Hyperparameters = Mapping[str, Any]
 """Hyperparameters of one group of parameters: `lr`, `momentum`, `betas` ..., as far as the optimizer has them."""
@@ -37,7 +37,7 @@ def server_optimizer(
     rules = tuple([_rule(kind, group, [step[i] for step in schedule]) for i, group in enumerate(groups)])
     if all(rule == rules[0] for rule in rules):
         return rules[0]
-    return protocol.Grouped(rules=rules, group_of=tuple(group_of))
+    return settings.Grouped(rules=rules, group_of=tuple(group_of))
 
 
 def group_numbers(groups: Sequence[Hyperparameters], parameters: Iterable[object]) -> list[int]:
@@ -46,7 +46,7 @@ def group_numbers(groups: Sequence[Hyperparameters], parameters: Iterable[object
     return [numbers.get(id(one), 0) for one in parameters]
 
 
-def _rule(kind: str, group: Hyperparameters, steps: Sequence[Hyperparameters]) -> protocol.Sgd | protocol.Adam:
+def _rule(kind: str, group: Hyperparameters, steps: Sequence[Hyperparameters]) -> settings.Sgd | settings.Adam:
     """Return the server's rule for one group of parameters; `steps` has its hyperparameters in every step."""
     for step in steps:
         changed = [name for name in _FIXED if name in step and step[name] != group[name]]
@@ -55,7 +55,7 @@ def _rule(kind: str, group: Hyperparameters, steps: Sequence[Hyperparameters]) -
     rate, weight_decay = _rate([step["lr"] for step in steps]), float(group.get("weight_decay", 0.0))
     if kind == _SGD:
         _refuse_if(group.get("dampening", 0) != 0, "dampening")
-        return protocol.Sgd(
+        return settings.Sgd(
             learning_rate=rate,
             momentum=float(group["momentum"]),
             is_nesterov=bool(group["nesterov"]),
@@ -63,7 +63,7 @@ def _rule(kind: str, group: Hyperparameters, steps: Sequence[Hyperparameters]) -
         )
     _refuse_if(kind not in _ADAM, kind)
     _refuse_if(group.get("amsgrad", False), "amsgrad")
-    return protocol.Adam(
+    return settings.Adam(
         learning_rate=rate,
         betas=(float(group["betas"][0]), float(group["betas"][1])),
         eps=float(group["eps"]),

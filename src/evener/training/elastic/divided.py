@@ -49,10 +49,10 @@ from evener.training.checkpoint import Checkpoints, write_weights
 from evener.training.context import RankContext
 from evener.training.elastic.held_state import HeldState, StateHead, assemble, head_of
 from evener.training.elastic.loop import NO_STEP, ElasticLoop
+from evener.training.elastic.loss_events import add_untold
 from evener.training.elastic.part_copies import PartCopies
 from evener.training.elastic.plan import plan_among, vacant_places, with_nodes
 from evener.training.elastic.state_transfer import share_states
-from evener.training.elastic.telling import add_untold
 from evener.training.loop import Loop
 from evener.training.training import Training, make_training
 

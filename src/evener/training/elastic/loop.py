@@ -9,7 +9,7 @@ while steps are left:
 Ranks agree on a state in `replicated` if each has all of it, and in `divided` if each has a part.
 
 The loss itself is noticed elsewhere: the process that started the ranks (`launch.ranks`, or a master's
-`collective_run`) sees it by `membership.rank_supervisor`, whose `coordinator` announces the next generation;
+`rank_training`) sees it by `membership.rank_supervisor`, whose `coordinator` announces the next generation;
 `membership.elastic_group` then aborts the connections of this rank. docs/journey.md follows a loss from end to end.
 """
 
@@ -26,7 +26,7 @@ from evener.membership.elastic_group import ElasticGroup
 from evener.membership.generation import Generation
 from evener.records.errors import NodeLost
 from evener.records.plan import Plan
-from evener.training.elastic.telling import tell_generation
+from evener.training.elastic.loss_events import tell_generation
 from evener.training.loop import Loop
 from evener.training.session import TrainingSession
 from evener.training.training import Training

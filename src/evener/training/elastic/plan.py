@@ -12,8 +12,8 @@ from typing import cast
 
 import msgspec
 
-from evener.launch.nodes import LocalNode, relative_shares
-from evener.oracle.apportion import Worker
+from evener.launch.nodes import NodeSpec, relative_shares
+from evener.oracle.apportion import NodeCost
 from evener.records.plan import Assignment, Plan, Strategy
 from evener.training.planning import Rows, Shape, divide
 
@@ -42,7 +42,7 @@ def plan_among(first: Plan, nodes: Sequence[str], shares: str, came: Sequence[As
         samples=first.micro_batch_size,
         shares=[speeds[node] for node in nodes],
     )
-    by_name = {a.node: LocalNode(name=a.node, device=a.device) for a in known}
+    by_name = {a.node: NodeSpec(name=a.node, device=a.device) for a in known}
     return divide(shape, [by_name[node] for node in nodes], (), first.batch_size)
 
 
@@ -66,7 +66,7 @@ def with_nodes(plan: Plan, came: Iterable[Assignment]) -> Plan:
     return msgspec.structs.replace(plan, assignments=(*plan.assignments, *ranked))
 
 
-def came(plan: Plan, costs: Mapping[str, Worker]) -> list[Assignment]:
+def came(plan: Plan, costs: Mapping[str, NodeCost]) -> list[Assignment]:
     """Return assignments without samples for the nodes of `costs`, which joined the run later."""
     return [
         Assignment(

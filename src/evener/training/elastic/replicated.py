@@ -39,7 +39,7 @@ from evener.membership.elastic_group import ElasticGroup
 from evener.membership.generation import Generation
 from evener.membership.resume_point import RankProgress, ResumePoint, choose_resume_point
 from evener.membership.side_channel import SideChannel
-from evener.oracle.apportion import Worker, apportion
+from evener.oracle.apportion import NodeCost, apportion
 from evener.oracle.cost.topology import LinkCost
 from evener.oracle.rebalance import Balance
 from evener.parallel.replicated import ReplicatedModel
@@ -50,9 +50,9 @@ from evener.records.plan import Plan
 from evener.training.admission import publish_costs
 from evener.training.elastic.held_state import HeldState
 from evener.training.elastic.loop import NO_STEP, ElasticLoop
+from evener.training.elastic.loss_events import add_untold
 from evener.training.elastic.plan import came, with_nodes
 from evener.training.elastic.state_transfer import send_state, take_state
-from evener.training.elastic.telling import add_untold
 from evener.training.loop import Loop
 from evener.training.training import Training, division_workers, follows_speeds, make_sampler
 
@@ -197,7 +197,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         config: RunConfig,
         membership: ElasticGroup,
         is_late: bool,
-        own_cost: Worker | None = None,
+        own_cost: NodeCost | None = None,
         slowest_link: LinkCost | None = None,
     ) -> None:
         super().__init__(training.group, training.plan, config, membership)
@@ -273,10 +273,10 @@ class ReplicatedElasticLoop(ElasticLoop):
         """Divide samples among the ranks of `generation`, by the costs that a rank with the state knows."""
         before, monitor, group = self._training, self._loop.monitor, self._training.group
         if monitor.balance is not None:
-            known = zip(before.plan.assignments, monitor.balance.workers, strict=True)
+            known = zip(before.plan.assignments, monitor.balance.costs, strict=True)
             self._costs |= {a.node: worker for rank, (a, worker) in enumerate(known) if rank not in monitor.awaited}
         rows = group.all_gather_bytes(msgspec.json.encode(self._costs))
-        costs_by_rank = [decode_json(row, dict[str, Worker]) for row in rows]
+        costs_by_rank = [decode_json(row, dict[str, NodeCost]) for row in rows]
         self._costs = costs_by_rank[point.source]
         for node, costs in zip(generation.nodes, costs_by_rank, strict=True):
             self._costs.setdefault(node, costs[node])  # only a new node knows its own costs
@@ -294,11 +294,11 @@ class ReplicatedElasticLoop(ElasticLoop):
             plan=plan,
             sampler=make_sampler(before.context, plan, group.rank, division),
             division=division,
-            balance=Balance(workers=present, shares=shares) if is_balanced else None,
+            balance=Balance(costs=present, shares=shares) if is_balanced else None,
         )
         self._loop.regroup(self._training, [a.node for a in self._plan.assignments], awaited)
 
-    def _awaited(self, workers: Sequence[Worker], new: Sequence[int]) -> dict[int, Worker]:
+    def _awaited(self, workers: Sequence[NodeCost], new: Sequence[int]) -> dict[int, NodeCost]:
         """Return the `new` ranks that get the state in the background, with their costs."""
         others = sum(worker.capacity for rank, worker in enumerate(workers) if rank not in new)
         if others < self._plan.micro_batch_size or self._training.context.arithmetic.scaler.is_enabled():
@@ -382,12 +382,12 @@ class ReplicatedElasticLoop(ElasticLoop):
         self._givers = [giver for giver in self._givers if giver.taker in self._loop.monitor.awaited]
 
 
-def _without(workers: Sequence[Worker], awaited: Mapping[int, Worker]) -> tuple[Worker, ...]:
+def _without(workers: Sequence[NodeCost], awaited: Mapping[int, NodeCost]) -> tuple[NodeCost, ...]:
     """Return `workers` with no samples for the `awaited` ranks."""
     return tuple(replace(one, max_units=0, min_units=0) if rank in awaited else one for rank, one in enumerate(workers))
 
 
-def plan_of(plan: Plan, nodes: Sequence[str], workers: Sequence[Worker]) -> Plan:
+def plan_of(plan: Plan, nodes: Sequence[str], workers: Sequence[NodeCost]) -> Plan:
     """Return `plan` with only `nodes`, in their order, and samples divided by the costs in `workers`."""
     assignments = {assignment.node: assignment for assignment in plan.assignments}
     shares = apportion(plan.micro_batch_size, workers)

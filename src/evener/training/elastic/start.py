@@ -14,7 +14,7 @@ from evener.comm.staged_gloo import BACKEND
 from evener.comm.step_timing import StepTimer
 from evener.config.run_config import RunConfig
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker, weights_to_workers
+from evener.oracle.apportion import NodeCost, weights_to_workers
 from evener.oracle.replication import MEAN_TIME_BETWEEN_LOSSES_S
 from evener.records.decoding import json_decoder
 from evener.records.errors import DoesNotFit, NotNeeded
@@ -102,7 +102,7 @@ def with_copies(training: Training, config: RunConfig) -> Training:
     return replace(training, plan=msgspec.structs.replace(plan, copy_steps=copies.every))
 
 
-def cost_here(context: RankContext, plan: Plan, config: RunConfig) -> Worker | None:
+def cost_here(context: RankContext, plan: Plan, config: RunConfig) -> NodeCost | None:
     """Measure the costs of samples on this node while the others train; None if `plan` knows them.
 
     With `--shares`, the node gets the average share of the others.

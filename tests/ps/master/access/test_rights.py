@@ -18,7 +18,7 @@ from evener.config.options import MasterAccess, NodesAccess, StopAccess
 from evener.ps.client import MasterClient
 from evener.ps.master.command_handlers import COMMANDS, CommandHandlers
 from evener.ps.node.node import Node
-from evener.ps.node.node_run import NodeConfig
+from evener.ps.node.node_part import NodeConfig
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.directions import ToCommand, ToNode
 from evener.ps.protocol.messages import Invite, RevokeInvitation

@@ -1,0 +1,219 @@
+"""The common weights, version after version, and the bytes that bring a worker up to date.
+
+A version does not change while it is being read. If changes are compressed, the server keeps a copy of the workers'
+weights. It sends the difference of the true weights to that copy, and the copy and the workers change by the decoded
+difference, so both hold the same bits; the compression error is part of the next difference. In rounds all workers
+change together and share one copy; otherwise each has one of its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from evener.agreements.compression import Bytes, Compressor, compressor_for
+from evener.agreements.layout import Flat, Floats, StateLayout
+from evener.agreements.settings import AgreementSettings, Outer
+from evener.agreements.threads import ThreadPool
+from evener.agreements.update import Optimiser
+from evener.records.errors import InvalidFile
+
+
+class Buffer:
+    """Memory for one state, which knows whether it is still in use."""
+
+    __slots__ = ("_view", "flat")
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat = flat
+        self._view: weakref.ref[Any] | None = None
+
+    def lend(self) -> memoryview:
+        """Return the bytes, which are in use until the last reference to them, or to a part of them, is gone."""
+        view: NDArray[np.uint8] | None = None if self._view is None else self._view()
+        if view is None:
+            view = self.flat.memory[:]
+            self._view = weakref.ref(view)
+        return view.data
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether the result of `lend` is still referenced."""
+        return self._view is not None and self._view() is not None
+
+
+_SPARE_BUFFERS = 2
+"""Number of versions of the weights that are kept for reuse when all have received them."""
+
+
+class BufferPool:
+    """Buffers for states of one layout, reused when they are no longer in use."""
+
+    def __init__(self, layout: StateLayout) -> None:
+        self._layout = layout
+        self._buffers: list[Buffer] = []
+
+    def take(self) -> Buffer:
+        """Return a buffer that is not in use, with arbitrary contents."""
+        for i, buffer in enumerate(self._buffers):
+            if not buffer.is_lent:
+                return self._buffers.pop(i)
+        return Buffer(Flat(self._layout))
+
+    def put_back(self, buffer: Buffer) -> None:
+        """Add `buffer`, which may still be in use, for later reuse."""
+        self._buffers.append(buffer)
+
+    def trim(self) -> None:
+        """Free most of the buffers that are not in use, if there are more than enough for a reader or two."""
+        if len(self._buffers) > _SPARE_BUFFERS:
+            spare = [buffer for buffer in self._buffers if not buffer.is_lent]
+            self._buffers = [buffer for buffer in self._buffers if buffer not in spare[_SPARE_BUFFERS:]]
+
+    def clear(self) -> None:
+        """Free the buffers that were put back."""
+        self._buffers.clear()
+
+
+class CommonWeights:
+    """The common weights and their optimizer.
+
+    Args:
+        weights: initial weights, which are changed from now on.
+        outer: settings of the optimizer.
+        cores: threads that compute.
+        clip_norm: bound on the norm of a gradient; None for none.
+    """
+
+    def __init__(self, weights: Flat, outer: Outer, cores: ThreadPool, clip_norm: float | None = None) -> None:
+        self.version = 0
+        self.optimiser = Optimiser(outer, weights.layout, cores, clip_norm)
+        self._present, self._pool = Buffer(weights), BufferPool(weights.layout)
+
+    @property
+    def weights(self) -> Flat:
+        """The present weights."""
+        return self._present.flat
+
+    def lend(self) -> memoryview:
+        """Return the present weights to read, which do not change while the result is referenced."""
+        return self._present.lend()
+
+    def update(self, change: Flat, unused: frozenset[int] = frozenset()) -> None:
+        """Make the next version; the parameters with indices `unused` do not change."""
+        present = self._present
+        if present.is_lent:
+            self._pool.trim()
+            self._present = self._pool.take()
+            self._pool.put_back(present)
+        self.optimiser.step(self.version, present.flat, change, into=self._present.flat, unused=unused)
+        self.version += 1
+
+    def resume(self, version: int, optimiser: Mapping[str, Floats]) -> None:
+        """Set the version of the weights, and the optimizer's arrays.
+
+        Raises:
+            InvalidFile: arrays are missing, or of another shape.
+        """
+        for name, array in self.optimiser.arrays.items():
+            saved = optimiser.get(name)
+            if saved is None or saved.shape != array.shape or saved.dtype != array.dtype:
+                raise InvalidFile(f"the snapshot has no {name} of the optimizer with {array.size} numbers")
+            np.copyto(array, saved)
+        self.version = version
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """Bytes for a worker: the weights, or their difference to those of version `base`; None: to zeros."""
+
+    kind: Literal["weights", "difference"]
+    image: memoryview
+    base: int | None = None
+
+
+@dataclass
+class Copy:
+    """A copy of a worker's weights.
+
+    Attributes:
+        flat: weights of the worker.
+        version: version that they represent.
+        base: version to which `image` is the difference.
+        image: encoded difference; None at first.
+    """
+
+    flat: Flat
+    version: int
+    base: int = -1
+    image: Bytes | None = None
+
+
+_ZEROS = -1
+"""Version number of zeros."""
+
+
+class Broadcast:
+    """Encodes weights for the workers.
+
+    Args:
+        agreement: protocol, which sets the compression.
+        common: true weights.
+        cores: threads that compress.
+    """
+
+    def __init__(self, agreement: AgreementSettings, common: CommonWeights, cores: ThreadPool) -> None:
+        self._common = common
+        self._compressor = compressor_for(common.weights.layout, agreement.pull, cores)
+        self._for_slow_link = compressor_for(common.weights.layout, agreement.slow_link, cores)
+        self._is_shared = agreement.staleness == 0
+        self._copies: dict[str, Copy] = {}
+        self._versions: dict[str, int] = {}
+
+    def contents(self, worker: str, *, is_slow_link: bool = False) -> Contents:
+        """Return the bytes for `worker`, which has received everything since it was last forgotten.
+
+        Args:
+            worker: name of the worker.
+            is_slow_link: whether to use the compression for slow links.
+        """
+        if is_slow_link and self._for_slow_link is not None:
+            return self._for_slow_links(self._for_slow_link, worker)
+        if self._compressor is None:
+            return Contents("weights", self._common.lend())
+        copy = self._up_to_date(self._compressor, "" if self._is_shared else worker)
+        before = self._versions.get(worker)
+        self._versions[worker] = copy.version
+        if copy.image is not None and before == copy.base:
+            return Contents("difference", copy.image.data, copy.base)
+        return Contents("weights", copy.flat.memory.copy().data)
+
+    def forget(self, worker: str) -> None:
+        """Send `worker` whole weights next time, since it is gone, or its copy is unknown."""
+        self._versions.pop(worker, None)
+        self._copies.pop(worker, None)
+
+    def _for_slow_links(self, compressor: Compressor, worker: str) -> Contents:
+        """Return the difference from the copy of `worker` to the weights; from zeros if its copy is unknown."""
+        if (copy := self._copies.get(worker)) is None:
+            copy = self._copies[worker] = Copy(Flat(self._common.weights.layout), _ZEROS)
+        base, copy.version = copy.version, self._common.version
+        image = np.empty(compressor.num_bytes, np.uint8)
+        compressor.pack_difference(self._common.weights, copy.flat, image)
+        return Contents("difference", image.data, None if base == _ZEROS else base)
+
+    def _up_to_date(self, compressor: Compressor, key: str) -> Copy:
+        version = self._common.version
+        if key not in self._copies:
+            self._copies[key] = Copy(self._common.weights.copy(), version)
+        copy = self._copies[key]
+        if copy.version != version:
+            copy.base, copy.version = copy.version, version
+            copy.image = np.empty(compressor.num_bytes, np.uint8)
+            compressor.pack_difference(self._common.weights, copy.flat, copy.image)
+        return copy

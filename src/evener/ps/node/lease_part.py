@@ -1,0 +1,121 @@
+"""A node's part in a run of an agreement: it works on leases, and validates.
+
+    Prepare -> fetch code and data -> make the engine -> Ready
+    ServerReply with a lease -> work -> Contribution -> ServerReply with a lease -> ...
+    Validate -> Validated
+
+Both sides may send a message twice; a lease is worked on once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from evener.agreements.compression import as_bytes
+from evener.agreements.layout import Flat
+from evener.agreements.messages import Lease, Push
+from evener.agreements.worker import WorkerReplica
+from evener.ps.node.checkpoint_sender import SendToMaster
+from evener.ps.node.engine import EngineSetup, NodeEngine
+from evener.ps.node.node_part import Buffers, NodeConfig, NodePart
+from evener.ps.protocol.job import Job
+from evener.ps.protocol.messages import Contribution, Ready, ServerReply, Validate, Validated
+from evener.records.schema import summable
+
+
+class LeasePart(NodePart):
+    """A node's part in one job; close it.
+
+    Args:
+        job: job to do.
+        config: configuration of the node.
+        send: sends a message to the master.
+        between_steps: called between local steps; raises if the run is over.
+    """
+
+    job: Job
+
+    def __init__(self, job: Job, config: NodeConfig, send: SendToMaster, between_steps: Callable[[], None]) -> None:
+        super().__init__(job, config, send)
+        self._between_steps = between_steps
+        self._engine: NodeEngine | None = None
+        self._replica: WorkerReplica | None = None
+        self._leases: deque[Lease] = deque()
+        self._unanswered: dict[int, tuple[Push, memoryview]] = {}
+        self.handlers = {ServerReply: self.on_reply, Validate: self.validate}
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether code, data and engine are complete."""
+        return self._replica is not None
+
+    @property
+    def can_work(self) -> bool:
+        """Whether a lease can be worked on now."""
+        replica = self._replica
+        return bool(self._leases) and replica is not None and len(replica.underway) < self.job.agreement.depth
+
+    def on_complete(self) -> None:
+        """Make the engine. Raises the errors of the task's own code."""
+        job, config = self.job, self._config
+        self._engine = config.build(
+            EngineSetup(
+                job=job,
+                code=self.code,
+                data=self.data,
+                device=config.device,
+                speed=config.speed,
+                between_steps=self._between_steps,
+            )
+        )
+        unit_seconds = self._engine.unit_seconds()
+        self._replica = WorkerReplica(self._engine, job.agreement)
+        self._send(Ready(run=job.run, unit_seconds=unit_seconds))
+
+    def on_reply(self, reply: ServerReply, buffers: Buffers) -> None:
+        """Take an answer of the server."""
+        answer, replica = reply.answer, self._replica
+        if replica is None:
+            return
+        if answer.answers is not None:
+            self._unanswered.pop(answer.answers, None)
+        replica.take(answer, buffers[0] if buffers else None)
+        if answer.resets_leases:
+            self._leases.clear()
+        if answer.lease is not None and not self._knows(replica, answer.lease.number):
+            self._leases.append(answer.lease)
+
+    def work(self) -> None:
+        """Work on the oldest lease, and send the result."""
+        assert self._replica is not None
+        push, image = self._replica.work(self._leases.popleft())
+        self._unanswered[push.number] = push, image
+        self._send(Contribution(run=self.job.run, push=push), image)
+
+    def validate(self, request: Validate, buffers: Buffers) -> None:
+        """Validate the weights on a slice of the validation data, and send the result."""
+        if self._engine is None:
+            return
+        weights = Flat(self.job.layout, as_bytes(buffers[0]))
+        loss, correct = self._engine.validate(weights, request.first, request.size)
+        self._send(Validated(run=self.job.run, number=request.number, loss=summable(loss), correct=correct))
+
+    def resend(self) -> None:
+        """Send unanswered messages again, over a new connection; the master repeats the valid leases."""
+        super().resend()
+        for push, image in self._unanswered.values():
+            self._send(Contribution(run=self.job.run, push=push), image)
+
+    def drop_leases(self) -> None:
+        """Forget all leases: other nodes have them now."""
+        self._leases.clear()
+
+    def close(self) -> None:
+        """End the part in the run."""
+        super().close()
+        if self._engine is not None:
+            self._engine.close()
+
+    def _knows(self, replica: WorkerReplica, number: int) -> bool:
+        return number in replica.underway or any(lease.number == number for lease in self._leases)

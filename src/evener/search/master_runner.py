@@ -1,0 +1,314 @@
+"""Trials as runs of a master, on nodes that have joined it. Weights, optimizer and data position stay at the master.
+
+    start     submits a run of the trial on the given nodes, or assigns them to its suspended run
+    answer    suspends the run if it is over: without nodes, it loses nothing
+    forget    stops the run
+    receive   returns ends of epochs, ends of runs, and losses of nodes
+
+A killed node loses the step that it had begun; a killed master loses what it had not written to disk. A killed search
+finds its runs again by the names in `runs.json` in the study's folder.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from evener.config.run_config import RunConfig
+from evener.launch.nodes import NodeSpec
+from evener.ps.client import MasterClient
+from evener.ps.node.engine import ModelBackend
+from evener.ps.protocol.blob import Blob
+from evener.ps.protocol.job import Job
+from evener.ps.protocol.messages import Header, RunEvents, RunFinished, RunRejected, StopRun
+from evener.ps.protocol.status import NodeStatus, RunStatus
+from evener.records.atomic import atomic_write
+from evener.records.errors import EvenerError, InvalidInput, NodeLost, NoUsableNode
+from evener.records.events import RunEvent, decode_events
+from evener.records.record import WEIGHTS, Epoch
+from evener.records.schema import Noun, RunName, encode_noun, read_noun
+from evener.search.local_runner import RunEnd
+from evener.search.placement import TrialNode
+from evener.wire.errors import ConnectionLost
+from evener.wire.frame import Frame
+
+_LOOK_INTERVAL_S = 1.0
+"""Seconds between two queries of the master's nodes."""
+_MAX_AWAY_LOOKS = 3
+"""A trial moves to other nodes after this many queries in which its node's connection was broken. A node that a
+restarted master expects back has longer.
+"""
+
+
+class Submittable(NamedTuple):
+    """A trial, prepared for submission.
+
+    Attributes:
+        job: the job without its name and nodes.
+        blobs: files that are sent with it.
+        backend: provides the initial weights and writes the final ones.
+    """
+
+    job: Job
+    blobs: list[Blob]
+    backend: ModelBackend
+
+
+class _ActiveRun(NamedTuple):
+    """A trial that nodes work on."""
+
+    nodes: tuple[str, ...]
+    config: RunConfig
+    backend: ModelBackend
+
+
+class MasterRunner:
+    """Runs trials on a master's nodes, as `TrialRunner` describes; call `close` at the end.
+
+    Args:
+        client: client of the master.
+        folder: folder of the study.
+        prepare: prepares a trial's run for submission; its second argument says whether several nodes share it.
+        notify: shows a message to the user.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        client: MasterClient,
+        folder: Path,
+        prepare: Callable[[RunConfig, bool], Submittable],
+        notify: Callable[[str], None],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._client, self._prepare, self._notify, self._clock = client, prepare, notify, clock
+        self._names = RunNames(folder)
+        self._running: dict[int, _ActiveRun] = {}
+        self._suspended: set[int] = set()
+        self._events: deque[tuple[int, RunEvent | RunEnd]] = deque()
+        self._present: list[NodeSpec] = []
+        self._away: dict[str, int] = {}
+        self._fastest, self._next_look, self._is_waiting = 0.0, 0.0, False
+        self._retry(self._adopt_runs)
+
+    def nodes(self) -> Sequence[TrialNode]:
+        """Return the nodes that no other run of the master uses."""
+        if self._clock() >= self._next_look:
+            self._retry(self._look)
+        return self._present
+
+    def start(self, number: int, nodes: Sequence[str], config: RunConfig) -> None:
+        """Submit the run of a trial on these nodes, or assign them to its suspended run."""
+        try:
+            submittable = self._prepare(config, len(nodes) > 1)
+        except EvenerError as error:  # raised by the task with these options
+            self._events.append((number, RunEnd(error)))
+            return
+        try:
+            self._retry(lambda: self._assign_or_submit(number, tuple(nodes), submittable))
+        except InvalidInput as error:  # raised by the master: another run uses a node by now
+            self._next_look = 0.0
+            self._events.append((number, RunEnd(error, is_refused=True)))
+            return
+        self._running[number] = _ActiveRun(tuple(nodes), config, submittable.backend)
+        self._suspended.discard(number)
+
+    def answer(self, number: int, event: RunEvent, is_over: bool) -> None:
+        """Suspend a run that is over, except after its last epoch: it then ends by itself and returns its weights."""
+        run = self._running.get(number)
+        if is_over and run is not None and isinstance(event, Epoch) and event.epoch + 1 < (run.config.epochs or 0):
+            self._suspend(number, None)
+
+    def stop(self, number: int) -> None:
+        """Suspend the run of a trial."""
+        if number in self._running:
+            self._suspend(number, None)
+
+    def forget(self, number: int) -> None:
+        """Stop the suspended run of a trial at the master."""
+        name = self._names.of(number)
+        if number in self._suspended and name is not None:
+            self._suspended.discard(number)
+            self._retry(lambda: self._client.change(StopRun(run=name)))
+
+    def receive(self, timeout: float) -> list[tuple[int, RunEvent | RunEnd]]:
+        """Return the events and ends of runs since the last call."""
+        self.nodes()
+        self._retry(lambda: self._collect_messages(0.0 if self._events else timeout))
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def close(self) -> None:
+        """Free the nodes: suspend all running trials until the search is resumed."""
+        for number in list(self._running):
+            self._suspend(number, None)
+
+    def _retry(self, act: Callable[[], object]) -> None:
+        """Call `act`, again if the master was restarted meanwhile. Raises NodeLost if it does not come back."""
+        while True:
+            try:
+                act()
+                return
+            except ConnectionLost as error:
+                self._notify(f"{error}; looking for the master")
+                names = [name for number in self._running if (name := self._names.of(number))]
+                self._client.find_again(names, error)
+                self._notify("reconnected to the master")
+
+    def _adopt_runs(self) -> None:
+        """Suspend the runs that an earlier process of this search left running, and stop those it did not record."""
+        for run in self._own_runs(self._client.ask().runs):
+            number = self._names.number_of(run.run)
+            if number is None:
+                self._client.change(StopRun(run=run.run))
+            else:
+                self._client.assign(run.run, ())
+                self._suspended.add(number)
+
+    def _own_runs(self, runs: Sequence[RunStatus]) -> list[RunStatus]:
+        return [run for run in runs if self._names.is_own(run.run)]
+
+    def _assign_or_submit(self, number: int, nodes: tuple[str, ...], submittable: Submittable) -> None:
+        """Assign these nodes to the trial's run and follow it; submit it if the master has no such run."""
+        active = {run.run for run in self._client.ask().runs}
+        name = self._names.of(number) or self._names.proposed(number)
+        if name in active:
+            self._client.assign(name, nodes)
+            self._client.follow([name])
+        else:
+            job = replace(submittable.job, run=self._names.proposed(number), nodes=nodes)
+            name = self._client.submit(job, submittable.backend.initial_weights(), submittable.blobs)
+        self._names.record(number, name)
+
+    def _suspend(self, number: int, error: EvenerError | None) -> None:
+        """Release the nodes of a trial's run and report its end."""
+        del self._running[number]
+        self._suspended.add(number)
+
+        def release() -> None:
+            name = self._names.of(number)
+            if name in {run.run for run in self._client.ask().runs}:
+                self._client.assign(name, ())
+
+        self._retry(release)
+        self._events.append((number, RunEnd(error)))
+
+    def _collect_messages(self, timeout: float) -> None:
+        frame = self._client.news(timeout)
+        while frame is not None:
+            self._handle(frame)
+            frame = self._client.news(0.0)
+
+    def _handle(self, frame: Frame[Header]) -> None:
+        header = frame.header
+        assert isinstance(header, RunEvents | RunFinished | RunRejected)
+        number = self._names.number_of(header.run)
+        if number is None or number not in self._running:
+            return
+        if isinstance(header, RunEvents):
+            self._events += [(number, event) for event in decode_events(frame.buffers[0]) if isinstance(event, Epoch)]
+            return
+        run = self._running.pop(number)
+        if isinstance(header, RunRejected):
+            lost = NodeLost(f"the master has lost the trial's run ({header.reason}); the trial restarts")
+            self._events.append((number, RunEnd(lost)))
+        elif header.kind is not None:
+            error = header.kind.as_error(header.reason)
+            self._events.append((number, RunEnd(error, of_node=isinstance(error, NoUsableNode))))
+        else:
+            run.backend.write_weights(bytes(frame.buffers[1]), run.config.folder / WEIGHTS)
+            self._events.append((number, RunEnd(None)))
+
+    def _look(self) -> None:
+        """Query which nodes are present, and report trials that have lost all their nodes."""
+        status = self._client.ask()
+        self._next_look = self._clock() + _LOOK_INTERVAL_S
+        others = [run for run in status.runs if not self._names.is_own(run.run)]
+        free = [node for node in status.nodes if not any(run.nodes is None or node.name in run.nodes for run in others)]
+        self._fastest = max([self._fastest, *(node.score or 0.0 for node in free)])
+        self._present = [self._node_of(node) for node in free if node.state == "present" and node.score]
+        if not self._present and not self._is_waiting:
+            self._notify("waiting for nodes: no node of the master is free")
+        self._is_waiting = not self._present
+        self._find_lost(status.nodes)
+
+    def _node_of(self, node: NodeStatus) -> NodeSpec:
+        speed = (node.score or 0.0) / self._fastest
+        return NodeSpec(name=node.name, host=node.address, device=node.device, speeds=((0, speed),))
+
+    def _find_lost(self, nodes: Sequence[NodeStatus]) -> None:
+        states = {node.name: node.state for node in nodes}
+        away = [name for name, state in states.items() if state == "away"]
+        self._away = {name: self._away.get(name, 0) + 1 for name in away}
+        for number, run in list(self._running.items()):
+            gone = [name for name in run.nodes if states.get(name, "left") in ("excluded", "left")]
+            gone += [name for name in run.nodes if self._away.get(name, 0) >= _MAX_AWAY_LOOKS]
+            if len(gone) == len(run.nodes):
+                self._suspend(number, NodeLost(f"node {', '.join(gone)} is lost", gone))
+
+
+_FILE = "runs.json"
+
+
+class StudyRuns(Noun, frozen=True, kw_only=True):
+    """The content of `runs.json`.
+
+    Attributes:
+        prefix: prefix of the names of all runs.
+        names: name of the last run of each trial, by its number, as text.
+    """
+
+    prefix: RunName
+    names: dict[str, RunName] = {}
+
+
+class RunNames:
+    """The names of a study's runs at a master.
+
+    Args:
+        folder: folder of the study.
+
+    Raises:
+        InvalidInput: the file cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _FILE
+        stored = read_noun(self._path, StudyRuns) if self._path.exists() else None
+        self._prefix = stored.prefix if stored else f"tune-{secrets.token_hex(4)}"
+        self._names = {int(number): name for number, name in stored.names.items()} if stored else {}
+        if stored is None:
+            self._save()
+
+    def is_own(self, name: str) -> bool:
+        """Return whether a run belongs to this study."""
+        return name.startswith(f"{self._prefix}-")
+
+    def proposed(self, number: int) -> str:
+        """Return the name with which a trial's run is submitted; the master changes it if it is taken."""
+        return f"{self._prefix}-{number:04d}"
+
+    def of(self, number: int) -> str | None:
+        """Return the name of a trial's run; None if it has none."""
+        return self._names.get(number)
+
+    def number_of(self, name: str) -> int | None:
+        """Return the number of the trial of a run; None if the run is not recorded."""
+        return next((number for number, known in self._names.items() if known == name), None)
+
+    def record(self, number: int, name: str) -> None:
+        """Record the name of a trial's run. Raises OSError."""
+        if self._names.get(number) != name:
+            self._names[number] = name
+            self._save()
+
+    def _save(self) -> None:
+        names = {str(number): name for number, name in self._names.items()}
+        atomic_write(self._path, encode_noun(StudyRuns(prefix=self._prefix, names=names)))
