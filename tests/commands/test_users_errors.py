@@ -95,6 +95,35 @@ def test_error_in_user_code_gives_one_sentence(tmp_path: Path, change: str, code
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "code", "sentence"),
+    [
+        ("words['validation_data'] = data; words['correct'] = lambda o, t: o", 2, "not one number: add up what is"),
+        ("words['validation_data'] = lambda: data(0)", 2, "validation samples must be at least one, got 0"),
+        (
+            "words |= dict(model=lambda: nn.Sequential(net(), nn.Flatten(0)), loss=lambda o, t: o.mean());"
+            "words['validation_data'] = data",
+            2,
+            "the model returns a tensor of 1 dims",
+        ),
+        ("words['optimizer'] = lambda p: None", 2, "it returned NoneType (own.py, line 21)"),
+        ("words['loss'] = lambda o: o.mean()", 3, "(in the task's loss, own.py, line 21, called with"),
+    ],
+    ids=["correct", "validation", "outputs", "optimizer", "loss"],
+)
+def test_error_on_all_nodes_of_an_agreement_gives_the_same_sentence_once(
+    tmp_path: Path, change: str, code: int, sentence: str
+) -> None:
+    (tmp_path / "own.py").write_text(f"{TASK}{change}\ntask = Task(**words)\n")
+    words = ("--agreement", "average", "--local-nodes", "1,0.5", "--epochs", "1")
+    result = evener_here("train", "own.py", *words, cwd=tmp_path)
+    assert result.returncode == code, result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("evener: ")
+    assert last.count(sentence) == 1
+    assert "Traceback" not in result.stderr
+
+
 def test_error_in_a_data_loader_process_gives_one_sentence(tmp_path: Path) -> None:
     change = "item = lambda i: 1 / (i - 30)\nwords['train_data'] = Samples"
     (tmp_path / "own.py").write_text(f"{TASK}{change}\ntask = Task(**words)\n")

@@ -23,7 +23,7 @@ from msgspec.structs import fields
 from evener.comm.signed_store import SignedStore
 from evener.config.conflicts import MASTER_OPTIONS, THIS_MACHINE
 from evener.config.run_config import RunConfig, decode_config
-from evener.data.tasks.load import import_file
+from evener.data.tasks.load import import_file, is_path
 from evener.doctor.network import interfaces
 from evener.launch.nodes import NodeSpec
 from evener.launch.parent import Parent
@@ -32,6 +32,7 @@ from evener.membership.shared_values import AskValues, SetValue, Values, decode_
 from evener.ps.node.rank_child import RankTask
 from evener.ps.protocol.config import return_seconds
 from evener.ps.protocol.rank_messages import RankPlace
+from evener.records.errors import name_below
 from evener.system.cores import usable_cores
 from evener.system.host import own_address
 from evener.training.rank import train_rank
@@ -158,6 +159,8 @@ def run_node_rank(parent: Parent, task: RankTask) -> None:
     )
     env.address, env.has_own_paths = _address(place, task.towards), True
     env.leaving = place.leaving
+    if is_path(task.task):
+        name_below(Path(task.task).parent)
     run_rank(env, partial(_program, brings_program=task.brings_program), _config_of(task))
 
 

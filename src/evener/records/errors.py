@@ -350,6 +350,7 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
+_received_folders: set[Path] = set()
 _IN_THE_MODEL = "in the model at "
 _CALLED = "in the task's "
 _PASSED_ON = "Original Traceback (most recent call last):"
@@ -363,10 +364,16 @@ def is_users(filename: str) -> bool:
     return not filename.startswith(_library_folders())
 
 
+def name_below(folder: Path) -> None:
+    """Have errors in the files of `folder`, which came from another machine, named by their paths below it."""
+    _received_folders.add(folder.resolve())
+
+
 def file_line(filename: str, line: int | None, code: str = "") -> str:
     """Return a place in a file: its path, relative to the current folder if possible, line, and shortened code."""
     path = Path(filename)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    folders = [folder for folder in (*_received_folders, Path.cwd()) if path.is_relative_to(folder)]
+    shown = path.relative_to(folders[0]) if folders else path
     return f"{shown}, line {line}" + (f" (`{shorten(code, 80, placeholder=' ...')}`)" if code else "")
 
 

@@ -213,8 +213,8 @@ class ActiveRun(ABC):
         """Return whether the run waits for nothing that a node works on."""
 
     @abstractmethod
-    def reject(self, node: NodeRecord, reason: str) -> None:
-        """Continue without a node that cannot take part."""
+    def reject(self, node: NodeRecord, reason: str, error: EvenerError | None = None) -> None:
+        """Continue without a node that cannot take part, because of `error` if one was raised there."""
 
     def disconnected(self, node: NodeRecord) -> None:  # noqa: B027  # only a run of ranks has something to do
         """Forget what was arriving over the node's connection."""

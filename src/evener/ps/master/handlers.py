@@ -271,7 +271,8 @@ class Handlers:
         self._scheduler.ready(node, header.run, header.unit_seconds)
 
     def _not_ready(self, _: int, node: NodeRecord, header: m.NotReady, __: object) -> None:
-        self._scheduler.not_ready(node, header.run, header.reason)
+        error = None if header.kind is None else header.kind.as_error(header.reason)
+        self._scheduler.not_ready(node, header.run, header.reason, error)
 
     def _contribution(self, _: int, node: NodeRecord, header: m.Contribution, __: object) -> None:
         """Handle a contribution without any bytes."""

@@ -153,9 +153,9 @@ class ActiveLeaseRun(ActiveRun):
         """Return whether a node has no unanswered leases or slices."""
         return self.training.is_free(node)
 
-    def reject(self, node: NodeRecord, reason: str) -> None:
-        """Continue without a node that cannot take part."""
-        self.training.not_ready(node, reason)
+    def reject(self, node: NodeRecord, reason: str, error: EvenerError | None = None) -> None:
+        """Continue without a node that cannot take part, because of `error` if one was raised there."""
+        self.training.not_ready(node, reason, error)
         self.training.reassign(node)
 
     def stop(self, *, at_once: bool) -> None:  # noqa: ARG002  # it never waits for nodes

@@ -144,11 +144,11 @@ class LeaseTraining:
         self._first_ready = min(self._first_ready, self._clock())
         self.admit(node)
 
-    def not_ready(self, node: NodeRecord, reason: str) -> None:
+    def not_ready(self, node: NodeRecord, reason: str, error: EvenerError | None = None) -> None:
         """Continue without a node that cannot take part; only its first reason is recorded."""
         if self.job.run in node.left_out_of:
             return
-        node.leave_out(self.job.run, reason)
+        node.leave_out(self.job.run, reason, error)
         self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
 
     def begin(self, present: Sequence[NodeRecord]) -> None:
@@ -160,7 +160,7 @@ class LeaseTraining:
         able = [node for node in awaited if run not in node.left_out_of]
         ready = [node for node in able if node.ready_for == run]
         if awaited and not able and not any(node in self._crowded_out for node in present):
-            self.failure = no_usable_node(present, now, patience)
+            self.failure = no_usable_node(present, run, now, patience)
         if ready and not self.has_assigned_work and (len(ready) == len(able) or now - self._first_ready > patience):
             self.has_assigned_work, self.server.quorum = True, len(ready)
             self.speeds.bound_claims([self.server.worker(node.name) for node in ready])

@@ -11,7 +11,7 @@ from evener.ps.master import node_rules
 from evener.ps.master.access.quotas import MAX_NAMES
 from evener.ps.master.node_state import Decision, NodeState, Occurrence, OpenRound, Transition
 from evener.ps.protocol.status import NodeStatus
-from evener.records.errors import NoUsableNode
+from evener.records.errors import EvenerError, InvalidInput, NoUsableNode
 from evener.records.history import NodeWork
 from evener.records.profile import DeviceProfile
 from evener.records.schema import shown
@@ -39,6 +39,7 @@ class NodeRecord:
         left_out_of: runs that it cannot take part in.
         reason: reason of its present state.
         doing: activity, a clause.
+        error: error because of which it was left out of a run last; None if none was raised.
         peak_memory_bytes: peak memory of its process.
         steps: steps that it has done since its process started.
         steps_left: steps of its work whose heartbeats still count as progress.
@@ -58,15 +59,17 @@ class NodeRecord:
     left_out_of: set[str] = field(default_factory=set)
     reason: str = ""
     doing: str = "waits"
+    error: EvenerError | None = None
     peak_memory_bytes: int = 0
     steps: int = 0
     steps_left: int = 0
     progress_at: float = 0.0
     worker: WorkerRecord | None = None
 
-    def leave_out(self, run: str, reason: str) -> None:
-        """Note that it cannot take part in a run."""
+    def leave_out(self, run: str, reason: str, error: EvenerError | None = None) -> None:
+        """Note that it cannot take part in a run, because of `error` if one was raised there."""
         self.left_out_of.add(run)
+        self.error = error
         self.ready_for, self.doing = "", shown(f"cannot take part: {reason}")
 
     @property
@@ -266,8 +269,13 @@ def _score(profile: DeviceProfile | None) -> float | None:
     return flops[0] / 1e9 if flops and flops[0] else None
 
 
-def no_usable_node(nodes: Sequence[NodeRecord], now: float, patience: float) -> NoUsableNode:
-    """Return the error of a run in which none of these nodes can take part."""
+def no_usable_node(nodes: Sequence[NodeRecord], run: str, now: float, patience: float) -> NoUsableNode | InvalidInput:
+    """Return the error of a run in which none of these nodes can take part: that of the task if all raise the same."""
+    errors = [node.error for node in nodes if run in node.left_out_of and node.error is not None]
+    if len(errors) == len(nodes) and len({(type(error), str(error)) for error in errors}) == 1:
+        if isinstance(errors[0], InvalidInput):
+            return errors[0]
+        return NoUsableNode(f"no node can take part in the run: {errors[0]}")
     slow = "has not measured its device in time"
     reasons = (f"node {node.name} {slow if node.is_overdue(now, patience) else node.doing}" for node in nodes)
     return NoUsableNode(f"no node can take part in the run: {'; '.join(reasons)}")

@@ -265,11 +265,11 @@ class Scheduler:
         else:
             node.ready_for = name
 
-    def not_ready(self, node: NodeRecord, name: str, reason: str) -> None:
-        """Continue a run without a node that cannot take part in it."""
+    def not_ready(self, node: NodeRecord, name: str, reason: str, error: EvenerError | None) -> None:
+        """Continue a run without a node that cannot take part in it, because of `error` if one was raised there."""
         if (run := self.run_of(node)) is not None and run.name == name:
             with self.guarding(run):
-                run.reject(node, reason)
+                run.reject(node, reason, error)
 
     def tick(self, now: float, is_delivering: Callable[[int], bool]) -> None:
         """Do what is due in every run.

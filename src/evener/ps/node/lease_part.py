@@ -21,6 +21,7 @@ from evener.ps.node.engine import EngineSetup, NodeEngine
 from evener.ps.node.node_part import Buffers, NodeConfig, NodePart
 from evener.ps.protocol.job import Job
 from evener.ps.protocol.messages import Contribution, Ready, ServerReply, Validate, Validated
+from evener.records.errors import name_below
 from evener.records.schema import summable
 
 
@@ -59,6 +60,8 @@ class LeasePart(NodePart):
     def on_complete(self) -> None:
         """Make the engine. Raises the errors of the task's own code."""
         job, config = self.job, self._config
+        if self.code is not None:
+            name_below(self.code)
         self._engine = config.build(
             EngineSetup(
                 job=job,

@@ -41,6 +41,7 @@ from evener.ps.protocol.messages import (
     Welcome,
 )
 from evener.ps.protocol.rank_messages import PrepareRank, RankJob, decode_rank_job
+from evener.records.error_kind import kind_of
 from evener.records.errors import EvenerError, NodeLost, end_process, place_of, words_of
 from evener.records.profile import DeviceProfile
 from evener.records.schema import shown
@@ -216,7 +217,7 @@ class Node:
         job, reason = self._run.job, shown(explain(error))
         self._log(f"cannot take part in {job.title}: {reason}")
         self._end_run()
-        self._send(NotReady(run=job.run, reason=reason))
+        self._send(NotReady(run=job.run, reason=reason, kind=kind_of(error)))
 
     def _on_welcome(self, welcome: Welcome, _: Buffers) -> None:
         self._client.patience = welcome.patience

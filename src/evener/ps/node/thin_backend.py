@@ -248,6 +248,7 @@ def _made(what: str, data: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     inputs, targets = map(np.asarray, data)
     if len(inputs) != len(targets):
         raise InvalidInput(f"the thin task has {len(inputs)} inputs and {len(targets)} targets in its {what} data")
+    require(len(inputs) > 0, f"{what} samples", 0, "at least one")
     return inputs, targets
 
 

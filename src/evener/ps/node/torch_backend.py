@@ -31,7 +31,7 @@ from evener.parallel.parallel_model import count_correct, require_scalar
 from evener.parallel.refusals import refuse_lazy
 from evener.ps.node.torch_state import TorchState, layout_of_model, shared_state
 from evener.ps.protocol.server_optimizer import group_numbers, server_optimizer
-from evener.records.errors import TaskCannot, UnknownOptimizer
+from evener.records.errors import TaskCannot, UnknownOptimizer, require
 from evener.records.task import Task
 from evener.system import accelerators
 from evener.tracer.nested import call
@@ -217,7 +217,11 @@ class TorchBackend:
 
     @cached_property
     def _validation(self) -> Any:
-        return self._task.validation_data() if self._task.validation_data else None
+        if self._task.validation_data is None:
+            return None
+        data = self._task.validation_data()
+        require(count_samples(data) > 0, "validation samples", 0, "at least one")
+        return data
 
     def _batch(self, dataset: Any, indices: NDArray[np.int64], epoch: int) -> tuple[Any, Any]:
         inputs, targets = split_batch(collect(dataset, indices, self._seed, epoch))

@@ -106,10 +106,17 @@ class Ready(Header, frozen=True, kw_only=True):
 
 
 class NotReady(Header, frozen=True, kw_only=True):
-    """A node cannot take part in a run: its task's code failed there, or its data are missing."""
+    """A node cannot take part in a run: its task's code failed there, or its data are missing.
+
+    Attributes:
+        run: name of the run.
+        reason: sentence.
+        kind: class and fields of the error; None if none was raised.
+    """
 
     run: RunName
     reason: Text
+    kind: ErrorKind | None = None
 
 
 class Contribution(Header, frozen=True, kw_only=True):

@@ -108,9 +108,9 @@ class ActiveRankRun(ActiveRun):
         """Return whether the node has no rank."""
         return self.training.is_free(node)
 
-    def reject(self, node: NodeRecord, reason: str) -> None:
-        """Continue without a node that cannot take part."""
-        self.training.not_ready(node, reason)
+    def reject(self, node: NodeRecord, reason: str, error: EvenerError | None = None) -> None:
+        """Continue without a node that cannot take part, because of `error` if one was raised there."""
+        self.training.not_ready(node, reason, error)
 
     def disconnected(self, node: NodeRecord) -> None:
         """Forget the weights that were arriving over the node's connection."""

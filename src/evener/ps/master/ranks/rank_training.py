@@ -37,7 +37,7 @@ from evener.ps.protocol.rank_messages import (
     RankSaved,
     encode_rank_part,
 )
-from evener.records.errors import DoesNotFit, EvenerError, LineCut, NodeLost, NotNeeded, NoUsableNode
+from evener.records.errors import DoesNotFit, EvenerError, InvalidInput, LineCut, NodeLost, NotNeeded, NoUsableNode
 from evener.records.events import sized_events
 from evener.records.record import Step
 from evener.wire.errors import BadFrame
@@ -127,9 +127,11 @@ class RankTraining:
         if header.process != rank.number:
             rank.lost = "reconnected after its process had died"
 
-    def not_ready(self, node: NodeRecord, reason: str, *, is_new: bool = True) -> None:
+    def not_ready(
+        self, node: NodeRecord, reason: str, error: EvenerError | None = None, *, is_new: bool = True
+    ) -> None:
         """Continue without a node that cannot take part; record an event if the reason `is_new`."""
-        node.leave_out(self.job.run, reason)
+        node.leave_out(self.job.run, reason, error)
         self._table.lose(node.name, f"cannot take part: {reason}")
         if is_new:
             self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
@@ -287,7 +289,7 @@ class RankTraining:
         try:
             if initial_nodes := self._beginnings.initial_nodes(self._clock()):
                 self._begin(initial_nodes)
-        except NoUsableNode as error:
+        except (NoUsableNode, InvalidInput) as error:
             self.failure = error
 
     def _begin(self, nodes: Sequence[NodeRecord]) -> None:
