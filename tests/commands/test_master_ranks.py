@@ -222,7 +222,7 @@ def test_error_of_the_task_is_reported_to_the_command(ps: Cluster) -> None:
     (ps.folder / "broken.py").write_text("def task():\n    raise ValueError('no such data')\n")
     training = ps.start_training("broken.py", "--output", "struck")
     assert training.wait(60) not in (0, 1)
-    assert "no such data" in ps.said("train")
+    assert " broken.py line 2: ValueError: no such data" in ps.said("train")
     assert "Traceback" not in ps.said("train")
 
 

@@ -369,12 +369,17 @@ def name_below(folder: Path) -> None:
     _received_folders.add(folder.resolve())
 
 
+def short_path(path: Path) -> Path:
+    """Return the path below a folder that was received, or below the current folder; `path` itself if it is in none."""
+    folders = [folder for folder in (*_received_folders, Path.cwd()) if path.is_relative_to(folder)]
+    return path.relative_to(folders[0]) if folders else path
+
+
 def file_line(filename: str, line: int | None, code: str = "") -> str:
     """Return a place in a file: its path, relative to the current folder if possible, line, and shortened code."""
-    path = Path(filename)
-    folders = [folder for folder in (*_received_folders, Path.cwd()) if path.is_relative_to(folder)]
-    shown = path.relative_to(folders[0]) if folders else path
-    return f"{shown}, line {line}" + (f" (`{shorten(code, 80, placeholder=' ...')}`)" if code else "")
+    return f"{short_path(Path(filename))}, line {line}" + (
+        f" (`{shorten(code, 80, placeholder=' ...')}`)" if code else ""
+    )
 
 
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:

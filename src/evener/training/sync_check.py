@@ -198,7 +198,7 @@ class _Nodes:
             batch=batch,
             push="none",
             pull="none",
-            thin="none",
+            slow_link="none",
             robust="mean",
             clip_norm=felt(job.agreement.clip_norm),
         )

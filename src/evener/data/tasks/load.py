@@ -29,6 +29,7 @@ from evener.records.errors import (
     is_users,
     nearest,
     note_call,
+    short_path,
     user_frame,
     words_of,
 )
@@ -96,9 +97,11 @@ def blaming(path: Path) -> Iterator[None]:
         raise
     except SystemExit as error:
         code = f"exit code {error.code}" if isinstance(error.code, int) else error.code or "exit code 0"
-        raise TrainingFailed(f"{path} line {_line(path, error)} ends the process by itself: {code}") from error
+        raise TrainingFailed(
+            f"{short_path(path)} line {_line(path, error)} ends the process by itself: {code}"
+        ) from error
     except Exception as error:
-        raise TrainingFailed(f"{path} line {_line(path, error)}: {words_of(error)}") from error
+        raise TrainingFailed(f"{short_path(path)} line {_line(path, error)}: {words_of(error)}") from error
 
 
 def _line(path: Path, error: BaseException) -> int | str:
