@@ -108,8 +108,10 @@ def test_error_in_user_code_gives_one_sentence(tmp_path: Path, change: str, code
         ),
         ("words['optimizer'] = lambda p: None", 2, "it returned NoneType (own.py, line 21)"),
         ("words['loss'] = lambda o: o.mean()", 3, "(in the task's loss, own.py, line 21, called with"),
+        ("words['train_data'] = lambda: sys.exit(0)", 3, "ended itself by sys.exit(0) (in <lambda>, own.py, line 21"),
+        ("words['loss'] = lambda o, t: sys.exit(0)", 3, "ended itself by sys.exit(0) (in <lambda>, own.py, line 21"),
     ],
-    ids=["correct", "validation", "outputs", "optimizer", "loss"],
+    ids=["correct", "validation", "outputs", "optimizer", "loss", "exit of the data", "exit of the loss"],
 )
 def test_error_on_all_nodes_of_an_agreement_gives_the_same_sentence_once(
     tmp_path: Path, change: str, code: int, sentence: str

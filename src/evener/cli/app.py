@@ -32,12 +32,14 @@ from evener.records.errors import (
     InvalidInput,
     MissingExtra,
     TrainingFailed,
+    ended_by_itself,
     exit_code_of,
     explain,
     is_of_the_disk,
     place_of,
     pytorch_refusal,
     system_refusal,
+    user_frame,
     words_of,
 )
 from evener.records.version import pip_install
@@ -271,6 +273,10 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
+    except SystemExit as error:
+        if user_frame(error) is None:
+            raise
+        _fail(str(ended_by_itself(error)), TrainingFailed.exit_code)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -28,6 +28,7 @@ from evener.records.errors import (
     OutOfStep,
     TrainingFailed,
     end_process,
+    ended_by_itself,
     explain,
     is_noted,
     place_of,
@@ -252,7 +253,7 @@ def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
     try:
         program(env, config)
     except SystemExit as error:
-        ending = _ended_by_itself(error)
+        ending = ended_by_itself(error)
         raise ending from error
     except Exception as error:
         ending = meaning = explained(error, env)
@@ -308,11 +309,6 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
     if is_of_lone_sample(text_of(error)):
         return InvalidInput(lone_sample_sentence(f"{place}{at}"))
     return TrainingFailed(f"{words_of(error)}{place}{at}") if place else error
-
-
-def _ended_by_itself(error: SystemExit) -> EvenerError:
-    """Return the error of a user's code that calls sys.exit(), which leaves no result for any exit code."""
-    return TrainingFailed(f"the program ended itself by sys.exit({error.code!r}){place_of(error)}")
 
 
 def _is_of_this_rank_alone(error: Exception) -> bool:

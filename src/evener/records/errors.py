@@ -430,6 +430,11 @@ def place_of(error: BaseException) -> str:
     return f" ({known})" if known else ""
 
 
+def ended_by_itself(error: SystemExit) -> TrainingFailed:
+    """Return the error of a user's code that calls sys.exit(), which leaves no result for any exit code."""
+    return TrainingFailed(f"the program ended itself by sys.exit({error.code!r}){place_of(error)}")
+
+
 def words_of(error: BaseException) -> str:
     """Return class and message of `error` on one line; of an error in a data loader's process, the original ones."""
     text = text_of(error)

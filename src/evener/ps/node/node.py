@@ -42,7 +42,7 @@ from evener.ps.protocol.messages import (
 )
 from evener.ps.protocol.rank_messages import PrepareRank, RankJob, decode_rank_job
 from evener.records.error_kind import kind_of
-from evener.records.errors import EvenerError, NodeLost, end_process, place_of, words_of
+from evener.records.errors import EvenerError, NodeLost, end_process, ended_by_itself, place_of, words_of
 from evener.records.profile import DeviceProfile
 from evener.records.schema import shown
 from evener.system.host import has_posix
@@ -170,6 +170,9 @@ class Node:
             return False
         except NodeLost:  # a lost connection is no failure of the task
             raise
+        except SystemExit as error:  # of the task's own code, which must not end this node
+            self._resign(ended_by_itself(error))
+            return False
         except Exception as error:
             lost = self._lost_device(error)
             self._resign(lost or error)
