@@ -1,5 +1,7 @@
 """The version of Evener, and how to install more of it."""
 
+import re
+import sys
 from pathlib import Path
 
 VERSION = "0.1.0"
@@ -7,10 +9,35 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 def pip_install(extra: str) -> str:
-    """The command that installs an optional part of Evener, an extra of pyproject.toml.
+    """The command that installs an optional part of Evener, an extra of pyproject.toml, the way Evener came here.
 
-    No package index has Evener yet, so it is installed from its checkout.
+    No package index has Evener yet: it comes from a checkout, or from a repository, by pip, pipx or uv.
     """
     if (_CHECKOUT / "pyproject.toml").is_file():
         return f"pip install -e '{_CHECKOUT}[{extra}]'"
-    return f"pip install '.[{extra}]', in a checkout of Evener"
+    if not (source := _source()):
+        return f"pip install '.[{extra}]', in a checkout of Evener"
+    for receipt, command in (("uv-receipt.toml", "uv tool install"), ("pipx_metadata.json", "pipx install --force")):
+        if (file := Path(sys.prefix, receipt)).is_file():
+            return f"{command} 'evener[{','.join(sorted({extra, *_extras(file.read_text())}))}] @ {source}'"
+    return f"pip install 'evener[{extra}] @ {source}'"
+
+
+def _extras(receipt: str) -> list[str]:
+    """Return the extras that a tool's receipt names: as a list of `extras`, or in the brackets of a requirement."""
+    found = re.search(r'extras = \[([^\]]*)\]|"evener\[([^\]]*)\]', receipt)
+    return re.findall(r"[\w-]+", found[1] or found[2]) if found else []
+
+
+def _source() -> str:
+    """Return where the installed Evener came from, as pip takes it; empty if that is unknown."""
+    import json  # every process imports this module, and few install
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        text = distribution("evener").read_text("direct_url.json")  # of PEP 610
+    except PackageNotFoundError:
+        return ""
+    known = json.loads(text) if text else {}
+    url, source = known.get("url", ""), known.get("vcs_info")
+    return f"{source['vcs']}+{url}@{source['commit_id']}" if source else url
