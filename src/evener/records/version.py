@@ -17,10 +17,12 @@ def pip_install(extra: str) -> str:
         return f"pip install -e '{_CHECKOUT}[{extra}]'"
     if not (source := _source()):
         return f"pip install '.[{extra}]', in a checkout of Evener"
-    for receipt, command in (("uv-receipt.toml", "uv tool install"), ("pipx_metadata.json", "pipx install --force")):
+    command, extras = "pip install", {extra}
+    for receipt, other in (("uv-receipt.toml", "uv tool install"), ("pipx_metadata.json", "pipx install --force")):
         if (file := Path(sys.prefix, receipt)).is_file():
-            return f"{command} 'evener[{','.join(sorted({extra, *_extras(file.read_text())}))}] @ {source}'"
-    return f"pip install 'evener[{extra}] @ {source}'"
+            command, extras = other, {extra, *_extras(file.read_text())}  # these tools keep no earlier extras
+    requirement = f"evener[{','.join(sorted(extras))}] @ {source}"
+    return f"{command} '{requirement}'"
 
 
 def _extras(receipt: str) -> list[str]:
