@@ -14,7 +14,7 @@ import pytest
 
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.errors import CannotListen, CannotRelay, NotAMaster, WrongSecret
+from evener.wire.errors import CannotListen, CannotRelay, NoMaster, WrongSecret
 from evener.wire.identity import Address, make_identity
 from evener.wire.relay import Relay
 from evener.wire.relay_claim import CLAIM_BYTES, MAGIC
@@ -102,7 +102,7 @@ def test_later_master_takes_the_place_of_an_earlier_one() -> None:
 
 def test_node_without_a_master_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evener.wire.relay._LINE_SECONDS", 0.3)
-    with relay_at() as (address, _), pytest.raises(NotAMaster):
+    with relay_at() as (address, _), pytest.raises(NoMaster):
         open_connection(address, make_identity().token, Kinds, seconds=60)
 
 

@@ -15,6 +15,7 @@ from evener.wire.connection import Connection
 from evener.wire.errors import (
     CannotJoin,
     NoAnswer,
+    NoMaster,
     NotAMaster,
     NothingListens,
     NoUnixSockets,
@@ -32,6 +33,8 @@ from evener.wire.transport import NotTls, PlainTransport, Transport, explain, tu
 JOIN_SECONDS = 8.0
 MAX_PAUSE_SECONDS = 10.0
 _TLS_ALERT = b"\x15\x03"
+_NO_MASTER = "TLSV1_UNRECOGNIZED_NAME"
+"""What the SSL library makes of `relay_claim.NO_MASTER`."""
 _PAUSE_SECONDS = 0.01
 T = TypeVar("T")
 
@@ -139,6 +142,10 @@ def _encrypt(sock: socket.socket, fingerprint: bytes, place: str, deadline: floa
         if error.first_bytes.startswith(MAGIC):
             raise TransportDiffers(place, "it runs with --insecure, the token's master does not") from error
         raise NotAMaster(place, str(error)) from error
+    except OSError as error:
+        if getattr(error, "reason", "") == _NO_MASTER:
+            raise NoMaster(place) from error
+        raise
     if not hmac.compare_digest(transport.fingerprint, fingerprint):
         raise OtherMaster(place)
     return transport

@@ -6,8 +6,8 @@ EvenerError
 `- NodeLost
    |- ConnectionLost
    |- CannotRelay
-   `- CannotJoin: CannotResolve, NothingListens, NoUnixSockets, NoAnswer, NotAMaster, TransportDiffers, VersionDiffers,
-                  OtherMaster, WrongSecret, MasterFull
+   `- CannotJoin: CannotResolve, NothingListens, NoUnixSockets, NoAnswer, NotAMaster (NoMaster), TransportDiffers,
+                  VersionDiffers, OtherMaster, WrongSecret, MasterFull
 """
 
 from __future__ import annotations
@@ -122,6 +122,13 @@ class NotAMaster(CannotJoin):
 
     rule = "the program at that port is not an Evener master"
     cure = "check the port; `evener up` prints the right one"
+
+
+class NoMaster(NotAMaster):
+    """Raised if a relay answers that no master is connected to it."""
+
+    rule = "it is a relay, and no master is connected to it"
+    cure = "type `evener up --relay` with this address on the master's machine"
 
 
 class TransportDiffers(CannotJoin):

@@ -24,6 +24,7 @@ from evener.wire.relay_claim import (
     CLAIM_BYTES,
     MAGIC,
     NAME_BYTES,
+    NO_MASTER,
     NONCE_BYTES,
     OTHER_MASTER,
     PROOF_BYTES,
@@ -162,8 +163,12 @@ class Relay:
 
     async def _on_node(self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Join a node with a line, and copy until one of them ends."""
-        async with asyncio.timeout(_LINE_SECONDS):
-            line = await self._take_line()
+        try:
+            async with asyncio.timeout(_LINE_SECONDS):
+                line = await self._take_line()
+        except TimeoutError:
+            writer.write(NO_MASTER)
+            return
         try:
             line.writer.write(first)
             async with asyncio.TaskGroup() as tasks:

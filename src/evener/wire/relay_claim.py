@@ -20,6 +20,8 @@ NAME_BYTES = NONCE_BYTES = 16
 PROOF_BYTES = 32
 ACCEPTED, OTHER_MASTER = b"\x01", b"\x02"
 """Replies to a proof: the line waits; a later master uses the relay."""
+NO_MASTER = bytes((21, 3, 3, 0, 2, 2, 112))
+"""Reply to a node while there is no master: TLS's alert `unrecognized_name`, which no master sends."""
 CLAIM_BYTES = len(MAGIC) + NAME_BYTES + NONCE_BYTES
 CHALLENGE_BYTES = NONCE_BYTES + PROOF_BYTES
 MIN_KEY_LENGTH = 16
