@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evener.records.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile
 from evener.wire.errors import BadToken
-from evener.wire.identity import Address, Identity, Token, host_in, make_identity
+from evener.wire.identity import Address, Identity, Token, host_in, make_identity, with_port
 from support.refusals import refused
 from support.wire_peers import INSECURE, SECURE
 
@@ -117,6 +117,25 @@ def test_address_is_parsed_and_printed(text: str, address: Address) -> None:
 def test_invalid_address_is_rejected_with_the_three_forms(text: str) -> None:
     with refused(InvalidValue):
         Address.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("gpu-box", "gpu-box:7117"),
+        ("192.168.1.10", "192.168.1.10:7117"),
+        ("[fe80::1%eth0]", "[fe80::1%eth0]:7117"),
+        ("gpu-box:7000", "gpu-box:7000"),
+        ("a, b:1,unix:/run/evener.sock", "a:7117, b:1,unix:/run/evener.sock"),
+        ("7000", "7000"),
+        ("", ""),
+        ("fe80::1", "fe80::1"),
+        ("tcp://a", "tcp://a"),
+        ("a b", "a b"),
+    ],
+)
+def test_host_without_a_port_gets_the_usual_one(typed: str, expected: str) -> None:
+    assert with_port(typed) == expected
 
 
 def test_overlong_unix_socket_path_is_rejected() -> None:

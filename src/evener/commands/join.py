@@ -67,7 +67,7 @@ from evener.system.signals import interrupt_on_stop_signals
 from evener.wire.connect import JOIN_SECONDS, open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import CannotJoin
-from evener.wire.identity import Address, Token
+from evener.wire.identity import Address, Token, with_port
 from evener.wire.limits import Limits
 
 TOKEN_VARIABLE = "EVENER_TOKEN"
@@ -89,6 +89,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
         text = getpass.getpass("token of the master, as `evener up` shows it: ")
     if text is None:
         raise InvalidInput(f"the master's token is missing: give --token-file FILE or ${TOKEN_VARIABLE}")
+    config = replace(config, address=with_port(str(config.address)))
     masters, token = [Address.parse(one) for one in str(config.address).split(",")], Token.parse(text)
     check_security(token, config.insecure)
     cache, thin = config.cache or default_cache(environment), config.thin

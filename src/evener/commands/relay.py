@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import json
 import os
 import secrets
@@ -18,7 +19,7 @@ from evener.records.atomic import atomic_write
 from evener.records.bounded_file import read_bounded
 from evener.records.errors import CannotWrite, InvalidInput, MissingFile, require
 from evener.system.signals import interrupt_on_stop_signals
-from evener.wire.identity import Address
+from evener.wire.identity import Address, with_port
 from evener.wire.relay import MAX_CONNECTIONS, Relay
 from evener.wire.relay_claim import MIN_KEY_LENGTH
 from evener.wire.relay_lines import RelayLines
@@ -106,6 +107,7 @@ def relay_of(config: UpConfig, last: Beacon | None, environment: Mapping[str, st
     address = config.relay or (last.relay if last else "")
     if not address or address == NO_RELAY:
         return "", ""
+    address = with_port(address, RELAY_PORT)
     if config.insecure:
         raise InvalidInput(
             f"--insecure: the relay at {address} could read and change everything; leave --insecure out, or type "
@@ -119,6 +121,8 @@ def relay_of(config: UpConfig, last: Beacon | None, environment: Mapping[str, st
         return address, _checked(key, f"${KEY_VARIABLE}")
     if last is not None and last.relay == address:
         return address, last.relay_key
+    if sys.stdin.isatty():
+        return address, _checked(getpass.getpass("key of the relay, as `evener relay` shows it: ").strip(), "the key")
     raise InvalidInput(f"the relay's key is missing: give --relay-key-file FILE or ${KEY_VARIABLE}")
 
 

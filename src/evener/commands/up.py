@@ -20,7 +20,7 @@ from evener.commands.join import given_token
 from evener.commands.relay import lines_of, relay_of
 from evener.commands.terminal import print_notice, warn_of_readers
 from evener.commands.up_ssh import address_for, nodes_by_ssh, parse_hosts
-from evener.config.options import PATIENCE, PORT, InviteConfig, MasterAccess, NodesAccess, StopAccess, UpConfig
+from evener.config.options import PATIENCE, InviteConfig, MasterAccess, NodesAccess, StopAccess, UpConfig
 from evener.config.run_config import RunConfig
 from evener.ps.client import MasterClient, find_master
 from evener.ps.master.master import Master
@@ -41,7 +41,7 @@ from evener.system.host import environment, require_posix
 from evener.system.malloc import return_large_memory
 from evener.system.signals import interrupt_on_stop_signals
 from evener.training.console import open_console
-from evener.wire.identity import Address, Token
+from evener.wire.identity import MASTER_PORT, Address, Token
 
 _STOP_PATIENCES = 2.0
 """Wait of `evener stop`: the master gives the ranks of a run one patience to end after their step."""
@@ -64,7 +64,7 @@ def up(config: UpConfig, *, as_json: bool) -> None:
     with place.occupied(), page_beside(place.runs, config.dashboard), interrupt_on_stop_signals():
         warn_of_readers(place.identity_file(insecure=insecure))
         identity = place.identity(insecure=insecure, rotate=config.rotate)
-        wanted = Address.parse(config.listen or (last.listen if last else f":{PORT}"))
+        wanted = Address.parse(config.listen or (last.listen if last else f":{MASTER_PORT}"))
         file = str(config.system.resolve()) if config.system else last.system if last else ""
         system = read_system(Path(file)) if file else None
         settings = MasterConfig(place, identity, versions_here(), environment(), patience, print_notice, system=system)

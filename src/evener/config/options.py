@@ -12,6 +12,7 @@ from evener.records.errors import InvalidInput, require, require_one_of
 from evener.records.plan import Strategy
 from evener.records.profile import PRECISIONS, Precision
 from evener.records.schema import Part
+from evener.wire.identity import MASTER_PORT
 from evener.wire.limits import Limits
 
 PATIENCE = Limits().patience
@@ -20,8 +21,6 @@ MAX_PATIENCE = 1_000_000
 GRACE, _MAX_GRACE = 20.0, 3600.0
 """Seconds in which a node finishes its work on notice: fewer than the 30 s of Slurm and Kubernetes before they kill."""
 """Limit of the patience in seconds, some multiple of which is the longest timeout of the system."""
-PORT = 7117
-"""Default port of a master."""
 RELAY_PORT = 7119
 """Default port of a relay."""
 SSH_JOIN = "evener join"
@@ -31,7 +30,10 @@ PROFILE = Path("cluster.json")
 
 
 Home = Annotated[Path | None, Meta(description="Folder of the master; $EVENER_HOME, or ~/.local/state/evener.")]
-MasterAddress = Annotated[str | None, Meta(description="Address of the master, if it is not this machine's.")]
+MasterAddress = Annotated[
+    str | None,
+    Meta(description="HOST or HOST:PORT of the master, if it is not this machine's."),
+]
 MasterToken = Annotated[str | None, Meta(description="Token of that master, as `evener up` printed it.")]
 TokenFile = Annotated[
     Path | None, Meta(description="File with the token, which `ps` does not show; or set $EVENER_TOKEN.")
@@ -102,7 +104,8 @@ class UpConfig(Part, frozen=True, kw_only=True):
     """Options of `evener up`; those that are None keep their previous values."""
 
     listen: Annotated[
-        str | None, Meta(description=f"HOST:PORT, or :PORT for all interfaces; default: previous value, or :{PORT}.")
+        str | None,
+        Meta(description=f"HOST:PORT, or :PORT on all interfaces; default: previous, or :{MASTER_PORT}."),
     ] = None
     insecure: Annotated[bool, Meta(description="Without encryption.")] = False
     system: Annotated[
@@ -168,7 +171,7 @@ class JoinConfig(Part, frozen=True, kw_only=True):
 
     address: Annotated[
         str | None,
-        Meta(description="Address of the master, or several, separated by commas; default: look in the local network."),
+        Meta(description="HOST or HOST:PORT of the master, or several, with commas; default: search the network."),
     ] = None
     token: MasterToken = None
     token_file: TokenFile = None

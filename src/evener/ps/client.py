@@ -57,7 +57,7 @@ from evener.wire.connect import backoff, open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import CannotJoin, ConnectionLost
 from evener.wire.frame import Buffer, Frame
-from evener.wire.identity import Address, Token
+from evener.wire.identity import Address, Token, with_port
 from evener.wire.limits import Limits
 
 _CHECK_SECONDS = 0.5
@@ -77,7 +77,7 @@ def find_master(home: StateDir, address: str | None, token: str | None) -> tuple
             "(with `evener train`, name its folder by --home)"
         )
     if address is not None and token is not None:
-        return Address.parse(address), Token.parse(token), Limits().patience
+        return Address.parse(with_port(address)), Token.parse(token), Limits().patience
     beacon = home.beacon()
     # On its own machine a master is reached through the bound address, even if the machine's address has changed.
     bound = Address.parse(beacon.listen)

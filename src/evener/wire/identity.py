@@ -24,6 +24,10 @@ FINGERPRINT_BYTES = 32
 SECRET_BYTES = 16
 LOCALHOST = "localhost"
 """Name of this machine, which needs no name service."""
+MASTER_PORT = 7117
+"""Default port of a master."""
+_HOST = re.compile(r"^(?:\[[^\[\]]+\]|[^\[\]:/\s]*[^\[\]:/\s0-9][^\[\]:/\s]*)$")
+"""A host without a port; digits alone are a port without a host."""
 _HOST_AND_PORT = re.compile(r"^(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^\[\]:/\s]*)):(?P<port>[0-9]{1,5})$")
 _MAX_PATH_BYTES = 103
 """Longest path of a Unix socket on every system (Linux 107, macOS 103)."""
@@ -86,6 +90,11 @@ class Address(msgspec.Struct, frozen=True):
         if self.path:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def with_port(addresses: str, port: int = MASTER_PORT) -> str:
+    """Return `addresses`, which commas may separate, with `port` for each host without one."""
+    return ",".join(f"{one.strip()}:{port}" if _HOST.match(one.strip()) else one for one in addresses.split(","))
 
 
 def host_in(description: str) -> str:
