@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -192,6 +192,8 @@ def nodes(access: NodesAccess, *, as_json: bool) -> None:
         return
     console = open_console(to_stderr=False, width_in_files=160)
     console.print(nodes_table(status))
+    for node, reason in reasons_of(status):
+        console.print(f"{node}: {reason}")
     if status.invitations:
         console.print(invitations_table(status))
     for run in status.runs:
@@ -244,7 +246,7 @@ def nodes_table(status: ClusterStatus) -> Table:
             "address?": lambda node: node.address,
             "device": lambda node: node.device,
             ">GFLOP/s?": lambda node: "" if node.score is None else f"{node.score:,.0f}",
-            "does": lambda node: node.doing,
+            "does": lambda node: node.doing.partition(":")[0],
             ">samples/s": lambda node: f"{node.samples_per_second:,.0f}" if node.samples_per_second else "",
             ">sent?": lambda node: human_bytes(node.bytes_sent),
             ">received?": lambda node: human_bytes(node.bytes_received),
@@ -291,9 +293,18 @@ def run_line(run: RunStatus) -> str:
 
 
 def _state(node: NodeStatus) -> str:
-    """Return the state of a node, with its remaining time and reason."""
-    seconds = "" if node.seconds is None else f" for {node.seconds:.0f} s"
-    return node.state if node.state == "present" else f"{node.state}{seconds}: {node.reason}"
+    """Return the state of a node, with its remaining time."""
+    seconds = "" if node.seconds is None or node.state == "present" else f" for {node.seconds:.0f} s"
+    return f"{node.state}{seconds}"
+
+
+def reasons_of(status: ClusterStatus) -> Iterator[tuple[str, str]]:
+    """Yield name and reason of each node that is absent, or cannot take part: a cell of the table would cut them."""
+    for node in status.nodes:
+        if node.state != "present":
+            yield node.name, node.reason
+        if ":" in node.doing:
+            yield node.name, node.doing
 
 
 def _last_beacon(home: StateDir) -> Beacon | None:
