@@ -181,7 +181,7 @@ def test_only_workers_switched_to_compression_may_send_fewer_bytes() -> None:
     assert len(whole) == server.push_bytes
 
 
-def test_switch_to_compression_needs_the_thin_setting() -> None:
+def test_switch_to_compression_needs_the_setting_for_slow_links() -> None:
     problem, agreement = Problem(), synchronous(batch=24, outer=SGD)
     for push in ("none", "int8"):
         both = msgspec.structs.replace(agreement, push=push, pull=push)
