@@ -88,7 +88,7 @@ def test_nodes_and_master_return_through_a_relay_that_was_killed(tmp_path: Path)
     [
         (("up", "--relay", "127.0.0.1:1"), "EVENER_RELAY_KEY"),
         (("up", "--relay", "127.0.0.1:1", "--relay-key-file", "missing"), "missing"),
-        (("up", "--relay", "nowhere"), "nowhere"),
+        (("up", "--relay", "no:where"), "no:where"),
         (("up", "--relay", "127.0.0.1:1", "--insecure"), "--insecure"),
         (("relay", "--listen", "unix:/tmp/relay"), "path"),
         (("relay", "--listen", "203.0.113.7:7119"), "203.0.113.7"),

@@ -75,6 +75,7 @@ class Relay:
         self._master = b""
         self._held: Counter[bytes] = Counter()
         self._connections = 0
+        self._tasks = set[asyncio.Task[None]]()
         self._server: asyncio.Server | None = None
 
     async def listen(self, address: Address) -> Address:
@@ -87,7 +88,7 @@ class Relay:
             raise CannotListen("a relay listens at HOST:PORT, not at a path")
         host = None if address.is_everywhere else address.host
         try:
-            self._server = await asyncio.start_server(self._serve, host, address.port, limit=_PIECE_BYTES)
+            self._server = await asyncio.start_server(self._accept, host, address.port, limit=_PIECE_BYTES)
         except OSError as error:
             reason = error.strerror or str(error)
             raise CannotListen(f"cannot listen at {address.description}: {reason}") from error
@@ -100,6 +101,13 @@ class Relay:
             await asyncio.Event().wait()
         finally:
             self._server.close()  # without waiting for connections, which end with the loop
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a new connection in a task, and close it afterwards, even if the relay ends before the task begins."""
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.close())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a new connection until it ends."""
@@ -119,7 +127,6 @@ class Relay:
             pass
         finally:
             self._connections -= 1
-            writer.close()
 
     async def _on_master(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Check a claim; the line then waits until it is joined with a node, and is over."""

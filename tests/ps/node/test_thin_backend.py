@@ -13,7 +13,7 @@ from evener.agreements.layout import Flat
 from evener.agreements.settings import Adam, Grouped, Sgd
 from evener.data.tasks.thin import ThinNormalise
 from evener.ps.node.thin_backend import ThinBackend
-from evener.records.errors import InvalidInput
+from evener.records.errors import InvalidInput, InvalidValue
 from evener.records.task import ThinTask
 from support.refusals import refused
 
@@ -145,6 +145,13 @@ def _regression(rows: Any, targets: Any) -> ThinTask:
         optimizer=lambda parameters: ad.optim.SGD(parameters, lr=0.1),
         has_accuracy=False,
     )
+
+
+def test_validation_without_samples_is_refused() -> None:
+    rows, targets = np.ones((4, 6), np.float32), np.ones((4, 1), np.float32)
+    task = replace(_regression(rows, targets), validation_data=lambda: (rows[:0], targets[:0]))
+    with refused(InvalidValue):
+        assert ThinBackend(task, 0, "fp32").num_validation
 
 
 @pytest.mark.parametrize(

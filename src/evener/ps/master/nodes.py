@@ -270,9 +270,9 @@ def _score(profile: DeviceProfile | None) -> float | None:
 
 
 def no_usable_node(nodes: Sequence[NodeRecord], run: str, now: float, patience: float) -> NoUsableNode | InvalidInput:
-    """Return the error of a run in which none of these nodes can take part: that of the task if all raise the same."""
+    """Return the error of a run in which none of these nodes can take part; if several raise the same, that one."""
     errors = [node.error for node in nodes if run in node.left_out_of and node.error is not None]
-    if len(errors) == len(nodes) and len({(type(error), str(error)) for error in errors}) == 1:
+    if len(errors) == len(nodes) > 1 and len({(type(error), str(error)) for error in errors}) == 1:
         if isinstance(errors[0], InvalidInput):
             return errors[0]
         return NoUsableNode(f"no node can take part in the run: {errors[0]}")

@@ -197,8 +197,11 @@ class ThinBackend:
 
     @cached_property
     def _validation(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        make = self._task.validation_data
-        return _made("validation", make()) if make else None
+        if self._task.validation_data is None:
+            return None
+        inputs, targets = _made("validation", self._task.validation_data())
+        require(len(inputs) > 0, "validation samples", 0, "at least one")
+        return inputs, targets
 
     def _tensors(self, arrays: tuple[NDArray[Any], NDArray[Any]], chosen: Any) -> tuple[ad.Tensor, ad.Tensor]:
         """Return the chosen samples of inputs and targets, in the precision of the model.
@@ -248,7 +251,6 @@ def _made(what: str, data: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     inputs, targets = map(np.asarray, data)
     if len(inputs) != len(targets):
         raise InvalidInput(f"the thin task has {len(inputs)} inputs and {len(targets)} targets in its {what} data")
-    require(len(inputs) > 0, f"{what} samples", 0, "at least one")
     return inputs, targets
 
 
