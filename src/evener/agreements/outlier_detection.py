@@ -113,8 +113,10 @@ class OutlierDetector:
 
     def _far_workers(self, longest: float) -> set[str]:
         """Return the workers whose last and usual lengths are far too long; none if half of all are."""
+        if longest <= FAR_FACTOR * self._usual:
+            return set()
         last = {name: length for name, length, _ in self._lengths}
-        if longest <= FAR_FACTOR * self._usual or len(last) < _MIN_WORKERS:
+        if len(last) < _MIN_WORKERS:
             return set()
         far = {name for name, length in last.items() if self._is_far(name, length) and self._is_too_long(name)}
         return far if 2 * len(far) < len(last) else set()

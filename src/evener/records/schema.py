@@ -14,7 +14,7 @@ from msgspec import Meta
 from evener.records.atomic import atomic_write
 from evener.records.bounded_file import read_bounded
 from evener.records.decoding import convert, decode_json
-from evener.records.errors import InvalidFile, MissingFile, require
+from evener.records.errors import InvalidFile, InvalidValue, MissingFile
 
 NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 """Errors of decoding data that has another type, is not text, or is nested without end."""
@@ -79,7 +79,8 @@ def require_measured(owner: object, *fields: str) -> None:
     """Raise InvalidValue unless these fields of `owner` are zero, or seconds by which quantities can be divided."""
     for field in fields:
         value = getattr(owner, field)
-        require(value == 0 or value >= MIN_SECONDS, field, value, f"zero seconds, or {MIN_SECONDS:g} or more")
+        if value != 0 and not value >= MIN_SECONDS:  # also NaN; every message with a time comes here
+            raise InvalidValue(field, value, f"zero seconds, or {MIN_SECONDS:g} or more")
 
 
 def quantity(number: int) -> int:

@@ -295,7 +295,10 @@ class Server(Generic[H]):
             space = reader.space
             if not (count := transport.receive_into(space)):
                 raise ConnectionResetError("cut off within a frame" if reader.midway else "it closed without a reason")
-            if not (max_frames := self._hand_out(end, reader.feed(count), max_frames)):
+            arrived = reader.feed(count)
+            if number not in self._peers:  # `place` or `on_part` has disconnected it
+                return
+            if arrived is not None and not (max_frames := self._hand_out(end, arrived, max_frames)):
                 return
             if not transport.has_unread and (count < len(space) or not reader.midway):
                 return

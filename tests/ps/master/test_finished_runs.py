@@ -36,11 +36,11 @@ class Desk:
 
     def tick(self, room: int = 10 * SIZE) -> None:
         """Let everything be read that may be."""
-        self.finished.tick(room - self.finished.num_bytes)
+        self.finished.tick(lambda: room - self.finished.num_bytes)
         until = time.monotonic() + 10
         while self.finished._reading is not None:
             assert time.monotonic() < until
-            self.finished.tick(room - self.finished.num_bytes)
+            self.finished.tick(lambda: room - self.finished.num_bytes)
 
     def told(self) -> list[tuple[int | None, str, type[Any]]]:
         return [(peer, header.run, type(header)) for peer, header, _ in self.queued]

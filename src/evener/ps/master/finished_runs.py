@@ -7,7 +7,7 @@ A result stays in memory until the last command has taken it. Commands that ask 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -76,8 +76,8 @@ class FinishedRuns:
             raise BadFrame(f"too many requests: this peer waits for {MAX_WAITING} results")
         self._waiting.append(request)
 
-    def tick(self, room: int) -> None:
-        """Send the result that has been read; read the next one that fits into `room` bytes of memory."""
+    def tick(self, room: Callable[[], int]) -> None:
+        """Send the result that has been read; read the next one that fits into the free memory, `room()` bytes."""
         if self._reading is not None:
             if not self._reading.result.done():
                 return
@@ -90,7 +90,7 @@ class FinishedRuns:
             except EvenerError as error:
                 self._reject(run, f"there is no run {run}: {error}")
                 continue
-            if num_bytes <= room:
+            if num_bytes <= room():
                 self._reading = _Reading(run, num_bytes, self._thread.submit(load_result, self._runs / run))
                 return
             if not self._in_memory:

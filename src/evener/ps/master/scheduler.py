@@ -282,7 +282,7 @@ class Scheduler:
             with self.guarding(run):
                 run.tick(now, is_delivering)
                 self._end_if_over(run)
-        self._finished.tick(self.free_bytes)
+        self._finished.tick(lambda: self.free_bytes)
 
     def end(self, error: EvenerError) -> None:
         """End all runs because of `error`."""
