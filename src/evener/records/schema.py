@@ -72,7 +72,9 @@ def summable(loss: float) -> float | None:
 
 def measured(seconds: float) -> float:
     """Return `seconds` as `Seconds` that pass `require_measured`; 0 for fewer than `MIN_SECONDS`."""
-    return min(seconds, MAX_SECONDS) if seconds >= MIN_SECONDS else 0.0
+    if MIN_SECONDS <= seconds <= MAX_SECONDS:  # as almost always
+        return seconds
+    return MAX_SECONDS if seconds > MAX_SECONDS else 0.0
 
 
 def require_measured(owner: object, *fields: str) -> None:
@@ -85,7 +87,7 @@ def require_measured(owner: object, *fields: str) -> None:
 
 def quantity(number: int) -> int:
     """Return the `Quantity` that is nearest to `number`."""
-    return min(max(0, number), MAX_AMOUNT)
+    return number if 0 <= number <= MAX_AMOUNT else min(max(0, number), MAX_AMOUNT)
 
 
 def printable(text: str) -> str:
