@@ -27,8 +27,8 @@ def pip_install(extra: str) -> str:
 
 def _extras(receipt: str) -> list[str]:
     """Return the extras that a tool's receipt names: as a list of `extras`, or in the brackets of a requirement."""
-    found = re.search(r'extras = \[([^\]]*)\]|"evener\[([^\]]*)\]', receipt)
-    return re.findall(r"[\w-]+", found[1] or found[2]) if found else []
+    match = re.search(r'extras = \[([^\]]*)\]|"evener\[([^\]]*)\]', receipt)
+    return re.findall(r"[\w-]+", match[1] or match[2]) if match else []
 
 
 def _source() -> str:
