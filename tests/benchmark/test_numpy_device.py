@@ -7,9 +7,11 @@ import sys
 from contextlib import ExitStack
 
 import numpy as np
+import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from evener.benchmark.numpy_device import profile_numpy
+from evener.benchmark.numpy_device import profile_numpy, profile_numpy_apart
+from evener.records.errors import TrainingFailed
 
 MULTIPLIES = "import numpy as np\na = np.ones((256, 256))\nprint(flush=True)\nwhile True: a @ a"
 
@@ -40,3 +42,19 @@ def test_rate_is_that_of_the_threads_in_use() -> None:
     assert [library["num_threads"] for library in threadpool_info()] == before
     if max(before) == 2:
         assert all(1.3 < both / single < 3 for both, single in zip(two, one, strict=True))
+
+
+def test_process_of_its_own_measures_the_same() -> None:
+    profile, spent = profile_numpy_apart("ada", 0.5, 0.4)
+    here = profile_numpy("ada", 0.5, 0.4)
+    assert (profile.node, profile.speed, profile.cores) == ("ada", 0.5, here.cores)
+    for apart, own in zip(profile.throughputs, here.throughputs, strict=True):
+        assert (apart.matmul_flops is None) == (own.matmul_flops is None)
+        assert not own.matmul_flops or 1 / 3 < (apart.matmul_flops or 0.0) / own.matmul_flops < 3
+    assert spent.node == "ada"
+
+
+def test_measuring_process_without_a_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evener.benchmark.numpy_device._CHILD", "raise MemoryError('no memory is left')")
+    with pytest.raises(TrainingFailed, match="MemoryError: no memory is left"):
+        profile_numpy_apart("ada", 1.0, 0.1)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import DTypeLike
 
+from evener.benchmark.processor_time import ProcessorTime, ProcessorWatch
+from evener.records.decoding import decode_json
+from evener.records.errors import TrainingFailed
 from evener.records.profile import PRECISIONS, DeviceProfile, Precision, Throughput
-from evener.system.cores import undivided_products, usable_cores
+from evener.records.schema import shown
+from evener.system.cores import keep_to_quota, undivided_products, usable_cores
 from evener.system.host import cpu_model
 from evener.system.memory import usable_memory
 
@@ -39,6 +46,40 @@ def profile_numpy(node: str, speed: float, seconds: float = 2.0) -> DeviceProfil
         throughputs=tuple(_throughput(precision, speed, share) for precision in PRECISIONS),
         speed=speed,
     )
+
+
+def profile_numpy_apart(node: str, speed: float, seconds: float) -> tuple[DeviceProfile, ProcessorTime]:
+    """Return `profile_numpy` of a process of its own, and that process's time; this one keeps the memory.
+
+    NumPy's library holds a few MB for each thread that has multiplied, as long as the process lives.
+
+    Raises:
+        TrainingFailed: the process ends without a result.
+    """
+    arguments = msgspec.json.encode((sys.path, node, speed, seconds)).decode()
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD, arguments], stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    if child.returncode:
+        last = child.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise TrainingFailed(f"the processor could not be measured: {shown(''.join(last))}")
+    return decode_json(child.stdout, tuple[DeviceProfile, ProcessorTime])
+
+
+_CHILD = """
+import json, sys
+sys.path, *arguments = json.loads(sys.argv[1])
+from evener.benchmark.numpy_device import print_profile
+print_profile(*arguments)
+"""
+
+
+def print_profile(node: str, speed: float, seconds: float) -> None:
+    """Print the result of `profile_numpy_apart`, in the process that it starts."""
+    keep_to_quota()
+    watch = ProcessorWatch(node)
+    profile = profile_numpy(node, speed, seconds)
+    sys.stdout.write(msgspec.json.encode((profile, watch.stop())).decode())
 
 
 def _throughput(precision: Precision, speed: float, seconds: float) -> Throughput:

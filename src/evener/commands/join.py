@@ -34,7 +34,7 @@ from typing import IO
 
 from msgspec.structs import replace
 
-from evener.benchmark.numpy_device import profile_numpy
+from evener.benchmark.numpy_device import profile_numpy_apart
 from evener.benchmark.processor_time import ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
 from evener.commands.discovery import ask_on_terminal, choose_master
 from evener.commands.engines import build_engine, build_thin_engine
@@ -280,13 +280,14 @@ def known_profile(
             return read_noun(file, ClusterProfile).devices[0]
     except (OSError, InvalidInput):
         pass  # no file, or not one of this version: measure
-    measure = measure or (profile_numpy if is_thin else partial(_profile_torch, device))
-    watch = ProcessorWatch(name)
-    profile = measure(name, speed, MEASURE_SECONDS)
-    time_here = watch.stop()
-    if sentence := quota_sentence([time_here]):
+    if measure is None and is_thin:
+        profile, spent = profile_numpy_apart(name, speed, MEASURE_SECONDS)
+    else:
+        measure, watch = measure or partial(_profile_torch, device), ProcessorWatch(name)
+        profile, spent = measure(name, speed, MEASURE_SECONDS), watch.stop()
+    if sentence := quota_sentence([spent]):
         print_notice(f"CPU quota: {sentence}")
-    if sentence := busy_sentence(taken_by_others([time_here])):
+    if sentence := busy_sentence(taken_by_others([spent])):
         print_notice(f"busy machine: {sentence}")
     write_noun(ClusterProfile(devices=(profile,)), file)
     return profile
