@@ -7,7 +7,16 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from evener.agreements.settings import PROTOCOLS, Adam, AgreementSettings, Sgd, Workload, averaging, diloco, rate_at
+from evener.agreements.settings import (
+    AGREEMENT_SETTINGS,
+    Adam,
+    AgreementSettings,
+    Sgd,
+    Workload,
+    averaging,
+    diloco,
+    rate_at,
+)
 from evener.records.agreement import AGREEMENTS, AgreementName
 from evener.records.errors import InvalidValue
 
@@ -16,14 +25,14 @@ SGD = Sgd(learning_rate=0.1)
 
 def test_protocol_names_give_the_published_settings() -> None:
     made = {
-        "sync": PROTOCOLS["sync"](batch=8, outer=SGD),
-        "async": PROTOCOLS["async"](batch=8, outer=SGD),
-        "bounded": PROTOCOLS["bounded"](batch=8, outer=SGD, staleness=3),
-        "average": PROTOCOLS["average"](batch=8),
-        "federated": PROTOCOLS["federated"](batch=8, fraction=0.5),
-        "diloco": PROTOCOLS["diloco"](batch=8),
+        "sync": AGREEMENT_SETTINGS["sync"](batch=8, outer=SGD),
+        "async": AGREEMENT_SETTINGS["async"](batch=8, outer=SGD),
+        "bounded": AGREEMENT_SETTINGS["bounded"](batch=8, outer=SGD, staleness=3),
+        "average": AGREEMENT_SETTINGS["average"](batch=8),
+        "federated": AGREEMENT_SETTINGS["federated"](batch=8, fraction=0.5),
+        "diloco": AGREEMENT_SETTINGS["diloco"](batch=8),
     }
-    assert made.keys() == PROTOCOLS.keys() == AGREEMENTS.keys() == set(get_args(AgreementName))
+    assert made.keys() == AGREEMENT_SETTINGS.keys() == AGREEMENTS.keys() == set(get_args(AgreementName))
     assert {name: one.contribution == "gradient" for name, one in made.items()} == {
         name: facts.sends == "gradients" for name, facts in AGREEMENTS.items()
     }
@@ -82,7 +91,7 @@ def test_protocol_survives_json() -> None:
         batch=8, outer=Adam(learning_rate=(0.1, 0.01)), local_steps="epoch", contribution="delta", push="int8"
     )
     assert msgspec.json.decode(msgspec.json.encode(agreement), type=AgreementSettings) == agreement
-    bounded = PROTOCOLS["async"](batch=8, outer=SGD)
+    bounded = AGREEMENT_SETTINGS["async"](batch=8, outer=SGD)
     assert msgspec.json.decode(msgspec.json.encode(bounded), type=AgreementSettings).staleness is None
 
 

@@ -18,7 +18,7 @@ import pytest
 from evener.launch import rank_heartbeat
 from evener.launch.nodes import NodeSpec
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.launch.rank_environment import Program, RankEnvironment
+from evener.launch.rank_environment import RankFunction, RankEnvironment
 from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.ranks import run_local
 from evener.records.errors import Interrupted, InvalidInput, NodeLost
@@ -267,7 +267,7 @@ def _stopped_run(
     seconds: float,
     late: int = -1,
     nodes: Sequence[NodeSpec] = tuple(NODES),
-    program: Program = compute_for_long,
+    program: RankFunction = compute_for_long,
 ) -> list[RunEvent]:
     """Events of a run that is asked to stop once, in the middle of its step."""
     told: list[RunEvent] = []

@@ -1,4 +1,4 @@
-"""Synchronization protocols as values: every protocol of the family is a choice of these few options, set as published.
+"""Agreements as values: each is a choice of these few settings, set as published.
 
 | name | local steps | staleness | contribution | outer optimizer |
 |---|---|---|---|---|
@@ -105,7 +105,7 @@ Outer = Sgd | Adam | Grouped
 
 
 class AgreementSettings(Part, frozen=True, kw_only=True):
-    """A protocol that turns the workers' contributions into common weights.
+    """An agreement: how the server turns the workers' contributions into common weights.
 
     Attributes:
         batch: samples of a round over all workers, if it has one step and is divided by speed; else of every local step
@@ -213,7 +213,7 @@ def diloco(
     return AgreementSettings(batch=batch, outer=outer, contribution="delta", local_steps=local_steps, robust="clip")
 
 
-PROTOCOLS: dict[str, Callable[..., AgreementSettings]] = {
+AGREEMENT_SETTINGS: dict[str, Callable[..., AgreementSettings]] = {
     "sync": synchronous,
     "async": asynchronous,
     "bounded": bounded,

@@ -1,4 +1,5 @@
-"""`evener join`: a node as a process. This module imports PyTorch only to find accelerators, and nothing of a master.
+"""`evener join`: a node as a process. This module imports PyTorch only to find and measure
+devices, and nothing of a master.
 
 this process, main thread    `ps.node.node.Node`: messages, measuring, and the computing of an agreement (`engines`)
     other threads            heartbeats; what the doctor asks; messages of a rank

@@ -24,7 +24,7 @@ from evener.config.run_config import RunConfig
 from evener.data.loader import collect, split_batch
 from evener.data.tasks.load import load_task
 from evener.launch.nodes import NodeSpec, local_nodes, options_of, parse_local_nodes, parse_memory
-from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
+from evener.launch.rank_environment import RankFunction, RankEnvironment, run_inprocess, run_rank
 from evener.launch.ranks import Without, run_local
 from evener.launch.torchrun import say_where_the_run_is_shown, torchrun_environment
 from evener.records.decoding import decode_json
@@ -56,7 +56,7 @@ from evener.training.rank import train_rank
 MODES = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
 
 
-def train(config: RunConfig, program: Program, *, as_json: bool) -> None:
+def train(config: RunConfig, program: RankFunction, *, as_json: bool) -> None:
     """`evener train` with `program`: as a rank if torchrun started this process, else on nodes of this machine."""
     if is_torchrun(config):
         _train_as_rank(config, program, as_json)
@@ -72,7 +72,7 @@ def perform(
     *,
     to_stderr: bool = False,
     quiet: bool = False,
-    program: Program = train_rank,
+    program: RankFunction = train_rank,
     watch: Callback | None = None,
     request: RunRequest | None = None,
 ) -> TrainRecord:
@@ -122,7 +122,7 @@ def view_of(
 
 
 def run_on_nodes(
-    program: Program,
+    program: RankFunction,
     config: NodesConfig,
     show: Callable[[RunEvent], object],
     nodes: Sequence[NodeSpec] | None = None,
@@ -167,7 +167,7 @@ def torchrun_env(patience: float, show: Callable[[RunEvent], None], *, is_quiet:
 
 
 def run_torchrun_rank(
-    program: Program, config: NodesConfig, view: Callable[[RunEvent], None], *, is_quiet: bool = False
+    program: RankFunction, config: NodesConfig, view: Callable[[RunEvent], None], *, is_quiet: bool = False
 ) -> None:
     """Run `program` as the rank that torchrun started; a signal stops it after a step.
 
@@ -193,7 +193,7 @@ def end_torchrun_rank() -> None:
         end_after_threads(partial(exit_now, 0))
 
 
-def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
+def _train_as_rank(config: RunConfig, program: RankFunction, as_json: bool) -> None:
     """Train as a rank of torchrun; the leader shows the run."""
     folder = folder_of(config)
     is_first = os.environ["RANK"] == "0"

@@ -1,6 +1,6 @@
 """`evener train --agreement`: train on a master's nodes or on private local ones.
 
-load the task -> choose the protocol -> pack code and data -> submit -> watch -> record and weights
+load the task -> choose the settings of the agreement -> pack code and data -> submit -> watch -> record and weights
 
 `sync` promises the result of one process. Where gradients sent to a master cannot give it (BatchNorm, a custom
 optimizer, a loss between samples), the same nodes train as ranks, which can.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from evener.agreements.settings import PROTOCOLS, AgreementSettings, Outer, Workload
+from evener.agreements.settings import AGREEMENT_SETTINGS, AgreementSettings, Outer, Workload
 from evener.commands.doctor_nodes import code_of, look_before_run, question_of
 from evener.commands.engines import is_thin, load_backend, probe_of, require_twins
 from evener.commands.submission import PreparedRun, blobs_of, new_run_name, submit_run
@@ -175,7 +175,7 @@ def submit_agreement(
 def check_of(
     config: RunConfig, backend: ModelBackend, task: Task | ThinTask, job: Job, show: Callable[[RunEvent], None]
 ) -> Check | None:
-    """Compare a small step of two nodes with one process; None if the protocol promises no equality, or --no-check.
+    """Compare a small step of two nodes with one process; None if the agreement promises no equality, or --no-check.
 
     Raises:
         NeedsRanks: the nodes would not train like a single process.
@@ -286,7 +286,7 @@ def parts_of(
 def agreement_of(
     config: RunConfig, outer: Callable[[], Outer], *, clip_norm: float | None, batch: int
 ) -> AgreementSettings:
-    """Return the protocol of the nodes; options that are not given keep its defaults.
+    """Return the settings of the agreement; options that are not given keep its defaults.
 
     Args:
         config: of the run.
@@ -308,7 +308,7 @@ def agreement_of(
         "momentum": config.outer_momentum,
     }
     options = {name: value for name, value in knobs.items() if value is not None}
-    agreement = PROTOCOLS[config.agreement](batch=batch, **options)
+    agreement = AGREEMENT_SETTINGS[config.agreement](batch=batch, **options)
     compression = config.compress or "none"
     robust = config.robust or agreement.robust
     return replace(

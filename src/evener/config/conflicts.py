@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import fields
 
-from evener.agreements.settings import PROTOCOLS
+from evener.agreements.settings import AGREEMENT_SETTINGS
 from evener.records.agreement import AGREEMENTS
 from evener.records.errors import InvalidInput
 from evener.records.plan import WHOLE_MODEL, is_of_teams, is_pipeline
@@ -47,7 +47,7 @@ MASTER_OPTIONS = ("home", "master", "token", "token_file", "ship_data")
 THIS_MACHINE = ("devices", "memory", "plan", "checkpoint", "resume", "stationary", "compile", "elastic")
 """Options that runs on the nodes of a master do not have."""
 _PLANNED = ("strategy", "shares", "replicas", "columns", "members", "micro_batches", "accumulate", "stationary")
-_PROTOCOLS = ", ".join(PROTOCOLS)
+_AGREEMENTS = ", ".join(AGREEMENT_SETTINGS)
 
 _CONFLICTS = (
     Conflict(("staleness",), lambda c, _: c.agreement != "bounded", "{option} belongs to --agreement bounded"),
@@ -80,7 +80,7 @@ _CONFLICTS = (
     Conflict(
         ("compress", "robust", "merge"),
         lambda c, _: c.agreement is None,
-        f"{{option}} belongs to --agreement {_PROTOCOLS}",
+        f"{{option}} belongs to --agreement {_AGREEMENTS}",
     ),
     Conflict(("system",), lambda c, _: c.agreement is None, "{option} belongs to --agreement"),
     Conflict(

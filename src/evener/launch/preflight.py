@@ -68,7 +68,7 @@ def require_fit(env: RankEnvironment, *, is_wanted: bool) -> list[Finding]:
         InvalidInput: another problem, with machine and advice.
     """
     heads = first_ranks([node.host for node in env.nodes])
-    if len(heads) < 2 or env.store is None or (env.line is not None and env.line.is_late):
+    if len(heads) < 2 or env.store is None or (env.control is not None and env.control.is_late):
         return []
     store = env.store.under("preflight")
     if env.rank == 0:

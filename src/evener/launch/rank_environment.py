@@ -64,7 +64,7 @@ class RankEnvironment:
         address: of this machine, at which the other ranks reach it.
         end: ends this process by an error, at once and from any thread, as the main one may block in a collective.
         answer: returns the answer to the notified end of an epoch; None if `notify` returns it.
-        line: control channel to the coordinator of an elastic run; None in others.
+        control: control channel to the coordinator of an elastic run; None in others.
         tell: writes a sentence on the terminal of a rank that a launcher started; None in other ranks.
         has_own_paths: whether files have other places here than at the first rank, in a config that is else the same.
         watch: of the accelerator of this rank, while its program runs; None for none.
@@ -83,7 +83,7 @@ class RankEnvironment:
     address: str = "127.0.0.1"
     end: Callable[[EvenerError], None] = end_process
     answer: Callable[[Epoch], bool] | None = None
-    line: ControlChannel | None = None
+    control: ControlChannel | None = None
     tell: Callable[[str], None] | None = None
     has_own_paths: bool = False
     watch: DeviceWatch | None = None
@@ -192,7 +192,7 @@ def hosted_environment(
     )
     parent.on_stop(env.request_stop)
     if process is not None:
-        env.line = ControlChannel(
+        env.control = ControlChannel(
             process=process,
             node=env.node.name,
             is_late=is_late,
@@ -216,11 +216,11 @@ def hosted_environment(
     return env
 
 
-Program = Callable[[RankEnvironment, Any], None]
+RankFunction = Callable[[RankEnvironment, Any], None]
 
 
 def run_inprocess(
-    program: Program, node: NodeSpec, config: Any, *, patience: float, on_event: Callable[[RunEvent], object]
+    program: RankFunction, node: NodeSpec, config: Any, *, patience: float, on_event: Callable[[RunEvent], object]
 ) -> None:
     """Run `program` on `node` in this process. Ctrl-C stops it after its step, a second one at once.
 
@@ -239,7 +239,7 @@ def run_inprocess(
         run_rank(env, program, config)
 
 
-def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
+def run_rank(env: RankEnvironment, program: RankFunction, config: Any) -> None:
     """Run `program` as the rank of `env`, with heartbeats; raise the one error that explains a failure.
 
     Raises:

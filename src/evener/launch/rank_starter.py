@@ -13,7 +13,7 @@ from evener.comm.signed_store import SignedStore
 from evener.launch.nodes import NodeSpec
 from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.launch.rank_environment import Program, hosted_environment, run_rank
+from evener.launch.rank_environment import RankFunction, hosted_environment, run_rank
 from evener.launch.store import connect_store, keep_store, new_secret
 from evener.records.events import RunEvent
 from evener.records.record import Epoch
@@ -37,7 +37,7 @@ class RankStarter:
     def __init__(
         self,
         processes: LocalProcesses,
-        program: Program,
+        program: RankFunction,
         nodes: Sequence[NodeSpec],
         config: Any,
         patience: float,
@@ -59,7 +59,7 @@ class RankStarter:
 
 def _run_rank(
     parent: Parent,
-    program: Program,
+    program: RankFunction,
     rank: int,
     nodes: list[NodeSpec],
     config: Any,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from evener.comm.signed_store import SignedStore
 from evener.launch.nodes import NodeSpec
 from evener.launch.processes import RANK_MODULES, LocalProcess, LocalProcesses
-from evener.launch.rank_environment import Program
+from evener.launch.rank_environment import RankFunction
 from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.rank_starter import RankStarter, show_event
 from evener.membership.rank_supervisor import RankSupervisor
@@ -34,7 +34,7 @@ Without = Callable[[Any, Sequence[int], Event], Any]
 
 
 def run_local(
-    program: Program,
+    program: RankFunction,
     nodes: Sequence[NodeSpec],
     config: Any,
     *,

@@ -212,7 +212,7 @@ class ElasticGroup:
             channel.abort(error)
 
 
-_LEASE = 0.5
+_SURE_FRACTION = 0.5
 """Fraction of the patience after an answered beat within which the process is certainly not lost."""
 
 
@@ -322,7 +322,10 @@ class MembershipClient:
                 elif isinstance(message, Probe):
                     self._probe.begin(message)
                 elif message.count == self._count:
-                    self._answered, self._sure_until = message.count, self._sent_at + _LEASE * self._line.patience
+                    self._answered, self._sure_until = (
+                        message.count,
+                        self._sent_at + _SURE_FRACTION * self._line.patience,
+                    )
                 self.changed.notify_all()
 
     def _begin(self, generation: Generation) -> None:

@@ -44,7 +44,7 @@ class Failure(Protocol):
 
 
 class RankProcess(Protocol):
-    """A process of a node, here or on another machine, as seen by the coordinator."""
+    """A process of a node, here or on another machine, as seen by the supervisor."""
 
     @property
     def said(self) -> deque[bytes]:

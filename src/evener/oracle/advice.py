@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
-from evener.oracle.search import ALL_STRATEGIES, INEXACT_STRATEGIES, MAX_STEP_RATIO, Ranking, estimates_on
+from evener.oracle.search import ALL_STRATEGIES, ON_REQUEST_STRATEGIES, MAX_STEP_RATIO, Ranking, estimates_on
 from evener.records.errors import require
 from evener.records.plan import Assignment, Plan, Prediction, Rejected, Strategy
 from evener.records.profile import ClusterProfile
@@ -93,7 +93,7 @@ def _slower(ranking: Ranking, estimate: CostEstimate) -> list[Rejected]:
 
 
 def _why_not(other: CostEstimate, estimate: CostEstimate) -> str:
-    if other.step_seconds < estimate.step_seconds and other.strategy in INEXACT_STRATEGIES:
+    if other.step_seconds < estimate.step_seconds and other.strategy in ON_REQUEST_STRATEGIES:
         return "does not train the same as one process"
     return f"slower: {other.bottleneck}"
 
@@ -119,7 +119,7 @@ def _first(ranking: Ranking) -> str:
 
 def _next_best(ranking: Ranking) -> str:
     """Return why more devices do not help: the best such plan and its bottleneck."""
-    others = [q for q in ranking.ranked if len(q.devices) > 1 and q.strategy not in INEXACT_STRATEGIES]
+    others = [q for q in ranking.ranked if len(q.devices) > 1 and q.strategy not in ON_REQUEST_STRATEGIES]
     if not others:
         return "nothing else fits the memory"
     speed = ranking.speedup(others[0])

@@ -32,7 +32,7 @@ _MANY_DEVICES, _VERY_MANY_DEVICES = 32, 128
 _WHOLE_MODEL_STRATEGIES: frozenset[Strategy] = frozenset(("data", "averaging", "server", "asynchronous server"))
 """Strategies in which every device holds a complete model."""
 ALL_STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-INEXACT_STRATEGIES: frozenset[Strategy] = frozenset(("averaging", "server", "asynchronous server"))
+ON_REQUEST_STRATEGIES: frozenset[Strategy] = frozenset(("averaging", "server", "asynchronous server"))
 """Strategies that do not train the same as one process; chosen only on request. (A synchronous server does train the
 same, but it is a parameter server, meant for machines that come and go.)
 """
@@ -86,7 +86,7 @@ def search(model: CostModel, strategies: Collection[Strategy] = ALL_STRATEGIES) 
     else:
         rejected.append(Rejected(what="serial", reason="no single device holds the model and one sample"))
     ranked = tuple(sorted(best_of.values(), key=lambda estimate: estimate.step_seconds))
-    exact = [estimate for estimate in ranked if estimate.strategy not in INEXACT_STRATEGIES] or list(ranked)
+    exact = [estimate for estimate in ranked if estimate.strategy not in ON_REQUEST_STRATEGIES] or list(ranked)
     if not exact:
         reasons = "; ".join(f"{rejection.what}: {rejection.reason}" for rejection in rejected)
         raise DoesNotFit(f"no strategy fits the memory of the devices: {reasons}")

@@ -15,7 +15,7 @@ The messages of a run with an agreement:
                               handlers (bytes as they come)  <- Contribution ---  its gradient, or its progress
       <- RunEvents ---------  scheduler, validation          -- Validate ------>
                                                              <- Validated ------
-      <- RunFinished -------  run_result                     -- Release ------->  the session ends
+      <- RunFinished -------  run_result                     -- Release ------->  the part ends
                               effects                        -- Quarantine, Dismiss ->
                               both sides, several times within the patience: Heartbeat
 

@@ -11,7 +11,7 @@ AgreementName: TypeAlias = Literal["sync", "async", "bounded", "average", "feder
 
 
 class AgreementFacts(NamedTuple):
-    """Facts of an agreement, for options and reports; `agreements.settings.PROTOCOLS` has its settings.
+    """Facts of an agreement, for options and reports; `agreements.settings.AGREEMENT_SETTINGS` has its settings.
 
     Attributes:
         sends: what a node sends to the master; with `gradients`, the user chooses the master's optimizer.
@@ -19,7 +19,7 @@ class AgreementFacts(NamedTuple):
         takes_local_steps: whether the user chooses how many steps a node takes between two exchanges.
     """
 
-    sends: Literal["gradients", "weights", "changes of weights"]
+    sends: Literal["gradients", "changes of weights"]
     may_compress: bool
     takes_local_steps: bool = False
 
@@ -28,8 +28,8 @@ AGREEMENTS: dict[AgreementName, AgreementFacts] = {
     "sync": AgreementFacts("gradients", may_compress=False),
     "async": AgreementFacts("gradients", may_compress=True),
     "bounded": AgreementFacts("gradients", may_compress=True),
-    "average": AgreementFacts("weights", may_compress=True, takes_local_steps=True),
-    "federated": AgreementFacts("weights", may_compress=False),
+    "average": AgreementFacts("changes of weights", may_compress=True, takes_local_steps=True),
+    "federated": AgreementFacts("changes of weights", may_compress=False),
     "diloco": AgreementFacts("changes of weights", may_compress=True, takes_local_steps=True),
 }
 

@@ -210,7 +210,7 @@ def abandonable_backend(env: RankEnvironment, is_elastic: bool | None) -> str | 
             directly where their devices can.
     """
     is_wished = len({node.host for node in env.nodes}) > 1 if is_elastic is None else is_elastic
-    return BACKEND if is_wished and env.line is not None and env.backend != "gloo" else None
+    return BACKEND if is_wished and env.control is not None and env.backend != "gloo" else None
 
 
 def join_world(env: RankEnvironment, backend: str | None = None, *, preflight: bool = True) -> Group:

@@ -60,8 +60,8 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
         config: of the run.
         task: to be trained; None: the one that `config` names.
     """
-    if env.line is not None and env.line.is_late:
-        run_late(*late_context(env, config, task), config, env.line)
+    if env.control is not None and env.control.is_late:
+        run_late(*late_context(env, config, task), config, env.control)
         return
     group, config = join_run(env, config)
     with shared_warnings(group):
@@ -79,14 +79,14 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
         stay(env, training)
         return
     why = why_fixed(training, config)
-    if env.line is not None and not why:
+    if env.control is not None and not why:
         training = with_copies(training, config)
     if training.group.is_leader:
         env.notify(training.plan)
-    if env.line is not None and not why:
+    if env.control is not None and not why:
         uses_all = isinstance(training.model, ReplicatedModel) and training.model.uses_all
         publish_state(env, training.group, training.plan, uses_all=uses_all)
-        run_elastic(context, training, config, env.line)
+        run_elastic(context, training, config, env.control)
         return
     if config.elastic and training.group.is_leader:
         env.notify(Event(step=0, kind="not elastic", message=f"a lost node ends this run: {why}"))

@@ -13,12 +13,12 @@ from evener.frontends.programs.cpu_check import MAX_RANKS, shares_of_check, yiel
 from evener.frontends.programs.forked_replica import end_with_parent
 from evener.frontends.programs.pickled_task import with_pickled_task
 from evener.frontends.programs.run import Run
-from evener.launch.rank_environment import Program
+from evener.launch.rank_environment import RankFunction
 from evener.records.errors import EvenerError
 from evener.records.task import BatchTask
 
 
-def begin_batch_check(run: Run, program: Program, config: RunConfig, task: BatchTask | None) -> None:
+def begin_batch_check(run: Run, program: RankFunction, config: RunConfig, task: BatchTask | None) -> None:
     """Start the check if `run` is on accelerators, and this is its first rank.
 
     Args:

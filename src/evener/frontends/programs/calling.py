@@ -22,7 +22,7 @@ from evener.data.loader import random_state_kept
 from evener.data.tasks.load import load_any_task, task_of
 from evener.frontends.programs.batch_training import refuse_batches, train_batches
 from evener.frontends.programs.pickled_task import with_pickled_task
-from evener.launch.rank_environment import Program
+from evener.launch.rank_environment import RankFunction
 from evener.launch.slurm import adopt_slurm
 from evener.parallel.op_registry import without_synchronised
 from evener.records.errors import InvalidInput, nearest
@@ -117,12 +117,12 @@ def _with_all_nodes(task: Task | BatchTask, config: RunConfig) -> RunConfig:
     return replace(config, elastic=False) if isinstance(task, BatchTask) else config
 
 
-def _program(task: Task | BatchTask, config: RunConfig, is_named: bool) -> Program:
+def _program(task: Task | BatchTask, config: RunConfig, is_named: bool) -> RankFunction:
     """Return the function that a rank runs; it loads a named task itself."""
     program = _program_for(task)
     if config.local_nodes is None and len(commands.choose_nodes(config)) == 1:
         return partial(program, task=task)
-    sendable: Program = program if is_named else with_pickled_task(program, task)
+    sendable: RankFunction = program if is_named else with_pickled_task(program, task)
     return sendable
 
 

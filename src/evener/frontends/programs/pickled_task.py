@@ -8,11 +8,11 @@ from typing import Any
 
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import needing_extras
-from evener.launch.rank_environment import Program, RankEnvironment
+from evener.launch.rank_environment import RankFunction, RankEnvironment
 from evener.records.errors import InvalidInput, first_line
 
 
-def with_pickled_task(program: Any, task: Any) -> Program:
+def with_pickled_task(program: Any, task: Any) -> RankFunction:
     """Return `program` with `task` pickled, so that a process can be started with it.
 
     Raises:

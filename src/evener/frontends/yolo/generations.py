@@ -224,9 +224,9 @@ class Generations:
     """
 
     def __init__(self, env: RankEnvironment, group: Group, work: ImageShares, trainer: Any, *, is_late: bool) -> None:
-        assert env.line is not None
+        assert env.control is not None
         self._group, self._work, self.trainer = group, work, trainer
-        self._membership = ElasticGroup(env.line, group, env.address, env.stop_heartbeat)
+        self._membership = ElasticGroup(env.control, group, env.address, env.stop_heartbeat)
         self._initial_nodes = () if is_late else tuple(group.nodes)
         self._completed = NO_STEP if is_late else 0
         self._others, self._outcome = 0, b""

@@ -124,7 +124,7 @@ class ImageShares:
         """The plan, whose ranks alone are in the group from now on. Raises NotNeeded: this rank is not."""
         group, size = self._group, trainer.train_loader.batch_size
         is_launched = self._env.tell is not None
-        needs_all = self._is_stationary or (self._env.line is None and not is_launched)
+        needs_all = self._is_stationary or (self._env.control is None and not is_launched)
         make = partial(share_plan, self._env, group, trainer, model, size, self._shares)
         plan = make(needs_all=needs_all)
         needs_first = is_launched and self._env.names[0] not in [one.node for one in plan.assignments]

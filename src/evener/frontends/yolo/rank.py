@@ -51,7 +51,7 @@ def yolo_rank(env: RankEnvironment, config: YoloConfig, checkpoints: RemoteCheck
 
 def join(env: RankEnvironment, is_elastic: bool | None, *, preflight: bool = True) -> tuple[Group, Plan | None]:
     """Return all ranks; or this one alone, and the plan of the run, if that has begun without it."""
-    if env.line is not None and env.line.is_late:
+    if env.control is not None and env.control.is_late:
         group, published = late_group(env)
         return group, published.plan
     return join_world(env, abandonable_backend(env, is_elastic), preflight=preflight), None

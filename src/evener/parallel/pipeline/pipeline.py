@@ -64,7 +64,7 @@ class Pipeline:
 
     Args:
         model: The model. Its parts are taken over, not copied. It is on the meta device if it fits no single memory
-            (`materialise.py`).
+            (`stage_modules.py`).
         example: Inputs like those of a step: a tensor, or positional or named arguments, all with N samples in dim 0;
             only shapes and dtypes matter.
         loss: Maps (model outputs, targets) to the mean loss over their samples.

@@ -2,7 +2,7 @@
 the nodes at work.
 
 What a run learns about nodes (a good update, a refused one, a late one) goes into `observations`, and membership
-decides on it. The run itself excludes a node only if the master has no memory for its contributions.
+decides on it. The run itself leaves a node out only if the master has no memory for its contributions.
 """
 
 from __future__ import annotations

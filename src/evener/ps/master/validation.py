@@ -2,7 +2,7 @@
 
 The validation data are divided among the workers in proportion to their speeds; a slice of a lost or late worker is
 assigned to another one. The first answer for a slice counts. In every validation a second worker computes one slice,
-drawn at random: see `cross_check`. This module does not send: it returns messages.
+drawn at random: see `CrossCheck`. This module does not send: it returns messages.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class RankPart(NodePart):
         self._host, self._send_now, self._log = config.host, send, log
         self._folder = config.cache / RANKS / job.run
         self._own_folders: list[Path] = []
-        self._session: RankChild | None = None
+        self._child: RankChild | None = None
         self._leaving: SimpleQueue[tuple[Header, Sequence[Buffer]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.handlers = {
@@ -58,11 +58,11 @@ class RankPart(NodePart):
     @property
     def is_prepared(self) -> bool:
         """Whether there is a process."""
-        return self._session is not None
+        return self._child is not None
 
     def on_complete(self) -> None:
         """Report that a process can be started, or which one there is."""
-        process = self._session.process if self._session is not None else 0
+        process = self._child.process if self._child is not None else 0
         self._put(RankReady(run=self.job.run, process=process, speed=self._host.speed))
 
     def repeat_ready(self) -> None:
@@ -72,7 +72,7 @@ class RankPart(NodePart):
 
     def start_rank(self, header: StartRank, buffers: Buffers) -> None:
         """Start a process for the run; end an earlier one, which counts as lost. Raises OSError."""
-        earlier = self._session
+        earlier = self._child
         if earlier is not None:
             if earlier.process == header.process:
                 return
@@ -90,38 +90,38 @@ class RankPart(NodePart):
             towards=self._host.towards,
         )
         self._log(f"starting process {header.process} of {self.job.title}")
-        self._session = RankChild(self._host, task, self._put, self._log)
+        self._child = RankChild(self._host, task, self._put, self._log)
 
     def tell_rank(self, header: RankTold, buffers: Buffers) -> None:
         """Relay a message of the coordinator."""
-        if self._session is not None and header.process == self._session.process:
-            self._session.told(bytes(buffers[0]))
+        if self._child is not None and header.process == self._child.process:
+            self._child.told(bytes(buffers[0]))
 
     def stop_rank(self, header: StopRank, _: Buffers) -> None:
         """End the process after its step, or at once."""
-        if self._session is not None and header.process == self._session.process:
-            self._session.stop(at_once=header.at_once)
+        if self._child is not None and header.process == self._child.process:
+            self._child.stop(at_once=header.at_once)
 
     def carry_on(self) -> None:
         """Let the process finish its step, though a SIGTERM may have reached it, too."""
-        if (session := self._session) is not None:
+        if (session := self._child) is not None:
             session.carry_on()
 
     def give(self, fetch: FetchBlob, _: Buffers) -> None:
         """Send the master a piece of a checkpoint."""
-        if self._session is not None:
-            self._session.give(fetch)
+        if self._child is not None:
+            self._child.give(fetch)
 
     def resend(self) -> None:
         """Send unanswered messages again, over a new connection."""
         super().resend()
-        if self._session is not None:
-            self._session.resend()
+        if self._child is not None:
+            self._child.resend()
 
     def close(self) -> None:
         """End the process, remove its files, and end the thread when it has sent what it has."""
-        if self._session is not None:
-            self._session.close()
+        if self._child is not None:
+            self._child.close()
         super().close()
         for folder in self._own_folders:
             shutil.rmtree(folder, ignore_errors=True)

@@ -55,7 +55,7 @@ def why_fixed(training: Training, config: RunConfig) -> str:
     """Return why the run needs all of its ranks; empty if it can continue without some."""
     env, strategy = training.context.env, training.plan.strategy
     reasons = {
-        "nodes are replaced only where this command starts several on this machine": env.line is None,
+        "nodes are replaced only where this command starts several on this machine": env.control is None,
         "there is one node": training.group.size == 1,
         f"with strategy {strategy} a node holds what others do not: it goes on with --elastic alone": (
             strategy != "data" and not config.elastic
