@@ -18,7 +18,7 @@ import pytest
 from evener.launch import rank_heartbeat
 from evener.launch.nodes import NodeSpec
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.launch.rank_environment import RankFunction, RankEnvironment
+from evener.launch.rank_environment import RankEnvironment, RankFunction
 from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.ranks import run_local
 from evener.records.errors import Interrupted, InvalidInput, NodeLost

@@ -24,7 +24,7 @@ from evener.config.run_config import RunConfig
 from evener.data.loader import collect, split_batch
 from evener.data.tasks.load import load_task
 from evener.launch.nodes import NodeSpec, local_nodes, options_of, parse_local_nodes, parse_memory
-from evener.launch.rank_environment import RankFunction, RankEnvironment, run_inprocess, run_rank
+from evener.launch.rank_environment import RankEnvironment, RankFunction, run_inprocess, run_rank
 from evener.launch.ranks import Without, run_local
 from evener.launch.torchrun import say_where_the_run_is_shown, torchrun_environment
 from evener.records.decoding import decode_json

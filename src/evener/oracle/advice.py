@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
-from evener.oracle.search import ALL_STRATEGIES, ON_REQUEST_STRATEGIES, MAX_STEP_RATIO, Ranking, estimates_on
+from evener.oracle.search import ALL_STRATEGIES, MAX_STEP_RATIO, ON_REQUEST_STRATEGIES, Ranking, estimates_on
 from evener.records.errors import require
 from evener.records.plan import Assignment, Plan, Prediction, Rejected, Strategy
 from evener.records.profile import ClusterProfile

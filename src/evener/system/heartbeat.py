@@ -63,3 +63,7 @@ class ListenedSeconds:
         self._seconds += min(now - self._looked, self._longest)
         self._looked = now
         return self._seconds
+
+    def away(self, now: float) -> float:
+        """Return the seconds since the last call of `at` in which the owner did not listen: it was stopped, or busy."""
+        return max(0.0, now - self._looked - self._longest)

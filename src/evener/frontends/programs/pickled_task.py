@@ -8,7 +8,7 @@ from typing import Any
 
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import needing_extras
-from evener.launch.rank_environment import RankFunction, RankEnvironment
+from evener.launch.rank_environment import RankEnvironment, RankFunction
 from evener.records.errors import InvalidInput, first_line
 
 

@@ -23,7 +23,7 @@ from evener.ps.protocol.directions import ToMaster
 from evener.ps.protocol.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join
 from evener.records.errors import Interrupted, first_line
 from evener.records.schema import shown
-from evener.system.heartbeat import is_due
+from evener.system.heartbeat import ListenedSeconds, is_due
 from evener.wire.errors import BadFrame
 from evener.wire.identity import Address
 from evener.wire.relay_lines import RelayLines
@@ -55,6 +55,7 @@ class Master:
         self._handlers = Handlers(config, self.nodes, self._scheduler, self._effects, self.server)
         self.server.place, self.server.on_part = self._handlers.place, self._handlers.on_part
         self._ticked = self._beaten = config.clock()
+        self._listened = ListenedSeconds(config.patience, self._ticked)
         self._has_ended = False
 
     def listen(self, address: Address) -> Address:
@@ -132,6 +133,9 @@ class Master:
         if now - self._ticked < _TICK_SECONDS:
             return
         self._ticked = now
+        if away := self._listened.away(now):  # as while the machine sleeps
+            self.nodes.excuse(away, now)
+        self._listened.at(now)
         self._effects.of_time()
         self._scheduler.tick(now, self.server.is_delivering)
         self._effects.of_runs()

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from msgspec.structs import replace
+
 from evener.agreements.worker_record import WorkerRecord
 from evener.ps.master import node_rules
 from evener.ps.master.access.quotas import MAX_NAMES
@@ -212,6 +214,12 @@ class Nodes:
                 round = self._round_of(record, self._is_awaited(record))
                 transitions += self._follow(record, node_rules.tick(name, record.state, now, round))
         return transitions
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """Do not count the last `seconds` as silence of the members, since the master itself did not listen."""
+        for record in self.by_name.values():
+            if record.state is not None and record.state.is_member:
+                record.state = replace(record.state, heard=min(now, record.state.heard + seconds))
 
     def snapshot(self, now: float) -> dict[str, NodeState]:
         """Return all states with times relative to `now`, to be saved."""
