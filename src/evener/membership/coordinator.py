@@ -18,15 +18,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from evener.membership.generation import Beat, Generation, Hello, Participant
-from evener.system.heartbeat import Progress
+from evener.system.heartbeat import ListenedSeconds, Progress
 
 JOIN_SECONDS = 0.2
 """Seconds that a joining process waits for others, so that the ranks reconnect only once."""
 
 LAST_HOLDER = 8
 """Patiences of silence after which the last holder of the state of the training is lost."""
-_MAX_LOOK = 0.25
-"""Limit of the time between two looks, as a fraction of the patience: a stopped machine stops all processes."""
 _NO_BEAT = Beat(count=0, step=0, holds=0)
 
 
@@ -57,7 +55,7 @@ class Coordinator:
         self._processes: dict[int, _Process] = {}
         self._lost: dict[int, str] = {}
         self._fed: set[int] = set()  # processes that may hold the state without having reported it
-        self._listened, self._looked = 0.0, 0.0
+        self._listened = ListenedSeconds(patience, 0.0)
         self._may_have_trained = False
         self._leaving: set[int] = set()  # processes to release
         self._left: set[int] = set()  # those whose last step may not be over
@@ -75,8 +73,8 @@ class Coordinator:
             now: the time.
             absence: seconds within which the other processes have to be heard, if more than the patience.
         """
-        self._looked = now
-        heard = self._listened + max(0.0, absence - self._patience)
+        self._listened = ListenedSeconds(self._patience, now)
+        heard = max(0.0, absence - self._patience)
         for process in given_up:
             self.lose(process, "was given up")
         self.generation = generation
@@ -88,7 +86,7 @@ class Coordinator:
     def arrive(self, process: int, hello: Hello, now: float) -> None:
         """Add a process; one that was lost is ignored."""
         if process not in self._lost:
-            self._processes[process] = _Process(hello, now, Progress(self._listened))
+            self._processes[process] = _Process(hello, now, Progress(self._listened.seconds))
 
     def hear(self, process: int, beat: Beat) -> None:
         """Record a beat of a process."""
@@ -252,14 +250,13 @@ class Coordinator:
 
     def _give_up_silent(self, now: float) -> None:
         """Remove processes that were silent while the coordinator listened; its own pauses do not count."""
-        self._listened += min(now - self._looked, _MAX_LOOK * self._patience)
-        self._looked = now
+        listened = self._listened.at(now)
         for process, one in self._processes.items():
-            self._idle[process] = one.progress.idle_seconds(one.beat.count, now=self._listened)
+            self._idle[process] = one.progress.idle_seconds(one.beat.count, now=listened)
         if any(self._idle[process] <= self._patience for process in self.awaited):
             for process in self.awaited:  # processes that were stopped together follow the first within the patience
                 if self._idle[process] > self._patience:
-                    self._processes[process].progress, self._idle[process] = Progress(self._listened), 0.0
+                    self._processes[process].progress, self._idle[process] = Progress(listened), 0.0
         silent = [p for p in self._processes if self._idle[p] > self._patience and p not in self._lost]
         last = [process for process in silent if self.is_last_holder(process)]
         self.awaited = tuple(p for p in last if self._idle[p] <= LAST_HOLDER * self._patience)

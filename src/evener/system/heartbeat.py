@@ -53,16 +53,19 @@ class ListenedSeconds:
     Args:
         patience: seconds of silence after which a peer is lost.
         now: seconds on the listener's clock.
+
+    Attributes:
+        seconds: result of the last call of `at`; 0 before the first.
     """
 
     def __init__(self, patience: float, now: float) -> None:
-        self._longest, self._looked, self._seconds = _MAX_LOOK * patience, now, 0.0
+        self._longest, self._looked, self.seconds = _MAX_LOOK * patience, now, 0.0
 
     def at(self, now: float) -> float:
         """Return the seconds in which the owner listened, up to `now`; call it several times within the patience."""
-        self._seconds += min(now - self._looked, self._longest)
+        self.seconds += min(now - self._looked, self._longest)
         self._looked = now
-        return self._seconds
+        return self.seconds
 
     def away(self, now: float) -> float:
         """Return the seconds since the last call of `at` in which the owner did not listen: it was stopped, or busy."""
