@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
 import mmap
 import multiprocessing
 import os
 import socket
+import sys
 import tempfile
 import time
 import traceback
@@ -317,3 +319,32 @@ def _reading(read: Callable[[], None]) -> int:
             os._exit(1)
         os._exit(0)
     return pid
+
+
+def rings(entries: int = 4) -> tuple[int, list[mmap.mmap]]:
+    """The descriptor of an io_uring, as libuv makes one, and its memory; the test is skipped where there is none."""
+    parameters = ctypes.create_string_buffer(120)
+    descriptor = ctypes.CDLL(None, use_errno=True).syscall(425, entries, parameters)
+    if descriptor < 0:
+        pytest.skip(f"no io_uring here: {os.strerror(ctypes.get_errno())}")
+    offsets = {"rings": 0, "entries": 0x10000000}
+    return descriptor, [mmap.mmap(descriptor, mmap.PAGESIZE, offset=offset) for offset in offsets.values()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has io_uring")
+def test_replica_has_the_rings_of_an_io_uring_for_itself() -> None:
+    descriptor, memories = rings()
+    entries = memories[1]
+    before = entries[:8]
+
+    def change() -> None:
+        assert entries[:8] == before
+        entries[:8] = b"replaced"
+
+    try:
+        in_replica(change)
+        assert entries[:8] == before
+    finally:
+        for memory in memories:
+            memory.close()
+        os.close(descriptor)

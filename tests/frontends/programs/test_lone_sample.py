@@ -16,13 +16,13 @@ from evener.frontends.programs.divided_loader import single_sample_advice
 from support.commands import evener_here
 
 PROGRAM = """
-{first}
 import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 import evener
 
 run = evener.join()
+{first}
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(6, 8), {norm}(8), nn.Linear(8, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -44,6 +44,8 @@ from evener.records.atomic import atomic_write
 from evener.records.errors import InvalidInput, TrainingFailed, first_line, place_of
 from evener.system.memory import usable_memory
 
+_NO_FILE = "anon_inode:"
+"""Path of memory of the kernel, such as the rings of an io_uring, by which PyTorch's store listens under torchrun."""
 _MAPS, _MEMORY, _DESCRIPTORS = Path("/proc/self/maps"), Path("/proc/self/mem"), Path("/proc/self/fd")
 _MAX_COPY_BYTES, _MAX_COPIED_BYTES = 64 * 2**20, 256 * 2**20
 """Largest copy of the memory of one file, and of all together."""
@@ -80,7 +82,8 @@ def separate_shared_memory() -> None:
     """
     copied = 0
     for inode, mappings in _written_files().items():
-        size = max(one.offset + one.size for one in mappings) - min(one.offset for one in mappings)
+        extent = max(one.offset + one.size for one in mappings) - min(one.offset for one in mappings)
+        size = min(extent, sum(one.size for one in mappings))  # the rings of an io_uring are far apart, and small
         is_small = size <= min(_MAX_COPY_BYTES, _MAX_COPIED_BYTES - copied)
         descriptor = None if is_small else _opened(inode, mappings[0].path)
         kind = _MAP_SHARED if descriptor is None else _MAP_PRIVATE
@@ -99,7 +102,8 @@ def _written_files() -> dict[str, list[_Mapping]]:
         start, end, letters, offset, inode, path = match.groups()
         protection = sum(bit for bit, letter in zip((1, 2, 4), letters, strict=True) if letter != "-")
         first = int(start, 16)
-        files[inode].append(_Mapping(first, int(end, 16) - first, protection, int(offset, 16), path))
+        file = f"{inode} {start}" if path.startswith(_NO_FILE) else inode  # all of these have one inode
+        files[file].append(_Mapping(first, int(end, 16) - first, protection, int(offset, 16), path))
     return {inode: mappings for inode, mappings in files.items() if any(one.protection & 2 for one in mappings)}
 
 
@@ -124,7 +128,7 @@ def _opened(inode: str, path: str) -> int | None:
     Raises:
         OSError: the file cannot be opened.
     """
-    if path and not path.endswith(" (deleted)"):
+    if path and not path.endswith(" (deleted)") and not path.startswith(_NO_FILE):
         return os.open(path, os.O_RDONLY)
     for descriptor in _DESCRIPTORS.iterdir():
         with suppress(OSError):  # it belonged to the listing
