@@ -59,7 +59,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     versions = {one.name: one.version for one in distributions() if one.name.lower() not in ("evener", "pip")}
     same = folder / "constraints.txt"
     same.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
-    assert LINES[0] == "pip install -e .[ultralytics]"
+    assert LINES[0] == "pip install -c constraints.txt -e .[ultralytics]"
     programs = folder / "venv" / ("Scripts" if sys.platform == "win32" else "bin")
     project = f"{TESTS.parent}[ultralytics]"
     subprocess.run([programs / "python", "-m", "pip", "install", "--quiet", "-c", same, project], check=True)
