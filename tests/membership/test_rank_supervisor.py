@@ -176,7 +176,7 @@ def test_receiver_of_the_state_has_time_to_confirm_it(monkeypatch: pytest.Monkey
     world.elastic.tick()
     assert third.generations() == [[1, 2]]
     world.ranks[1].has_ended = True
-    world.elastic.tick()  # nobody has said that the state is there
+    world.elastic.tick()  # no process has reported that it has the state
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 10)
     world.elastic.tick()
     third.said.append(encode_message(Beat(count=1, step=3, holds=3)))

@@ -56,7 +56,7 @@ class Aggregator:
     """The parts of a server.
 
     Args:
-        agreement: protocol of the run.
+        agreement: settings of the agreement.
         workload: workload of the run.
         weights: initial weights.
         cores: threads that compute.
@@ -89,9 +89,7 @@ class Aggregator:
         self.common = CommonWeights(weights, agreement.outer, cores, agreement.clip_norm)
         kind = PartAssigner if workload.parts else DataAssigner
         self.assigner: DataAssigner | PartAssigner = kind(agreement, workload, first_number)
-        is_streamed = (
-            agreement.robust == "mean" and merge is None
-        )  # otherwise merging has to wait for all contributions
+        is_streamed = agreement.robust == "mean" and merge is None  # else merging waits for all contributions
         self.buffers = ReceiveBuffers(
             weights.layout, agreement.push, cores, agreement.slow_link, is_streamed=is_streamed
         )
@@ -319,10 +317,8 @@ class ReceiveBuffers:
         *,
         is_streamed: bool = True,
     ) -> None:
-        self._packing, self._for_slow_link = (
-            compressor_for(layout, compression, cores),
-            compressor_for(layout, slow_link, cores),
-        )
+        self._packing = compressor_for(layout, compression, cores)
+        self._for_slow_link = compressor_for(layout, slow_link, cores)
         self._pool = BufferPool(layout)
         self._pages: dict[str, Buffer] = {}
         self._images: dict[str, Bytes] = {}

@@ -117,7 +117,7 @@ class DataAssigner:
     """The samples of a run, and the leases on them.
 
     Args:
-        agreement: protocol, which sets the size of a lease.
+        agreement: settings of the agreement, which set the size of a lease.
         workload: workload of the run.
         first_number: number before the first lease.
 
@@ -200,7 +200,7 @@ def wanted_samples(agreement: AgreementSettings, seconds: Sequence[float], remai
     """Return the samples that each worker may use in a round.
 
     Args:
-        agreement: protocol, which sets the number of steps and their batch.
+        agreement: settings of the agreement, which set the number of steps and their batch.
         seconds: seconds per sample of each worker; equal ones if the division is fixed.
         remaining: samples that can be assigned now.
     """

@@ -24,7 +24,7 @@ class ParameterServer:
     """Synchronizes weights with workers that join and leave; call it from one thread at a time.
 
     Args:
-        agreement: protocol of the run.
+        agreement: settings of the agreement.
         workload: data of the run, and when it is over.
         weights: initial weights; the server changes them.
         cores: threads that compute; by default the calling thread.

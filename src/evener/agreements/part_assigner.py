@@ -27,7 +27,7 @@ class PartAssigner:
     """The parts of a run, and the leases on them, with the interface of `DataAssigner`.
 
     Args:
-        agreement: protocol, which sets the fraction of the parts in a round.
+        agreement: settings of the agreement, which set the fraction of the parts in a round.
         workload: parts by worker.
         first_number: number before the first lease.
 

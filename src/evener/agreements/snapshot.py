@@ -38,7 +38,7 @@ class ServerState(Noun, frozen=True, kw_only=True):
     """The part of a snapshot without arrays.
 
     Attributes:
-        agreement: protocol of the run.
+        agreement: settings of the agreement.
         workload: workload of the run.
         layout: layout of the weights.
         num_updates: number of updates of the weights.

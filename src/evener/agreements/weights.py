@@ -162,7 +162,7 @@ class Broadcast:
     """Encodes weights for the workers.
 
     Args:
-        agreement: protocol, which sets the compression.
+        agreement: settings of the agreement, which set the compression.
         common: true weights.
         cores: threads that compress.
     """

@@ -65,7 +65,7 @@ class WorkerReplica:
 
     Args:
         engine: engine that computes.
-        agreement: protocol of the run.
+        agreement: settings of the agreement.
         cores: threads that pack and unpack.
         clock: seconds, to measure the engine.
     """

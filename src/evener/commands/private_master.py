@@ -62,18 +62,18 @@ class LocalCluster:
             joined = sum(node.score is not None or not until_measured for node in here)
             if joined >= wanted:
                 return
-            self.require_all()
+            self.require_all_alive()
             if time.monotonic() > until:
                 raise NodeLost(f"only {joined} of {wanted} local nodes joined within {_START_SECONDS:.0f} s")
             time.sleep(_PAUSE_SECONDS)
 
-    def require_all(self) -> None:
+    def require_all_alive(self) -> None:
         """Raise NodeLost if any of the processes has ended."""
         for one in self._processes:
             if one.has_ended:
                 raise NodeLost(f"{one.process.name} {one.ending}", (one.process.name,))
 
-    def require_any(self) -> None:
+    def require_any_alive(self) -> None:
         """Raise NodeLost if all nodes have ended: local nodes never return."""
         if all(node.has_ended for node in self._processes[1:]):
             raise NodeLost("all local nodes have ended")

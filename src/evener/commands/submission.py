@@ -132,4 +132,4 @@ def connect_master(config: RunConfig) -> Iterator[tuple[MasterClient, Callable[[
         MasterClient(cluster.address, cluster.token, config.patience) as client,
     ):
         cluster.wait_for_nodes(client, until_measured=config.keeps_data)
-        yield client, cluster.require_any
+        yield client, cluster.require_any_alive

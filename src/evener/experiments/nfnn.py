@@ -127,7 +127,7 @@ def run(config: NfnnConfig, *, as_json: bool) -> list[Row]:
                 for mode in config.modes:
                     orders = range(config.seed, config.seed + config.repeat)
                     jobs = [job_of(task, data, mode, workers, config.updates, order) for order in orders]
-                    runs = [outcome_of(task, job, config.seed, client, cluster.require_all) for job in jobs]
+                    runs = [outcome_of(task, job, config.seed, client, cluster.require_all_alive) for job in jobs]
                     rows.append(row_of(mode, workers, runs, config.updates))
                     console.print(_line(rows[-1]))
     rows.sort(key=lambda row: (row["mode"] == "async", row["workers"]))

@@ -322,10 +322,8 @@ class MembershipClient:
                 elif isinstance(message, Probe):
                     self._probe.begin(message)
                 elif message.count == self._count:
-                    self._answered, self._sure_until = (
-                        message.count,
-                        self._sent_at + _SURE_FRACTION * self._line.patience,
-                    )
+                    self._answered = message.count
+                    self._sure_until = self._sent_at + _SURE_FRACTION * self._line.patience
                 self.changed.notify_all()
 
     def _begin(self, generation: Generation) -> None:

@@ -88,12 +88,12 @@ class NodeWork:
         waited = max(0.0, seconds - self.compute_seconds) if self.wait_seconds is None else self.wait_seconds
         return NodeStep(
             samples=quantity(self.samples),
-            io_seconds=measured(self.io_seconds) if self.io_seconds else 0.0,
+            io_seconds=measured(self.io_seconds),
             compute_seconds=measured(self.compute_seconds),
             wait_seconds=measured(waited),
-            update_seconds=measured(self.update_seconds) if self.update_seconds else 0.0,
+            update_seconds=measured(self.update_seconds),
             sent_bytes=quantity(self.sent),
-            cpu_seconds=measured(self.cpu_seconds) if self.cpu_seconds else 0.0,
+            cpu_seconds=measured(self.cpu_seconds),
             memory_bytes=quantity(self.memory),
         )
 

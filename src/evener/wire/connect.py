@@ -34,7 +34,7 @@ JOIN_SECONDS = 8.0
 MAX_PAUSE_SECONDS = 10.0
 _TLS_ALERT = b"\x15\x03"
 _NO_MASTER = "TLSV1_UNRECOGNIZED_NAME"
-"""What the SSL library makes of `relay_claim.NO_MASTER`."""
+"""Reason by which the SSL library reports `relay_claim.NO_MASTER`."""
 _PAUSE_SECONDS = 0.01
 T = TypeVar("T")
 

@@ -41,7 +41,7 @@ class NodeRecord:
         left_out_of: runs that it cannot take part in.
         reason: reason of its present state.
         doing: activity, a clause.
-        error: error because of which it was left out of a run last; None if none was raised.
+        error: the error for which it was last left out of a run; None if none was raised.
         peak_memory_bytes: peak memory of its process.
         steps: steps that it has done since its process started.
         steps_left: steps of its work whose heartbeats still count as progress.
