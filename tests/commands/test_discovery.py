@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +11,7 @@ from functools import partial
 import pytest
 
 from evener.commands import discovery
-from evener.commands.discovery import SERVICE, announced, choose_master, find_masters
+from evener.commands.discovery import announced, choose_master, find_masters
 from evener.records.errors import InvalidInput, MissingExtra, NodeLost
 from evener.wire.identity import Address, Token
 
@@ -21,7 +22,9 @@ FIRST, SECOND = bytes(range(32)), bytes(range(32, 64))
 
 @pytest.fixture(autouse=True)
 def _on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Announce by a name that no process beside this one looks for."""
     monkeypatch.setattr(discovery, "_interfaces", lambda: LOOPBACK)
+    monkeypatch.setattr(discovery, "SERVICE", f"_ev{os.getpid():x}._tcp.local.")
 
 
 def at(port: int, fingerprint: bytes = FIRST) -> AbstractContextManager[None]:
@@ -32,8 +35,8 @@ def at(port: int, fingerprint: bytes = FIRST) -> AbstractContextManager[None]:
 def stranger(name: str, fingerprint: str) -> Iterator[None]:
     """Announce something else."""
     info = zeroconf.ServiceInfo(
-        SERVICE,
-        f"{name}.{SERVICE}",
+        discovery.SERVICE,
+        f"{name}.{discovery.SERVICE}",
         port=1,
         parsed_addresses=LOOPBACK,
         properties={"fingerprint": fingerprint},

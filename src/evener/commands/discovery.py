@@ -25,8 +25,8 @@ from evener.records.version import pip_install
 from evener.wire.identity import FINGERPRINT_BYTES, Address, Token
 
 SERVICE = "_evener._tcp.local."
-FIND_SECONDS = 2.0
-"""Shorter than a silence after which a user wants to hear something."""
+FIND_SECONDS = 5.0
+"""Three questions, as python-zeroconf repeats them: one or two of them may be lost in a wireless network."""
 _SETTLE_SECONDS = 0.5
 """Time for further masters after the first one."""
 _MAX_FOUND, _MAX_LOOKUPS = 32, 256
@@ -85,13 +85,12 @@ def announced(bound: Address, fingerprint: bytes | None) -> Iterator[None]:
         yield
 
 
-def find_masters(
-    seconds: float = FIND_SECONDS, is_wanted: Callable[[FoundMaster], bool] = lambda _: True
-) -> list[FoundMaster]:
+def find_masters(is_wanted: Callable[[FoundMaster], bool] = lambda _: True) -> list[FoundMaster]:
     """Return the masters that are announced in the local network, by name.
 
+    It looks for FIND_SECONDS, or until a moment after the first one that is wanted.
+
     Args:
-        seconds: time to look for them; a moment after the first one that is wanted, this returns.
         is_wanted: whether a master is one to look for; the others are not returned.
 
     Raises:
@@ -102,7 +101,7 @@ def find_masters(
 
     def look_up(service: Any, name: str) -> None:
         with suppress(zeroconf.Error, OSError):  # it was closed
-            info = service.get_service_info(SERVICE, name, int(seconds * 1000))
+            info = service.get_service_info(SERVICE, name, int(FIND_SECONDS * 1000))
             master = None if info is None else _found(name, info)
             with changed:
                 if master is not None and is_wanted(master) and len(found) < _MAX_FOUND:
@@ -116,7 +115,7 @@ def find_masters(
     with zeroconf.Zeroconf(interfaces=_interfaces()) as service:
         browser = zeroconf.ServiceBrowser(service, SERVICE, handlers=[on_change])
         with changed:
-            if changed.wait_for(lambda: found, seconds):
+            if changed.wait_for(lambda: found, FIND_SECONDS):
                 changed.wait(_SETTLE_SECONDS)
             masters = sorted(found.values())
         browser.cancel()
