@@ -138,6 +138,7 @@ def leave_rank_0_alone(group: Group) -> str:
     return "no error"
 
 
+@pytest.mark.slow
 def test_silent_rank_is_reported_within_the_time_limit(tmp_path: Path) -> None:
     seconds, _, sentence = str(run_ranks(2, leave_rank_0_alone, tmp_path, patience=8.0)[0]).partition(" ")
     assert sentence.startswith("node node-0 (rank 0)")

@@ -96,8 +96,8 @@ def started(
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(command(*TRAIN), id="this process", marks=pytest.mark.slow),
-        pytest.param(command(*TRAIN, *TWO), id="local nodes"),
+        pytest.param(command(*TRAIN), id="this process"),
+        pytest.param(command(*TRAIN, *TWO), id="local nodes", marks=pytest.mark.slow),
         pytest.param([*TORCHRUN, *TRAIN], id="torchrun", marks=pytest.mark.slow),
         pytest.param(command(*TRAIN, *TWO, "--agreement", "average"), id="agreement", marks=pytest.mark.slow),
     ],

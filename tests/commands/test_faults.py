@@ -151,7 +151,8 @@ def test_killing_the_command_ends_a_frozen_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_spare_node_continues_when_the_only_working_one_is_lost(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path, "--local-nodes", "1,0.1") as run:
         while not list((run.folder / "checkpoints").glob("step-*")):

@@ -48,7 +48,12 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
         ("filter", "1,0.5", {}),
         pytest.param("channel", "1,1", {"shares": "3,1"}, marks=pytest.mark.slow),
         pytest.param("sharded", "1,1,1", {"shares": "5,3,2"}, marks=pytest.mark.slow),
-        ("sharded", "1,1", {"rematerialise": "always", "accumulate": 3, "shares": "1,2"}),
+        pytest.param(
+            "sharded",
+            "1,1",
+            {"rematerialise": "always", "accumulate": 3, "shares": "1,2"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "spatial", "1,1", {"shares": "2,1"}, marks=pytest.mark.slow
         ),  # the reduced precision has a quick one

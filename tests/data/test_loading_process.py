@@ -154,7 +154,7 @@ class Endless(Dataset[Any]):
 
 
 @pytest.mark.parametrize("work", ["idle", pytest.param("busy", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_loading_processes_end_when_their_rank_is_killed(method: str, work: str) -> None:
     start = f"import multiprocessing; multiprocessing.set_start_method({method!r})\n"
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])

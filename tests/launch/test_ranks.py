@@ -103,7 +103,7 @@ def freeze_last(env: RankEnvironment, folder: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("is_elastic", [False, True])
+@pytest.mark.parametrize("is_elastic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_last_rank_that_is_frozen_ends_the_run(tmp_path: Path, is_elastic: bool) -> None:
     begin = time.monotonic()
     with pytest.raises(NodeLost) as lost:

@@ -27,8 +27,9 @@ REFUSED = {
     "vae_as_it_was": 'count="sum"',
 }
 """By program, what the sentence says with which it is refused."""
-QUICK = ["mnist", "vae_as_it_was", "gan", "tokens", "lbfgs", "evaluated_amid"]
+QUICK = ["mnist", "vae_as_it_was", "gan"]
 MORE = [
+    *("tokens", "lbfgs", "evaluated_amid"),
     *("uncertainty_weights", "contrastive", "experts", "averaged_weights", "prefetcher_of_arrays", "coins"),
     *("complex_network", "vae", "frozen_norms", "prefetcher", "list_of_batches", "cycled"),
     *("masked_autoencoder_as_it_was", "masked_tokens_as_they_were"),

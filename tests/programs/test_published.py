@@ -10,15 +10,7 @@ from evener.records.errors import EvenerError
 from programs.cells import cell_names
 from programs.suite import WORLDS, Outcome, in_world, off, perform, plain, source
 
-QUICK = [
-    "norms.frozen_statistics",
-    "batches.prefetcher",
-    "flow.dropped_norm",
-    "flow.layer_drop",
-    "flow.uncertainty_outside",
-    "networks.loss_in_single_precision",
-    "state.soft_target",
-]
+QUICK = ["norms.frozen_statistics", "flow.dropped_norm", "networks.loss_in_single_precision"]
 """One of several kinds, for every run of the tests."""
 REFUSED = {
     "batches.background_queue",

@@ -18,7 +18,8 @@ from support.commands import TINY
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize("names", ["a", pytest.param("ab", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["a", "ab"])
 def test_frozen_trial_is_lost_within_the_patience(names: str, tmp_path: Path) -> None:
     config = RunConfig(task=TINY, epochs=100, option={"pause": "0.2"}, check=False, patience=1.0, output=tmp_path / "t")
     with LocalProcesses([]) as processes:

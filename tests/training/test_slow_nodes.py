@@ -123,14 +123,13 @@ for x, y in loader:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
         ("-m", "evener", "run", "program.py", "--local-nodes", "1,1", "--run-folder", "run"),
-        pytest.param(
-            (*TORCHRUN[1:-2], "-m", "evener", "run", "program.py", "--run-folder", "run"), marks=pytest.mark.slow
-        ),
-        pytest.param((*TORCHRUN[1:-2], "program.py"), marks=pytest.mark.slow),
+        (*TORCHRUN[1:-2], "-m", "evener", "run", "program.py", "--run-folder", "run"),
+        (*TORCHRUN[1:-2], "program.py"),
     ],
     ids=["local nodes", "torchrun", "torchrun without a command"],
 )

@@ -56,6 +56,7 @@ def test_node_that_is_too_small_is_left_out_and_the_others_train(
         assert [one.node for one in plan.assignments] == [name for name in others if name != small]
 
 
+@pytest.mark.slow
 def test_model_that_fits_no_node_or_pipeline_is_refused(tmp_path: Path) -> None:
     config = RunConfig(task=TINY, epochs=1, local_nodes="1,1", memory="1KB", output=tmp_path / "run")
     with pytest.raises(EvenerError) as error:
@@ -63,6 +64,7 @@ def test_model_that_fits_no_node_or_pipeline_is_refused(tmp_path: Path) -> None:
     assert error.value.exit_code == DoesNotFit.exit_code
 
 
+@pytest.mark.slow
 def test_batch_too_large_for_the_nodes_is_refused(tmp_path: Path) -> None:
     config = RunConfig(
         task=TINY, epochs=1, local_nodes="1,1", memory="60KB,1KB", output=tmp_path / "run", strategy="data",
