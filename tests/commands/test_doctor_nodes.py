@@ -133,7 +133,7 @@ def test_task_is_sent_with_the_files_that_it_imports(tmp_path: Path) -> None:
     question, code = question_of(str(tmp_path / "mine.py"), tmp_path, {"size": "4"})
     assert (question.task, question.data_dir, question.options) == ("mine.py", str(tmp_path), {"size": "4"})
     writer = BlobWriter(question.code, tmp_path / "blobs")
-    writer.add(code)
+    writer.add_head(code)
     assert (writer.finish() / "mine.py").read_text() == ONLY_ARRAYS
     writer.close()
     assert question_of("digits", None, {})[1] == b""

@@ -2,7 +2,7 @@
 devices, and nothing of a master.
 
 this process, main thread    `ps.node.node.Node`: messages, measuring, and the computing of an agreement (`engines`)
-    other threads            heartbeats; what the doctor asks; messages of a rank
+    other threads            heartbeats; what the doctor asks; messages of a rank; pieces of data for other nodes
 child                        one rank: `node_rank.run_node_rank`, called by `_run_rank` below
     its children             workers of data loaders
 child                        the server that forks these processes, and Python's resource tracker
@@ -39,7 +39,7 @@ from evener.benchmark.numpy_device import profile_numpy_apart
 from evener.benchmark.processor_time import ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
 from evener.commands.discovery import ask_on_terminal, choose_master
 from evener.commands.engines import build_engine, build_thin_engine
-from evener.commands.node_look import look_here
+from evener.commands.node_look import look_here, reachable_host
 from evener.commands.sandbox import FOLDER as SANDBOX
 from evener.commands.sandbox import join_confined
 from evener.commands.terminal import print_notice, warn_of_readers
@@ -47,9 +47,11 @@ from evener.config.options import JoinConfig, LeaveConfig
 from evener.launch.nodes import device_speeds
 from evener.launch.parent import Parent
 from evener.ps.node.acceptance import Acceptance
+from evener.ps.node.blob_fetcher import Serve
 from evener.ps.node.departure import ask_to_leave, leave_request, running_nodes
 from evener.ps.node.node import Node
 from evener.ps.node.node_part import NodeConfig
+from evener.ps.node.piece_exchange import PieceServer
 from evener.ps.node.rank_child import RankHost, RankTask
 from evener.ps.node.reconnecting_client import Dial
 from evener.ps.protocol.config import default_cache, node_cache, versions_here
@@ -62,7 +64,7 @@ from evener.records.profile import ClusterProfile, DeviceProfile
 from evener.records.schema import read_noun, write_noun
 from evener.system.cores import keep_to_quota
 from evener.system.file_lock import lock_file
-from evener.system.host import has_posix, version_of
+from evener.system.host import has_posix, own_address, version_of
 from evener.system.sign_of_life import sign_of_life
 from evener.system.signals import interrupt_on_stop_signals
 from evener.wire.connect import JOIN_SECONDS, open_connection
@@ -126,6 +128,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
                 host=RankHost(_run_rank, speed, masters[0].host) if starts_ranks and not thin else None,
                 grace=config.grace,
                 leave_request=request,
+                serve=_server_of_pieces(config, token),
             )
             Node(node, dial, print_notice).serve()
 
@@ -150,6 +153,14 @@ def leave(config: LeaveConfig, environment: Mapping[str, str] = os.environ) -> N
             while name in running_nodes(one):
                 time.sleep(_PAUSE_SECONDS)
             print_notice(f"node {name} has left")
+
+
+def _server_of_pieces(config: JoinConfig, token: Token) -> Serve | None:
+    """Return how this node serves pieces of data to others; None if it does not, or no other machine is there."""
+    if not config.listen or Address.parse(str(config.address).partition(",")[0]).path:
+        return None
+    host = reachable_host(str(config.address))
+    return partial(PieceServer, own_address(host) if host else own_address(), is_insecure=token.insecure)
 
 
 def _run_rank(parent: Parent, task: RankTask) -> None:

@@ -116,4 +116,5 @@ def _arguments(config: JoinConfig, cache: Path) -> list[str]:
     for option, value in (named | {"--data": config.data and config.data.resolve()}).items():
         arguments += [] if value is None else [option, str(value)]
     switches = {"--insecure": config.insecure, "--thin": config.thin, "--built-in-only": config.built_in_only}
+    switches["--no-listen"] = not config.listen
     return arguments + [option for option, is_on in switches.items() if is_on]

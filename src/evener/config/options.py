@@ -187,6 +187,9 @@ class JoinConfig(Part, frozen=True, kw_only=True):
         float, Meta(description="Seconds in which this node finishes its work when it is asked to leave; 0: none.")
     ] = GRACE
     insecure: Annotated[bool, Meta(description="The master runs without encryption.")] = False
+    listen: Annotated[
+        bool, Meta(description="Let other nodes fetch pieces of a run's data here; else the master sends them to all.")
+    ] = True
     thin: Annotated[bool, Meta(description="Compute without PyTorch, even if it is installed.")] = False
     built_in_only: Annotated[bool, Meta(description="Run no submitted code, only tasks that come with Evener.")] = False
     submitters: Annotated[

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.ps.protocol import blob as blob_module
-from evener.ps.protocol.blob import Blob, BlobWriter, blob_folder, whole_folder
-from evener.ps.protocol.blob_stream import BlobStream
+from evener.ps.protocol.blob import CHUNK_BYTES, Blob, BlobWriter, blob_folder, whole_folder
+from evener.ps.protocol.blob_stream import BlobStream, StreamWriter
 from evener.records.errors import EvenerError, InvalidFile, InvalidInput, InvalidValue, MissingFile
 from support.refusals import refused
 
@@ -37,14 +37,35 @@ def read_back(folder: Path) -> dict[str, bytes]:
 def test_files_arrive_unchanged_in_any_chunks(tmp_path_factory: Any, sizes: list[int]) -> None:
     folder: Path = tmp_path_factory.mktemp("blob")
     blob = packed(folder / "from", FILES)
-    arrival = BlobWriter(blob.digest, folder / "to")
+    stream = StreamWriter(blob.digest, folder / "stream")
     turn = 0
-    while arrival.received < blob.num_bytes:
-        arrival.add(blob.read(arrival.received, sizes[turn % len(sizes)]))
+    while stream.received < blob.num_bytes:
+        stream.add(blob.read(stream.received, sizes[turn % len(sizes)]))
         turn += 1
+    arrival = BlobWriter(blob.digest, folder / "to")
+    arrival.add_head(stream.finish().read_bytes())
     assert read_back(arrival.finish()) == FILES
     arrival.close()
     assert [path.name for path in (folder / "to").iterdir()] == [blob.digest]
+
+
+@settings(max_examples=15)
+@given(order=st.permutations(range(5)), sizes=st.lists(st.integers(0, 2 * CHUNK_BYTES), min_size=1, max_size=4))
+def test_pieces_arrive_in_any_order(tmp_path_factory: Any, order: list[int], sizes: list[int]) -> None:
+    folder: Path = tmp_path_factory.mktemp("blob")
+    first = 4 * CHUNK_BYTES + 5
+    files = {"large": bytes(range(251)) * (first // 251 + 1), **{f"{n}": b"x" * size for n, size in enumerate(sizes)}}
+    blob = packed(folder / "from", files)
+    arrival = BlobWriter(blob.digest, folder / "to")
+    while arrival.missing is None:
+        arrival.add_head(blob.read(len(arrival.head.data), 50))
+    rest = sorted(arrival.missing - set(order))
+    for piece in (*order, *rest, *order):  # a piece that comes again changes nothing
+        assert piece not in order or piece not in rest
+        arrival.add(piece, blob.read(arrival.head.num_bytes + piece * CHUNK_BYTES, CHUNK_BYTES))
+        assert arrival.read(piece) == blob.read(arrival.head.num_bytes + piece * CHUNK_BYTES, CHUNK_BYTES)
+    assert read_back(arrival.finish()) == files
+    assert arrival.read(0) == blob.read(arrival.head.num_bytes, CHUNK_BYTES)
 
 
 def test_digest_depends_on_contents_and_paths(tmp_path: Path) -> None:
@@ -57,38 +78,58 @@ def test_damaged_transfer_is_rejected_and_leaves_no_files(tmp_path: Path) -> Non
     blob = packed(tmp_path / "from", FILES)
     stream = bytearray(blob.read(0, blob.num_bytes))
     stream[-700] ^= 1
-    for data in (bytes(stream), bytes(stream[:-1])):
-        arrival = BlobWriter(blob.digest, tmp_path / "to")
-        arrival.add(data)
-        with refused(InvalidFile):
-            arrival.finish()
-        arrival.close()
+    for data in (bytes(stream), bytes(stream[:-1]), bytes(stream[:60]), bytes([*stream[:30], 255, *stream[31:]])):
+        for writer in (BlobWriter(blob.digest, tmp_path / "to"), StreamWriter(blob.digest, tmp_path / "to")):
+            with refused(InvalidFile):
+                writer.add_head(data) if isinstance(writer, BlobWriter) else writer.add(data)
+                writer.finish()
+            writer.close()
     assert list((tmp_path / "to").iterdir()) == []
 
 
-def stream_of(listing: bytes) -> bytes:
-    return struct.pack("<Q", len(listing)) + listing
+def test_damaged_piece_is_rejected_and_may_come_again(tmp_path: Path) -> None:
+    blob = packed(tmp_path / "from", {"a": bytes(2 * CHUNK_BYTES)})
+    arrival = BlobWriter(blob.digest, tmp_path / "to")
+    arrival.add_head(blob.read(0, 1000))
+    for wrong in (b"", bytes(CHUNK_BYTES - 1), bytes(CHUNK_BYTES + 1), b"1" + bytes(CHUNK_BYTES - 1)):
+        with refused(InvalidFile):
+            arrival.add(0, wrong)
+    with refused(InvalidFile):
+        arrival.finish()
+    for piece in (1, 0):
+        arrival.add(piece, bytes(CHUNK_BYTES))
+    assert read_back(arrival.finish()) == {"a": bytes(2 * CHUNK_BYTES)}
+
+
+def stream_of(listing: bytes, contents: bytes = b"") -> bytes:
+    hashes = [hashlib.sha256(contents[i : i + CHUNK_BYTES]).digest() for i in range(0, len(contents), CHUNK_BYTES)]
+    return struct.pack("<QQ", len(listing), len(contents)) + b"".join(hashes) + listing + contents
+
+
+def name_of(stream: bytes) -> str:
+    """The name that a stream without contents claims."""
+    return hashlib.sha256(stream).hexdigest()
 
 
 def test_master_reads_no_long_list_of_files(tmp_path: Path) -> None:
     path = tmp_path / "stream"
-    path.write_bytes(stream_of(msgspec.msgpack.encode([("a", 0)] * 250_000)))
+    path.write_bytes(stream := stream_of(msgspec.msgpack.encode([("a", 0)] * 250_000)))
     began = time.process_time()
     with refused(InvalidFile):
-        BlobStream(path, "d" * 64).file("model.safetensors", 10)
+        BlobStream(path, name_of(stream)).file("model.safetensors", 10)
     assert time.process_time() - began < 0.1
 
 
 def test_node_decodes_no_list_of_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_module, "_MAX_FILES", 20)
     for count, fits in ((20, True), (21, False), (70_000, False)):
-        arrival = BlobWriter("d" * 64, tmp_path / "to")
         stream = stream_of(msgspec.msgpack.encode([(f"{number:x}", 0) for number in range(count)]))
+        arrival = BlobWriter(name_of(stream), tmp_path / "to")
         if fits:
-            arrival.add(stream)
+            arrival.add_head(stream)
         else:
             with refused(InvalidFile):
-                arrival.add(stream)
+                arrival.add_head(stream)
         arrival.close()
     with refused(InvalidValue):
         Blob(tmp_path, ["a"] * 21)
@@ -115,7 +156,7 @@ def test_second_transfer_of_a_blob_is_harmless(tmp_path: Path) -> None:
     blob = packed(tmp_path / "from", FILES)
     for _ in range(2):
         arrival = BlobWriter(blob.digest, tmp_path / "to")
-        arrival.add(blob.read(0, blob.num_bytes))
+        arrival.add_head(blob.read(0, blob.num_bytes))
         assert read_back(arrival.finish()) == FILES
         arrival.close()
 
@@ -129,12 +170,13 @@ def test_no_file_is_written_outside_the_blob_folder(tmp_path: Path, path: str) -
 @pytest.mark.parametrize(
     ("files", "contents", "sentence"),
     [
-        ([("a", 1)], b"xy", "is longer than its list of files says"),
+        ([("a", 1)], b"xy", "is longer or shorter than its list of files says"),
+        ([("a", 3)], b"xy", "is longer or shorter than its list of files says"),
         ([("a", -1)], b"", "must be inside"),
         ("no list", b"", "has no list of files"),
-        ([("a", 1), ("a", 1)], b"xy", "File exists"),
+        ([("a", 1), ("./a", 1)], b"xy", "File exists"),
     ],
-    ids=["longer", "negative", "no list", "twice the same"],
+    ids=["longer", "shorter", "negative", "no list", "twice the same"],
 )
 def test_invalid_blob_streams_are_rejected(tmp_path: Path, files: Any, contents: bytes, sentence: str) -> None:
     with pytest.raises((EvenerError, FileExistsError), match=sentence):
@@ -143,10 +185,13 @@ def test_invalid_blob_streams_are_rejected(tmp_path: Path, files: Any, contents:
 
 
 def test_oversized_file_list_is_rejected_before_it_is_stored(tmp_path: Path) -> None:
-    arrival = BlobWriter("0" * 64, tmp_path)
-    with refused(InvalidFile):
-        arrival.add(struct.pack("<Q", 2**40))
-    arrival.close()
+    for sizes in ((2**40, 0), (0, 2**50), (2**64 - 1, 2**64 - 1)):
+        for one in (BlobWriter("0" * 64, tmp_path), StreamWriter("0" * 64, tmp_path)):
+            with refused(InvalidFile):
+                one.add_head(struct.pack("<QQ", *sizes)) if isinstance(one, BlobWriter) else one.add(
+                    struct.pack("<QQ", *sizes)
+                )
+            one.close()
 
 
 def test_invalid_digest_is_rejected(tmp_path: Path) -> None:
@@ -179,11 +224,10 @@ def test_link_out_of_the_folder_is_rejected_by_name(tmp_path: Path) -> None:
 
 def receive(folder: Path, files: Any, contents: bytes) -> None:
     """Receive a stream with this list and these contents, under its true name."""
-    listing = msgspec.msgpack.encode(files)
-    stream = struct.pack("<Q", len(listing)) + listing + contents
-    arrival = BlobWriter(hashlib.sha256(stream).hexdigest(), folder)
+    stream = stream_of(msgspec.msgpack.encode(files), contents)
+    arrival = BlobWriter(name_of(stream[: len(stream) - len(contents)]), folder)
     try:
-        arrival.add(stream)
+        arrival.add_head(stream)
         arrival.finish()
     finally:
         arrival.close()

@@ -102,17 +102,22 @@ def test_submission_without_further_pieces_stalls(tmp_path: Path) -> None:
 def test_slow_line_is_no_stall_but_blobs_that_trickle_or_repeat_are(tmp_path: Path) -> None:
     clock = Clock()
     submissions = Submissions(tmp_path / "blobs", Sent(), clock)
-    assert submissions.submit(4, buffers("b" * 64)) is None
+    (tmp_path / "large").write_bytes(bytes(11 * CHUNK_BYTES))
+    large = Blob(tmp_path, ["large"])
+    assert submissions.submit(4, buffers(large.digest)) is None
     piece = memoryview(bytes(CHUNK_BYTES))
     for number in range(10):
         clock.now += CHUNK_BYTES / 12_500  # 100 kbit/s
         assert submissions.stalled() is None
-        submissions.chunk(4, BlobChunk(digest="b" * 64, offset=number * CHUNK_BYTES, total=2**30), piece)
+        offset = number * CHUNK_BYTES
+        data = memoryview(large.read(offset, CHUNK_BYTES))
+        submissions.chunk(4, BlobChunk(digest=large.digest, offset=offset, total=large.num_bytes), data)
     for number in range(10):
         clock.now += MAX_PAUSE_S / 10 + 0.1
-        submissions.chunk(4, BlobChunk(digest="b" * 64, offset=10 * CHUNK_BYTES + number, total=2**30), piece[:1])
+        offset = 10 * CHUNK_BYTES + number
+        submissions.chunk(4, BlobChunk(digest=large.digest, offset=offset, total=large.num_bytes), piece[:1])
     assert submissions.stalled() == 4
-    submissions.chunk(4, BlobChunk(digest="b" * 64, offset=0, total=2**30), piece)
+    submissions.chunk(4, BlobChunk(digest=large.digest, offset=0, total=large.num_bytes), piece)
     submissions.chunk(4, BlobChunk(digest="c" * 64, offset=10 * CHUNK_BYTES + 10, total=2**30), piece)
     assert submissions.stalled() == 4  # rejected pieces do not count
     submissions.close()

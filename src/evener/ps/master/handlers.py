@@ -95,6 +95,7 @@ class Handlers:
         self._arrivals.end(peer)
         self._fetches.disconnected(peer)
         self._scheduler.disconnected(peer)
+        self._scheduler.holders.disconnected(peer)
         self._examinations.disconnected(peer)
         node = self._nodes.disconnect(peer)
         if node is not None:
@@ -286,6 +287,9 @@ class Handlers:
     def _fetch(self, peer: int, _: object, header: m.FetchBlob, __: object) -> None:
         self._fetches.ask(peer, header)
 
+    def _offer_pieces(self, peer: int, _: object, header: m.OfferPieces, __: object) -> None:
+        self._scheduler.holders.offer(peer, header)
+
     def _give(self, peer: int, fetch: m.FetchBlob) -> None:
         self._scheduler.fetch(peer, fetch)
 
@@ -305,6 +309,7 @@ OF_RANKS: tuple[type[Header], ...] = (
 HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
     Join: Handlers._join,
     m.FetchBlob: Handlers._fetch,
+    m.OfferPieces: Handlers._offer_pieces,
     m.Profiled: Handlers._profiled,
     m.Heartbeat: Handlers._heartbeat,
     m.Notice: Handlers._notice,

@@ -24,6 +24,7 @@ from evener.ps.master.lease_training import LeaseTraining
 from evener.ps.master.merges import merge_of
 from evener.ps.master.node_state import NodeEvent
 from evener.ps.master.nodes import NodeRecord, Nodes
+from evener.ps.master.piece_holders import PieceHolders
 from evener.ps.master.ranks.rank_journal import RankJournal, RunStart
 from evener.ps.master.ranks.rank_run import ActiveRankRun
 from evener.ps.master.ranks.rank_training import RankTraining
@@ -68,6 +69,7 @@ class Scheduler:
     Attributes:
         audit: the log of who did what.
         submissions: the run that is being submitted.
+        holders: the nodes that serve pieces of blobs.
         trainings: the runs in progress whose nodes work on leases, in the order in which they began.
     """
 
@@ -83,7 +85,7 @@ class Scheduler:
             lambda: min(usable_memory()[1] // 2, self._measured_room()),
         )
         self._finished = FinishedRuns(self._home.runs, send)
-        self._blobs = BlobSender(self._home.blobs)
+        self._blobs, self.holders = BlobSender(self._home.blobs), PieceHolders()
         self.audit = AuditLog(config.home.audit, config.notify, clock=config.clock)
         self._cores = ThreadPool()
         self._active: dict[str, ActiveRun] = {}
@@ -168,7 +170,10 @@ class Scheduler:
         self._begin(self.submissions.chunk(peer, chunk, data))
 
     def fetch(self, peer: int, fetch: FetchBlob) -> None:
-        """Send a node the piece of a blob that it asks for."""
+        """Send a node the piece of a blob that it asks for, or say which node has it."""
+        if (where := self.holders.holder(peer, fetch, self._blobs.num_bytes(fetch.digest))) is not None:
+            self._send(peer, where)
+            return
         chunk, data = self._blobs.chunk(fetch)
         self._send(peer, chunk, (data,))
 

@@ -29,6 +29,7 @@ from evener.ps.protocol.messages import (
     PROTOCOL_VERSION,
     BlobChunk,
     Dismiss,
+    FetchFrom,
     Header,
     Heartbeat,
     Join,
@@ -83,6 +84,7 @@ class Node:
             Prepare: self._on_prepare,
             PrepareRank: self._on_prepare_rank,
             BlobChunk: self._on_chunk,
+            FetchFrom: self._on_fetch_from,
             Release: self._on_release,
             Quarantine: self._on_quarantine,
         }
@@ -285,6 +287,10 @@ class Node:
     def _on_chunk(self, chunk: BlobChunk, buffers: Buffers) -> None:
         if self._run is not None:
             self._advance(self._run, self._run.on_chunk, chunk, buffers[0])
+
+    def _on_fetch_from(self, where: FetchFrom, _: Buffers) -> None:
+        if self._run is not None:
+            self._advance(self._run, self._run.on_fetch_from, where)
 
     def _advance(self, run: NodePart, action: Callable[..., None], *arguments: Any) -> None:
         """Take a step of the preparation."""

@@ -127,7 +127,7 @@ class NodeExaminer:
         if not folder.exists():
             writer = BlobWriter(digest, self._blobs)
             try:
-                writer.add(stream)
+                writer.add_head(stream)
                 writer.finish()
             finally:
                 writer.close()

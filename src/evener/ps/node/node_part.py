@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evener.ps.node.acceptance import Acceptance
+from evener.ps.node.blob_fetcher import BlobFetcher, Serve
 from evener.ps.node.checkpoint_sender import SendToMaster
 from evener.ps.node.engine import Build
 from evener.ps.node.node_examination import Look, look_at_machine
 from evener.ps.node.rank_child import RankHost
-from evener.ps.protocol.blob_transfer import BlobReceiver
 from evener.ps.protocol.config import Versions
 from evener.ps.protocol.job import Job
-from evener.ps.protocol.messages import BlobChunk, FetchBlob, Header
+from evener.ps.protocol.messages import BlobChunk, FetchFrom, Header
 from evener.ps.protocol.rank_messages import RankJob
 from evener.records.profile import DeviceProfile
 
@@ -46,6 +46,7 @@ class NodeConfig(NamedTuple):
         host: starts ranks that work together with those of other nodes; None if it cannot.
         grace: seconds in which it finishes its work when it is asked to leave.
         leave_request: file that asks it to leave.
+        serve: opens a server of pieces for other nodes; None if it serves none.
     """
 
     name: str
@@ -63,6 +64,7 @@ class NodeConfig(NamedTuple):
     host: RankHost | None = None
     grace: float = 0.0
     leave_request: Path | None = None
+    serve: Serve | None = None
 
 
 class NodePart(ABC):
@@ -84,7 +86,7 @@ class NodePart(ABC):
 
     def __init__(self, job: Job | RankJob, config: NodeConfig, send: SendToMaster) -> None:
         self.job, self._config, self._send = job, config, send
-        self._blobs = BlobReceiver(config.cache / "blobs")
+        self._blobs = BlobFetcher(config.cache / "blobs", send, config.serve)
 
     @property
     @abstractmethod
@@ -97,15 +99,21 @@ class NodePart(ABC):
 
     def start(self) -> None:
         """Request missing code and data, and continue if nothing is missing."""
-        self._fetch(self._blobs.request(self.job.blobs))
+        self._blobs.request(self.job.blobs)
+        self._continue()
 
     def on_chunk(self, chunk: BlobChunk, data: memoryview) -> None:
         """Write a piece of code or data, and continue if it was the last one."""
-        self._fetch(self._blobs.receive(chunk, data))
+        self._blobs.receive(chunk, data)
+        self._continue()
+
+    def on_fetch_from(self, where: FetchFrom) -> None:
+        """Fetch a piece of code or data from another node."""
+        self._blobs.fetch_from(where)
 
     def resend(self) -> None:
         """Send unanswered messages again, over a new connection."""
-        self._fetch(self._blobs.resume())
+        self._blobs.resume()
 
     def close(self) -> None:
         """End the part in the run."""
@@ -122,8 +130,6 @@ class NodePart(ABC):
         shared = Path(self.job.data_dir) if self.job.data_dir else None
         return self._blobs.path_of(self.job.data) if self.job.data else shared and (self._config.data or shared)
 
-    def _fetch(self, fetches: Sequence[FetchBlob]) -> None:
-        for fetch in fetches:
-            self._send(fetch)
+    def _continue(self) -> None:
         if self._blobs.is_complete and not self.is_prepared:
             self.on_complete()

@@ -1,9 +1,11 @@
-"""Blobs: a task's code or a data set as one stream of bytes, named by the SHA-256 of the stream.
+"""Blobs: a task's code or a data set as one stream of bytes, named by the SHA-256 of its head.
 
-    stream   length of the list, 8 B | list of (path, size) as msgpack | contents of the files, one after the other
+    stream    head | contents of the files, one after the other
+    head      bytes of list and contents, 8 B each | SHA-256 of each piece | list of (path, size) as msgpack
+    piece     a megabyte of the contents; the last one may be shorter
 
-A receiver writes the files into a draft folder while they arrive. It checks the hash at the end, and renames the folder
-into place, so a blob is either complete or absent.
+With the head, each piece can be checked by itself, so pieces may come in any order, and from any node. A node writes
+the files into a draft folder, which it renames when nothing is missing: a blob is either complete or absent.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 import msgspec
 
@@ -25,40 +26,118 @@ from evener.records.decoding import decode_msgpack
 from evener.records.errors import InvalidFile, InvalidInput, MissingFile, require
 
 CHUNK_BYTES = 1 << 20
-"""Bytes of the stream in one message."""
-_LENGTH = struct.Struct("<Q")
-_MAX_LIST_BYTES = 1 << 28
-_MAX_SEARCHED_LIST_BYTES = 1 << 17
-"""Limit of the list of files of a stream in which a master looks for a file: a checkpoint of ranks."""
+"""Bytes of a piece, and of the stream in one message."""
+_SIZES = struct.Struct("<QQ")
+_HASH_BYTES = 32
+_MAX_HEAD_BYTES = 1 << 28
+_MAX_SEARCHED_HEAD_BYTES = 1 << 17
+"""Limit of the head of a stream in which a master looks for a file: a checkpoint of ranks."""
 _MAX_FILES = 1 << 21
 _NO_NAME = {"", "."}
 _Files = list[tuple[str, int]]
+
+
+class HeadReader:
+    """Reads the head of a stream, and decodes nothing that is long.
+
+    Args:
+        digest: name of the blob.
+
+    Attributes:
+        data: bytes of the head so far.
+        num_bytes: length of the head; 0 while it is not known.
+        contents_bytes: bytes of all files.
+    """
+
+    def __init__(self, digest: str) -> None:
+        self._digest = digest
+        self.data = bytearray()
+        self.num_bytes = self.contents_bytes = 0
+
+    def add(self, data: bytes | memoryview) -> bytes | memoryview | None:
+        """Add the next bytes of the stream; return those after the head, or None while it is incomplete.
+
+        Raises:
+            InvalidFile: this is no head, or not that of the blob.
+        """
+        before = len(self.data)
+        if not self.num_bytes:
+            self.data += data[: _SIZES.size - before] if before < _SIZES.size else b""
+            if len(self.data) < _SIZES.size:
+                return None
+            list_bytes, self.contents_bytes = _SIZES.unpack(self.data)
+            self.num_bytes = _SIZES.size + self.num_pieces * _HASH_BYTES + list_bytes
+            if self.num_bytes > _MAX_HEAD_BYTES:
+                raise InvalidFile(f"blob {self._digest[:12]} has a head of {self.num_bytes} bytes")
+            data = data[_SIZES.size - before :]
+            before = _SIZES.size
+        missing = self.num_bytes - before
+        self.data += data[:missing]
+        if len(self.data) < self.num_bytes:
+            return None
+        if hashlib.sha256(self.data).hexdigest() != self._digest:
+            raise damaged(self._digest)
+        return data[missing:]
+
+    @property
+    def num_pieces(self) -> int:
+        """Number of pieces."""
+        return -(-self.contents_bytes // CHUNK_BYTES)
+
+    def hash_of(self, piece: int) -> bytes:
+        """Return the SHA-256 of a piece."""
+        begin = _SIZES.size + piece * _HASH_BYTES
+        return bytes(self.data[begin : begin + _HASH_BYTES])
+
+    def length_of(self, piece: int) -> int:
+        """Return the bytes of a piece."""
+        return min(CHUNK_BYTES, self.contents_bytes - piece * CHUNK_BYTES)
+
+    def files(self) -> _Files:
+        """Return paths and sizes of the files.
+
+        Raises:
+            InvalidFile: there is no list, or it has too many files, or others than the contents.
+            InvalidValue: a path leads out of the blob.
+        """
+        listing = bytes(self.data[_SIZES.size + self.num_pieces * _HASH_BYTES :])
+        if (num_files := _length_of(listing)) > _MAX_FILES:
+            raise InvalidFile(f"blob {self._digest[:12]} has {num_files} files, and may have {_MAX_FILES}")
+        try:
+            files: _Files = decode_msgpack(listing, _Files)
+        except msgspec.DecodeError as error:
+            raise InvalidFile(f"blob {self._digest[:12]} has no list of files: {error}") from error
+        for path, size in files:
+            require(_is_safe(path) and size >= 0, "file of a blob", path, "inside of its folder")
+        if sum(size for _, size in files) != self.contents_bytes:
+            raise InvalidFile(f"blob {self._digest[:12]} is longer or shorter than its list of files says")
+        return files
 
 
 class Blob:
     """Files on this machine that may be sent.
 
     Attributes:
-        digest: SHA-256 of the stream, hexadecimal: the blob's name.
+        digest: SHA-256 of the head, hexadecimal: the blob's name.
         num_bytes: length of the stream.
     """
 
-    def __init__(self, root: Path, files: Sequence[str], digest: str = "") -> None:
-        """List the `files`, paths relative to `root`. Pass `digest` if it is known, since computing it takes time.
+    def __init__(self, root: Path, files: Sequence[str]) -> None:
+        """List the `files`, paths relative to `root`, and read all of them.
 
         Raises:
             MissingFile: a file cannot be read.
             InvalidValue: there are too many files.
         """
-        self._root = root
         require(len(files) <= _MAX_FILES, "number of files", len(files), f"at most {_MAX_FILES}")
-        sizes = [(path, _size(root / path)) for path in sorted(files)]
-        listing = msgspec.msgpack.encode(sizes)
-        self._head = _LENGTH.pack(len(listing)) + listing
-        self._paths = [path for path, _ in sizes]
-        self._ends = list(accumulate((size for _, size in sizes), initial=len(self._head)))
-        self.num_bytes = self._ends[-1]
-        self.digest = digest or self._hash()
+        self._files = FileRange(root, [(path, _size(root / path)) for path in sorted(files)])
+        listing = msgspec.msgpack.encode(self._files.files)
+        contents_bytes = self._files.num_bytes
+        pieces = range(0, contents_bytes, CHUNK_BYTES)
+        hashes = b"".join(hashlib.sha256(self._files.read(offset, CHUNK_BYTES)).digest() for offset in pieces)
+        self._head = _SIZES.pack(len(listing), contents_bytes) + hashes + listing
+        self.num_bytes = len(self._head) + contents_bytes
+        self.digest = hashlib.sha256(self._head).hexdigest()
 
     def read(self, offset: int, length: int) -> bytes:
         """Return at most `length` bytes of the stream from `offset` on; fewer only at its end.
@@ -68,52 +147,77 @@ class Blob:
             MissingFile: a file was removed or became shorter after the blob was made.
         """
         require(offset >= 0, "offset", offset, "zero or more")
-        parts = []
-        length = min(length, self.num_bytes - offset)
-        while length > 0:
-            part = self._piece(offset, length)
-            parts.append(part)
-            offset, length = offset + len(part), length - len(part)
-        return b"".join(parts)
+        head = self._head[offset : offset + length]
+        return head + self._files.read(max(0, offset - len(self._head)), length - len(head))
 
-    def _piece(self, offset: int, length: int) -> bytes:
-        """Return bytes of the one file in which `offset` lies, or of the head."""
-        if offset < len(self._head):
-            return self._head[offset : offset + length]
+
+class FileRange:
+    """Files in a folder, one after the other, as one range of bytes.
+
+    Args:
+        root: folder.
+        files: their paths and sizes.
+
+    Attributes:
+        num_bytes: bytes of all files.
+    """
+
+    def __init__(self, root: Path, files: _Files) -> None:
+        self.root, self.files = root, files
+        self._ends = list(accumulate((size for _, size in files), initial=0))
+        self.num_bytes = self._ends[-1]
+
+    def parts(self, offset: int, length: int) -> Iterator[tuple[Path, int, int]]:
+        """Yield (path, first byte, bytes) of the parts of files in a range."""
+        end = min(offset + length, self.num_bytes)
         index = bisect_right(self._ends, offset) - 1
-        path = self._root / self._paths[index]
-        try:
-            with path.open("rb") as file:
-                file.seek(offset - self._ends[index])
-                part = file.read(min(length, self._ends[index + 1] - offset))
-        except OSError as error:
-            raise MissingFile(f"cannot read {path}: {error.strerror}") from error
-        if not part:
-            raise MissingFile(f"{path} has become shorter while it was sent")
-        return part
+        while offset < end:
+            count = min(end, self._ends[index + 1]) - offset
+            if count > 0:
+                yield self.root / self.files[index][0], offset - self._ends[index], count
+            offset, index = offset + max(0, count), index + 1
 
-    def _hash(self) -> str:
-        hasher, offset = hashlib.sha256(), 0
-        while part := self.read(offset, CHUNK_BYTES):
-            hasher.update(part)
-            offset += len(part)
-        return hasher.hexdigest()
+    def read(self, offset: int, length: int) -> bytes:
+        """Return at most `length` bytes from `offset` on; fewer only at the end.
+
+        Raises:
+            MissingFile: a file was removed or became shorter.
+        """
+        read = []
+        for path, first, count in self.parts(offset, length):
+            try:
+                with path.open("rb") as file:
+                    file.seek(first)
+                    part = file.read(count)
+            except OSError as error:
+                raise MissingFile(f"cannot read {path}: {error.strerror}") from error
+            if len(part) < count:
+                raise MissingFile(f"{path} has become shorter while it was sent")
+            read.append(part)
+        return b"".join(read)
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write bytes from `offset` on into files that exist. Raises OSError."""
+        done = 0
+        for path, first, count in self.parts(offset, len(data)):
+            with path.open("r+b") as file:
+                file.seek(first)
+                file.write(data[done : done + count])
+            done += count
 
 
 def files_in(read: Callable[[int, int], bytes], digest: str) -> Iterator[tuple[str, int, int]]:
     """Yield (path, offset, bytes) of every file of the stream that `read(offset, length)` reads; it has few files.
 
     Raises:
-        InvalidFile: the stream is not a blob, or its list of files is long.
+        InvalidFile: the stream is not a blob, or its head is long.
     """
-    head = read(0, _LENGTH.size)
-    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
-    if not 0 < length <= _MAX_SEARCHED_LIST_BYTES:
-        raise InvalidFile(
-            f"blob {digest[:12]} has no list of files, or one of more than {_MAX_SEARCHED_LIST_BYTES} bytes"
-        )
-    offset = _LENGTH.size + length
-    for path, size in _decoded(read(_LENGTH.size, length), digest):
+    reader = HeadReader(digest)
+    rest = reader.add(read(0, _MAX_SEARCHED_HEAD_BYTES))
+    if rest is None:
+        raise InvalidFile(f"blob {digest[:12]} has no head, or one of more than {_MAX_SEARCHED_HEAD_BYTES} bytes")
+    offset = reader.num_bytes
+    for path, size in reader.files():
         yield path, offset, size
         offset += size
 
@@ -138,107 +242,128 @@ def whole_folder(root: Path) -> list[str]:
 
 
 class BlobWriter:
-    """A blob that is being received; close it.
+    """Files of a blob that is being received; close it.
 
     Args:
         digest: name of the blob.
         into: folder of blobs.
 
     Attributes:
-        received: bytes of the stream so far, which is the offset of the next piece.
+        head: head of the blob, which comes first.
+        missing: pieces that have not come; None before the head is complete.
     """
 
     def __init__(self, digest: str, into: Path) -> None:
         self._digest, self._place = digest, blob_folder(into, digest)
         into.mkdir(parents=True, exist_ok=True)
         self._draft = Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
-        self._hasher = hashlib.sha256()
-        self._head = bytearray()
-        self._rest: _Files | None = None
-        self._open: tuple[BinaryIO, int] | None = None
-        self.received = 0
+        self._files = FileRange(self._draft, [])
+        self.head = HeadReader(digest)
+        self.missing: set[int] | None = None
 
-    def add(self, piece: bytes | memoryview) -> None:
-        """Write the next piece of the stream.
+    def add_head(self, data: bytes | memoryview) -> None:
+        """Add the next bytes of the stream, until the head is complete. The whole of a short blob comes with it.
 
         Raises:
-            InvalidFile: the stream is not a blob, or a path leads out of the blob's folder.
+            InvalidFile: this is not the head of the blob.
+            InvalidValue: a path leads out of the blob's folder.
+            OSError: the files cannot be created.
         """
-        self._hasher.update(piece)
-        self.received += len(piece)
-        if self._rest is None:
-            self._head += piece
-            piece = self._begin()
-        view = memoryview(piece)
-        while view:
-            if self._open is None:
-                raise InvalidFile(f"blob {self._digest[:12]} is longer than its list of files says")
-            view = self._write(view)
+        if (rest := self.head.add(data)) is None:
+            return
+        self._files = FileRange(self._draft, self.head.files())
+        for path, _ in self._files.files:
+            (self._draft / path).parent.mkdir(parents=True, exist_ok=True)
+            (self._draft / path).open("xb").close()
+        self.missing = set(range(self.head.num_pieces))
+        for piece in range(self.head.num_pieces):
+            begin = piece * CHUNK_BYTES
+            if begin + self.head.length_of(piece) > len(rest):
+                break
+            self.add(piece, rest[begin : begin + self.head.length_of(piece)])
+
+    def add(self, piece: int, data: bytes | memoryview) -> None:
+        """Write a piece.
+
+        Raises:
+            InvalidFile: it is damaged.
+            OSError: it cannot be written.
+        """
+        assert self.missing is not None
+        if piece not in self.missing:
+            return
+        if hashlib.sha256(data).digest() != self.head.hash_of(piece):
+            raise damaged(self._digest)
+        self._files.write(piece * CHUNK_BYTES, data)
+        self.missing.discard(piece)
+
+    def read(self, piece: int) -> bytes | None:
+        """Return a piece; None if it has not come. Raises MissingFile: its files were removed."""
+        if self.missing is None or piece in self.missing:
+            return None
+        return self._files.read(piece * CHUNK_BYTES, CHUNK_BYTES)
 
     def finish(self) -> Path:
         """Move the complete blob into place, and return its folder.
 
         Raises:
-            InvalidFile: the stream does not have this digest.
+            InvalidFile: pieces are missing.
         """
-        if self._hasher.hexdigest() != self._digest or self._open is not None or self._rest is None:
-            raise InvalidFile(f"blob {self._digest[:12]} was damaged, or its files changed, during the transfer")
+        if self.missing is None or self.missing:
+            raise damaged(self._digest)
         try:
             self._draft.rename(self._place)
         except OSError:
             if not self._place.is_dir():  # else another process has received it, too
                 raise
+        self._files.root = self._place
         return self._place
 
     def close(self) -> None:
         """Remove an incomplete blob."""
-        if self._open is not None:
-            self._open[0].close()
-            self._open = None
         shutil.rmtree(self._draft, ignore_errors=True)
 
-    def _begin(self) -> bytes:
-        """Read the list of files once it is complete; return the bytes of the head that belong to the files."""
-        if len(self._head) < _LENGTH.size:
-            return b""
-        (length,) = _LENGTH.unpack_from(self._head)
-        if length > _MAX_LIST_BYTES:
-            raise InvalidFile(f"blob {self._digest[:12]} has a list of {length} bytes")
-        end = _LENGTH.size + length
-        if len(self._head) < end:
-            return b""
-        self._rest = _decoded(bytes(self._head[_LENGTH.size : end]), self._digest)[::-1]
-        rest = bytes(self._head[end:])
-        self._head.clear()
-        self._next_file()
-        return rest
 
-    def _next_file(self) -> None:
-        """Open the next file that has contents, and create the empty ones before it."""
-        assert self._rest is not None
-        self._open = None
-        while self._rest and self._open is None:
-            path, size = self._rest.pop()
-            target = self._draft / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file = target.open("xb")
-            if size:
-                self._open = file, size
-            else:
-                file.close()
+class StreamCheck:
+    """Checks the stream of a blob while it passes by, without unpacking it.
 
-    def _write(self, view: memoryview) -> memoryview:
-        """Write the part that belongs to the open file; return the rest."""
-        assert self._open is not None
-        file, missing = self._open
-        file.write(view[:missing])
-        count = min(missing, len(view))
-        if count == missing:
-            file.close()
-            self._next_file()
-        else:
-            self._open = file, missing - count
-        return view[count:]
+    Args:
+        digest: name of the blob.
+    """
+
+    def __init__(self, digest: str) -> None:
+        self._digest, self._head = digest, HeadReader(digest)
+        self._hasher, self._piece, self._in_piece = hashlib.sha256(), 0, 0
+        self._has_head = False
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Check the next bytes. Raises InvalidFile: this is not the blob."""
+        if not self._has_head:
+            if (rest := self._head.add(data)) is None:
+                return
+            self._has_head, data = True, rest
+        view = memoryview(data)
+        while view:
+            if self._piece == self._head.num_pieces:
+                raise InvalidFile(f"blob {self._digest[:12]} is longer than its head says")
+            count = min(len(view), self._head.length_of(self._piece) - self._in_piece)
+            self._hasher.update(view[:count])
+            self._in_piece += count
+            view = view[count:]
+            if self._in_piece == self._head.length_of(self._piece):
+                if self._hasher.digest() != self._head.hash_of(self._piece):
+                    raise damaged(self._digest)
+                self._hasher, self._piece, self._in_piece = hashlib.sha256(), self._piece + 1, 0
+
+    def finish(self) -> None:
+        """Raise InvalidFile if bytes are missing."""
+        if not self._has_head or self._piece < self._head.num_pieces:
+            raise damaged(self._digest)
+
+
+def damaged(digest: str) -> InvalidFile:
+    """Return the error of a blob that is not as its name says."""
+    return InvalidFile(f"blob {digest[:12]} was damaged, or its files changed, during the transfer")
 
 
 def blob_folder(blobs: Path, digest: str) -> Path:
@@ -250,24 +375,6 @@ def blob_folder(blobs: Path, digest: str) -> Path:
     is_digest = len(digest) == 64 and set(digest) <= set("0123456789abcdef")
     require(is_digest, "name of a blob", digest, "a SHA-256, hexadecimal")
     return blobs / digest
-
-
-def _decoded(listing: bytes, digest: str) -> _Files:
-    """Return the list of files of a stream.
-
-    Raises:
-        InvalidFile: no list, or too many files.
-        InvalidValue: a path leads out of the blob.
-    """
-    if (num_files := _length_of(listing)) > _MAX_FILES:
-        raise InvalidFile(f"blob {digest[:12]} has {num_files} files, and may have {_MAX_FILES}")
-    try:
-        files: _Files = decode_msgpack(listing, _Files)
-    except msgspec.DecodeError as error:
-        raise InvalidFile(f"blob {digest[:12]} has no list of files: {error}") from error
-    for path, size in files:
-        require(_is_safe(path) and size >= 0, "file of a blob", path, "inside of its folder")
-    return files
 
 
 def _length_of(listing: bytes) -> int:

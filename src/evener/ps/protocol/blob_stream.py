@@ -5,13 +5,12 @@ A master never unpacks a blob, so an archive of a hundred thousand files costs i
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
-from evener.ps.protocol.blob import blob_folder, files_in
+from evener.ps.protocol.blob import StreamCheck, blob_folder, files_in
 from evener.records.errors import InvalidFile, MissingFile
 
 MIN_FREE_SHARE = 0.05
@@ -86,7 +85,7 @@ class StreamWriter:
         self._folder, self._is_synced = into, is_synced
         self._draft = Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
         self._file = (self._draft / "stream").open("xb")
-        self._hasher = hashlib.sha256()
+        self._check = StreamCheck(digest)
         self.received = 0
         self._most_bytes = share * shutil.disk_usage(into).free
 
@@ -94,23 +93,20 @@ class StreamWriter:
         """Write the next piece of the stream.
 
         Raises:
-            InvalidFile: the disk has no room for it.
+            InvalidFile: the disk has no room for it, or it is not of this blob.
             OSError: it cannot be written.
         """
         disk = shutil.disk_usage(self._folder)
         is_too_large = self.received + len(piece) > self._most_bytes
         if is_too_large or disk.free - len(piece) < MIN_FREE_SHARE * disk.total:
             raise InvalidFile(f"the master's disk has no room for blob {self._digest[:12]}")
-        self._hasher.update(piece)
+        self._check.add(piece)
         self._file.write(piece)
         self.received += len(piece)
 
     def finish(self) -> Path:
-        """Move the complete file into place and return its path. Raises InvalidFile: the stream does not have this
-        digest.
-        """
-        if self._hasher.hexdigest() != self._digest:
-            raise InvalidFile(f"blob {self._digest[:12]} was damaged, or its files changed, during the transfer")
+        """Move the complete file into place and return its path. Raises InvalidFile: bytes are missing."""
+        self._check.finish()
         self._file.flush()
         if self._is_synced:
             os.fsync(self._file.fileno())

@@ -1,7 +1,8 @@
-"""Blobs pass from the command that submits a run to the master, and from there to every node that lacks them.
+"""Blobs pass to the master: code and data from the command that submits a run, checkpoints from a node.
 
 The receiver asks for one piece after the other, a few pieces ahead, so the sender never sends more than the receiver
 takes. After a broken connection it continues from where it was. This module does not send: it returns messages.
+Nodes receive pieces in any order (`ps.node.blob_fetcher`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from evener.ps.protocol.blob import CHUNK_BYTES, Blob, BlobWriter, blob_folder
+from evener.ps.protocol.blob import CHUNK_BYTES, Blob, blob_folder
 from evener.ps.protocol.blob_stream import BlobStream, StreamWriter
 from evener.ps.protocol.messages import BlobChunk, FetchBlob
 from evener.records.errors import EvenerError, MissingFile
@@ -18,21 +19,21 @@ AHEAD = 8
 """Pieces that are requested before the first of them has arrived."""
 
 
-class BlobReceiver:
-    """Receives blobs, one after the other; close it.
+class StreamReceiver:
+    """Receives the streams of blobs, one after the other; close it.
 
     Args:
-        folder: folder of the blobs that are present.
-        writer: makes the writer of a blob, from its digest and `folder`: a folder of files, or one file.
+        folder: folder of the streams that are present.
+        writer: makes the writer of a stream, from its digest and `folder`.
         ahead: pieces that are requested before the first of them has arrived.
     """
 
     def __init__(
-        self, folder: Path, writer: Callable[[str, Path], BlobWriter | StreamWriter] = BlobWriter, ahead: int = AHEAD
+        self, folder: Path, writer: Callable[[str, Path], StreamWriter] = StreamWriter, ahead: int = AHEAD
     ) -> None:
         self._folder, self._writer, self._ahead = folder, writer, ahead
         self._wanted: list[str] = []
-        self._arrival: BlobWriter | StreamWriter | None = None
+        self._arrival: StreamWriter | None = None
         self._requested_bytes = 0
 
     @property
@@ -114,6 +115,13 @@ class BlobSender:
         except EvenerError:
             return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=0), b""
         return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=blob.num_bytes), data
+
+    def num_bytes(self, digest: str) -> int:
+        """Return the length of a blob's stream; 0 if it is not available."""
+        try:
+            return self._blob(digest).num_bytes
+        except EvenerError:
+            return 0
 
     def _blob(self, digest: str) -> Blob | BlobStream:
         if digest not in self._blobs:

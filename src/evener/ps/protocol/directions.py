@@ -11,6 +11,7 @@ from evener.ps.protocol.messages import Invite, Invited, RevokeInvitation
 
 FromNode: TypeAlias = (
     m.Join | m.Profiled | m.Heartbeat | m.Notice | m.Leave | m.Ready | m.NotReady | m.Contribution | m.Validated
+    | m.OfferPieces
     | e.Examined | e.Probed | r.RankReady | r.RankSaid | r.RankShown
     | r.RankSaved | r.RankPiece | r.RankEnded
 )  # fmt: skip
@@ -21,7 +22,7 @@ FromCommand: TypeAlias = (
 ToMaster: TypeAlias = FromNode | FromCommand | m.FetchBlob | m.BlobChunk
 ToNode: TypeAlias = (
     m.Welcome | m.Dismiss | m.Quarantine | m.Heartbeat | m.Prepare | m.ServerReply | m.Validate | m.Release
-    | m.FetchBlob | m.BlobChunk | e.Examine | e.ProbeNodes
+    | m.FetchBlob | m.BlobChunk | m.FetchFrom | e.Examine | e.ProbeNodes
     | r.PrepareRank | r.StartRank | r.StopRank | r.RankTold
 )  # fmt: skip
 ToCommand: TypeAlias = (

@@ -15,8 +15,7 @@ from evener.agreements.compression import as_bytes
 from evener.agreements.layout import Flat, StateLayout
 from evener.agreements.settings import AgreementSettings, Grouped, Workload
 from evener.agreements.snapshot import require_free
-from evener.ps.protocol.blob_stream import StreamWriter
-from evener.ps.protocol.blob_transfer import BlobReceiver
+from evener.ps.protocol.blob_transfer import StreamReceiver
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, RunRejected, Send
 from evener.ps.protocol.rank_messages import MAX_RANK_JOB_BYTES, RankJob, decode_rank_job
 from evener.records.decoding import decode_msgpack
@@ -185,7 +184,7 @@ class Submissions:
         why_not: Callable[[AnyJob], str] = lambda _: "",
         room: Callable[[], int] = lambda: usable_memory()[1] // 2,
     ) -> None:
-        self._receiver, self._send, self._clock = BlobReceiver(blobs, StreamWriter), send, clock
+        self._receiver, self._send, self._clock = StreamReceiver(blobs), send, clock
         self._why_not, self._room = why_not, room
         self._arriving: _Arriving | None = None
 

@@ -19,7 +19,7 @@ from evener.records.profile import DeviceProfile
 from evener.records.schema import Count, Digest, Finite, Loss, Name, Quantity, RunName, Seconds, Text, UnitSeconds, Word
 from evener.wire.frame import Buffer
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MASTER_ENDED = "the master ends, and its nodes with it"
 """Reason with which a master closes its connections when peers should not reconnect."""
 
@@ -148,10 +148,17 @@ class Validated(Header, frozen=True, kw_only=True):
 
 
 class FetchBlob(Header, frozen=True, kw_only=True):
-    """A request for bytes of a blob, from `offset` on."""
+    """A request for bytes of a blob, from `offset` on.
+
+    Attributes:
+        digest: name of the blob.
+        offset: offset of the first byte.
+        is_direct: whether the master shall send them itself, because another node did not.
+    """
 
     digest: Digest
     offset: Count
+    is_direct: bool = False
 
 
 class BlobChunk(Header, frozen=True, kw_only=True):
@@ -166,6 +173,27 @@ class BlobChunk(Header, frozen=True, kw_only=True):
     digest: Digest
     offset: Count
     total: Count
+
+
+class OfferPieces(Header, frozen=True, kw_only=True):
+    """A node serves pieces of the blobs of its run to other nodes.
+
+    Attributes:
+        address: HOST:PORT at which it listens.
+        token: token with which other nodes connect.
+    """
+
+    address: Name
+    token: Name
+
+
+class FetchFrom(Header, frozen=True, kw_only=True):
+    """The master does not send bytes of a blob: a node has them, at the address that it offered."""
+
+    digest: Digest
+    offset: Count
+    address: Name
+    token: Name
 
 
 class Welcome(Header, frozen=True, kw_only=True):

@@ -257,7 +257,7 @@ def test_number_of_validations_of_a_run_is_bounded_and_the_best_is_kept(monkeypa
 
 def test_archive_of_100_000_empty_files_creates_none_on_the_master(tmp_path: Path) -> None:
     listing = msgspec.msgpack.encode([(f"{number:x}", 0) for number in range(100_000)])
-    stream = struct.pack("<Q", len(listing)) + listing
+    stream = struct.pack("<QQ", len(listing), 0) + listing
     digest, sent = hashlib.sha256(stream).hexdigest(), Sent()
     submissions = Submissions(tmp_path / "blobs", sent)
     submissions.submit(1, [memoryview(encode_job(replace(job(SYNC), code=digest))), weights().memory.data])

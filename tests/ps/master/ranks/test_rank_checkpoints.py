@@ -12,8 +12,9 @@ import pytest
 
 from evener.ps.master.ranks.rank_checkpoints import RankCheckpoints
 from evener.ps.master.ranks.rank_journal import Saved
+from evener.ps.node.blob_fetcher import BlobFetcher
 from evener.ps.node.checkpoint_sender import CHECKPOINTS, CheckpointSender, link_files
-from evener.ps.protocol.blob_transfer import BlobReceiver, BlobSender
+from evener.ps.protocol.blob_transfer import BlobSender
 from evener.ps.protocol.messages import FetchBlob
 from evener.ps.protocol.rank_messages import RankPiece, RankSaved
 
@@ -200,13 +201,15 @@ def test_rank_resumes_from_the_checkpoint_sent_to_its_node(scene: Scene) -> None
     scene.sender.written()
     scene.carry()
     there = scene.folder.parent
-    receiver = BlobReceiver(there / "node")
-    fetches = receiver.request([scene.master.last.digest])
+    fetches: list[Any] = []
+    fetcher = BlobFetcher(there / "node", fetches.append)
+    fetcher.request([scene.master.last.digest])
     sender = BlobSender(scene.blobs)
     while fetches:
         chunk, data = sender.chunk(fetches.pop(0))
-        fetches += receiver.receive(chunk, memoryview(data))
-    (step,) = receiver.path_of(scene.master.last.digest).iterdir()
+        fetcher.receive(chunk, memoryview(data))
+    assert fetcher.is_complete
+    (step,) = fetcher.path_of(scene.master.last.digest).iterdir()
     link_files(step, there / "new" / CHECKPOINTS / step.name)
     assert (there / "new" / CHECKPOINTS / "step-00000010" / "model.safetensors").read_bytes() == WEIGHTS
 

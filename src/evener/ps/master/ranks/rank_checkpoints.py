@@ -19,7 +19,7 @@ from pathlib import Path
 from evener.ps.master.nodes import NodeRecord
 from evener.ps.master.ranks.rank_journal import Saved
 from evener.ps.protocol.blob_stream import BlobStream, StreamWriter
-from evener.ps.protocol.blob_transfer import BlobReceiver
+from evener.ps.protocol.blob_transfer import StreamReceiver
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, Send
 from evener.ps.protocol.rank_messages import RankPiece, RankSaved
 from evener.records.errors import EvenerError
@@ -53,7 +53,7 @@ class RankCheckpoints:
         notify: Callable[[str], None],
     ) -> None:
         self._send, self._keep, self._notify = send, keep, notify
-        self._receiver = BlobReceiver(blobs, partial(StreamWriter, is_synced=False, share=_SHARE), _AHEAD)
+        self._receiver = StreamReceiver(blobs, partial(StreamWriter, is_synced=False, share=_SHARE), _AHEAD)
         self._from: NodeRecord | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evener-checkpoints")
         self._syncing: Future[None] | None = None

@@ -1,0 +1,60 @@
+"""Says which node a piece of a blob can be fetched from, so that the master sends it once and not to every node."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+
+from evener.ps.protocol.blob import CHUNK_BYTES
+from evener.ps.protocol.messages import FetchBlob, FetchFrom, OfferPieces
+from evener.records.errors import EvenerError
+from evener.wire.errors import BadFrame
+from evener.wire.identity import Address, Token
+
+_MAX_BLOBS = 8
+"""Blobs whose pieces are remembered: about one for each run in progress."""
+_NONE = -1
+
+
+class PieceHolders:
+    """The nodes that serve pieces, and the pieces that the master has sent to each."""
+
+    def __init__(self) -> None:
+        self._offers: dict[int, OfferPieces] = {}
+        self._sent: OrderedDict[str, array[int]] = OrderedDict()
+
+    def offer(self, peer: int, offer: OfferPieces) -> None:
+        """Note where a node serves pieces. Raises BadFrame: other nodes cannot connect there."""
+        try:
+            address = Address.parse(offer.address)
+            Token.parse(offer.token)
+        except EvenerError as error:
+            raise BadFrame(f"pieces cannot be fetched at {offer.address}: {error}") from error
+        if address.path or not address.port or address.is_everywhere:
+            raise BadFrame(f"pieces cannot be fetched at {offer.address}")
+        self._offers[peer] = offer
+
+    def disconnected(self, peer: int) -> None:
+        """Forget a connection that is gone."""
+        self._offers.pop(peer, None)
+
+    def holder(self, peer: int, fetch: FetchBlob, num_bytes: int) -> FetchFrom | None:
+        """Return where a node fetches a piece of a blob; None if the master sends it, which is then remembered.
+
+        Args:
+            peer: connection of the node.
+            fetch: its request.
+            num_bytes: length of the blob.
+        """
+        if fetch.is_direct or peer not in self._offers or not 0 <= fetch.offset < num_bytes:
+            return None
+        if fetch.digest not in self._sent:
+            self._sent[fetch.digest] = array("q", [_NONE]) * (num_bytes // CHUNK_BYTES + 1)
+            if len(self._sent) > _MAX_BLOBS:
+                self._sent.popitem(last=False)
+        sent, piece = self._sent[fetch.digest], fetch.offset // CHUNK_BYTES
+        offer = self._offers.get(sent[piece])
+        if offer is None or sent[piece] == peer:
+            sent[piece] = peer
+            return None
+        return FetchFrom(digest=fetch.digest, offset=fetch.offset, address=offer.address, token=offer.token)

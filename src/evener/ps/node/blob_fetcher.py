@@ -1,0 +1,259 @@
+"""Fetches the code and data of a run, from the master and from the nodes to which the master has sent them.
+
+    FetchBlob: the head, then pieces in a random order, a few at a time
+    <- BlobChunk      the piece
+    <- FetchFrom      the master has sent it to another node: a thread fetches it there (`piece_exchange`)
+
+The order differs from node to node, so that the master sends most pieces once. Each node that has a large blob serves
+it until its part in the run ends. The blob is complete in the thread that handles the master's messages: if the last
+piece came from another node, the answer to a request for the empty end of the blob wakes that thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import TypeAlias
+
+from evener.ps.node.piece_exchange import Holder, PieceServer, Reads
+from evener.ps.protocol.blob import CHUNK_BYTES, BlobWriter, blob_folder
+from evener.ps.protocol.messages import BlobChunk, FetchBlob, FetchFrom, Header
+from evener.records.errors import EvenerError, InvalidFile, MissingFile
+from evener.wire.errors import CannotJoin, ConnectionLost
+
+AHEAD = 8
+"""Pieces that are requested of the master before the first of them has arrived."""
+SHARED_BYTES = 2**25
+"""Length of a blob from which on nodes serve it to each other; a shorter one is soon everywhere."""
+_SLOW = 4.0
+"""A node that serves so many times slower than the master is spared the last pieces."""
+
+Serve: TypeAlias = Callable[[Reads], PieceServer]
+"""Opens a server of pieces. Raises EvenerError."""
+
+
+class BlobFetcher:
+    """Fetches blobs, one after the other; close it.
+
+    Args:
+        folder: folder of the blobs that are present.
+        send: sends a message to the master, from any thread.
+        serve: opens a server for other nodes; None for none.
+    """
+
+    def __init__(self, folder: Path, send: Callable[[Header], None], serve: Serve | None = None) -> None:
+        self._folder, self._send, self._open_server = folder, send, serve
+        self._lock = threading.RLock()
+        self._wanted: list[str] = []
+        self._writers: dict[str, BlobWriter] = {}
+        self._asked: dict[int, FetchBlob] = {}
+        self._order: list[int] = []
+        self._direct: list[int] = []
+        self._holders: dict[str, Holder] = {}
+        self._server: PieceServer | None = None
+        self._failure: OSError | None = None
+        self._began, self._num_sent = 0.0, 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all requested blobs are present."""
+        return not self._wanted
+
+    def request(self, digests: Iterable[str]) -> None:
+        """Request these blobs, in this order."""
+        with self._lock:
+            self._wanted = [digest for digest in digests if not self.path_of(digest).exists()]
+            self._begin()
+
+    def resume(self) -> None:
+        """Send all requests again, over a new connection."""
+        with self._lock:
+            if self._server is not None:
+                self._say(self._server.offer)
+            if self._wanted and self._writer.missing is None:
+                self._ask_for_head()
+            elif self._wanted and not self._writer.missing:
+                self._wake()
+            for fetch in self._asked.values():
+                self._say(fetch)
+
+    def receive(self, chunk: BlobChunk, data: memoryview) -> None:
+        """Take a piece that the master sends.
+
+        Raises:
+            EvenerError: the blob is not available, or is damaged.
+            OSError: a piece cannot be written here.
+        """
+        with self._lock:
+            if not self._wanted or chunk.digest != self._wanted[0]:
+                return
+            if not chunk.total:
+                raise MissingFile(f"blob {chunk.digest[:12]} is no longer available")
+            if self._failure is not None:
+                raise self._failure
+            writer = self._writer
+            if writer.missing is None:
+                self._take_head(writer, chunk, data)
+            elif (piece := self._piece_at(chunk.offset)) in self._asked:
+                del self._asked[piece]
+                writer.add(piece, data)
+                self._num_sent += 1
+            self._fill()
+            if writer.missing is not None and not writer.missing:
+                writer.finish()
+                self._wanted.pop(0)
+                self._begin()
+
+    def fetch_from(self, where: FetchFrom) -> None:
+        """Have a piece fetched from another node."""
+        with self._lock:
+            if not self._wanted or where.digest != self._wanted[0]:
+                return
+            if (fetch := self._asked.pop(self._piece_at(where.offset), None)) is None:
+                return
+            holder = self._holders.get(where.address)
+            if holder is None:
+                holder = Holder(where, self._deliver, self._lost)
+                self._holders[where.address] = holder
+            if not holder.request(fetch):
+                self._direct.append(self._piece_at(where.offset))
+            self._fill()
+
+    def path_of(self, digest: str) -> Path:
+        """Return the path of a blob."""
+        return blob_folder(self._folder, digest)
+
+    def close(self) -> None:
+        """Forget incomplete blobs, and serve no more."""
+        with self._lock:
+            self._wanted = []
+            server, self._server = self._server, None
+            holders, self._holders = list(self._holders.values()), {}
+            writers, self._writers = list(self._writers.values()), {}
+        for one in holders:
+            one.close()
+        if server is not None:
+            server.close()
+        for writer in writers:
+            writer.close()
+
+    @property
+    def _writer(self) -> BlobWriter:
+        return self._writers[self._wanted[0]]
+
+    def _begin(self) -> None:
+        """Ask for the head of the next blob."""
+        self._asked, self._order, self._direct = {}, [], []
+        if self._wanted:
+            self._writers[self._wanted[0]] = BlobWriter(self._wanted[0], self._folder)
+            self._ask_for_head()
+
+    def _ask_for_head(self) -> None:
+        self._say(FetchBlob(digest=self._wanted[0], offset=len(self._writer.head.data), is_direct=True))
+
+    def _take_head(self, writer: BlobWriter, chunk: BlobChunk, data: memoryview) -> None:
+        """Take bytes of the head; when it is complete, choose the order of the pieces."""
+        if chunk.offset != len(writer.head.data):
+            return
+        writer.add_head(data)
+        if writer.missing is None:
+            if not data:
+                raise InvalidFile(f"blob {chunk.digest[:12]} ends within its head")
+            self._ask_for_head()
+            return
+        self._order, self._began, self._num_sent = sorted(writer.missing), time.monotonic(), 0
+        if chunk.total >= SHARED_BYTES and self._open_server is not None:
+            Random().shuffle(self._order)
+            self._serve(self._open_server)
+
+    def _serve(self, open_server: Serve) -> None:
+        """Serve pieces to other nodes, if that is possible here."""
+        if self._server is None:
+            try:
+                self._server = open_server(self._read)
+            except EvenerError:
+                self._open_server = None  # the master sends all pieces to all
+                return
+        self._say(self._server.offer)
+
+    def _read(self, fetch: FetchBlob) -> tuple[BlobChunk, bytes] | None:
+        """Return the piece that another node requests; see `Reads`."""
+        with self._lock:
+            writer = self._writers.get(fetch.digest)
+            none = BlobChunk(digest=fetch.digest, offset=fetch.offset, total=0), b""
+            if writer is None or writer.missing is None:
+                return none
+            piece, rest = divmod(fetch.offset - writer.head.num_bytes, CHUNK_BYTES)
+            if rest or not 0 <= piece < writer.head.num_pieces:
+                return none
+            try:
+                data = writer.read(piece)
+            except MissingFile:
+                return none
+            if data is None:
+                return None
+            total = writer.head.num_bytes + writer.head.contents_bytes
+            return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=total), data
+
+    def _deliver(self, chunk: BlobChunk, data: memoryview) -> None:
+        """Take a piece that another node sends. Raises InvalidFile: it is damaged."""
+        with self._lock:
+            if not self._wanted or chunk.digest != self._wanted[0] or self._writer.missing is None:
+                return
+            try:
+                self._writer.add(self._piece_at(chunk.offset), data)
+            except OSError as error:
+                self._failure = error
+            if self._failure is not None or not self._writer.missing:
+                self._wake()
+            else:
+                self._fill()
+
+    def _lost(self, unanswered: list[FetchBlob]) -> None:
+        """Ask the master for the pieces that another node does not send any more."""
+        with self._lock:
+            if self._wanted:
+                self._direct += [self._piece_at(one.offset) for one in unanswered if one.digest == self._wanted[0]]
+                self._fill()
+
+    def _piece_at(self, offset: int) -> int:
+        return (offset - self._writer.head.num_bytes) // CHUNK_BYTES
+
+    def _fill(self) -> None:
+        """Ask the master for the next pieces."""
+        missing = self._writer.missing if self._wanted else None
+        while missing and len(self._asked) < AHEAD:
+            is_direct = bool(self._direct)
+            if self._direct or self._order:
+                piece = (self._direct or self._order).pop()
+            elif (taken := self._taken_back()) is not None:
+                piece, is_direct = taken, True
+            else:
+                return
+            if piece in missing and piece not in self._asked:
+                offset = self._writer.head.num_bytes + piece * CHUNK_BYTES
+                fetch = FetchBlob(digest=self._wanted[0], offset=offset, is_direct=is_direct)
+                self._asked[piece] = fetch
+                self._say(fetch)
+
+    def _taken_back(self) -> int | None:
+        """Return a piece that a slow node would send last; None if there is none."""
+        rate = self._num_sent / max(time.monotonic() - self._began, 1e-3)
+        for holder in self._holders.values():
+            if holder.rate * _SLOW < rate and (fetch := holder.give_back()) is not None:
+                return self._piece_at(fetch.offset)
+        return None
+
+    def _wake(self) -> None:
+        """Wake the thread that handles the master's messages: ask for the end of the blob, which is empty."""
+        head = self._writer.head
+        self._say(FetchBlob(digest=self._wanted[0], offset=head.num_bytes + head.contents_bytes, is_direct=True))
+
+    def _say(self, header: Header) -> None:
+        """Send a message; a broken connection is noticed where messages are received."""
+        with suppress(CannotJoin, ConnectionLost):
+            self._send(header)

@@ -1,0 +1,376 @@
+"""Nodes pass pieces of a blob to each other; a node that is gone, silent or lies costs time, and changes no byte."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pytest
+
+from evener.ps.master.piece_holders import PieceHolders
+from evener.ps.node import blob_fetcher, piece_exchange
+from evener.ps.node.blob_fetcher import BlobFetcher
+from evener.ps.node.piece_exchange import MAX_OPEN, PieceServer, Reads
+from evener.ps.protocol.blob import CHUNK_BYTES, Blob, whole_folder
+from evener.ps.protocol.messages import BlobChunk, FetchBlob, FetchFrom, Header, Heartbeat, OfferPieces
+from evener.records.errors import EvenerError, InvalidFile, MissingFile
+from evener.wire.connect import open_connection
+from evener.wire.connection import Connection
+from evener.wire.errors import BadFrame, ConnectionLost, WrongSecret
+from evener.wire.identity import Address, Token, make_identity
+from support.refusals import refused
+
+SECURITY = [False, True]
+NUM_PIECES = 24
+open_server = partial(PieceServer, "127.0.0.1", is_insecure=True)
+
+
+@pytest.fixture
+def blob(tmp_path: Path) -> Blob:
+    """A blob of some files, one larger than a piece, and many that share one."""
+    folder = tmp_path / "from"
+    folder.mkdir()
+    (folder / "large").write_bytes(bytes(range(256)) * 4096 * (NUM_PIECES - 1))
+    for number in range(100):
+        (folder / f"small-{number:02}").write_bytes(bytes([number]) * (CHUNK_BYTES // 100))
+    return Blob(folder, whole_folder(folder))
+
+
+class Master:
+    """A master that hands out pieces in the order of the requests, one at a time.
+
+    Attributes:
+        sent_bytes: bytes of pieces that it sent.
+        num_referred: pieces for which it named another node.
+        on_turn: called before every answer, with the number of answers so far.
+    """
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob, self.holders, self.sent_bytes, self.num_referred = blob, PieceHolders(), 0, 0
+        self.on_turn: Callable[[int], None] = lambda _: None
+        self._fetchers: dict[int, BlobFetcher] = {}
+        self._requests: SimpleQueue[tuple[int, Header]] = SimpleQueue()
+
+    def admit(self, folder: Path, serve: Callable[[Reads], PieceServer] | None = open_server) -> BlobFetcher:
+        """Add a node."""
+        peer = len(self._fetchers)
+        fetcher = BlobFetcher(folder, lambda header: self._requests.put((peer, header)), serve)
+        self._fetchers[peer] = fetcher
+        return fetcher
+
+    def serve(self, *fetchers: BlobFetcher, seconds: float = 20.0) -> None:
+        """Answer requests until these nodes have everything."""
+        until, turn = time.monotonic() + seconds, 0
+        while not all(one.is_complete for one in fetchers):
+            assert time.monotonic() < until
+            try:
+                peer, header = self._requests.get(timeout=0.1)
+            except Empty:
+                continue
+            self.on_turn(turn)
+            turn += 1
+            self._answer(peer, header)
+
+    def _answer(self, peer: int, header: Header) -> None:
+        if isinstance(header, OfferPieces):
+            self.holders.offer(peer, header)
+            return
+        assert isinstance(header, FetchBlob)
+        fetcher, total = self._fetchers[peer], self.blob.num_bytes
+        if (where := self.holders.holder(peer, header, total)) is not None:
+            self.num_referred += 1
+            fetcher.fetch_from(where)
+            return
+        data = self.blob.read(header.offset, CHUNK_BYTES)
+        self.sent_bytes += len(data)
+        fetcher.receive(BlobChunk(digest=header.digest, offset=header.offset, total=total), memoryview(data))
+
+
+@contextmanager
+def nodes(master: Master, folder: Path, names: str, **serve: Any) -> Iterator[list[BlobFetcher]]:
+    with ExitStack() as stack:
+        made = [master.admit(folder / name, serve.get(name, open_server)) for name in names]
+        for one in made:
+            stack.callback(one.close)
+            one.request([master.blob.digest])
+        yield made
+
+
+def contents(fetcher: BlobFetcher, blob: Blob) -> dict[str, bytes]:
+    folder = fetcher.path_of(blob.digest)
+    return {name: (folder / name).read_bytes() for name in whole_folder(folder)}
+
+
+@pytest.fixture(autouse=True)
+def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_fetcher, "SHARED_BYTES", 1)
+
+
+@pytest.fixture
+def expected(blob: Blob, tmp_path: Path) -> dict[str, bytes]:
+    return {name: (tmp_path / "from" / name).read_bytes() for name in whole_folder(tmp_path / "from")}
+
+
+@pytest.mark.parametrize("is_insecure", SECURITY)
+def test_master_sends_each_piece_once(
+    blob: Blob, tmp_path: Path, expected: dict[str, bytes], is_insecure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_fetcher, "_SLOW", 1e9)  # the master is a function here
+    master, serve = Master(blob), partial(PieceServer, "127.0.0.1", is_insecure=is_insecure)
+    with nodes(master, tmp_path, "abc", a=serve, b=serve, c=serve) as made:
+        master.serve(*made)
+        for one in made:
+            assert contents(one, blob) == expected
+    heads = 3 * CHUNK_BYTES  # the first megabyte, with the head, comes to each
+    assert master.sent_bytes <= blob.num_bytes + heads
+
+
+def test_node_that_listens_nowhere_gets_everything_from_the_master(
+    blob: Blob, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    def fail(_: Reads) -> PieceServer:
+        raise InvalidFile("no")
+
+    master = Master(blob)
+    with nodes(master, tmp_path, "abc", b=None, c=fail) as made:
+        master.serve(*made)
+        assert [contents(one, blob) == expected for one in made] == [True] * 3
+    assert master.sent_bytes >= 3 * blob.num_bytes
+
+
+def test_short_blob_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_fetcher, "SHARED_BYTES", 2**25)
+    (tmp_path / "task.py").write_bytes(b"x = 1\n")
+    master = Master(Blob(tmp_path, ["task.py"]))
+    with nodes(master, tmp_path, "a") as (one,):
+        master.serve(one)
+        assert contents(one, master.blob) == {"task.py": b"x = 1\n"}
+        assert not master.holders._offers
+
+
+def lying(reads: Reads) -> PieceServer:
+    """A node that sends other bytes."""
+    return open_server(lambda fetch: None if (piece := reads(fetch)) is None else (piece[0], b"lie" + piece[1][3:]))
+
+
+def empty(_: Reads) -> PieceServer:
+    """A node that says that it has nothing."""
+    return open_server(lambda fetch: (BlobChunk(digest=fetch.digest, offset=fetch.offset, total=0), b""))
+
+
+def silent(_: Reads) -> PieceServer:
+    """A node that sends heartbeats and no piece."""
+    return open_server(lambda _: None)
+
+
+def another(reads: Reads) -> PieceServer:
+    """A node that sends pieces that were not requested."""
+
+    def read(fetch: FetchBlob) -> Any:
+        piece = reads(fetch)
+        return None if piece is None else (BlobChunk(digest="0" * 64, offset=fetch.offset, total=1), piece[1])
+
+    return open_server(read)
+
+
+class Unreachable:
+    """An offer at which nothing listens."""
+
+    def __init__(self, _: Reads) -> None:
+        self.offer = OfferPieces(address="127.0.0.1:9", token=make_identity(insecure=True).token.text)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def with_another_token(reads: Reads) -> Any:
+    """A node whose offer has a token that its server does not accept."""
+    server = open_server(reads)
+    server.offer = OfferPieces(address=server.offer.address, token=make_identity(insecure=True).token.text)
+    return server
+
+
+@pytest.mark.parametrize("bad", [lying, empty, silent, another, Unreachable, with_another_token])
+def test_bad_node_costs_only_time(
+    bad: Any, blob: Blob, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_exchange, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(piece_exchange, "_BEAT_SECONDS", 0.1)
+    master = Master(blob)
+    with nodes(master, tmp_path, "abc", a=bad) as made:
+        master.serve(*made)
+        assert [contents(one, blob) == expected for one in made] == [True] * 3
+
+
+def test_others_continue_when_a_node_leaves(blob: Blob, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    master = Master(blob)
+    with nodes(master, tmp_path, "abc") as made:
+        gone, *rest = made
+
+        def leave(turn: int) -> None:
+            if turn == 20:
+                gone.close()
+                master.holders.disconnected(0)
+
+        master.on_turn = leave
+        master.serve(*rest)
+        assert [contents(one, blob) == expected for one in rest] == [True] * 2
+
+
+def test_requests_are_repeated_over_a_new_connection(blob: Blob, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    master = Master(blob)
+    with nodes(master, tmp_path, "ab") as made:
+
+        def lose(turn: int) -> None:
+            if turn % 7 == 3:
+                while not master._requests.empty():
+                    master._requests.get()
+                for one in made:
+                    one.resume()
+
+        master.on_turn = lose
+        master.serve(*made)
+        assert [contents(one, blob) == expected for one in made] == [True] * 2
+
+
+def test_slow_node_is_spared_the_last_pieces(blob: Blob, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    served = []
+
+    def slow(reads: Reads) -> PieceServer:
+        def read(fetch: FetchBlob) -> Any:
+            time.sleep(0.3)
+            served.append(fetch.offset)
+            return reads(fetch)
+
+        return open_server(read)
+
+    master = Master(blob)
+    with nodes(master, tmp_path, "ab", a=slow) as made:
+        master.serve(*made)
+        assert [contents(one, blob) == expected for one in made] == [True] * 2
+    assert len(served) < master.num_referred
+
+
+def test_piece_that_cannot_be_written_ends_the_transfer(
+    blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    master = Master(blob)
+    with nodes(master, tmp_path, "ab") as made:
+
+        def fill_disk(turn: int) -> None:
+            if turn == 25:
+                monkeypatch.setattr("evener.ps.protocol.blob.FileRange.write", write)
+
+        master.on_turn = fill_disk
+        with pytest.raises(OSError, match="No space"):
+            master.serve(*made)
+
+
+@pytest.mark.parametrize("total", [0, 1])
+def test_blob_that_is_gone_or_shorter_than_its_head_ends_the_transfer(total: int, blob: Blob, tmp_path: Path) -> None:
+    fetcher = BlobFetcher(tmp_path / "a", lambda _: None)
+    fetcher.request([blob.digest])
+    with refused(InvalidFile if total else MissingFile):
+        fetcher.receive(BlobChunk(digest=blob.digest, offset=0, total=total), memoryview(b""))
+    fetcher.close()
+
+
+@contextmanager
+def connected(server: PieceServer, **words: Any) -> Iterator[Connection[Any]]:
+    token = words.get("token", Token.parse(server.offer.token))
+    connection: Connection[Any] = open_connection(Address.parse(server.offer.address), token, BlobChunk | Heartbeat)
+    with connection:
+        yield connection
+
+
+@pytest.mark.parametrize("is_insecure", SECURITY)
+def test_server_of_pieces_gives_strangers_nothing(blob: Blob, tmp_path: Path, is_insecure: bool) -> None:
+    master, opened = Master(blob), list[PieceServer]()
+
+    def serve(reads: Reads) -> PieceServer:
+        opened.append(PieceServer("127.0.0.1", reads, is_insecure=is_insecure))
+        return opened[0]
+
+    with nodes(master, tmp_path, "a", a=serve) as (one,):
+        master.serve(one)
+        (server,) = opened
+        right = Token.parse(server.offer.token)
+        with (
+            pytest.raises(WrongSecret),
+            connected(server, token=Token(secret=bytes(16), fingerprint=right.fingerprint)),
+        ):
+            pass
+        for digest, offset in (("0" * 64, 0), (blob.digest, 0), (blob.digest, 1), (blob.digest, 2**62)):
+            with connected(server) as connection:
+                connection.send(FetchBlob(digest=digest, offset=offset))
+                frame = connection.receive()
+                assert (frame.header.total, [bytes(one) for one in frame.buffers]) == (0, [b""])
+
+
+def test_too_many_requests_close_the_connection() -> None:
+    server = open_server(lambda _: None)
+    with connected(server) as connection:
+        for number in range(MAX_OPEN + 1):
+            connection.send(FetchBlob(digest="0" * 64, offset=number))
+        with pytest.raises(ConnectionLost):
+            connection.receive()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "address", ["unix:/tmp/x", ":7000", "0.0.0.0:7000", "[::]:7000", "host", "host:0", "host:99999", ""]
+)
+def test_offer_that_leads_nowhere_is_refused(address: str) -> None:
+    token = make_identity(insecure=True).token.text
+    with pytest.raises(BadFrame):
+        PieceHolders().offer(1, OfferPieces(address=address, token=token))
+    with pytest.raises(BadFrame):
+        PieceHolders().offer(1, OfferPieces(address="10.0.0.1:7000", token=token[:-1]))
+
+
+def test_master_names_only_nodes_that_have_the_piece() -> None:
+    holders, token = PieceHolders(), make_identity(insecure=True).token.text
+    offers = {peer: OfferPieces(address=f"10.0.0.{peer}:7000", token=token) for peer in (1, 2, 3)}
+    for peer, offer in offers.items():
+        holders.offer(peer, offer)
+    total, digest = 10 * CHUNK_BYTES, "0" * 64
+
+    def asked(peer: int, offset: int, is_direct: bool = False) -> str | None:
+        found = holders.holder(peer, FetchBlob(digest=digest, offset=offset, is_direct=is_direct), total)
+        return None if found is None else found.address
+
+    assert asked(1, 0) is None
+    assert asked(1, 0) is None
+    assert asked(2, 0) == "10.0.0.1:7000"
+    assert asked(4, 0) is None  # it serves nothing, so it gets everything from the master
+    assert asked(2, CHUNK_BYTES) is None
+    assert asked(3, CHUNK_BYTES) == "10.0.0.2:7000"
+    assert asked(3, 0, is_direct=True) is None
+    holders.disconnected(2)
+    assert asked(3, CHUNK_BYTES) is None
+    assert asked(1, CHUNK_BYTES) == "10.0.0.3:7000"
+    for offset in (total, 2**62):
+        assert asked(1, offset) is None
+    for number in range(100):
+        holders.holder(1, FetchBlob(digest=f"{number:064x}", offset=0), total)
+    assert len(holders._sent) <= 8
+
+
+def test_piece_from_elsewhere_that_was_not_requested_is_ignored(blob: Blob, tmp_path: Path) -> None:
+    fetcher = BlobFetcher(tmp_path / "a", lambda _: None)
+    where = FetchFrom(digest=blob.digest, offset=0, address="127.0.0.1:9", token="")
+    fetcher.fetch_from(where)
+    fetcher.request([blob.digest])
+    fetcher.fetch_from(where)
+    assert not fetcher._holders
+    fetcher.close()
+    with pytest.raises(EvenerError):
+        Token.parse("")
