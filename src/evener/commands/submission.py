@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,10 @@ from msgspec.structs import replace
 from evener.agreements.layout import Flat
 from evener.commands.dashboard import page_beside
 from evener.commands.doctor_nodes import code_of
+from evener.commands.engines import is_thin
 from evener.commands.up import open_master
 from evener.config.run_config import RunConfig
+from evener.data.early_data import EARLY_BYTES, loads_early
 from evener.data.tasks.load import is_path
 from evener.ps.client import MasterClient
 from evener.ps.protocol.blob import Blob, whole_folder
@@ -115,6 +117,14 @@ def blobs_of(config: RunConfig) -> dict[str, Blob]:
         root = config.data.resolve()
         blobs["data"] = Blob(root, whole_folder(root))
     return blobs
+
+
+def reads_early(config: RunConfig, blobs: Mapping[str, Blob]) -> bool:
+    """Return whether nodes can begin before all data have come: a trial decides it, if there are many bytes."""
+    data = blobs.get("data")
+    if data is None or config.data is None or data.num_bytes < EARLY_BYTES or config.is_yolo or is_thin(config.task):
+        return False
+    return loads_early(config.task, config.data, data.sizes, config.option, config.seed)
 
 
 @contextmanager

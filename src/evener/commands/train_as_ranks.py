@@ -9,11 +9,12 @@ The master starts the ranks and manages their generations (`ps/master/ranks/rank
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from evener.commands.submission import PreparedRun, blobs_of, new_run_name, submit_run
+from evener.commands.submission import PreparedRun, blobs_of, new_run_name, reads_early, submit_run
 from evener.config.run_config import RunConfig, encode_config
 from evener.data.tasks.load import is_path
 from evener.ps.protocol.blob import Blob
@@ -56,6 +57,7 @@ def submit_ranks(
     blobs = blobs_of(config) | ({"code": program} if program is not None else {})
     digests = {what: blob.digest for what, blob in blobs.items()}
     job = job_of(config, digests, brings_program=program is not None)
+    job = replace(job, reads_early=program is None and reads_early(config, blobs))
     return submit_run(
         config,
         lambda *_: PreparedRun(job, None, list(blobs.values())),
@@ -64,7 +66,7 @@ def submit_ranks(
     )
 
 
-def job_of(config: RunConfig, digests: dict[str, str], *, brings_program: bool = False) -> RankJob:
+def job_of(config: RunConfig, digests: Mapping[str, str], *, brings_program: bool = False) -> RankJob:
     """Return the job of the ranks, without options that concern only this machine.
 
     Args:
@@ -92,5 +94,6 @@ def job_of(config: RunConfig, digests: dict[str, str], *, brings_program: bool =
         data_dir=str(config.data.resolve()) if config.data else "",
         config=encode_config(shipped),
         brings_program=brings_program,
-        **digests,
+        code=digests.get("code", ""),
+        data=digests.get("data", ""),
     )

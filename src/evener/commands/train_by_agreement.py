@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from evener.agreements.settings import AGREEMENT_SETTINGS, AgreementSettings, Outer, Workload
 from evener.commands.doctor_nodes import code_of, look_before_run, question_of
 from evener.commands.engines import is_thin, load_backend, probe_of, require_twins
-from evener.commands.submission import PreparedRun, blobs_of, new_run_name, submit_run
+from evener.commands.submission import PreparedRun, blobs_of, new_run_name, reads_early, submit_run
 from evener.config.run_config import RunConfig, require_samples
 from evener.data.shares import round_table
 from evener.data.tasks.load import is_path
@@ -239,6 +239,7 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
         has_accuracy=backend.has_accuracy,
         code=blobs["code"].digest if "code" in blobs else "",
         data=blobs["data"].digest if "data" in blobs else "",
+        reads_early=reads_early(config, blobs),
     )
 
 

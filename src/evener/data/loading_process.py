@@ -19,6 +19,7 @@ from torch.utils.data import get_worker_info
 
 from evener.records.error_kind import ErrorKind, kind_of
 from evener.records.errors import DoesNotFit, EvenerError, TrainingFailed, first_line, place_of, text_of
+from evener.system.awaited_files import await_files_in_process
 from evener.system.process_exit import exit_with_parent
 from evener.tracer.nested import map_tensors
 
@@ -80,6 +81,7 @@ def received(batches: Iterator[tuple[T, Any]]) -> Iterator[tuple[T, Any]]:
 def begin_process(number: int, init: Callable[[int], None] | None = None) -> None:
     """Have a loading process end with its rank; then call the `worker_init_fn` of the user's loader."""
     exit_with_parent()
+    await_files_in_process()
     if init is not None:
         init(number)
 

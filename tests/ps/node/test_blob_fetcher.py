@@ -14,9 +14,9 @@ import pytest
 
 from evener.ps.master.piece_holders import PieceHolders
 from evener.ps.node import blob_fetcher, piece_exchange
-from evener.ps.node.blob_fetcher import BlobFetcher
+from evener.ps.node.blob_fetcher import FIRST_BYTES, BlobFetcher
 from evener.ps.node.piece_exchange import MAX_OPEN, PieceServer, Reads
-from evener.ps.protocol.blob import CHUNK_BYTES, Blob, whole_folder
+from evener.ps.protocol.blob import MIN_PIECE_BYTES, Blob, whole_folder
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, FetchFrom, Header, Heartbeat, OfferPieces
 from evener.records.errors import EvenerError, InvalidFile, MissingFile
 from evener.wire.connect import open_connection
@@ -26,7 +26,7 @@ from evener.wire.identity import Address, Token, make_identity
 from support.refusals import refused
 
 SECURITY = [False, True]
-NUM_PIECES = 24
+NUM_PIECES = 48
 open_server = partial(PieceServer, "127.0.0.1", is_insecure=True)
 
 
@@ -35,9 +35,9 @@ def blob(tmp_path: Path) -> Blob:
     """A blob of some files, one larger than a piece, and many that share one."""
     folder = tmp_path / "from"
     folder.mkdir()
-    (folder / "large").write_bytes(bytes(range(256)) * 4096 * (NUM_PIECES - 1))
+    (folder / "large").write_bytes(bytes(range(256)) * (MIN_PIECE_BYTES // 256) * (NUM_PIECES - 1))
     for number in range(100):
-        (folder / f"small-{number:02}").write_bytes(bytes([number]) * (CHUNK_BYTES // 100))
+        (folder / f"small-{number:02}").write_bytes(bytes([number]) * (MIN_PIECE_BYTES // 100))
     return Blob(folder, whole_folder(folder))
 
 
@@ -86,7 +86,7 @@ class Master:
             self.num_referred += 1
             fetcher.fetch_from(where)
             return
-        data = self.blob.read(header.offset, CHUNK_BYTES)
+        data = self.blob.read(header.offset, header.num_bytes)
         self.sent_bytes += len(data)
         fetcher.receive(BlobChunk(digest=header.digest, offset=header.offset, total=total), memoryview(data))
 
@@ -126,8 +126,7 @@ def test_master_sends_each_piece_once(
         master.serve(*made)
         for one in made:
             assert contents(one, blob) == expected
-    heads = 3 * CHUNK_BYTES  # the first megabyte, with the head, comes to each
-    assert master.sent_bytes <= blob.num_bytes + heads
+    assert master.sent_bytes <= blob.num_bytes + len(made) * FIRST_BYTES
 
 
 def test_node_that_listens_nowhere_gets_everything_from_the_master(
@@ -341,7 +340,7 @@ def test_master_names_only_nodes_that_have_the_piece() -> None:
     offers = {peer: OfferPieces(address=f"10.0.0.{peer}:7000", token=token) for peer in (1, 2, 3)}
     for peer, offer in offers.items():
         holders.offer(peer, offer)
-    total, digest = 10 * CHUNK_BYTES, "0" * 64
+    total, digest = 10 * MIN_PIECE_BYTES, "0" * 64
 
     def asked(peer: int, offset: int, is_direct: bool = False) -> str | None:
         found = holders.holder(peer, FetchBlob(digest=digest, offset=offset, is_direct=is_direct), total)
@@ -351,12 +350,12 @@ def test_master_names_only_nodes_that_have_the_piece() -> None:
     assert asked(1, 0) is None
     assert asked(2, 0) == "10.0.0.1:7000"
     assert asked(4, 0) is None  # it serves nothing, so it gets everything from the master
-    assert asked(2, CHUNK_BYTES) is None
-    assert asked(3, CHUNK_BYTES) == "10.0.0.2:7000"
+    assert asked(2, MIN_PIECE_BYTES) is None
+    assert asked(3, MIN_PIECE_BYTES) == "10.0.0.2:7000"
     assert asked(3, 0, is_direct=True) is None
     holders.disconnected(2)
-    assert asked(3, CHUNK_BYTES) is None
-    assert asked(1, CHUNK_BYTES) == "10.0.0.3:7000"
+    assert asked(3, MIN_PIECE_BYTES) is None
+    assert asked(1, MIN_PIECE_BYTES) == "10.0.0.3:7000"
     for offset in (total, 2**62):
         assert asked(1, offset) is None
     for number in range(100):

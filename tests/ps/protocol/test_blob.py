@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.ps.protocol import blob as blob_module
-from evener.ps.protocol.blob import CHUNK_BYTES, Blob, BlobWriter, blob_folder, whole_folder
+from evener.ps.protocol.blob import (
+    CHUNK_BYTES,
+    MIN_PIECE_BYTES,
+    Blob,
+    BlobWriter,
+    blob_folder,
+    piece_bytes_of,
+    whole_folder,
+)
 from evener.ps.protocol.blob_stream import BlobStream, StreamWriter
 from evener.records.errors import EvenerError, InvalidFile, InvalidInput, InvalidValue, MissingFile
 from support.refusals import refused
@@ -50,10 +58,10 @@ def test_files_arrive_unchanged_in_any_chunks(tmp_path_factory: Any, sizes: list
 
 
 @settings(max_examples=15)
-@given(order=st.permutations(range(5)), sizes=st.lists(st.integers(0, 2 * CHUNK_BYTES), min_size=1, max_size=4))
+@given(order=st.permutations(range(5)), sizes=st.lists(st.integers(0, 2 * MIN_PIECE_BYTES), min_size=1, max_size=4))
 def test_pieces_arrive_in_any_order(tmp_path_factory: Any, order: list[int], sizes: list[int]) -> None:
     folder: Path = tmp_path_factory.mktemp("blob")
-    first = 4 * CHUNK_BYTES + 5
+    first = 4 * MIN_PIECE_BYTES + 5
     files = {"large": bytes(range(251)) * (first // 251 + 1), **{f"{n}": b"x" * size for n, size in enumerate(sizes)}}
     blob = packed(folder / "from", files)
     arrival = BlobWriter(blob.digest, folder / "to")
@@ -62,10 +70,10 @@ def test_pieces_arrive_in_any_order(tmp_path_factory: Any, order: list[int], siz
     rest = sorted(arrival.missing - set(order))
     for piece in (*order, *rest, *order):  # a piece that comes again changes nothing
         assert piece not in order or piece not in rest
-        arrival.add(piece, blob.read(arrival.head.num_bytes + piece * CHUNK_BYTES, CHUNK_BYTES))
-        assert arrival.read(piece) == blob.read(arrival.head.num_bytes + piece * CHUNK_BYTES, CHUNK_BYTES)
+        arrival.add(piece, blob.read(arrival.head.offset_of(piece), MIN_PIECE_BYTES))
+        assert arrival.read(piece) == blob.read(arrival.head.offset_of(piece), MIN_PIECE_BYTES)
     assert read_back(arrival.finish()) == files
-    assert arrival.read(0) == blob.read(arrival.head.num_bytes, CHUNK_BYTES)
+    assert arrival.read(0) == blob.read(arrival.head.num_bytes, MIN_PIECE_BYTES)
 
 
 def test_digest_depends_on_contents_and_paths(tmp_path: Path) -> None:
@@ -88,21 +96,28 @@ def test_damaged_transfer_is_rejected_and_leaves_no_files(tmp_path: Path) -> Non
 
 
 def test_damaged_piece_is_rejected_and_may_come_again(tmp_path: Path) -> None:
-    blob = packed(tmp_path / "from", {"a": bytes(2 * CHUNK_BYTES)})
+    blob = packed(tmp_path / "from", {"a": bytes(2 * MIN_PIECE_BYTES)})
     arrival = BlobWriter(blob.digest, tmp_path / "to")
     arrival.add_head(blob.read(0, 1000))
-    for wrong in (b"", bytes(CHUNK_BYTES - 1), bytes(CHUNK_BYTES + 1), b"1" + bytes(CHUNK_BYTES - 1)):
+    for wrong in (b"", bytes(MIN_PIECE_BYTES - 1), bytes(MIN_PIECE_BYTES + 1), b"1" + bytes(MIN_PIECE_BYTES - 1)):
         with refused(InvalidFile):
             arrival.add(0, wrong)
     with refused(InvalidFile):
         arrival.finish()
     for piece in (1, 0):
-        arrival.add(piece, bytes(CHUNK_BYTES))
-    assert read_back(arrival.finish()) == {"a": bytes(2 * CHUNK_BYTES)}
+        arrival.add(piece, bytes(MIN_PIECE_BYTES))
+    assert read_back(arrival.finish()) == {"a": bytes(2 * MIN_PIECE_BYTES)}
+
+
+def test_large_blob_has_larger_pieces() -> None:
+    sizes = [piece_bytes_of(count) for count in (0, 1, 2**33, 2**33 + 1, 2**36, 2**50)]
+    assert sizes == [MIN_PIECE_BYTES] * 3 + [2 * MIN_PIECE_BYTES, CHUNK_BYTES, CHUNK_BYTES]
 
 
 def stream_of(listing: bytes, contents: bytes = b"") -> bytes:
-    hashes = [hashlib.sha256(contents[i : i + CHUNK_BYTES]).digest() for i in range(0, len(contents), CHUNK_BYTES)]
+    hashes = [
+        hashlib.sha256(contents[i : i + MIN_PIECE_BYTES]).digest() for i in range(0, len(contents), MIN_PIECE_BYTES)
+    ]
     return struct.pack("<QQ", len(listing), len(contents)) + b"".join(hashes) + listing + contents
 
 

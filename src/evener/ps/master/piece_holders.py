@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 
-from evener.ps.protocol.blob import CHUNK_BYTES
+from evener.ps.protocol.blob import MIN_PIECE_BYTES
 from evener.ps.protocol.messages import FetchBlob, FetchFrom, OfferPieces
 from evener.records.errors import EvenerError
 from evener.wire.errors import BadFrame
@@ -49,10 +49,10 @@ class PieceHolders:
         if fetch.is_direct or peer not in self._offers or not 0 <= fetch.offset < num_bytes:
             return None
         if fetch.digest not in self._sent:
-            self._sent[fetch.digest] = array("q", [_NONE]) * (num_bytes // CHUNK_BYTES + 1)
+            self._sent[fetch.digest] = array("q", [_NONE]) * (num_bytes // MIN_PIECE_BYTES + 1)
             if len(self._sent) > _MAX_BLOBS:
                 self._sent.popitem(last=False)
-        sent, piece = self._sent[fetch.digest], fetch.offset // CHUNK_BYTES
+        sent, piece = self._sent[fetch.digest], fetch.offset // MIN_PIECE_BYTES
         offer = self._offers.get(sent[piece])
         if offer is None or sent[piece] == peer:
             sent[piece] = peer

@@ -7,12 +7,16 @@
 The order differs from node to node, so that the master sends most pieces once. Each node that has a large blob serves
 it until its part in the run ends. The blob is complete in the thread that handles the master's messages: if the last
 piece came from another node, the answer to a request for the empty end of the blob wakes that thread.
+
+A run may begin when the head of its data has come, if they are read early (`system.awaited_files`). Pieces for which a
+process waits are then fetched first.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -23,12 +27,19 @@ from evener.ps.node.piece_exchange import Holder, PieceServer, Reads
 from evener.ps.protocol.blob import CHUNK_BYTES, BlobWriter, blob_folder
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, FetchFrom, Header
 from evener.records.errors import EvenerError, InvalidFile, MissingFile
+from evener.system.awaited_files import Wanted
 from evener.wire.errors import CannotJoin, ConnectionLost
 
-AHEAD = 8
+FIRST_BYTES = 2**16
+"""Bytes of the first request, which comes to every node from the master."""
+AHEAD = 12
 """Pieces that are requested of the master before the first of them has arrived."""
+_EARLY_AHEAD = 3
+"""The same while a process may need other pieces first."""
 SHARED_BYTES = 2**25
 """Length of a blob from which on nodes serve it to each other; a shorter one is soon everywhere."""
+_PAUSES, _ACTIVE_SECONDS = (0.002, 0.02), 1.0
+"""Seconds between two looks at what processes wait for, while some did within the active seconds, and else."""
 _SLOW = 4.0
 """A node that serves so many times slower than the master is spared the last pieces."""
 
@@ -57,16 +68,34 @@ class BlobFetcher:
         self._server: PieceServer | None = None
         self._failure: OSError | None = None
         self._began, self._num_sent = 0.0, 0
+        self._early = ""
+        self._urgent: deque[int] = deque()
+        self._hurried: set[int] = set()
+        self._is_closed = threading.Event()
 
     @property
     def is_complete(self) -> bool:
         """Whether all requested blobs are present."""
         return not self._wanted
 
-    def request(self, digests: Iterable[str]) -> None:
-        """Request these blobs, in this order."""
+    @property
+    def can_begin(self) -> bool:
+        """Whether all are present but one whose files are read while they arrive."""
         with self._lock:
-            self._wanted = [digest for digest in digests if not self.path_of(digest).exists()]
+            if not self._wanted:
+                return True
+            return self._wanted == [self._early] and self._writer.is_early and self._writer.missing is not None
+
+    def request(self, digests: Iterable[str], early: str = "") -> None:
+        """Request these blobs.
+
+        Args:
+            digests: their names.
+            early: the one of them whose files may be read while they arrive; empty for none.
+        """
+        with self._lock:
+            missing = [digest for digest in digests if not self.path_of(digest).exists()]
+            self._wanted, self._early = sorted(missing, key=lambda digest: digest == early), early
             self._begin()
 
     def resume(self) -> None:
@@ -101,10 +130,12 @@ class BlobFetcher:
             elif (piece := self._piece_at(chunk.offset)) in self._asked:
                 del self._asked[piece]
                 writer.add(piece, data)
+                self._hurried.discard(piece)
                 self._num_sent += 1
             self._fill()
             if writer.missing is not None and not writer.missing:
-                writer.finish()
+                if not writer.is_early:
+                    writer.finish()
                 self._wanted.pop(0)
                 self._begin()
 
@@ -127,8 +158,14 @@ class BlobFetcher:
         """Return the path of a blob."""
         return blob_folder(self._folder, digest)
 
+    def folder_of(self, digest: str) -> Path:
+        """Return the folder with the files of a blob, which may still be arriving."""
+        writer = self._writers.get(digest)
+        return writer.root if writer is not None and writer.is_early else self.path_of(digest)
+
     def close(self) -> None:
-        """Forget incomplete blobs, and serve no more."""
+        """Forget incomplete blobs, and serve no more. No process reads the files any more."""
+        self._is_closed.set()
         with self._lock:
             self._wanted = []
             server, self._server = self._server, None
@@ -139,6 +176,9 @@ class BlobFetcher:
         if server is not None:
             server.close()
         for writer in writers:
+            if writer.is_early and writer.missing is not None and not writer.missing:
+                with suppress(OSError):  # it is fetched again when it is needed
+                    writer.finish()
             writer.close()
 
     @property
@@ -149,11 +189,15 @@ class BlobFetcher:
         """Ask for the head of the next blob."""
         self._asked, self._order, self._direct = {}, [], []
         if self._wanted:
-            self._writers[self._wanted[0]] = BlobWriter(self._wanted[0], self._folder)
+            digest = self._wanted[0]
+            self._writers[digest] = BlobWriter(digest, self._folder, is_early=digest == self._early)
             self._ask_for_head()
 
     def _ask_for_head(self) -> None:
-        self._say(FetchBlob(digest=self._wanted[0], offset=len(self._writer.head.data), is_direct=True))
+        """Ask for the next bytes of the head. The first ones are the whole of a short blob, as code mostly is."""
+        done = len(self._writer.head.data)
+        num_bytes = CHUNK_BYTES if done else FIRST_BYTES
+        self._say(FetchBlob(digest=self._wanted[0], offset=done, num_bytes=num_bytes, is_direct=True))
 
     def _take_head(self, writer: BlobWriter, chunk: BlobChunk, data: memoryview) -> None:
         """Take bytes of the head; when it is complete, choose the order of the pieces."""
@@ -169,6 +213,26 @@ class BlobFetcher:
         if chunk.total >= SHARED_BYTES and self._open_server is not None:
             Random().shuffle(self._order)
             self._serve(self._open_server)
+        if writer.is_early and writer.missing:
+            threading.Thread(target=self._watch, args=(writer,), name="evener-wanted", daemon=True).start()
+
+    def _watch(self, writer: BlobWriter) -> None:
+        """Fetch first what processes wait for."""
+        wanted, active = Wanted(writer.root), time.monotonic()
+        while writer.missing and not self._is_closed.wait(_PAUSES[time.monotonic() - active > _ACTIVE_SECONDS]):
+            for path in wanted.new():
+                active = time.monotonic()
+                with self._lock:
+                    self._hurry(writer.pieces_of(path))
+
+    def _hurry(self, pieces: set[int]) -> None:
+        """Fetch these pieces first."""
+        for piece in sorted(pieces - self._hurried):
+            self._hurried.add(piece)
+            offset = self._writer.head.offset_of(piece)
+            if piece not in self._asked and not any(one.hurry(offset) for one in self._holders.values()):
+                self._urgent.append(piece)
+        self._fill()
 
     def _serve(self, open_server: Serve) -> None:
         """Serve pieces to other nodes, if that is possible here."""
@@ -187,8 +251,7 @@ class BlobFetcher:
             none = BlobChunk(digest=fetch.digest, offset=fetch.offset, total=0), b""
             if writer is None or writer.missing is None:
                 return none
-            piece, rest = divmod(fetch.offset - writer.head.num_bytes, CHUNK_BYTES)
-            if rest or not 0 <= piece < writer.head.num_pieces:
+            if (piece := writer.head.piece_at(fetch.offset)) < 0:
                 return none
             try:
                 data = writer.read(piece)
@@ -208,6 +271,7 @@ class BlobFetcher:
                 self._writer.add(self._piece_at(chunk.offset), data)
             except OSError as error:
                 self._failure = error
+            self._hurried.discard(self._piece_at(chunk.offset))
             if self._failure is not None or not self._writer.missing:
                 self._wake()
             else:
@@ -221,22 +285,28 @@ class BlobFetcher:
                 self._fill()
 
     def _piece_at(self, offset: int) -> int:
-        return (offset - self._writer.head.num_bytes) // CHUNK_BYTES
+        return self._writer.head.piece_at(offset)
 
     def _fill(self) -> None:
         """Ask the master for the next pieces."""
         missing = self._writer.missing if self._wanted else None
-        while missing and len(self._asked) < AHEAD:
-            is_direct = bool(self._direct)
-            if self._direct or self._order:
+        ahead = _EARLY_AHEAD if self._wanted and self._writer.is_early else AHEAD
+        while missing and len(self._asked) < (AHEAD if self._urgent else ahead):
+            is_direct = bool(self._direct) and not self._urgent
+            if self._urgent:
+                piece = self._urgent.popleft()
+            elif self._hurried and not self._direct:
+                return  # the line is for the pieces that a process waits for
+            elif self._direct or self._order:
                 piece = (self._direct or self._order).pop()
             elif (taken := self._taken_back()) is not None:
                 piece, is_direct = taken, True
             else:
                 return
             if piece in missing and piece not in self._asked:
-                offset = self._writer.head.num_bytes + piece * CHUNK_BYTES
-                fetch = FetchBlob(digest=self._wanted[0], offset=offset, is_direct=is_direct)
+                head = self._writer.head
+                offset, num_bytes = head.offset_of(piece), head.length_of(piece)
+                fetch = FetchBlob(digest=self._wanted[0], offset=offset, num_bytes=num_bytes, is_direct=is_direct)
                 self._asked[piece] = fetch
                 self._say(fetch)
 

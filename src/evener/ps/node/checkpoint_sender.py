@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from evener.ps.protocol.blob import CHUNK_BYTES, Blob, whole_folder
+from evener.ps.protocol.blob import Blob, whole_folder
 from evener.ps.protocol.blob_transfer import BlobSender
 from evener.ps.protocol.messages import FetchBlob, Header
 from evener.ps.protocol.rank_messages import RankPiece, RankSaved
@@ -92,7 +92,7 @@ class CheckpointSender:
         chunk, data = BlobSender(blobs=blobs).chunk(fetch)
         piece = RankPiece(run=self._run, digest=chunk.digest, offset=chunk.offset, total=chunk.total)
         self._send(piece, data)
-        if data and fetch.offset + CHUNK_BYTES >= chunk.total:
+        if data and fetch.offset + fetch.num_bytes >= chunk.total:
             with self._lock:
                 self._blob = None
 

@@ -20,9 +20,19 @@ from evener.ps.node.checkpoint_sender import SendToMaster
 from evener.ps.node.engine import EngineSetup, NodeEngine
 from evener.ps.node.node_part import Buffers, NodeConfig, NodePart
 from evener.ps.protocol.job import Job
-from evener.ps.protocol.messages import Contribution, Ready, ServerReply, Validate, Validated
+from evener.ps.protocol.messages import (
+    BlobChunk,
+    Contribution,
+    FetchFrom,
+    Ready,
+    ServerReply,
+    Validate,
+    Validated,
+    Welcome,
+)
 from evener.records.errors import name_below
 from evener.records.schema import summable
+from evener.system.awaited_files import await_files, await_no_files
 
 
 class LeasePart(NodePart):
@@ -33,13 +43,22 @@ class LeasePart(NodePart):
         config: configuration of the node.
         send: sends a message to the master.
         between_steps: called between local steps; raises if the run is over.
+        check_run: raises if the run is over.
     """
 
     job: Job
 
-    def __init__(self, job: Job, config: NodeConfig, send: SendToMaster, between_steps: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        config: NodeConfig,
+        send: SendToMaster,
+        between_steps: Callable[[], None],
+        check_run: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(job, config, send)
-        self._between_steps = between_steps
+        self._between_steps, self._check_run = between_steps, check_run
+        self._late_error: Exception | None = None
         self._engine: NodeEngine | None = None
         self._replica: WorkerReplica | None = None
         self._leases: deque[Lease] = deque()
@@ -62,6 +81,8 @@ class LeasePart(NodePart):
         job, config = self.job, self._config
         if self.code is not None:
             name_below(self.code)
+        if self.data is not None and job.reads_early:
+            await_files(self.data, self._check_data)
         self._engine = config.build(
             EngineSetup(
                 job=job,
@@ -75,6 +96,29 @@ class LeasePart(NodePart):
         unit_seconds = self._engine.unit_seconds()
         self._replica = WorkerReplica(self._engine, job.agreement)
         self._send(Ready(run=job.run, unit_seconds=unit_seconds))
+
+    @property
+    def takes_pieces_aside(self) -> bool:
+        """Whether pieces of data are taken by the thread that receives, since another one may wait for them."""
+        return self.job.reads_early and self._blobs.can_begin
+
+    def take_aside(self, header: BlobChunk | FetchFrom | Welcome, buffers: Buffers) -> None:
+        """Take a piece of data, or request missing ones over a new connection; the other thread raises errors."""
+        try:
+            if isinstance(header, BlobChunk):
+                self._blobs.receive(header, buffers[0])
+            elif isinstance(header, FetchFrom):
+                self._blobs.fetch_from(header)
+            else:
+                self._blobs.resume()
+        except Exception as error:
+            self._late_error = error
+
+    def _check_data(self) -> None:
+        """Raise the error because of which data do not come, or because the run is over."""
+        if self._late_error is not None:
+            raise self._late_error
+        self._check_run()
 
     def on_reply(self, reply: ServerReply, buffers: Buffers) -> None:
         """Take an answer of the server."""
@@ -116,9 +160,11 @@ class LeasePart(NodePart):
 
     def close(self) -> None:
         """End the part in the run."""
-        super().close()
         if self._engine is not None:
             self._engine.close()
+        if self.data is not None and self.job.reads_early:
+            await_no_files(self.data)
+        super().close()
 
     def _knows(self, replica: WorkerReplica, number: int) -> bool:
         return number in replica.underway or any(lease.number == number for lease in self._leases)

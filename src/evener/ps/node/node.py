@@ -152,6 +152,14 @@ class Node:
 
     def _aside(self, frame: Frame[Header]) -> bool:
         """Handle a frame that does not disturb the work, and need not wait for its end; return whether it was one."""
+        header, run = frame.header, self._run
+        if (
+            isinstance(run, LeasePart)
+            and run.takes_pieces_aside
+            and isinstance(header, BlobChunk | FetchFrom | Welcome)
+        ):
+            run.take_aside(header, frame.buffers)
+            return not isinstance(header, Welcome)
         if not isinstance(frame.header, Examine | ProbeNodes):
             return False
         self._handlers[type(frame.header)](frame.header, frame.buffers)
@@ -252,9 +260,9 @@ class Node:
             return  # requested over an earlier connection
         if not self._takes_part(job):
             return
-        if job.agreement.is_overlapped and isinstance(self._inbox, Inbox):
+        if (job.agreement.is_overlapped or job.reads_early) and isinstance(self._inbox, Inbox):
             self._inbox = ThreadedInbox(self._client, self._inbox.waiting, self._aside)
-        self._run = LeasePart(job, self._config, self._send, self._between_steps)
+        self._run = LeasePart(job, self._config, self._send, self._between_steps, lambda: self._inbox.check_run())
         self._watch_device()
         self._advance(self._run, self._run.start)
 

@@ -95,17 +95,20 @@ class NodePart(ABC):
 
     @abstractmethod
     def on_complete(self) -> None:
-        """Continue with the code and data, which are complete."""
+        """Continue with the code and data: they are complete, but for data that are read early."""
 
     def start(self) -> None:
         """Request missing code and data, and continue if nothing is missing."""
-        self._blobs.request(self.job.blobs)
-        self._continue()
+        self._blobs.request(self.job.blobs, self.job.data if self.job.reads_early else "")
+        if self._blobs.can_begin:
+            self.on_complete()
 
     def on_chunk(self, chunk: BlobChunk, data: memoryview) -> None:
-        """Write a piece of code or data, and continue if it was the last one."""
+        """Write a piece of code or data, and continue if it was the last one that the beginning needs."""
+        could_begin = self._blobs.can_begin
         self._blobs.receive(chunk, data)
-        self._continue()
+        if self._blobs.can_begin and not could_begin:
+            self.on_complete()
 
     def on_fetch_from(self, where: FetchFrom) -> None:
         """Fetch a piece of code or data from another node."""
@@ -114,6 +117,8 @@ class NodePart(ABC):
     def resend(self) -> None:
         """Send unanswered messages again, over a new connection."""
         self._blobs.resume()
+        if self._blobs.can_begin and not self.is_prepared:
+            self.on_complete()
 
     def close(self) -> None:
         """End the part in the run."""
@@ -128,8 +133,4 @@ class NodePart(ABC):
     def data(self) -> Path | None:
         """Folder of the data: those of the job, or else the node's own, or else those that the command named."""
         shared = Path(self.job.data_dir) if self.job.data_dir else None
-        return self._blobs.path_of(self.job.data) if self.job.data else shared and (self._config.data or shared)
-
-    def _continue(self) -> None:
-        if self._blobs.is_complete and not self.is_prepared:
-            self.on_complete()
+        return self._blobs.folder_of(self.job.data) if self.job.data else shared and (self._config.data or shared)

@@ -28,6 +28,8 @@ from evener.wire.server_events import FrameReceived, PeerDisconnected
 
 MAX_OPEN = 8
 """Requests of a node that may be open at another one."""
+_AHEAD = 4
+"""Requests that a node opens: more would delay the pieces that it needs first."""
 SILENT_SECONDS = 60.0
 """Time without a piece after which a node is asked for no more: what was sent to it before may take that long."""
 _CONNECT_SECONDS = 4.0
@@ -143,6 +145,16 @@ class Holder:
                 self._changed.notify()
             return not self._is_over
 
+    def hurry(self, offset: int) -> bool:
+        """Have the piece at `offset` fetched next; return whether it is fetched from here."""
+        with self._changed:
+            for fetch in self._waiting:
+                if fetch.offset == offset:
+                    self._waiting.remove(fetch)
+                    self._waiting.appendleft(fetch)
+                    return True
+            return any(fetch.offset == offset for fetch in self._sent)
+
     def give_back(self) -> FetchBlob | None:
         """Return the last request that has not been sent, and drop it; None if all have been."""
         with self._changed:
@@ -186,7 +198,7 @@ class Holder:
             self._changed.wait_for(lambda: self._waiting or self._sent or self._is_over)
             if self._is_over:
                 return False
-            new = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_OPEN - len(self._sent)))]
+            new = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AHEAD - len(self._sent)))]
             self._sent += new
         began = self._busy_since = time.monotonic()
         for fetch in new:

@@ -67,7 +67,7 @@ class RankPart(NodePart):
 
     def repeat_ready(self) -> None:
         """Report it again, over a new connection, if code and data are complete."""
-        if self._blobs.is_complete:
+        if self._blobs.can_begin:
             self.on_complete()
 
     def start_rank(self, header: StartRank, buffers: Buffers) -> None:

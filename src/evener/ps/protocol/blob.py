@@ -2,7 +2,7 @@
 
     stream    head | contents of the files, one after the other
     head      bytes of list and contents, 8 B each | SHA-256 of each piece | list of (path, size) as msgpack
-    piece     a megabyte of the contents; the last one may be shorter
+    piece     128 KiB of the contents, or 256 KiB to 1 MiB of a large blob; the last one may be shorter
 
 With the head, each piece can be checked by itself, so pieces may come in any order, and from any node. A node writes
 the files into a draft folder, which it renames when nothing is missing: a blob is either complete or absent.
@@ -15,7 +15,7 @@ import os
 import shutil
 import struct
 import tempfile
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
@@ -24,9 +24,13 @@ import msgspec
 
 from evener.records.decoding import decode_msgpack
 from evener.records.errors import InvalidFile, InvalidInput, MissingFile, require
+from evener.system.awaited_files import announce_files, complete_file, complete_folder, opened_at_once
 
 CHUNK_BYTES = 1 << 20
-"""Bytes of a piece, and of the stream in one message."""
+"""Most bytes of a piece, and of the stream in one message."""
+MIN_PIECE_BYTES = 1 << 17
+_MANY_PIECES = 1 << 16
+"""Pieces from which on each is larger: what is known of them stays small."""
 _SIZES = struct.Struct("<QQ")
 _HASH_BYTES = 32
 _MAX_HEAD_BYTES = 1 << 28
@@ -82,7 +86,21 @@ class HeadReader:
     @property
     def num_pieces(self) -> int:
         """Number of pieces."""
-        return -(-self.contents_bytes // CHUNK_BYTES)
+        return -(-self.contents_bytes // self.piece_bytes)
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of each piece but the last."""
+        return piece_bytes_of(self.contents_bytes)
+
+    def offset_of(self, piece: int) -> int:
+        """Return where a piece begins in the stream."""
+        return self.num_bytes + piece * self.piece_bytes
+
+    def piece_at(self, offset: int) -> int:
+        """Return the piece that begins at `offset` of the stream; -1 if none does."""
+        piece, rest = divmod(offset - self.num_bytes, self.piece_bytes)
+        return piece if not rest and 0 <= piece < self.num_pieces else -1
 
     def hash_of(self, piece: int) -> bytes:
         """Return the SHA-256 of a piece."""
@@ -91,7 +109,7 @@ class HeadReader:
 
     def length_of(self, piece: int) -> int:
         """Return the bytes of a piece."""
-        return min(CHUNK_BYTES, self.contents_bytes - piece * CHUNK_BYTES)
+        return min(self.piece_bytes, self.contents_bytes - piece * self.piece_bytes)
 
     def files(self) -> _Files:
         """Return paths and sizes of the files.
@@ -133,11 +151,17 @@ class Blob:
         self._files = FileRange(root, [(path, _size(root / path)) for path in sorted(files)])
         listing = msgspec.msgpack.encode(self._files.files)
         contents_bytes = self._files.num_bytes
-        pieces = range(0, contents_bytes, CHUNK_BYTES)
-        hashes = b"".join(hashlib.sha256(self._files.read(offset, CHUNK_BYTES)).digest() for offset in pieces)
+        size = piece_bytes_of(contents_bytes)
+        pieces = range(0, contents_bytes, size)
+        hashes = b"".join(hashlib.sha256(self._files.read(offset, size)).digest() for offset in pieces)
         self._head = _SIZES.pack(len(listing), contents_bytes) + hashes + listing
         self.num_bytes = len(self._head) + contents_bytes
         self.digest = hashlib.sha256(self._head).hexdigest()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Paths and sizes of the files."""
+        return dict(self._files.files)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return at most `length` bytes of the stream from `offset` on; fewer only at its end.
@@ -167,14 +191,14 @@ class FileRange:
         self._ends = list(accumulate((size for _, size in files), initial=0))
         self.num_bytes = self._ends[-1]
 
-    def parts(self, offset: int, length: int) -> Iterator[tuple[Path, int, int]]:
-        """Yield (path, first byte, bytes) of the parts of files in a range."""
+    def parts(self, offset: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (index of the file, first byte, bytes) of the parts of files in a range."""
         end = min(offset + length, self.num_bytes)
         index = bisect_right(self._ends, offset) - 1
         while offset < end:
             count = min(end, self._ends[index + 1]) - offset
             if count > 0:
-                yield self.root / self.files[index][0], offset - self._ends[index], count
+                yield index, offset - self._ends[index], count
             offset, index = offset + max(0, count), index + 1
 
     def read(self, offset: int, length: int) -> bytes:
@@ -184,9 +208,10 @@ class FileRange:
             MissingFile: a file was removed or became shorter.
         """
         read = []
-        for path, first, count in self.parts(offset, length):
+        for index, first, count in self.parts(offset, length):
+            path = self.root / self.files[index][0]
             try:
-                with path.open("rb") as file:
+                with opened_at_once(), path.open("rb") as file:
                     file.seek(first)
                     part = file.read(count)
             except OSError as error:
@@ -199,8 +224,8 @@ class FileRange:
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write bytes from `offset` on into files that exist. Raises OSError."""
         done = 0
-        for path, first, count in self.parts(offset, len(data)):
-            with path.open("r+b") as file:
+        for index, first, count in self.parts(offset, len(data)):
+            with opened_at_once(), (self.root / self.files[index][0]).open("r+b") as file:
                 file.seek(first)
                 file.write(data[done : done + count])
             done += count
@@ -241,23 +266,54 @@ def whole_folder(root: Path) -> list[str]:
     return files
 
 
+class EarlyFiles(FileRange):
+    """Files that are read while they arrive (`awaited_files`).
+
+    Args:
+        root: folder.
+        files: their paths and sizes, in the order of the paths.
+    """
+
+    def __init__(self, root: Path, files: _Files) -> None:
+        super().__init__(root, files)
+        self._missing_bytes = [size for _, size in files]
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write bytes that have not been written before. Raises OSError."""
+        super().write(offset, data)
+        for index, _, count in self.parts(offset, len(data)):
+            self._missing_bytes[index] -= count
+            if not self._missing_bytes[index]:
+                complete_file(self.root, self.files[index][0])
+
+    def range_of(self, path: str) -> range:
+        """Return the bytes of a file that has not come; none if there is no such file."""
+        index = bisect_left(self.files, (path, 0))
+        if index == len(self.files) or self.files[index][0] != path or not self._missing_bytes[index]:
+            return range(0)
+        return range(self._ends[index], self._ends[index + 1])
+
+
 class BlobWriter:
     """Files of a blob that is being received; close it.
 
     Args:
         digest: name of the blob.
         into: folder of blobs.
+        is_early: whether the files may be read while they arrive.
 
     Attributes:
         head: head of the blob, which comes first.
         missing: pieces that have not come; None before the head is complete.
+        root: folder of the files: a draft, until `finish` puts it in place.
+        is_early: whether the files may be read while they arrive; known when the head is complete.
     """
 
-    def __init__(self, digest: str, into: Path) -> None:
+    def __init__(self, digest: str, into: Path, *, is_early: bool = False) -> None:
         self._digest, self._place = digest, blob_folder(into, digest)
         into.mkdir(parents=True, exist_ok=True)
-        self._draft = Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
-        self._files = FileRange(self._draft, [])
+        self.root = self._draft = Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
+        self._files, self.is_early = FileRange(self._draft, []), is_early
         self.head = HeadReader(digest)
         self.missing: set[int] | None = None
 
@@ -271,13 +327,18 @@ class BlobWriter:
         """
         if (rest := self.head.add(data)) is None:
             return
-        self._files = FileRange(self._draft, self.head.files())
-        for path, _ in self._files.files:
-            (self._draft / path).parent.mkdir(parents=True, exist_ok=True)
-            (self._draft / path).open("xb").close()
+        files = self.head.files()
+        if self.is_early and files == sorted(files):
+            self.is_early = announce_files(self._draft, files)
+        else:
+            self.is_early = False
+            for path, _ in files:
+                (self._draft / path).parent.mkdir(parents=True, exist_ok=True)
+                (self._draft / path).open("xb").close()
+        self._files = (EarlyFiles if self.is_early else FileRange)(self._draft, files)
         self.missing = set(range(self.head.num_pieces))
         for piece in range(self.head.num_pieces):
-            begin = piece * CHUNK_BYTES
+            begin = piece * self.head.piece_bytes
             if begin + self.head.length_of(piece) > len(rest):
                 break
             self.add(piece, rest[begin : begin + self.head.length_of(piece)])
@@ -294,14 +355,23 @@ class BlobWriter:
             return
         if hashlib.sha256(data).digest() != self.head.hash_of(piece):
             raise damaged(self._digest)
-        self._files.write(piece * CHUNK_BYTES, data)
+        self._files.write(piece * self.head.piece_bytes, data)
         self.missing.discard(piece)
+        if self.is_early and not self.missing:
+            complete_folder(self._draft)
+
+    def pieces_of(self, path: str) -> set[int]:
+        """Return the missing pieces of a file."""
+        if not isinstance(self._files, EarlyFiles) or not (part := self._files.range_of(path)):
+            return set()
+        size = self.head.piece_bytes
+        return set(range(part.start // size, (part.stop - 1) // size + 1)) & (self.missing or set())
 
     def read(self, piece: int) -> bytes | None:
         """Return a piece; None if it has not come. Raises MissingFile: its files were removed."""
         if self.missing is None or piece in self.missing:
             return None
-        return self._files.read(piece * CHUNK_BYTES, CHUNK_BYTES)
+        return self._files.read(piece * self.head.piece_bytes, self.head.piece_bytes)
 
     def finish(self) -> Path:
         """Move the complete blob into place, and return its folder.
@@ -316,12 +386,13 @@ class BlobWriter:
         except OSError:
             if not self._place.is_dir():  # else another process has received it, too
                 raise
-        self._files.root = self._place
+        self._files.root = self.root = self._place
         return self._place
 
     def close(self) -> None:
         """Remove an incomplete blob."""
         shutil.rmtree(self._draft, ignore_errors=True)
+        complete_folder(self._draft)
 
 
 class StreamCheck:
@@ -359,6 +430,14 @@ class StreamCheck:
         """Raise InvalidFile if bytes are missing."""
         if not self._has_head or self._piece < self._head.num_pieces:
             raise damaged(self._digest)
+
+
+def piece_bytes_of(contents_bytes: int) -> int:
+    """Return the bytes of each piece but the last, in a blob whose files have so many bytes."""
+    size = MIN_PIECE_BYTES
+    while size < CHUNK_BYTES and contents_bytes > size * _MANY_PIECES:
+        size *= 2
+    return size
 
 
 def damaged(digest: str) -> InvalidFile:

@@ -111,7 +111,7 @@ class BlobSender:
         """Return the requested piece; it is empty if the blob is not available."""
         try:
             blob = self._blob(fetch.digest)
-            data = blob.read(fetch.offset, CHUNK_BYTES)
+            data = blob.read(fetch.offset, fetch.num_bytes)
         except EvenerError:
             return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=0), b""
         return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=blob.num_bytes), data

@@ -54,6 +54,7 @@ class Job(Part, frozen=True, kw_only=True):
         num_validation: samples for validation after every epoch; 0 for none.
         has_accuracy: whether the task counts correct answers.
         submitter: name of the submitter at the master.
+        reads_early: whether nodes begin before all data have come.
         nodes: names of the nodes that work for the run at present; none of them: the run is paused. None: all nodes
             work for it, and no other run may begin.
     """
@@ -74,6 +75,7 @@ class Job(Part, frozen=True, kw_only=True):
     num_validation: Whole = 0
     has_accuracy: bool = True
     submitter: Word = ""
+    reads_early: bool = False
     nodes: tuple[Name, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -153,11 +153,13 @@ class FetchBlob(Header, frozen=True, kw_only=True):
     Attributes:
         digest: name of the blob.
         offset: offset of the first byte.
+        num_bytes: most bytes to send.
         is_direct: whether the master shall send them itself, because another node did not.
     """
 
     digest: Digest
     offset: Count
+    num_bytes: Annotated[int, Meta(ge=1, le=2**20)] = 2**20
     is_direct: bool = False
 
 

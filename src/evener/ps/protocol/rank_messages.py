@@ -48,6 +48,7 @@ class RankJob(Part, frozen=True, kw_only=True):
         checkpoint: blob of the checkpoint to continue from; empty for none.
         data_dir: where nodes without a `--data` of their own look for the data; empty if the task knows.
         config: options of the run, as the ranks read them.
+        reads_early: whether nodes begin before all data have come.
         brings_program: whether the file defines `rank_program`, which a rank runs instead of a task.
         submitter: name of the submitter at the master.
     """
@@ -60,6 +61,7 @@ class RankJob(Part, frozen=True, kw_only=True):
     checkpoint: Digest = ""
     data_dir: Text = ""
     config: bytes
+    reads_early: bool = False
     brings_program: bool = False
     submitter: Word = ""
 

@@ -1,0 +1,229 @@
+"""Files that are still on their way to this machine: a process that opens one waits until it is there.
+
+    FOLDER/a/b.png     as long as the file will be, and executable by its owner until all its bytes have come
+    FOLDER.wanted      paths that processes wait for, a line each; removed when all files are complete
+
+Programs may list folders and look at lengths at any time. An audit hook holds back `open`, and all that opens files by
+it (NumPy, Pillow, gzip); code in C that opens files itself would read zeros, so data are read early only after a trial
+(`data.early_data`). The files tell other processes what they need to know: those that load data, and ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from evener.records.errors import MissingFile
+
+_VARIABLE = "EVENER_AWAITED_FOLDER"
+"""Environment variable that names the folder to processes that load data."""
+_OPENS = {"open", "sqlite3.connect"}
+_COMING, _COMPLETE = 0o700, 0o600
+_PAUSES = 0.001, 0.01
+_CHECK_SECONDS = 0.2
+_MAX_ROUNDS = 4
+
+_awaited: dict[str, Callable[[], None]] = {}
+"""Folders, each with a separator at its end, and what is called while a file of them is awaited."""
+_scouted: list[str] | None = None
+"""Files that were opened ahead, while `scout` does so."""
+_thread = threading.local()
+"""`opens_at_once`: whether this thread does not wait."""
+
+
+class _Scouted(BaseException):
+    """Raised where a file is opened ahead that has not come."""
+
+
+def wanted_file(folder: Path) -> Path:
+    """Return the file with the paths that processes wait for."""
+    return folder.with_name(folder.name + ".wanted")
+
+
+def announce_files(folder: Path, files: Iterable[tuple[str, int]]) -> bool:
+    """Make files that are not there yet; empty ones are complete.
+
+    Args:
+        folder: folder of the files.
+        files: their paths, relative to the folder, and sizes.
+
+    Returns:
+        Whether this system can tell them from complete files.
+
+    Raises:
+        OSError: they cannot be created.
+    """
+    wanted_file(folder).touch()
+    parents, can_tell = set[str](), True
+    for path, size in files:
+        place = os.path.join(folder, path)
+        if (parent := os.path.dirname(place)) not in parents:
+            os.makedirs(parent, exist_ok=True)
+            parents.add(parent)
+        file = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _COMING if size else _COMPLETE)
+        try:
+            os.truncate(file, size)
+        finally:
+            os.close(file)
+        can_tell = can_tell and (not size or _is_coming(place))
+    return can_tell
+
+
+def complete_file(folder: Path, path: str) -> None:
+    """Mark a file as complete. Raises OSError."""
+    os.chmod(os.path.join(folder, path), _COMPLETE)
+
+
+def complete_folder(folder: Path) -> None:
+    """Note that all files of a folder are complete."""
+    wanted_file(folder).unlink(missing_ok=True)
+
+
+@contextmanager
+def opened_at_once() -> Iterator[None]:
+    """Let this thread open files that have not come, as the one that writes them has to."""
+    _thread.opens_at_once = True
+    try:
+        yield
+    finally:
+        _thread.opens_at_once = False
+
+
+def await_files(folder: Path, check: Callable[[], None] = lambda: None) -> None:
+    """Have this process, and those that load data for it, wait for files of `folder` when they open them.
+
+    Args:
+        folder: folder of the files.
+        check: called several times a second during a wait; may raise.
+    """
+    if not _awaited:
+        sys.addaudithook(_on_event)
+    for path in {os.path.abspath(folder), os.path.realpath(folder)}:
+        _awaited[path + os.sep] = check
+    os.environ[_VARIABLE] = str(folder)
+
+
+def await_files_in_process() -> None:
+    """Have a process that was started without a fork wait as the one that started it."""
+    if (folder := os.environ.get(_VARIABLE)) and not _awaited:
+        await_files(Path(folder))
+
+
+def await_no_files(folder: Path) -> None:
+    """Wait for files of `folder` no more."""
+    for path in {os.path.abspath(folder), os.path.realpath(folder)}:
+        _awaited.pop(path + os.sep, None)
+    if os.environ.get(_VARIABLE) == str(folder):
+        del os.environ[_VARIABLE]
+
+
+def scout(read: Callable[[int], object], samples: Iterable[int]) -> None:
+    """Have the files of samples fetched together that are about to be read, instead of one after the other.
+
+    Args:
+        read: reads a sample; it is broken off where it opens a file that has not come.
+        samples: numbers of the samples.
+    """
+    if not any(os.path.exists(folder.removesuffix(os.sep) + ".wanted") for folder in _awaited):
+        return
+    for _ in range(_MAX_ROUNDS):  # a sample may need several files, one after the other
+        found: list[str] = []
+        with _scouting(found):
+            samples = [sample for sample in samples if _is_broken_off(read, sample)]
+        if not found:
+            return
+        for path in found:
+            _on_event("open", (path,))
+
+
+@contextmanager
+def _scouting(found: list[str]) -> Iterator[None]:
+    global _scouted
+    _scouted = found
+    try:
+        yield
+    finally:
+        _scouted = None
+
+
+def _is_broken_off(read: Callable[[int], object], sample: int) -> bool:
+    try:
+        read(sample)
+    except _Scouted:
+        return True
+    except Exception:
+        return False  # reading it in earnest reports the error
+    return False
+
+
+def _is_coming(path: str) -> bool:
+    try:
+        return bool(os.stat(path).st_mode & stat.S_IXUSR)
+    except OSError:  # no such file; opening it reports that
+        return False
+
+
+def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _awaited or event not in _OPENS or getattr(_thread, "opens_at_once", False):
+        return
+    if isinstance(arguments[0], str | bytes | os.PathLike):
+        path = os.path.abspath(os.fsdecode(arguments[0]))
+        for folder, check in list(_awaited.items()):
+            if path.startswith(folder) and _is_coming(path):
+                _await(folder.removesuffix(os.sep), path, check)
+
+
+def _await(folder: str, path: str, check: Callable[[], None]) -> None:
+    """Request a file, and return when it is complete; raise _Scouted instead of waiting while scouting."""
+    name = os.path.relpath(path, folder).replace(os.sep, "/")
+    with suppress(FileNotFoundError):  # all have come at this moment
+        wanted = os.open(f"{folder}.wanted", os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(wanted, name.encode(errors="surrogateescape") + b"\n")
+        finally:
+            os.close(wanted)
+    if _scouted is not None:
+        _scouted.append(path)
+        raise _Scouted
+    pause, checked = _PAUSES[0], time.monotonic()
+    while _is_coming(path):
+        time.sleep(pause)
+        pause = min(1.5 * pause, _PAUSES[1])
+        if time.monotonic() - checked > _CHECK_SECONDS:
+            checked = time.monotonic()
+            check()
+    if not os.path.isdir(folder):
+        raise MissingFile(f"{name} of the data has not come, for the transfer has ended")
+
+
+class Wanted:
+    """The paths that processes wait for.
+
+    Args:
+        folder: folder of the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._read = wanted_file(folder), 0
+
+    def new(self) -> Iterator[str]:
+        """Yield the paths since the last call."""
+        try:
+            if self._file.stat().st_size == self._read:
+                return
+            with self._file.open("rb") as file:
+                file.seek(self._read)
+                lines = file.read()
+        except OSError:  # there is none yet
+            return
+        end = lines.rfind(b"\n") + 1
+        self._read += end
+        for line in lines[:end].splitlines():
+            yield line.decode(errors="surrogateescape")
