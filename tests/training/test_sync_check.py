@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from evener import autodiff as ad
 from evener.commands.engines import torch_backend
@@ -39,6 +40,17 @@ def data() -> TensorDataset:
     draw = torch.Generator().manual_seed(0)
     labels = torch.arange(SAMPLES) * CLASSES // SAMPLES  # in order, as folders of images are
     return TensorDataset(torch.randn(SAMPLES, FEATURES, generator=draw), labels)
+
+
+class Drawn(Dataset[Any]):
+    """Samples with noise of their own, from every generator and in the usual type."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        noise = torch.randn(FEATURES) + torch.rand(1) + random.random() + float(np.random.rand())
+        return noise + torch.empty(FEATURES).bernoulli_(0.5), index % CLASSES
 
 
 class Parts(nn.Module):
@@ -132,6 +144,7 @@ EQUAL: dict[str, dict[str, Any]] = {
     "an optimiser of the last layer alone": {
         "optimizer": lambda parameters: SGD(list(parameters)[2:], lr=0.1, weight_decay=0.1)
     },
+    "samples that draw numbers": {"train_data": lambda: Drawn()},
     "a bound on the gradient": {"clip_norm": 1.0},
     "a norm of each sample": {"model": network(nn.GroupNorm(3, 12))},
     "a frozen BatchNorm": {"model": network(FrozenNorm(12))},

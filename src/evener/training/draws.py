@@ -41,6 +41,7 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         round: another one draws other numbers.
+        is_paused: whether operations draw as they do without this mode.
         notes: whether the shapes of draws are noted.
         shapes: of the draws that were noted. A draw for samples has another shape in a part of another size, so what is
             drawn in one shape in all parts is drawn for the whole batch.
@@ -49,7 +50,7 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, part: Interval = (0, 0), parts: Sequence[Interval] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.part, self.parts, self.round = part, tuple(parts), 0
-        self.notes = True
+        self.notes, self.is_paused = True, False
         self.shapes: set[tuple[int, ...]] = set()
         self._drawn: Counter[tuple[int, str, tuple[int, ...]]] = Counter()
 
@@ -58,7 +59,7 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run `func`, row by row if it draws."""
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if self.is_paused or torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         lead, rest = _rows_of(func, args)
         if self.notes and len(self.shapes) < _MAX_SHAPES:

@@ -42,6 +42,8 @@ class TorchProbe:
         self._arithmetic = Arithmetic(precision, torch.device("cpu"))
         self._default = None if is_asked or precision != "fp64" else torch.float64
         self._narrowing: Any = Narrowing()
+        self._draws: SameDraws | None = None
+        self._usual = torch.get_default_dtype()
 
     @property
     def tolerance(self) -> float:
@@ -50,7 +52,7 @@ class TorchProbe:
 
     def backend(self) -> TorchBackend:
         """See `TaskProbe`."""
-        return self._submitted.twin(self._arithmetic)
+        return self._submitted.twin(self._arithmetic, self._load)
 
     def batch_norm(self) -> str:
         """See `TaskProbe`."""
@@ -117,20 +119,35 @@ class TorchProbe:
 
     @contextmanager
     def _drawn(self, draws: Any) -> Iterator[None]:
-        before = torch.get_default_dtype()
+        before = self._draws
         with random_state_kept(), draws:
-            torch.set_default_dtype(self._default or before)
+            self._draws = draws
+            torch.set_default_dtype(self._default or self._usual)
             try:
                 yield
             finally:
-                torch.set_default_dtype(before)
+                torch.set_default_dtype(self._usual)
+                self._draws = before
 
     def _model(self) -> nn.Module:
         return self._arithmetic.prepare_model(copied(self._submitted.model))
 
     def _batch(self, indices: NDArray[np.int64]) -> tuple[Any, Any]:
-        inputs, targets = split_batch(collect(self._submitted.train_data, indices, self._seed, 0))
+        inputs, targets = split_batch(self._load(self._submitted.train_data, indices, self._seed, 0))
         return self._arithmetic.prepare(inputs), self._arithmetic.prepare(targets)
+
+    def _load(self, *arguments: Any) -> Any:
+        """Load a batch as in a run: what a data set draws belongs to the sample, not to the part of a batch."""
+        if (draws := self._draws) is None:
+            return collect(*arguments)
+        within = torch.get_default_dtype()
+        torch.set_default_dtype(self._usual)
+        draws.is_paused = True
+        try:
+            return collect(*arguments)
+        finally:
+            draws.is_paused = False
+            torch.set_default_dtype(within)
 
 
 def _arrays(tensors: dict[str, Tensor]) -> Arrays:

@@ -67,6 +67,7 @@ class TorchBackend:
         seed: seed of the initial weights and of random transforms.
         precision: precision of the computation.
         device: device that computes.
+        load: loads the batch of samples [N] in an epoch, from data set, samples, seed and epoch.
 
     Attributes:
         model: model with the initial weights of `seed`.
@@ -77,8 +78,11 @@ class TorchBackend:
         UnknownOptimizer: the task's optimizer accepts only sparse gradients.
     """
 
-    def __init__(self, task: Task, seed: int, precision: Precision, device: str = "cpu") -> None:
+    def __init__(
+        self, task: Task, seed: int, precision: Precision, device: str = "cpu", load: Callable[..., Any] = collect
+    ) -> None:
         self._task, self._seed, self._precision, self._device = task, seed, precision, torch.device(device)
+        self._load = load
         self.name = task.name
         self.train_data: Any = task.train_data()
         self.num_samples = count_samples(self.train_data)
@@ -99,10 +103,10 @@ class TorchBackend:
             partial(accelerators.synchronize, self._device) if is_accelerator else None
         )
 
-    def twin(self, precision: Precision) -> TorchBackend:
-        """Make another backend of the same model, as it is now, and data, which computes in `precision`."""
+    def twin(self, precision: Precision, load: Callable[..., Any] = collect) -> TorchBackend:
+        """Make another backend of the same data and model, as it is now, which computes in `precision`."""
         task = replace(self._task, model=lambda: copied(self.model), train_data=lambda: self.train_data)
-        return TorchBackend(task, self._seed, precision)
+        return TorchBackend(task, self._seed, precision, load=load)
 
     def samples(self, count: int) -> tuple[Any, Any]:
         """Return inputs and targets of `count` training samples, in the run's precision, on the device."""
@@ -224,7 +228,7 @@ class TorchBackend:
         return data
 
     def _batch(self, dataset: Any, indices: NDArray[np.int64], epoch: int) -> tuple[Any, Any]:
-        inputs, targets = split_batch(collect(dataset, indices, self._seed, epoch))
+        inputs, targets = split_batch(self._load(dataset, indices, self._seed, epoch))
         prepare = self._precision.prepare
         return prepare(to_device(inputs, self._device)), prepare(to_device(targets, self._device))
 
