@@ -116,7 +116,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
                 data=config.data.resolve() if config.data else None,
                 cache=cache,
                 versions=versions_here(),
-                measure=partial(known_profile, name, device, speed, thin=thin, cache=cache),
+                measure=lambda: _then_load(known_profile(name, device, speed, thin=thin, cache=cache)),
                 build=build_thin_engine if thin else build_engine,
                 key=own_key(cache),
                 is_named=config.name is not None,
@@ -331,6 +331,18 @@ def connector(addresses: Sequence[Address], token: Token) -> Iterator[Dial]:
     with dial(JOIN_SECONDS, Limits().patience) as first:
         standing = [first]
         yield lambda seconds, patience: standing.pop() if standing else dial(seconds, patience)
+
+
+def _then_load(profile: DeviceProfile) -> DeviceProfile:
+    """Load what the first run will need, in a thread; return the profile, during whose measurement nothing is loaded.
+
+    Optimizers import `torch._dynamo`, which takes one to two seconds.
+    """
+    if "torch" in sys.modules:
+        threading.Thread(
+            target=importlib.import_module, args=("torch._dynamo",), name="evener-load", daemon=True
+        ).start()
+    return profile
 
 
 def _profile_torch(device: str, name: str, speed: float, seconds: float) -> DeviceProfile:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import secrets
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from evener.commands.doctor_nodes import code_of
 from evener.commands.engines import is_thin
 from evener.commands.up import open_master
 from evener.config.run_config import RunConfig
-from evener.data.early_data import EARLY_BYTES, loads_early
+from evener.data.early_data import EarlyTrial
 from evener.data.tasks.load import is_path
 from evener.ps.client import MasterClient
 from evener.ps.protocol.blob import Blob, whole_folder
@@ -108,23 +109,25 @@ def new_run_name(config: RunConfig) -> str:
     return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def blobs_of(config: RunConfig) -> dict[str, Blob]:
-    """Return the files for the nodes: `code`, unless the task is built in, and `data` with `--ship-data`."""
-    blobs = {}
+def pack(config: RunConfig, *, is_task: bool = True) -> tuple[dict[str, Blob], bool]:
+    """Return the files for the nodes: `code`, unless the task is built in, and `data` with `--ship-data`.
+
+    The second result is whether nodes may begin before all data have come, as a trial has shown.
+
+    Args:
+        config: of the run.
+        is_task: whether its file is a task.
+    """
+    blobs, trial = {}, None
     if is_path(config.task):
         blobs["code"] = code_of(config.task)
     if config.ship_data and config.data:
         root = config.data.resolve()
-        blobs["data"] = Blob(root, whole_folder(root))
-    return blobs
-
-
-def reads_early(config: RunConfig, blobs: Mapping[str, Blob]) -> bool:
-    """Return whether nodes can begin before all data have come: a trial decides it, if there are many bytes."""
-    data = blobs.get("data")
-    if data is None or config.data is None or data.num_bytes < EARLY_BYTES or config.is_yolo or is_thin(config.task):
-        return False
-    return loads_early(config.task, config.data, data.sizes, config.option, config.seed)
+        files = whole_folder(root)
+        if is_task and sys.platform == "linux" and not is_thin(config.task):
+            trial = EarlyTrial(config.task, root, files, config.option, config.seed)
+        blobs["data"] = Blob(root, files)
+    return blobs, trial is not None and trial.succeeds()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from evener.commands.submission import PreparedRun, blobs_of, new_run_name, reads_early, submit_run
+from evener.commands.submission import PreparedRun, new_run_name, pack, submit_run
 from evener.config.run_config import RunConfig, encode_config
 from evener.data.tasks.load import is_path
 from evener.ps.protocol.blob import Blob
@@ -54,10 +54,11 @@ def submit_ranks(
     Raises:
         EvenerError: see `train_as_ranks`.
     """
-    blobs = blobs_of(config) | ({"code": program} if program is not None else {})
+    blobs, reads_early = pack(config, is_task=program is None)
+    blobs |= {"code": program} if program is not None else {}
     digests = {what: blob.digest for what, blob in blobs.items()}
     job = job_of(config, digests, brings_program=program is not None)
-    job = replace(job, reads_early=program is None and reads_early(config, blobs))
+    job = replace(job, reads_early=reads_early)
     return submit_run(
         config,
         lambda *_: PreparedRun(job, None, list(blobs.values())),

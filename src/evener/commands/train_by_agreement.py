@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from evener.agreements.settings import AGREEMENT_SETTINGS, AgreementSettings, Outer, Workload
 from evener.commands.doctor_nodes import code_of, look_before_run, question_of
 from evener.commands.engines import is_thin, load_backend, probe_of, require_twins
-from evener.commands.submission import PreparedRun, blobs_of, new_run_name, reads_early, submit_run
+from evener.commands.submission import PreparedRun, new_run_name, pack, submit_run
 from evener.config.run_config import RunConfig, require_samples
 from evener.data.shares import round_table
 from evener.data.tasks.load import is_path
@@ -158,7 +158,8 @@ def submit_agreement(
         if config.keeps_data:
             parts = parts_of(config.shares, client.ask().nodes, backend.num_samples, system)
             run = replace(job, workload=replace(job.workload, parts=parts))
-        view(Phase(what="shipping", detail="code, weights and data" if config.ship_data else "code and weights"))
+        data = ", and data, with which nodes begin as they come" if job.reads_early else " and data"
+        view(Phase(what="shipping", detail=f"code, weights{data}" if config.ship_data else "code and weights"))
         return PreparedRun(run, backend.initial_weights(), blobs)
 
     return submit_run(
@@ -213,8 +214,9 @@ def _question(config: RunConfig) -> tuple[TaskQuestion, bytes] | tuple[()]:
 
 def prepare(config: RunConfig, backend: ModelBackend, task: Task | ThinTask) -> tuple[Job, list[Blob]]:
     """Return the job of a run, and the files for the nodes. Raise InvalidInput if options do not fit the task."""
-    blobs = blobs_of(config)
-    return _job(config, backend, *config.sizes_of(task), blobs), list(blobs.values())
+    blobs, reads_early = pack(config)
+    job = _job(config, backend, *config.sizes_of(task), blobs)
+    return replace(job, reads_early=reads_early), list(blobs.values())
 
 
 def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int, blobs: dict[str, Blob]) -> Job:
@@ -239,7 +241,6 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
         has_accuracy=backend.has_accuracy,
         code=blobs["code"].digest if "code" in blobs else "",
         data=blobs["data"].digest if "data" in blobs else "",
-        reads_early=reads_early(config, blobs),
     )
 
 

@@ -14,14 +14,15 @@ import os
 import pickle
 import random
 import shutil
-import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from evener.records.errors import DoesNotFit
 from evener.system.awaited_files import (
     Wanted,
     announce_files,
@@ -33,42 +34,59 @@ from evener.system.awaited_files import (
 
 EARLY_BYTES = 2**25
 """Size of data below which all are sent first."""
-MOST_AT_START = 0.5
-"""Share of the bytes that may be read before the first sample."""
+_MOST_SHARE, _MOST_BYTES = 0.5, 2**28
+"""Share and number of the bytes that may be read until some samples are loaded."""
+_SHARED_MEMORY = Path("/dev/shm")
+"""Where many files are made in little time, if it has room."""
 _NUM_SAMPLES = 16
 _SECONDS = 60.0
 _PAUSE_SECONDS = 0.001
 
 
-def loads_early(task: str, folder: Path, files: Mapping[str, int], options: Mapping[str, str], seed: int = 0) -> bool:
-    """Return whether the samples of a PyTorch task load alike from files that come when they are opened.
+class EarlyTrial:
+    """A trial of a PyTorch task, in a copy of this process that goes on beside it; only Linux makes such copies safely.
 
     Args:
         task: as the user types it.
         folder: folder of its data.
-        files: their paths and sizes.
+        files: their paths.
         options: options of the task.
         seed: seed of random transforms.
     """
-    can_fork = "torch" in sys.modules and "fork" in multiprocessing.get_all_start_methods()
-    here, there = multiprocessing.Pipe(duplex=False)
-    context: Any = multiprocessing.get_context("fork" if can_fork else "spawn")
-    process = context.Process(target=_try, args=(there, task, folder, dict(files), dict(options), seed), daemon=True)
-    process.start()
-    there.close()
-    try:
-        return here.poll(_SECONDS) and bool(here.recv())
-    except EOFError:  # it ended by an error, which the run itself will report
-        return False
-    finally:
-        process.kill()
-        process.join()
+
+    def __init__(
+        self, task: str, folder: Path, files: Sequence[str], options: Mapping[str, str], seed: int = 0
+    ) -> None:
+        self._answer, there = multiprocessing.Pipe(duplex=False)
+        context: Any = multiprocessing.get_context("fork")
+        self._scratch = tempfile.TemporaryDirectory(prefix="evener-", dir=_folder(), ignore_cleanup_errors=True)
+        words = there, task, folder, list(files), dict(options), seed, Path(self._scratch.name).resolve()
+        self._process = context.Process(target=_try, args=words, daemon=True)
+        self._process.start()
+        there.close()
+
+    def succeeds(self) -> bool:
+        """Wait for the result: whether samples load alike from files that come when they are opened."""
+        try:
+            return self._answer.poll(_SECONDS) and bool(self._answer.recv())
+        except EOFError:  # it ended by an error, which the run itself will report
+            return False
+        finally:
+            self._process.kill()
+            self._process.join()
+            self._scratch.cleanup()
 
 
 def _try(
-    answer: Connection, task: str, folder: Path, files: dict[str, int], options: dict[str, str], seed: int
+    answer: Connection,
+    task: str,
+    folder: Path,
+    files: list[str],
+    options: dict[str, str],
+    seed: int,
+    scratch: Path,
 ) -> None:
-    """Answer whether samples load alike."""
+    """Answer whether samples load alike; files come below `scratch`."""
     import torch
 
     null = os.open(os.devnull, os.O_WRONLY)
@@ -76,25 +94,37 @@ def _try(
     os.dup2(null, 2)  # the task's code has shown its messages before
     torch.set_num_threads(1)  # after a fork, threads of the other process are missing
     try:
-        answer.send(_load_alike(task, folder, files, options, seed))
+        sizes = {path: (folder / path).stat().st_size for path in files}
+        load = partial(_samples, task, options, seed)
+        answer.send(sum(sizes.values()) >= EARLY_BYTES and all(_load_alike(load, folder, sizes, scratch)))
     except Exception:
         answer.send(False)
 
 
-def _load_alike(task: str, folder: Path, files: dict[str, int], options: dict[str, str], seed: int) -> bool:
-    with tempfile.TemporaryDirectory(prefix="evener-", ignore_cleanup_errors=True) as name:
-        coming = Path(name).resolve() / "data"
+def _load_alike(
+    load: Callable[[str, Path], bytes], folder: Path, files: Mapping[str, int], scratch: Path
+) -> Iterator[bool]:
+    """Yield whether samples of each data set load alike; its files come for it alone."""
+    for kind in ("train_data", "validation_data"):
+        coming = scratch / kind
         coming.mkdir()
         if not announce_files(coming, files.items()):
-            return False
+            yield False
+            return
         delivery = _Delivery(folder, coming, files)
-        await_files(coming)
-        data = _data_sets(task, coming, options)
-        if delivery.num_bytes > MOST_AT_START * sum(files.values()):
-            return False
-        early = _samples(data, seed)
+        await_files(coming, delivery.require_few)
+        early = load(kind, coming)
+        delivery.require_few()
         await_no_files(coming)
-        return early == _samples(_data_sets(task, folder, options), seed)
+        yield early == load(kind, folder)
+
+
+def _folder() -> Path | None:
+    """Return the folder of the trial; None for the usual one of temporary files."""
+    try:
+        return _SHARED_MEMORY if shutil.disk_usage(_SHARED_MEMORY).free > 2 * _MOST_BYTES else None
+    except OSError:
+        return None
 
 
 class _Delivery:
@@ -104,52 +134,55 @@ class _Delivery:
         source: folder of the files.
         coming: folder into which they come.
         files: their paths and sizes.
-
-    Attributes:
-        num_bytes: bytes that have come.
     """
 
     def __init__(self, source: Path, coming: Path, files: Mapping[str, int]) -> None:
         self._source, self._coming, self._files = source, coming, files
-        self.num_bytes = 0
+        self._bytes_left = min(_MOST_BYTES, int(_MOST_SHARE * sum(files.values())))
         threading.Thread(target=self._deliver, name="evener-deliver", daemon=True).start()
+
+    def require_few(self) -> None:
+        """Raise DoesNotFit if so many bytes are read that nothing is gained."""
+        if self._bytes_left < 0:
+            raise DoesNotFit("most of the data are read at the start")
 
     def _deliver(self) -> None:
         wanted = Wanted(self._coming)
         pause = threading.Event()
         while not pause.wait(_PAUSE_SECONDS):
             for path in set(wanted.new()) & self._files.keys():
+                self._bytes_left -= self._files[path]
+                if self._bytes_left < 0:
+                    return
                 with opened_at_once():
                     shutil.copyfile(self._source / path, self._coming / path)
                 complete_file(self._coming, path)
-                self.num_bytes += self._files[path]
 
 
-def _data_sets(task: str, folder: Path, options: dict[str, str]) -> list[Any]:
+def _samples(task: str, options: dict[str, str], seed: int, kind: str, folder: Path) -> bytes:
+    """Return the length and some samples of a data set in `folder`, encoded; nothing if the task has no such data.
+
+    Raises:
+        TypeError: it is no task whose samples are loaded by number.
+    """
+    import numpy as np
+
+    from evener.data.loader import read_samples
     from evener.data.tasks.load import load_task
     from evener.records.task import Task
 
     loaded = load_task(task, folder, options)
     if not isinstance(loaded, Task):
         raise TypeError("its loaders are its own")
-    return [make() for make in (loaded.train_data, loaded.validation_data) if make is not None]
-
-
-def _samples(data_sets: list[Any], seed: int) -> list[bytes]:
-    """Return lengths and some samples, encoded."""
-    import numpy as np
-
-    from evener.data.loader import read_samples
-
-    found = []
-    for data in data_sets:
-        count = len(data)
-        some = random.Random(seed).sample(range(count), min(count, _NUM_SAMPLES))
-        indices = np.array([0, count - 1, *some], dtype=np.int64)
-        written = io.BytesIO()
-        _Pickler(written).dump((count, read_samples(data, indices, seed, 0)))
-        found.append(written.getvalue())
-    return found
+    if (make := getattr(loaded, kind)) is None:
+        return b""
+    data = make()
+    count = len(data)
+    some = random.Random(seed).sample(range(count), min(count, _NUM_SAMPLES))
+    indices = np.array([0, count - 1, *some], dtype=np.int64)
+    written = io.BytesIO()
+    _Pickler(written).dump((count, read_samples(data, indices, seed, 0)))
+    return written.getvalue()
 
 
 class _Pickler(pickle.Pickler):

@@ -32,10 +32,21 @@ _MAX_ROUNDS = 4
 
 _awaited: dict[str, Callable[[], None]] = {}
 """Folders, each with a separator at its end, and what is called while a file of them is awaited."""
-_scouted: list[str] | None = None
-"""Files that were opened ahead, while `scout` does so."""
-_thread = threading.local()
-"""`opens_at_once`: whether this thread does not wait."""
+
+
+class _Thread(threading.local):
+    """How this thread opens files.
+
+    Attributes:
+        opens_at_once: whether it does not wait.
+        scouted: files that it has opened ahead, while `scout` does so.
+    """
+
+    opens_at_once = False
+    scouted: list[str] | None = None
+
+
+_thread = _Thread()
 
 
 class _Scouted(BaseException):
@@ -48,20 +59,20 @@ def wanted_file(folder: Path) -> Path:
 
 
 def announce_files(folder: Path, files: Iterable[tuple[str, int]]) -> bool:
-    """Make files that are not there yet; empty ones are complete.
+    """Make files that are not there yet, and return true; make none if this system marks no file as executable.
 
     Args:
-        folder: folder of the files.
-        files: their paths, relative to the folder, and sizes.
-
-    Returns:
-        Whether this system can tell them from complete files.
+        folder: folder of the files, which exists.
+        files: their paths, relative to the folder, and sizes; empty ones are complete.
 
     Raises:
         OSError: they cannot be created.
     """
-    wanted_file(folder).touch()
-    parents, can_tell = set[str](), True
+    os.close(os.open(wanted_file(folder), os.O_CREAT | os.O_WRONLY, _COMING))
+    if not _is_coming(str(wanted_file(folder))):
+        complete_folder(folder)
+        return False
+    parents = set[str]()
     for path, size in files:
         place = os.path.join(folder, path)
         if (parent := os.path.dirname(place)) not in parents:
@@ -72,8 +83,7 @@ def announce_files(folder: Path, files: Iterable[tuple[str, int]]) -> bool:
             os.truncate(file, size)
         finally:
             os.close(file)
-        can_tell = can_tell and (not size or _is_coming(place))
-    return can_tell
+    return True
 
 
 def complete_file(folder: Path, path: str) -> None:
@@ -145,12 +155,11 @@ def scout(read: Callable[[int], object], samples: Iterable[int]) -> None:
 
 @contextmanager
 def _scouting(found: list[str]) -> Iterator[None]:
-    global _scouted
-    _scouted = found
+    _thread.scouted = found
     try:
         yield
     finally:
-        _scouted = None
+        _thread.scouted = None
 
 
 def _is_broken_off(read: Callable[[int], object], sample: int) -> bool:
@@ -171,7 +180,7 @@ def _is_coming(path: str) -> bool:
 
 
 def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
-    if not _awaited or event not in _OPENS or getattr(_thread, "opens_at_once", False):
+    if not _awaited or event not in _OPENS or _thread.opens_at_once:
         return
     if isinstance(arguments[0], str | bytes | os.PathLike):
         path = os.path.abspath(os.fsdecode(arguments[0]))
@@ -189,8 +198,8 @@ def _await(folder: str, path: str, check: Callable[[], None]) -> None:
             os.write(wanted, name.encode(errors="surrogateescape") + b"\n")
         finally:
             os.close(wanted)
-    if _scouted is not None:
-        _scouted.append(path)
+    if _thread.scouted is not None:
+        _thread.scouted.append(path)
         raise _Scouted
     pause, checked = _PAUSES[0], time.monotonic()
     while _is_coming(path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,15 +13,17 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import msgspec
 import pytest
 
 from evener.ps.master.piece_holders import PieceHolders
 from evener.ps.node import blob_fetcher, piece_exchange
 from evener.ps.node.blob_fetcher import FIRST_BYTES, BlobFetcher
 from evener.ps.node.piece_exchange import MAX_OPEN, PieceServer, Reads
-from evener.ps.protocol.blob import MIN_PIECE_BYTES, Blob, whole_folder
+from evener.ps.protocol.blob import MIN_PIECE_BYTES, Blob, BlobWriter, whole_folder
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, FetchFrom, Header, Heartbeat, OfferPieces
 from evener.records.errors import EvenerError, InvalidFile, MissingFile
+from evener.system.awaited_files import await_files, await_no_files, wanted_file
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import BadFrame, ConnectionLost, WrongSecret
@@ -48,11 +53,13 @@ class Master:
         sent_bytes: bytes of pieces that it sent.
         num_referred: pieces for which it named another node.
         on_turn: called before every answer, with the number of answers so far.
+        on_fetch: called with every request for a piece.
     """
 
     def __init__(self, blob: Blob) -> None:
         self.blob, self.holders, self.sent_bytes, self.num_referred = blob, PieceHolders(), 0, 0
         self.on_turn: Callable[[int], None] = lambda _: None
+        self.on_fetch: Callable[[FetchBlob], None] = lambda _: None
         self._fetchers: dict[int, BlobFetcher] = {}
         self._requests: SimpleQueue[tuple[int, Header]] = SimpleQueue()
 
@@ -65,8 +72,12 @@ class Master:
 
     def serve(self, *fetchers: BlobFetcher, seconds: float = 20.0) -> None:
         """Answer requests until these nodes have everything."""
+        self.serve_until(lambda: all(one.is_complete for one in fetchers), seconds)
+
+    def serve_until(self, is_over: Callable[[], bool], seconds: float = 20.0) -> None:
+        """Answer requests until a condition holds."""
         until, turn = time.monotonic() + seconds, 0
-        while not all(one.is_complete for one in fetchers):
+        while not is_over():
             assert time.monotonic() < until
             try:
                 peer, header = self._requests.get(timeout=0.1)
@@ -81,6 +92,7 @@ class Master:
             self.holders.offer(peer, header)
             return
         assert isinstance(header, FetchBlob)
+        self.on_fetch(header)
         fetcher, total = self._fetchers[peer], self.blob.num_bytes
         if (where := self.holders.holder(peer, header, total)) is not None:
             self.num_referred += 1
@@ -373,3 +385,94 @@ def test_piece_from_elsewhere_that_was_not_requested_is_ignored(blob: Blob, tmp_
     fetcher.close()
     with pytest.raises(EvenerError):
         Token.parse("")
+
+
+def test_early_blob_can_begin_with_its_head_and_fetches_first_what_is_opened(
+    blob: Blob, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    master, small = Master(blob), [f"small-{number:02}" for number in (7, 93, 41)]
+    fetcher = master.admit(tmp_path / "a", None)
+    fetcher.request([blob.digest], early=blob.digest)
+    found: dict[str, bytes] = {}
+
+    def read() -> None:
+        for name in small:
+            found[name] = (folder / name).read_bytes()
+
+    order: list[int] = []
+    master.on_fetch = lambda fetch: order.append(fetch.offset)
+    try:
+        master.serve_until(lambda: fetcher.can_begin)
+        assert not fetcher.is_complete
+        folder = fetcher.folder_of(blob.digest)
+        assert {name: (folder / name).stat().st_size for name in whole_folder(folder)} == {
+            name: len(content) for name, content in expected.items()
+        }
+        await_files(folder)
+        reader = threading.Thread(target=read)
+        order.clear()
+        reader.start()
+        master.serve_until(lambda: len(found) == len(small))
+        assert found == {name: expected[name] for name in small}
+        assert len(order) < NUM_PIECES / 3  # at most a few of others before each
+        master.serve(fetcher)
+        reader.join()
+        assert fetcher.folder_of(blob.digest) == folder  # where it stays while it is read
+        assert not wanted_file(folder).exists()
+        assert {name: (folder / name).read_bytes() for name in expected} == expected
+    finally:
+        await_no_files(fetcher.folder_of(blob.digest))
+        fetcher.close()
+    assert contents(fetcher, blob) == expected
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [blob.digest]
+
+
+def test_early_blob_that_is_not_complete_at_the_end_leaves_nothing(blob: Blob, tmp_path: Path) -> None:
+    master = Master(blob)
+    fetcher = master.admit(tmp_path / "a", None)
+    fetcher.request([blob.digest], early=blob.digest)
+    master.serve_until(lambda: fetcher.can_begin)
+    fetcher.close()
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_early_blob_comes_last_and_pieces_of_it_from_other_nodes(
+    blob: Blob, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_fetcher, "_SLOW", 1e9)
+    master = Master(blob)
+    made = [master.admit(tmp_path / name) for name in "abc"]
+    readers = []
+    try:
+        for one in made:
+            one.request([blob.digest], early=blob.digest)
+        master.serve_until(lambda: all(one.can_begin for one in made))
+        for one in made:
+            folder = one.folder_of(blob.digest)
+            await_files(folder)
+            files = [folder / name for name in expected]
+            readers.append(threading.Thread(target=lambda files=files: [file.read_bytes() for file in files[::-1]]))
+            readers[-1].start()
+        master.serve(*made)
+        for reader in readers:
+            reader.join()
+    finally:
+        for one in made:
+            await_no_files(one.folder_of(blob.digest))
+            one.close()
+    assert [contents(one, blob) == expected for one in made] == [True] * 3
+    assert master.num_referred > NUM_PIECES
+
+
+def test_list_of_files_in_another_order_is_not_read_early(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"x")
+    listing = msgspec.msgpack.encode([("b", 1), ("a", 1)])
+    hashed = hashlib.sha256(b"xx").digest()
+    head = struct.pack("<QQ", len(listing), 2) + hashed + listing
+    writer = BlobWriter(hashlib.sha256(head).hexdigest(), tmp_path / "to", is_early=True)
+    writer.add_head(head)
+    assert not writer.is_early
+    writer.add(0, b"xx")
+    assert (writer.finish() / "a").read_bytes() == b"x"
+    writer.close()

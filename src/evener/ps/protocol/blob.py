@@ -158,11 +158,6 @@ class Blob:
         self.num_bytes = len(self._head) + contents_bytes
         self.digest = hashlib.sha256(self._head).hexdigest()
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Paths and sizes of the files."""
-        return dict(self._files.files)
-
     def read(self, offset: int, length: int) -> bytes:
         """Return at most `length` bytes of the stream from `offset` on; fewer only at its end.
 
@@ -328,10 +323,9 @@ class BlobWriter:
         if (rest := self.head.add(data)) is None:
             return
         files = self.head.files()
-        if self.is_early and files == sorted(files):
-            self.is_early = announce_files(self._draft, files)
-        else:
-            self.is_early = False
+        is_plain = files == sorted(files) and not any("\n" in path for path, _ in files)
+        self.is_early = self.is_early and is_plain and announce_files(self._draft, files)
+        if not self.is_early:
             for path, _ in files:
                 (self._draft / path).parent.mkdir(parents=True, exist_ok=True)
                 (self._draft / path).open("xb").close()

@@ -1,0 +1,158 @@
+"""Data are read early only if samples load alike from files that come when they are opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pytest
+
+from evener.data import early_data
+from evener.data.early_data import EarlyTrial
+
+START = """
+import ctypes, os, random, time
+from pathlib import Path
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from evener import BatchTask, Task
+
+class Files(Dataset):
+    def __init__(self, folder):
+        self.folder, self.files = folder, sorted(folder.glob("*.npy"))
+    def __len__(self):
+        return len(self.files)
+    def __getitem__(self, i):
+        return torch.from_numpy(np.load(self.files[i])), i % 2
+
+def task(data_dir, **words):
+    made = dict(
+        name="t", model=lambda: nn.Linear(4, 2), loss=nn.functional.cross_entropy,
+        train_data=lambda: DATA(data_dir), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=4,
+    )
+    return Task(**made | words)
+
+DATA = Files
+"""
+ALIKE = {
+    "files": "",
+    "validation": "def task(data_dir, make=task): return make(data_dir, validation_data=lambda: DATA(data_dir))",
+    "lengths": """
+        class Sizes(Files):
+            def __getitem__(self, i):
+                return torch.tensor([float(os.path.getsize(self.files[i])), np.load(self.files[i])[0]]), 0
+        DATA = Sizes
+    """,
+    "random": """
+        class Drawn(Files):
+            def __getitem__(self, i):
+                return torch.from_numpy(np.load(self.files[i])) + torch.rand(4) + random.random(), 0
+        DATA = Drawn
+    """,
+    "memory maps": """
+        class Maps(Files):
+            def __getitem__(self, i):
+                return torch.from_numpy(np.load(self.files[i], mmap_mode="r").copy()), 0
+        DATA = Maps
+    """,
+    "dict": """
+        class Dicts(Files):
+            def __getitem__(self, i):
+                return {"x": super().__getitem__(i)[0], "words": ["a", i]}, 0
+        DATA = Dicts
+    """,
+}
+DIFFERENT = {
+    "code in C": """
+        libc = ctypes.CDLL(None)
+        class Raw(Files):
+            def __getitem__(self, i):
+                file = libc.open(str(self.files[i]).encode(), 0)
+                buffer = ctypes.create_string_buffer(200)
+                count = libc.read(file, buffer, 200)
+                libc.close(file)
+                return torch.tensor(list(buffer.raw[:count]), dtype=torch.float32), 0
+        DATA = Raw
+    """,
+    "names of files": """
+        class Named(Files):
+            def __getitem__(self, i):
+                return super().__getitem__(i)[0], str(self.files[i])
+        DATA = Named
+    """,
+    "all at the start": """
+        class Whole(Files):
+            def __init__(self, folder):
+                super().__init__(folder)
+                self.all = [np.load(file) for file in self.files]
+        DATA = Whole
+    """,
+    "an error": """
+        class Failing(Files):
+            def __getitem__(self, i):
+                raise ValueError("no")
+        DATA = Failing
+    """,
+    "the end of the process": """
+        class Ending(Files):
+            def __getitem__(self, i):
+                os._exit(0)
+        DATA = Ending
+    """,
+    "no time": """
+        class Slow(Files):
+            def __getitem__(self, i):
+                time.sleep(1000)
+        DATA = Slow
+    """,
+    "batches": """
+        def task(data_dir):
+            return BatchTask(name="b", model=None, train_loader=None, step=None, optimizer=None)
+    """,
+    "only validation in C": """
+        libc = ctypes.CDLL(None)
+        class Raw(Files):
+            def __getitem__(self, i):
+                file = libc.open(str(self.files[i]).encode(), 0)
+                buffer = ctypes.create_string_buffer(200)
+                libc.read(file, buffer, 200)
+                return torch.tensor(list(buffer.raw), dtype=torch.float32), 0
+        def task(data_dir, make=task): return make(data_dir, validation_data=lambda: Raw(data_dir))
+    """,
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    (tmp_path / "data").mkdir()
+    for number in range(60):
+        np.save(tmp_path / "data" / f"{number:02}.npy", np.full(4, number, np.float32))
+    return sorted(file.name for file in (tmp_path / "data").iterdir())
+
+
+def trial(tmp_path: Path, files: list[str], code: str, monkeypatch: pytest.MonkeyPatch, least: int = 1) -> bool:
+    monkeypatch.setattr(early_data, "EARLY_BYTES", least)
+    monkeypatch.setattr(early_data, "_SECONDS", 10.0 if "sleep" not in code else 1.0)
+    (tmp_path / "task.py").write_text(START + dedent(code))
+    return EarlyTrial(str(tmp_path / "task.py"), tmp_path / "data", files, {}).succeeds()
+
+
+@pytest.mark.parametrize("code", ALIKE.values(), ids=ALIKE)
+def test_files_that_python_opens_are_read_early(
+    code: str, tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trial(tmp_path, files, code, monkeypatch)
+    assert sorted(file.name for file in (tmp_path / "data").iterdir()) == files
+
+
+@pytest.mark.parametrize("code", DIFFERENT.values(), ids=DIFFERENT)
+def test_other_data_come_first(code: str, tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not trial(tmp_path, files, code, monkeypatch)
+    assert not list(early_data._SHARED_MEMORY.glob("evener-*"))
+
+
+def test_few_data_come_first(tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not trial(tmp_path, files, "", monkeypatch, least=2**25)
