@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.command_cluster import cluster
+from support.command_cluster import cluster, wait_until
 from support.struck_runs import distance
 
 TASK = """
@@ -69,12 +69,12 @@ def test_early_data_train_the_weights_of_one_process(tmp_path: Path) -> None:
         ps.join("one")
         ps.join("two", "--speed", "0.5")
         ps.wait_for_nodes()
+        caches = [ps.folder / f"cache-{name}" / "blobs" for name in ("one", "two")]
         ways = {"sync": ("--agreement", "sync"), "ranks": ("--workers", "1")}
         for way, options in ways.items():
             ps.train(*words, "--ship-data", *options, "--output", way)
             assert distance(alone, ps.folder / way) < 1e-10
-            caches = [ps.folder / f"cache-{name}" / "blobs" for name in ("one", "two")]
-            assert not [path for cache in caches for path in cache.glob(".*")]
+            wait_until(lambda: not [path for one in caches for path in one.glob(".*")], "that the data are in place")
             for cache in caches:  # so that the other way begins without data again
                 for blob in cache.iterdir():
                     blob.rename(ps.folder / f"{way}-{cache.parent.name}-{blob.name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from itertools import count
 
 from evener.ps.protocol.blob import MIN_PIECE_BYTES
 from evener.ps.protocol.messages import FetchBlob, FetchFrom, OfferPieces
@@ -17,9 +18,14 @@ _NONE = -1
 
 
 class PieceHolders:
-    """The nodes that serve pieces, and the pieces that the master has sent to each."""
+    """The nodes that serve pieces, and the pieces that the master has sent to each since its offer.
+
+    A node offers pieces again in every run. What it was sent before may be gone.
+    """
 
     def __init__(self) -> None:
+        self._numbers = count()
+        self._number_of: dict[int, int] = {}
         self._offers: dict[int, OfferPieces] = {}
         self._sent: OrderedDict[str, array[int]] = OrderedDict()
 
@@ -32,11 +38,13 @@ class PieceHolders:
             raise BadFrame(f"pieces cannot be fetched at {offer.address}: {error}") from error
         if address.path or not address.port or address.is_everywhere:
             raise BadFrame(f"pieces cannot be fetched at {offer.address}")
-        self._offers[peer] = offer
+        self.disconnected(peer)
+        self._number_of[peer] = next(self._numbers)
+        self._offers[self._number_of[peer]] = offer
 
     def disconnected(self, peer: int) -> None:
         """Forget a connection that is gone."""
-        self._offers.pop(peer, None)
+        self._offers.pop(self._number_of.pop(peer, _NONE), None)
 
     def holder(self, peer: int, fetch: FetchBlob, num_bytes: int) -> FetchFrom | None:
         """Return where a node fetches a piece of a blob; None if the master sends it, which is then remembered.
@@ -46,7 +54,8 @@ class PieceHolders:
             fetch: its request.
             num_bytes: length of the blob.
         """
-        if fetch.is_direct or peer not in self._offers or not 0 <= fetch.offset < num_bytes:
+        own = self._number_of.get(peer, _NONE)
+        if fetch.is_direct or own == _NONE or not 0 <= fetch.offset < num_bytes:
             return None
         if fetch.digest not in self._sent:
             self._sent[fetch.digest] = array("q", [_NONE]) * (num_bytes // MIN_PIECE_BYTES + 1)
@@ -54,7 +63,7 @@ class PieceHolders:
                 self._sent.popitem(last=False)
         sent, piece = self._sent[fetch.digest], fetch.offset // MIN_PIECE_BYTES
         offer = self._offers.get(sent[piece])
-        if offer is None or sent[piece] == peer:
-            sent[piece] = peer
+        if offer is None or sent[piece] == own:
+            sent[piece] = own
             return None
         return FetchFrom(digest=fetch.digest, offset=fetch.offset, address=offer.address, token=offer.token)

@@ -258,7 +258,8 @@ class BlobFetcher:
             except MissingFile:
                 return none
             if data is None:
-                return None
+                is_on_its_way = self._wanted[:1] == [fetch.digest] and piece in self._asked
+                return None if is_on_its_way else none
             total = writer.head.num_bytes + writer.head.contents_bytes
             return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=total), data
 
