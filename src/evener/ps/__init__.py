@@ -8,8 +8,8 @@ The messages of a run with an agreement:
                               effects                        -- Welcome ------->  node
     client                    handlers, job
       -- SubmitRun -------->  scheduler -> lease_run         -- Prepare ------->  lease_part: fetches code and data
-      <- RunAccepted -------  blob_transfer                  <- FetchBlob ------
-                                                             -- BlobChunk ----->  makes its engine
+      <- RunAccepted -------  blob_transfer                  <- FetchBlob ------  blob_fetcher
+                              piece_holders                  -- BlobChunk, FetchFrom ->  makes its engine
                               lease_training                 <- Ready ----------
                               lease_training                 -- ServerReply --->  works on a lease
                               handlers (bytes as they come)  <- Contribution ---  its gradient, or its progress

@@ -89,7 +89,7 @@ class Master:
 
     def _answer(self, peer: int, header: Header) -> None:
         if isinstance(header, OfferPieces):
-            self.holders.offer(peer, header)
+            self.holders.offer(peer, header, is_local=True)
             return
         assert isinstance(header, FetchBlob)
         self.on_fetch(header)
@@ -337,7 +337,22 @@ def test_too_many_requests_close_the_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["unix:/tmp/x", ":7000", "0.0.0.0:7000", "[::]:7000", "host", "host:0", "host:99999", ""]
+    "address",
+    [
+        "unix:/tmp/x",
+        ":7000",
+        "0.0.0.0:7000",
+        "[::]:7000",
+        "host",
+        "10.0.0.1:0",
+        "10.0.0.1:99999",
+        "",
+        "127.0.0.1:6379",
+        "[::1]:6379",
+        "localhost:6379",
+        "host:7000",
+        "224.0.0.1:7000",
+    ],
 )
 def test_offer_that_leads_nowhere_is_refused(address: str) -> None:
     token = make_identity(insecure=True).token.text

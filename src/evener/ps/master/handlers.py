@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from evener.doctor.facts import is_loopback
 from evener.ps.master.access.invitations import ASK_FOR_ANOTHER
 from evener.ps.master.access.quotas import (
     IDLE_PATIENCES,
@@ -37,7 +38,7 @@ from evener.ps.protocol.messages import FetchBlob, Header, Invite, Join, RevokeI
 from evener.records.schema import shown
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
-from evener.wire.identity import Grant, Role
+from evener.wire.identity import Grant, Role, host_in
 from evener.wire.server import Server
 
 
@@ -288,7 +289,8 @@ class Handlers:
         self._fetches.ask(peer, header)
 
     def _offer_pieces(self, peer: int, _: object, header: m.OfferPieces, __: object) -> None:
-        self._scheduler.holders.offer(peer, header)
+        host = host_in(self._origins[peer])
+        self._scheduler.holders.offer(peer, header, is_local=not host or is_loopback(host))
 
     def _give(self, peer: int, fetch: m.FetchBlob) -> None:
         self._scheduler.fetch(peer, fetch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from ipaddress import ip_address
 from itertools import count
 
 from evener.ps.protocol.blob import MIN_PIECE_BYTES
@@ -29,14 +30,24 @@ class PieceHolders:
         self._offers: dict[int, OfferPieces] = {}
         self._sent: OrderedDict[str, array[int]] = OrderedDict()
 
-    def offer(self, peer: int, offer: OfferPieces) -> None:
-        """Note where a node serves pieces. Raises BadFrame: other nodes cannot connect there."""
+    def offer(self, peer: int, offer: OfferPieces, *, is_local: bool = False) -> None:
+        """Note where a node serves pieces.
+
+        Args:
+            peer: connection of the node.
+            offer: what it says.
+            is_local: whether it is on the master's machine; only then it may name an address of a loopback interface.
+
+        Raises:
+            BadFrame: other nodes cannot connect there, or must not.
+        """
         try:
             address = Address.parse(offer.address)
+            host = ip_address(address.host)
             Token.parse(offer.token)
-        except EvenerError as error:
+        except (EvenerError, ValueError) as error:
             raise BadFrame(f"pieces cannot be fetched at {offer.address}: {error}") from error
-        if address.path or not address.port or address.is_everywhere:
+        if not address.port or host.is_unspecified or host.is_multicast or (host.is_loopback and not is_local):
             raise BadFrame(f"pieces cannot be fetched at {offer.address}")
         self.disconnected(peer)
         self._number_of[peer] = next(self._numbers)

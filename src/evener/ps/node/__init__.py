@@ -4,6 +4,7 @@ node, node_part           the process of `evener join`: its main thread serves t
 lease_part, engine        runs with an agreement: computed in that process, which loads the task and PyTorch for them
 rank_part, rank_child     runs of ranks: a child for each, which runs `commands.node_rank.run_node_rank`; the parent
                           passes messages on
+blob_fetcher              code and data of a run, from the master and from other nodes (piece_exchange: threads)
 node_examination          questions of `evener doctor`
 
 With `--sandbox` all of this is a child inside bwrap (`commands.sandbox`).
