@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measure(hosts: Hosts, folder: Path, num_bytes: int, words: argparse.Namespace, results: Results) -> None:
-    """Start a master and its nodes, train, and add a row."""
+    """Start a master and its nodes, train, and add a row with the seconds at which each phase began."""
     server = hosts["server"]
     home = str(folder / "home")
     master = server.start(
@@ -62,7 +62,8 @@ def measure(hosts: Hosts, folder: Path, num_bytes: int, words: argparse.Namespac
         node = hosts[name].start([*join, "--cache", str(folder / name)], environment=ENVIRONMENT)
         node.wait_for("ready for runs", SECONDS)
     agreement = () if words.agreement == "ranks" else ("--agreement", words.agreement)
-    before, began, phases = sent_bytes(server), time.time(), {}
+    before, began = sent_bytes(server), time.time()
+    phases: dict[str, float] = {}
     typed = ["evener", "train", str(TASK), "--home", home, "--data", str(folder / "images"), "--ship-data"]
     options = (*agreement, "--epochs", str(words.epochs), "--output", str(folder / "out"))
     training = server.start([*typed, *options], environment=ENVIRONMENT)
