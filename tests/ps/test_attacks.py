@@ -70,6 +70,7 @@ class Unchecked(msgspec.Struct, kw_only=True):
     num_validation: Any
     has_accuracy: Any
     submitter: Any
+    reads_early: Any
     nodes: Any
 
 

@@ -285,7 +285,9 @@ class Handlers:
         if (run := self._scheduler.training_of(node)) is not None:
             run.validated(node, header)
 
-    def _fetch(self, peer: int, _: object, header: m.FetchBlob, __: object) -> None:
+    def _fetch(self, peer: int, node: NodeRecord | None, header: m.FetchBlob, _: object) -> None:
+        if node is not None and (run := self._scheduler.training_of(node)) is not None:
+            run.progress(node)  # it may wait for data of the samples that it works on
         self._fetches.ask(peer, header)
 
     def _offer_pieces(self, peer: int, _: object, header: m.OfferPieces, __: object) -> None:
