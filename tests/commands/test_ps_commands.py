@@ -298,7 +298,10 @@ def test_nodes_wait_for_a_master_stopped_by_sigterm() -> None:
         ),
         (("--agreement", "sync", "--master", "a:1"), "--master ADDRESS and --token-file FILE belong together"),
         (("--agreement", "diloco", "--local-steps", "epoch"), "--local-steps must be a number with --agreement diloco"),
-        (("--agreement", "average", "--local-steps", "0"), "--local-steps must be a positive number of at most 9 digits, or epoch"),
+        (
+            ("--agreement", "average", "--local-steps", "0"),
+            "--local-steps must be a positive number of at most 9 digits, or epoch",
+        ),
         (("--agreement", "bounded", "--staleness", "0"), "--staleness must be positive, and at most 1000000000, got 0"),
         (("--agreement", "sync", "--precision", "fp16"), "--precision must be fp32, bf16 or fp64 with --agreement"),
     ],

@@ -208,7 +208,7 @@ def _await(folder: str, path: str, check: Callable[[], None]) -> None:
         if time.monotonic() - checked > _CHECK_SECONDS:
             checked = time.monotonic()
             check()
-    if not os.path.isdir(folder):
+    if not os.path.exists(path):
         raise MissingFile(f"{name} of the data has not come, for the transfer has ended")
 
 

@@ -494,3 +494,28 @@ def test_list_of_files_in_another_order_is_not_read_early(tmp_path: Path) -> Non
     writer.add(0, b"xx")
     assert (writer.finish() / "a").read_bytes() == b"x"
     writer.close()
+
+
+def test_process_that_waits_for_a_file_gets_an_error_when_the_run_ends(blob: Blob, tmp_path: Path) -> None:
+    master, raised = Master(blob), list[Exception]()
+    fetcher = master.admit(tmp_path / "a", None)
+    fetcher.request([blob.digest], early=blob.digest)
+    master.serve_until(lambda: fetcher.can_begin)
+    folder = fetcher.folder_of(blob.digest)
+    await_files(folder)
+
+    def read() -> None:
+        try:
+            (folder / "small-50").read_bytes()
+        except MissingFile as error:
+            raised.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while not wanted_file(folder).stat().st_size:
+        time.sleep(0.01)
+    fetcher.close()
+    reader.join()
+    await_no_files(folder)
+    assert len(raised) == 1
+    assert list((tmp_path / "a").iterdir()) == []

@@ -150,8 +150,9 @@ class BlobFetcher:
             if holder is None:
                 holder = Holder(where, self._deliver, self._lost)
                 self._holders[where.address] = holder
-            if not holder.request(fetch):
-                self._direct.append(self._piece_at(where.offset))
+            piece = self._piece_at(where.offset)
+            if not holder.request(fetch, is_urgent=piece in self._hurried):
+                self._direct.append(piece)
             self._fill()
 
     def path_of(self, digest: str) -> Path:
@@ -164,7 +165,7 @@ class BlobFetcher:
         return writer.root if writer is not None and writer.is_early else self.path_of(digest)
 
     def close(self) -> None:
-        """Forget incomplete blobs, and serve no more. No process reads the files any more."""
+        """Forget incomplete blobs, and serve no more; a process that still waits for a file gets an error."""
         self._is_closed.set()
         with self._lock:
             self._wanted = []
@@ -227,6 +228,8 @@ class BlobFetcher:
 
     def _hurry(self, pieces: set[int]) -> None:
         """Fetch these pieces first."""
+        if not self._wanted:  # it has ended meanwhile
+            return
         for piece in sorted(pieces - self._hurried):
             self._hurried.add(piece)
             offset = self._writer.head.offset_of(piece)

@@ -137,11 +137,11 @@ class Holder:
         self._thread = threading.Thread(target=self._fetch, name="evener-fetch-pieces", daemon=True)
         self._thread.start()
 
-    def request(self, fetch: FetchBlob) -> bool:
-        """Have a piece fetched; return false if no more can be fetched from this node."""
+    def request(self, fetch: FetchBlob, *, is_urgent: bool = False) -> bool:
+        """Have a piece fetched, next if it is urgent; return false if no more can be fetched from this node."""
         with self._changed:
             if not self._is_over:
-                self._waiting.append(fetch)
+                (self._waiting.appendleft if is_urgent else self._waiting.append)(fetch)
                 self._changed.notify()
             return not self._is_over
 
