@@ -90,6 +90,56 @@ DIFFERENT = {
                 self.all = [np.load(file) for file in self.files]
         DATA = Whole
     """,
+    "batches in C": """
+        libc = ctypes.CDLL(None)
+        class Batches(Files):
+            def __getitem__(self, i):
+                return i
+            def collate_fn(self, samples):
+                rows = []
+                for i in samples:
+                    file = libc.open(str(self.files[i]).encode(), 0)
+                    buffer = ctypes.create_string_buffer(200)
+                    libc.read(file, buffer, 200)
+                    libc.close(file)
+                    rows.append(list(buffer.raw))
+                return torch.tensor(rows, dtype=torch.float32), torch.zeros(len(rows), dtype=torch.int64)
+        DATA = Batches
+    """,
+    "later epochs in C": """
+        libc = ctypes.CDLL(None)
+        class Later(Files):
+            epoch = 0
+            def set_epoch(self, epoch):
+                self.epoch = epoch
+            def __getitem__(self, i):
+                if not self.epoch:
+                    return super().__getitem__(i)
+                file = libc.open(str(self.files[-1 - i]).encode(), 0)
+                buffer = ctypes.create_string_buffer(200)
+                libc.read(file, buffer, 200)
+                libc.close(file)
+                return torch.tensor(list(buffer.raw), dtype=torch.float32), 0
+        DATA = Later
+    """,
+    "a model in C": """
+        def model(data_dir):
+            made = nn.Linear(4, 2)
+            words = torch.from_file(str(data_dir / "00.npy"), size=8, dtype=torch.uint8)
+            made.weight.data.fill_(float(words.sum()))
+            return made
+        def task(data_dir, make=task): return make(data_dir, model=lambda: model(data_dir))
+    """,
+    "another suffix": """
+        class Two(Files):
+            def __len__(self):
+                return 10000
+            def __getitem__(self, i):
+                if i == 5003:
+                    return torch.from_file(str(self.folder / "rare.raw"), size=4, dtype=torch.float32).clone(), 0
+                return super().__getitem__(i % 60)
+        DATA = Two
+    """,
     "an error": """
         class Failing(Files):
             def __getitem__(self, i):
@@ -137,7 +187,14 @@ def trial(tmp_path: Path, files: list[str], code: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(early_data, "EARLY_BYTES", least)
     monkeypatch.setattr(early_data, "_SECONDS", 10.0 if "sleep" not in code else 1.0)
     (tmp_path / "task.py").write_text(START + dedent(code))
-    return EarlyTrial(str(tmp_path / "task.py"), tmp_path / "data", files, {}).succeeds()
+    if "rare.raw" in code:
+        (tmp_path / "data" / "rare.raw").write_bytes(b"x" * 16)
+        files = [*files, "rare.raw"]
+    one = EarlyTrial(str(tmp_path / "task.py"), tmp_path / "data", files, {})
+    try:
+        return one.succeeds()
+    finally:
+        one.close()
 
 
 @pytest.mark.parametrize("code", ALIKE.values(), ids=ALIKE)

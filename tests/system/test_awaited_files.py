@@ -225,3 +225,34 @@ def test_system_without_marks_of_files_reads_nothing_early(tmp_path: Path, monke
     assert not announce_files(tmp_path, SIZES.items())
     assert not wanted_file(tmp_path).exists()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_executable_files_of_the_user_are_read_at_once(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_bytes(b"contents")
+    (tmp_path / "run.sh").chmod(0o755)
+    await_files(tmp_path)
+    assert (tmp_path / "run.sh").read_bytes() == b"contents"
+    await_no_files(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o600])
+def test_file_system_with_fixed_marks_reads_nothing_early(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "chmod", lambda *_: None)
+    monkeypatch.setattr("evener.system.awaited_files._COMPLETE", mode)
+    assert not announce_files(tmp_path, SIZES.items())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_name_with_a_carriage_return_is_requested_whole(folder: Path) -> None:
+    wanted_file(folder).write_bytes(b"Icon\r\na.bin\n")
+    assert list(Wanted(folder).new()) == ["Icon\r", "a.bin"]
+
+
+def test_hook_is_installed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await_files(folder)
+    monkeypatch.setattr(sys, "addaudithook", pytest.fail)
+    for _ in range(3):
+        await_no_files(folder)
+        await_files(folder)

@@ -44,6 +44,7 @@ from evener.commands.sandbox import FOLDER as SANDBOX
 from evener.commands.sandbox import join_confined
 from evener.commands.terminal import print_notice, warn_of_readers
 from evener.config.options import JoinConfig, LeaveConfig
+from evener.doctor.facts import is_loopback
 from evener.launch.nodes import device_speeds
 from evener.launch.parent import Parent
 from evener.ps.node.acceptance import Acceptance
@@ -160,7 +161,10 @@ def _server_of_pieces(config: JoinConfig, token: Token) -> Serve | None:
     if not config.listen or Address.parse(str(config.address).partition(",")[0]).path:
         return None
     host = reachable_host(str(config.address))
-    return partial(PieceServer, own_address(host) if host else own_address(), is_insecure=token.insecure)
+    address = own_address(host) if host else own_address()
+    if host and is_loopback(address):  # without IPv4, or behind a forwarded port
+        return None
+    return partial(PieceServer, address, is_insecure=token.insecure)
 
 
 def _run_rank(parent: Parent, task: RankTask) -> None:

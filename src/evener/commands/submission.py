@@ -126,8 +126,13 @@ def pack(config: RunConfig, *, is_task: bool = True) -> tuple[dict[str, Blob], b
         files = whole_folder(root)
         if is_task and sys.platform == "linux" and not is_thin(config.task):
             trial = EarlyTrial(config.task, root, files, config.option, config.seed)
-        blobs["data"] = Blob(root, files)
-    return blobs, trial is not None and trial.succeeds()
+        try:
+            blobs["data"] = Blob(root, files)
+            return blobs, trial is not None and trial.succeeds()
+        finally:
+            if trial is not None:
+                trial.close()
+    return blobs, False
 
 
 @contextmanager

@@ -1,14 +1,14 @@
 """Decides by a trial whether nodes may begin before all data have come: samples load alike from files as they come.
 
-A process builds the task's data sets on a copy of the folder in which every file comes when it is opened, and loads
-some samples of them; then the same from the folder itself. The samples differ if code in C opens files itself, or if
-they hold names of files; all data are sent first then. So they are if most bytes are read before the first sample:
-nothing would be gained.
+A process makes the task's data sets, labels and model on a copy of the folder in which every file comes when it is
+opened, and loads some batches; then the same from the folder itself. They differ if code in C opens files itself, or if
+they hold names of files; all data are sent first then. So they are if the trial opens no file of some suffix, which
+other samples may need, and if most bytes are read before the first sample: nothing would be gained.
 """
 
 from __future__ import annotations
 
-import io
+import hashlib
 import multiprocessing
 import os
 import pickle
@@ -16,10 +16,11 @@ import random
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from evener.records.errors import DoesNotFit
@@ -31,6 +32,7 @@ from evener.system.awaited_files import (
     complete_file,
     opened_at_once,
 )
+from evener.system.process_exit import exit_with_parent
 
 EARLY_BYTES = 2**25
 """Size of data below which all are sent first."""
@@ -71,10 +73,12 @@ class EarlyTrial:
             return self._answer.poll(_SECONDS) and bool(self._answer.recv())
         except EOFError:  # it ended by an error, which the run itself will report
             return False
-        finally:
-            self._process.kill()
-            self._process.join()
-            self._scratch.cleanup()
+
+    def close(self) -> None:
+        """End the process, and remove its files."""
+        self._process.kill()
+        self._process.join()
+        self._scratch.cleanup()
 
 
 def _try(
@@ -89,6 +93,7 @@ def _try(
     """Answer whether samples load alike; files come below `scratch`."""
     import torch
 
+    exit_with_parent()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)  # the task's code has shown its messages before
@@ -104,8 +109,9 @@ def _try(
 def _load_alike(
     load: Callable[[str, Path], bytes], folder: Path, files: Mapping[str, int], scratch: Path
 ) -> Iterator[bool]:
-    """Yield whether samples of each data set load alike; its files come for it alone."""
-    for kind in ("train_data", "validation_data"):
+    """Yield whether each part of the task is alike, for which alone files come; then whether all suffixes were seen."""
+    seen: set[str] = set()
+    for kind in ("train_data", "validation_data", "labels", "model"):
         coming = scratch / kind
         coming.mkdir()
         if not announce_files(coming, files.items()):
@@ -116,7 +122,9 @@ def _load_alike(
         early = load(kind, coming)
         delivery.require_few()
         await_no_files(coming)
+        seen |= delivery.suffixes
         yield early == load(kind, folder)
+    yield seen >= {PurePosixPath(path).suffix for path, size in files.items() if size}
 
 
 def _folder() -> Path | None:
@@ -134,11 +142,15 @@ class _Delivery:
         source: folder of the files.
         coming: folder into which they come.
         files: their paths and sizes.
+
+    Attributes:
+        suffixes: of the files that have come.
     """
 
     def __init__(self, source: Path, coming: Path, files: Mapping[str, int]) -> None:
         self._source, self._coming, self._files = source, coming, files
         self._bytes_left = min(_MOST_BYTES, int(_MOST_SHARE * sum(files.values())))
+        self.suffixes: set[str] = set()
         threading.Thread(target=self._deliver, name="evener-deliver", daemon=True).start()
 
     def require_few(self) -> None:
@@ -148,26 +160,34 @@ class _Delivery:
 
     def _deliver(self) -> None:
         wanted = Wanted(self._coming)
-        pause = threading.Event()
-        while not pause.wait(_PAUSE_SECONDS):
+        while self._bytes_left >= 0:
             for path in set(wanted.new()) & self._files.keys():
                 self._bytes_left -= self._files[path]
-                if self._bytes_left < 0:
-                    return
-                with opened_at_once():
-                    shutil.copyfile(self._source / path, self._coming / path)
-                complete_file(self._coming, path)
+                self.suffixes.add(PurePosixPath(path).suffix)
+                if self._bytes_left >= 0:
+                    self._copy(path)
+            time.sleep(_PAUSE_SECONDS)
+
+    def _copy(self, path: str) -> None:
+        try:
+            with opened_at_once():
+                shutil.copyfile(self._source / path, self._coming / path)
+            complete_file(self._coming, path)
+        except OSError:  # no room, or it is gone
+            self._bytes_left = -1
 
 
 def _samples(task: str, options: dict[str, str], seed: int, kind: str, folder: Path) -> bytes:
-    """Return the length and some samples of a data set in `folder`, encoded; nothing if the task has no such data.
+    """Return a digest of a part of the task on data in `folder`: of the length and some batches of a data set.
+
+    Nothing is digested if the task has no such part.
 
     Raises:
         TypeError: it is no task whose samples are loaded by number.
     """
     import numpy as np
 
-    from evener.data.loader import read_samples
+    from evener.data.loader import collect, seed_all
     from evener.data.tasks.load import load_task
     from evener.records.task import Task
 
@@ -176,13 +196,31 @@ def _samples(task: str, options: dict[str, str], seed: int, kind: str, folder: P
         raise TypeError("its loaders are its own")
     if (make := getattr(loaded, kind)) is None:
         return b""
-    data = make()
-    count = len(data)
-    some = random.Random(seed).sample(range(count), min(count, _NUM_SAMPLES))
-    indices = np.array([0, count - 1, *some], dtype=np.int64)
-    written = io.BytesIO()
-    _Pickler(written).dump((count, read_samples(data, indices, seed, 0)))
-    return written.getvalue()
+    seed_all(seed)
+    made, digest = make(), _Digest()
+    if kind == "model":
+        _Pickler(digest).dump(dict(made.state_dict()))
+    elif kind == "labels":
+        _Pickler(digest).dump(np.asarray(made))
+    else:
+        count = len(made)
+        some = random.Random(seed).sample(range(count), min(count, _NUM_SAMPLES))
+        indices = np.array([0, count - 1, *some], dtype=np.int64)
+        for epoch in range(2):
+            _Pickler(digest).dump((count, collect(made, indices, seed, epoch)))
+    return digest.sha256.digest()
+
+
+class _Digest:
+    """A file that keeps the SHA-256 of what is written."""
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Take bytes."""
+        self.sha256.update(data)
+        return len(data)
 
 
 class _Pickler(pickle.Pickler):

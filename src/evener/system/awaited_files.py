@@ -30,8 +30,9 @@ _PAUSES = 0.001, 0.01
 _CHECK_SECONDS = 0.2
 _MAX_ROUNDS = 4
 
-_awaited: dict[str, Callable[[], None]] = {}
-"""Folders, each with a separator at its end, and what is called while a file of them is awaited."""
+_has_hook = False
+_awaited: dict[str, tuple[str, Callable[[], None]]] = {}
+"""By folder, with a separator at its end: the file with wanted paths, and what is called while a file is awaited."""
 
 
 class _Thread(threading.local):
@@ -55,7 +56,7 @@ class _Scouted(BaseException):
 
 def wanted_file(folder: Path) -> Path:
     """Return the file with the paths that processes wait for."""
-    return folder.with_name(folder.name + ".wanted")
+    return Path(f"{os.path.realpath(folder)}.wanted")
 
 
 def announce_files(folder: Path, files: Iterable[tuple[str, int]]) -> bool:
@@ -68,8 +69,11 @@ def announce_files(folder: Path, files: Iterable[tuple[str, int]]) -> bool:
     Raises:
         OSError: they cannot be created.
     """
-    os.close(os.open(wanted_file(folder), os.O_CREAT | os.O_WRONLY, _COMING))
-    if not _is_coming(str(wanted_file(folder))):
+    marked = str(wanted_file(folder))
+    os.close(os.open(marked, os.O_CREAT | os.O_WRONLY, _COMPLETE))
+    are_alike = _is_coming(marked)
+    os.chmod(marked, _COMING)
+    if are_alike or not _is_coming(marked):
         complete_folder(folder)
         return False
     parents = set[str]()
@@ -113,10 +117,12 @@ def await_files(folder: Path, check: Callable[[], None] = lambda: None) -> None:
         folder: folder of the files.
         check: called several times a second during a wait; may raise.
     """
-    if not _awaited:
-        sys.addaudithook(_on_event)
+    global _has_hook
+    if not _has_hook:
+        sys.addaudithook(_on_event)  # for good: it cannot be removed
+        _has_hook = True
     for path in {os.path.abspath(folder), os.path.realpath(folder)}:
-        _awaited[path + os.sep] = check
+        _awaited[path + os.sep] = str(wanted_file(folder)), check
     os.environ[_VARIABLE] = str(folder)
 
 
@@ -141,7 +147,7 @@ def scout(read: Callable[[int], object], samples: Iterable[int]) -> None:
         read: reads a sample; it is broken off where it opens a file that has not come.
         samples: numbers of the samples.
     """
-    if not any(os.path.exists(folder.removesuffix(os.sep) + ".wanted") for folder in _awaited):
+    if not any(os.path.exists(wanted) for wanted, _ in _awaited.values()):
         return
     for _ in range(_MAX_ROUNDS):  # a sample may need several files, one after the other
         found: list[str] = []
@@ -184,25 +190,31 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
         return
     if isinstance(arguments[0], str | bytes | os.PathLike):
         path = os.path.abspath(os.fsdecode(arguments[0]))
-        for folder, check in list(_awaited.items()):
-            if path.startswith(folder) and _is_coming(path):
-                _await(folder.removesuffix(os.sep), path, check)
+        for folder, (wanted, check) in list(_awaited.items()):
+            if path.startswith(folder) and _is_coming(path) and os.path.exists(wanted):
+                _await(path, path[len(folder) :].replace(os.sep, "/"), wanted, check)
 
 
-def _await(folder: str, path: str, check: Callable[[], None]) -> None:
-    """Request a file, and return when it is complete; raise _Scouted instead of waiting while scouting."""
-    name = os.path.relpath(path, folder).replace(os.sep, "/")
+def _await(path: str, name: str, wanted: str, check: Callable[[], None]) -> None:
+    """Request a file, and return when it is complete; raise _Scouted instead of waiting while scouting.
+
+    Args:
+        path: path of the file.
+        name: path in its folder.
+        wanted: file with wanted paths.
+        check: called several times a second; may raise.
+    """
     with suppress(FileNotFoundError):  # all have come at this moment
-        wanted = os.open(f"{folder}.wanted", os.O_WRONLY | os.O_APPEND)
+        file = os.open(wanted, os.O_WRONLY | os.O_APPEND)
         try:
-            os.write(wanted, name.encode(errors="surrogateescape") + b"\n")
+            os.write(file, name.encode(errors="surrogateescape") + b"\n")
         finally:
-            os.close(wanted)
+            os.close(file)
     if _thread.scouted is not None:
         _thread.scouted.append(path)
         raise _Scouted
     pause, checked = _PAUSES[0], time.monotonic()
-    while _is_coming(path):
+    while _is_coming(path) and os.path.exists(wanted):
         time.sleep(pause)
         pause = min(1.5 * pause, _PAUSES[1])
         if time.monotonic() - checked > _CHECK_SECONDS:
@@ -234,5 +246,5 @@ class Wanted:
             return
         end = lines.rfind(b"\n") + 1
         self._read += end
-        for line in lines[:end].splitlines():
+        for line in lines[: max(0, end - 1)].split(b"\n"):
             yield line.decode(errors="surrogateescape")

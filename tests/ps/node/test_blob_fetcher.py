@@ -89,7 +89,7 @@ class Master:
 
     def _answer(self, peer: int, header: Header) -> None:
         if isinstance(header, OfferPieces):
-            self.holders.offer(peer, header, is_local=True)
+            self.holders.offer(peer, header)
             return
         assert isinstance(header, FetchBlob)
         self.on_fetch(header)
@@ -347,8 +347,7 @@ def test_too_many_requests_close_the_connection() -> None:
         "10.0.0.1:0",
         "10.0.0.1:99999",
         "",
-        "127.0.0.1:6379",
-        "[::1]:6379",
+        "8.8.8.8:22",
         "localhost:6379",
         "host:7000",
         "224.0.0.1:7000",
@@ -360,6 +359,36 @@ def test_offer_that_leads_nowhere_is_refused(address: str) -> None:
         PieceHolders().offer(1, OfferPieces(address=address, token=token))
     with pytest.raises(BadFrame):
         PieceHolders().offer(1, OfferPieces(address="10.0.0.1:7000", token=token[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("address", "origin", "counts"),
+    [
+        ("127.0.0.1:6379", "10.0.0.9", False),
+        ("[::1]:6379", "10.0.0.9", False),
+        ("127.0.0.1:6379", "127.0.0.1", True),
+        ("127.0.0.1:6379", "", True),
+        ("8.8.8.8:7000", "8.8.8.8", True),
+        ("192.168.1.7:7000", "8.8.8.8", True),
+    ],
+)
+def test_offer_counts_where_others_may_connect(address: str, origin: str, counts: bool) -> None:
+    holders, token = PieceHolders(), make_identity(insecure=True).token.text
+    holders.offer(1, OfferPieces(address=address, token=token), origin)
+    holders.offer(2, OfferPieces(address="10.0.0.2:7000", token=token))
+    fetch = FetchBlob(digest="0" * 64, offset=0)
+    assert holders.holder(1, fetch, 10 * MIN_PIECE_BYTES) is None
+    assert (holders.holder(2, fetch, 10 * MIN_PIECE_BYTES) is not None) == counts
+
+
+def test_node_that_was_sent_less_than_a_piece_is_not_named() -> None:
+    holders, token = PieceHolders(), make_identity(insecure=True).token.text
+    for peer in (1, 2):
+        holders.offer(peer, OfferPieces(address=f"10.0.0.{peer}:7000", token=token))
+    byte, piece = (FetchBlob(digest="0" * 64, offset=0, num_bytes=count) for count in (1, MIN_PIECE_BYTES))
+    assert holders.holder(1, byte, 10 * MIN_PIECE_BYTES) is None
+    assert holders.holder(2, piece, 10 * MIN_PIECE_BYTES) is None
+    assert holders.holder(1, piece, 10 * MIN_PIECE_BYTES) is not None
 
 
 def test_master_names_only_nodes_that_have_the_piece() -> None:
@@ -519,3 +548,72 @@ def test_process_that_waits_for_a_file_gets_an_error_when_the_run_ends(blob: Blo
     await_no_files(folder)
     assert len(raised) == 1
     assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_urgent_piece_at_a_silent_node_comes_from_the_master(
+    blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_fetcher, "_URGENT_SECONDS", 0.2)
+    master = Master(blob)
+    first = master.admit(tmp_path / "a", silent)
+    first.request([blob.digest])
+    master.serve(first)  # the master names it for every piece from now on
+    second = master.admit(tmp_path / "b")
+    second.request([blob.digest], early=blob.digest)
+    master.serve_until(lambda: second.can_begin)
+    folder = second.folder_of(blob.digest)
+    await_files(folder)
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append((folder / "small-50").read_bytes()))
+    reader.start()
+    began = time.monotonic()
+    master.serve_until(lambda: bool(found))
+    assert time.monotonic() - began < 5
+    reader.join()
+    await_no_files(folder)
+    for one in (first, second):
+        one.close()
+
+
+def test_run_ends_while_a_message_to_the_master_waits(blob: Blob, tmp_path: Path) -> None:
+    master, returns = Master(blob), threading.Event()
+    with nodes(master, tmp_path, "a") as (first,):
+        master.serve(first)
+        second = master.admit(tmp_path / "b")
+        send = second._send
+        second.request([blob.digest])
+        master.serve_until(lambda: master.num_referred > 3)
+
+        def wait(header: Header) -> None:  # as while a lost master is called again
+            returns.wait()
+            send(header)
+
+        second._send = wait
+        time.sleep(0.3)
+        began = time.monotonic()
+        second.close()
+        assert time.monotonic() - began < 2
+        returns.set()
+
+
+def test_pieces_are_fetched_from_a_bounded_number_of_nodes(
+    blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_fetcher, "_MAX_HOLDERS", 2)
+    fetcher = BlobFetcher(tmp_path / "a", lambda _: None)
+    fetcher.request([blob.digest])
+    fetcher.receive(
+        BlobChunk(digest=blob.digest, offset=0, total=blob.num_bytes), memoryview(blob.read(0, FIRST_BYTES))
+    )
+    server = silent(lambda _: None)
+    for number, piece in enumerate(list(fetcher._asked)[:4]):
+        where = FetchFrom(
+            digest=blob.digest,
+            offset=fetcher._writer.head.offset_of(piece),
+            address=server.offer.address.replace("127.0.0.1", f"127.0.0.{number + 1}"),
+            token=server.offer.token,
+        )
+        fetcher.fetch_from(where)
+    assert len(fetcher._holders) <= 2
+    fetcher.close()
+    server.close()

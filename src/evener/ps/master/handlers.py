@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from evener.doctor.facts import is_loopback
 from evener.ps.master.access.invitations import ASK_FOR_ANOTHER
 from evener.ps.master.access.quotas import (
     IDLE_PATIENCES,
@@ -291,8 +290,7 @@ class Handlers:
         self._fetches.ask(peer, header)
 
     def _offer_pieces(self, peer: int, _: object, header: m.OfferPieces, __: object) -> None:
-        host = host_in(self._origins[peer])
-        self._scheduler.holders.offer(peer, header, is_local=not host or is_loopback(host))
+        self._scheduler.holders.offer(peer, header, host_in(self._origins[peer]))
 
     def _give(self, peer: int, fetch: m.FetchBlob) -> None:
         self._scheduler.fetch(peer, fetch)

@@ -30,13 +30,13 @@ class PieceHolders:
         self._offers: dict[int, OfferPieces] = {}
         self._sent: OrderedDict[str, array[int]] = OrderedDict()
 
-    def offer(self, peer: int, offer: OfferPieces, *, is_local: bool = False) -> None:
-        """Note where a node serves pieces.
+    def offer(self, peer: int, offer: OfferPieces, origin: str = "") -> None:
+        """Note where a node serves pieces: at the address that the master sees, or at one of a private network.
 
         Args:
             peer: connection of the node.
-            offer: what it says.
-            is_local: whether it is on the master's machine; only then it may name an address of a loopback interface.
+            offer: what it says. One of a loopback interface counts only from the master's machine.
+            origin: address of the node, as the master sees it; empty for a socket of this machine.
 
         Raises:
             BadFrame: other nodes cannot connect there, or must not.
@@ -47,8 +47,11 @@ class PieceHolders:
             Token.parse(offer.token)
         except (EvenerError, ValueError) as error:
             raise BadFrame(f"pieces cannot be fetched at {offer.address}: {error}") from error
-        if not address.port or host.is_unspecified or host.is_multicast or (host.is_loopback and not is_local):
+        is_near = host.is_private or address.host == origin
+        if not address.port or host.is_unspecified or host.is_multicast or not is_near:
             raise BadFrame(f"pieces cannot be fetched at {offer.address}")
+        if host.is_loopback and origin and not ip_address(origin).is_loopback:
+            return
         self.disconnected(peer)
         self._number_of[peer] = next(self._numbers)
         self._offers[self._number_of[peer]] = offer
@@ -74,6 +77,8 @@ class PieceHolders:
                 self._sent.popitem(last=False)
         sent, piece = self._sent[fetch.digest], fetch.offset // MIN_PIECE_BYTES
         offer = self._offers.get(sent[piece])
+        if fetch.num_bytes < MIN_PIECE_BYTES and fetch.offset + fetch.num_bytes < num_bytes:
+            return None  # less than a piece
         if offer is None or sent[piece] == own:
             sent[piece] = own
             return None

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from random import Random
 from typing import TypeAlias
 
@@ -40,8 +41,12 @@ SHARED_BYTES = 2**25
 """Length of a blob from which on nodes serve it to each other; a shorter one is soon everywhere."""
 _PAUSES, _ACTIVE_SECONDS = (0.002, 0.02), 1.0
 """Seconds between two looks at what processes wait for, while some did within the active seconds, and else."""
-_SLOW = 4.0
-"""A node that serves so many times slower than the master is spared the last pieces."""
+_SLOW, _BACKLOG_SECONDS, _BACKLOG_SHARE = 4.0, 10.0, 0.5
+"""A node that serves so many times slower than the master is spared the last pieces. So is one whose requests would
+take longer than these seconds and this share of the time that has passed."""
+_URGENT_SECONDS = 2.0
+"""Time after which the master is asked for a piece for which a process waits, if another node has not sent it."""
+_MAX_HOLDERS = 16
 
 Serve: TypeAlias = Callable[[Reads], PieceServer]
 """Opens a server of pieces. Raises EvenerError."""
@@ -70,7 +75,9 @@ class BlobFetcher:
         self._began, self._num_sent = 0.0, 0
         self._early = ""
         self._urgent: deque[int] = deque()
-        self._hurried: set[int] = set()
+        self._hurried: dict[int, float] = {}
+        self._owner = threading.current_thread()
+        self._outbox: SimpleQueue[Header | None] | None = None
         self._is_closed = threading.Event()
 
     @property
@@ -130,7 +137,7 @@ class BlobFetcher:
             elif (piece := self._piece_at(chunk.offset)) in self._asked:
                 del self._asked[piece]
                 writer.add(piece, data)
-                self._hurried.discard(piece)
+                self._hurried.pop(piece, None)
                 self._num_sent += 1
             self._fill()
             if writer.missing is not None and not writer.missing:
@@ -146,14 +153,20 @@ class BlobFetcher:
                 return
             if (fetch := self._asked.pop(self._piece_at(where.offset), None)) is None:
                 return
-            holder = self._holders.get(where.address)
-            if holder is None:
-                holder = Holder(where, self._deliver, self._lost)
-                self._holders[where.address] = holder
             piece = self._piece_at(where.offset)
-            if not holder.request(fetch, is_urgent=piece in self._hurried):
+            holder = self._holder_at(where)
+            if holder is None or not holder.request(fetch, is_urgent=piece in self._hurried):
                 self._direct.append(piece)
             self._fill()
+
+    def _holder_at(self, where: FetchFrom) -> Holder | None:
+        """Return the node that serves at an address; None if pieces are fetched from too many."""
+        if where.address not in self._holders:
+            if sum(not one.is_over for one in self._holders.values()) >= _MAX_HOLDERS:
+                return None
+            self._holders = {address: one for address, one in self._holders.items() if not one.is_over}
+            self._holders[where.address] = Holder(where, self._deliver, self._lost)
+        return self._holders[where.address]
 
     def path_of(self, digest: str) -> Path:
         """Return the path of a blob."""
@@ -172,6 +185,8 @@ class BlobFetcher:
             server, self._server = self._server, None
             holders, self._holders = list(self._holders.values()), {}
             writers, self._writers = list(self._writers.values()), {}
+            if self._outbox is not None:
+                self._outbox.put(None)
         for one in holders:
             one.close()
         if server is not None:
@@ -225,13 +240,26 @@ class BlobFetcher:
                 active = time.monotonic()
                 with self._lock:
                     self._hurry(writer.pieces_of(path))
+            with self._lock:
+                self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Ask the master for pieces that a process needs and another node has not sent in time."""
+        now = time.monotonic()
+        late = [piece for piece, since in self._hurried.items() if now - since > _URGENT_SECONDS]
+        for piece in late:
+            self._hurried[piece] = now
+            if piece not in self._asked:
+                self._direct.append(piece)
+        if late:
+            self._fill()
 
     def _hurry(self, pieces: set[int]) -> None:
         """Fetch these pieces first."""
         if not self._wanted:  # it has ended meanwhile
             return
-        for piece in sorted(pieces - self._hurried):
-            self._hurried.add(piece)
+        for piece in sorted(pieces - self._hurried.keys()):
+            self._hurried[piece] = time.monotonic()
             offset = self._writer.head.offset_of(piece)
             if piece not in self._asked and not any(one.hurry(offset) for one in self._holders.values()):
                 self._urgent.append(piece)
@@ -275,7 +303,7 @@ class BlobFetcher:
                 self._writer.add(self._piece_at(chunk.offset), data)
             except OSError as error:
                 self._failure = error
-            self._hurried.discard(self._piece_at(chunk.offset))
+            self._hurried.pop(self._piece_at(chunk.offset), None)
             if self._failure is not None or not self._writer.missing:
                 self._wake()
             else:
@@ -316,9 +344,11 @@ class BlobFetcher:
 
     def _taken_back(self) -> int | None:
         """Return a piece that a slow node would send last; None if there is none."""
-        rate = self._num_sent / max(time.monotonic() - self._began, 1e-3)
+        seconds = max(time.monotonic() - self._began, 1e-3)
+        rate, most = self._num_sent / seconds, _BACKLOG_SECONDS + _BACKLOG_SHARE * seconds
         for holder in self._holders.values():
-            if holder.rate * _SLOW < rate and (fetch := holder.give_back()) is not None:
+            is_slow = holder.rate * _SLOW < rate or holder.backlog_seconds > most
+            if is_slow and (fetch := holder.give_back()) is not None:
                 return self._piece_at(fetch.offset)
         return None
 
@@ -328,6 +358,17 @@ class BlobFetcher:
         self._say(FetchBlob(digest=self._wanted[0], offset=head.num_bytes + head.contents_bytes, is_direct=True))
 
     def _say(self, header: Header) -> None:
-        """Send a message; a broken connection is noticed where messages are received."""
-        with suppress(CannotJoin, ConnectionLost):
-            self._send(header)
+        """Send a message; other threads let one thread send, since that may wait for the master to return."""
+        if threading.current_thread() is self._owner:
+            with suppress(CannotJoin, ConnectionLost):  # which is noticed where messages are received
+                self._send(header)
+            return
+        if self._outbox is None:
+            self._outbox = SimpleQueue()
+            threading.Thread(target=self._send_all, args=(self._outbox,), name="evener-fetch", daemon=True).start()
+        self._outbox.put(header)
+
+    def _send_all(self, outbox: SimpleQueue[Header | None]) -> None:
+        while (header := outbox.get()) is not None:
+            with suppress(CannotJoin, ConnectionLost):
+                self._send(header)

@@ -94,6 +94,7 @@ class LeasePart(NodePart):
             )
         )
         unit_seconds = self._engine.unit_seconds()
+        self._require_data()
         self._replica = WorkerReplica(self._engine, job.agreement)
         self._send(Ready(run=job.run, unit_seconds=unit_seconds))
 
@@ -116,9 +117,13 @@ class LeasePart(NodePart):
 
     def _check_data(self) -> None:
         """Raise the error because of which data do not come, or because the run is over."""
+        self._require_data()
+        self._check_run()
+
+    def _require_data(self) -> None:
+        """Raise the error because of which data have not come: the task's code may have caught it."""
         if self._late_error is not None:
             raise self._late_error
-        self._check_run()
 
     def on_reply(self, reply: ServerReply, buffers: Buffers) -> None:
         """Take an answer of the server."""
@@ -137,6 +142,7 @@ class LeasePart(NodePart):
         """Work on the oldest lease, and send the result."""
         assert self._replica is not None
         push, image = self._replica.work(self._leases.popleft())
+        self._require_data()
         self._unanswered[push.number] = push, image
         self._send(Contribution(run=self.job.run, push=push), image)
 
@@ -146,6 +152,7 @@ class LeasePart(NodePart):
             return
         weights = Flat(self.job.layout, as_bytes(buffers[0]))
         loss, correct = self._engine.validate(weights, request.first, request.size)
+        self._require_data()
         self._send(Validated(run=self.job.run, number=request.number, loss=summable(loss), correct=correct))
 
     def resend(self) -> None:

@@ -30,12 +30,12 @@ MAX_OPEN = 8
 """Requests of a node that may be open at another one."""
 _AHEAD = 4
 """Requests that a node opens: more would delay the pieces that it needs first."""
-SILENT_SECONDS = 60.0
+SILENT_SECONDS = 20.0
 """Time without a piece after which a node is asked for no more: what was sent to it before may take that long."""
 _CONNECT_SECONDS = 4.0
 _POLL_SECONDS, _WAITING_POLL_SECONDS = 0.1, 0.02
 _BEAT_SECONDS = 3.0
-_LIMITS = Limits(buffers=1, frame_bytes=CHUNK_BYTES, connections=256)
+_LIMITS = Limits(buffers=1, frame_bytes=CHUNK_BYTES, connections=64)
 
 Reads: TypeAlias = Callable[[FetchBlob], tuple[BlobChunk, bytes] | None]
 """Returns a piece, or an empty one of a blob that is not here; None for a piece that has not come yet."""
@@ -166,6 +166,16 @@ class Holder:
         since, now = self._busy_since, time.monotonic()
         seconds = self._busy_seconds + (0.0 if since is None else now - since)
         return (self._num_delivered + 1) / max(seconds, 1e-3)
+
+    @property
+    def backlog_seconds(self) -> float:
+        """Seconds that all requests would take at this rate."""
+        return (len(self._waiting) + len(self._sent)) / self.rate
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more can be fetched from this node."""
+        return self._is_over
 
     def close(self) -> None:
         """Have the thread end soon."""
