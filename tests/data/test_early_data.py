@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,7 +198,16 @@ def trial(tmp_path: Path, files: list[str], code: str, monkeypatch: pytest.Monke
         one.close()
 
 
-@pytest.mark.parametrize("code", ALIKE.values(), ids=ALIKE)
+QUICK = ("files", "validation", "random", "code in C", "batches in C", "another suffix", "all at the start")
+
+
+def cases(codes: dict[str, str]) -> list[Any]:
+    """Those of `QUICK` in every run of the tests."""
+    slow = pytest.mark.slow
+    return [pytest.param(code, id=name, marks=[] if name in QUICK else slow) for name, code in codes.items()]
+
+
+@pytest.mark.parametrize("code", cases(ALIKE))
 def test_files_that_python_opens_are_read_early(
     code: str, tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +215,7 @@ def test_files_that_python_opens_are_read_early(
     assert sorted(file.name for file in (tmp_path / "data").iterdir()) == files
 
 
-@pytest.mark.parametrize("code", DIFFERENT.values(), ids=DIFFERENT)
+@pytest.mark.parametrize("code", cases(DIFFERENT))
 def test_other_data_come_first(code: str, tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert not trial(tmp_path, files, code, monkeypatch)
     assert not list(early_data._SHARED_MEMORY.glob("evener-*"))
