@@ -256,3 +256,13 @@ def test_hook_is_installed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     for _ in range(3):
         await_no_files(folder)
         await_files(folder)
+
+
+def test_transfer_that_ends_before_a_file_is_complete_is_an_error(folder: Path) -> None:
+    await_files(folder)
+    thread = later(complete_folder, folder)
+    with pytest.raises(MissingFile):
+        (folder / "a.bin").read_bytes()
+    thread.join()
+    with pytest.raises(MissingFile):
+        (folder / "sub" / "b.bin").read_bytes()

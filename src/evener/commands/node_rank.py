@@ -33,7 +33,7 @@ from evener.ps.node.rank_child import RankTask
 from evener.ps.protocol.config import return_seconds
 from evener.ps.protocol.rank_messages import RankPlace
 from evener.records.errors import name_below
-from evener.system.awaited_files import await_files, wanted_file
+from evener.system.awaited_files import await_files
 from evener.system.cores import usable_cores
 from evener.system.host import own_address
 from evener.training.rank import train_rank
@@ -162,7 +162,7 @@ def run_node_rank(parent: Parent, task: RankTask) -> None:
     env.leaving = place.leaving
     if is_path(task.task):
         name_below(Path(task.task).parent)
-    if task.data is not None and wanted_file(Path(task.data)).exists():
+    if task.data is not None:
         await_files(Path(task.data))
     run_rank(env, partial(_program, brings_program=task.brings_program), _config_of(task))
 

@@ -114,10 +114,12 @@ def await_files(folder: Path, check: Callable[[], None] = lambda: None) -> None:
     """Have this process, and those that load data for it, wait for files of `folder` when they open them.
 
     Args:
-        folder: folder of the files.
+        folder: folder of the files; nothing is awaited if all of them are complete.
         check: called several times a second during a wait; may raise.
     """
     global _has_hook
+    if not wanted_file(folder).exists():
+        return
     if not _has_hook:
         sys.addaudithook(_on_event)  # for good: it cannot be removed
         _has_hook = True
@@ -191,7 +193,7 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
     if isinstance(arguments[0], str | bytes | os.PathLike):
         path = os.path.abspath(os.fsdecode(arguments[0]))
         for folder, (wanted, check) in list(_awaited.items()):
-            if path.startswith(folder) and _is_coming(path) and os.path.exists(wanted):
+            if path.startswith(folder) and _is_coming(path):
                 _await(path, path[len(folder) :].replace(os.sep, "/"), wanted, check)
 
 
@@ -203,6 +205,9 @@ def _await(path: str, name: str, wanted: str, check: Callable[[], None]) -> None
         name: path in its folder.
         wanted: file with wanted paths.
         check: called several times a second; may raise.
+
+    Raises:
+        MissingFile: the transfer has ended without the file.
     """
     with suppress(FileNotFoundError):  # all have come at this moment
         file = os.open(wanted, os.O_WRONLY | os.O_APPEND)
@@ -214,7 +219,9 @@ def _await(path: str, name: str, wanted: str, check: Callable[[], None]) -> None
         _thread.scouted.append(path)
         raise _Scouted
     pause, checked = _PAUSES[0], time.monotonic()
-    while _is_coming(path) and os.path.exists(wanted):
+    while _is_coming(path):
+        if not os.path.exists(wanted) and _is_coming(path):  # it is removed after the last file is complete
+            raise MissingFile(f"{name} of the data has not come, for the transfer has ended")
         time.sleep(pause)
         pause = min(1.5 * pause, _PAUSES[1])
         if time.monotonic() - checked > _CHECK_SECONDS:

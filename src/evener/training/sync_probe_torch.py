@@ -119,15 +119,15 @@ class TorchProbe:
 
     @contextmanager
     def _drawn(self, draws: Any) -> Iterator[None]:
-        before = self._draws
+        before, around = torch.get_default_dtype(), self._draws
         with random_state_kept(), draws:
             self._draws = draws
-            torch.set_default_dtype(self._default or self._usual)
+            torch.set_default_dtype(self._default or before)
             try:
                 yield
             finally:
-                torch.set_default_dtype(self._usual)
-                self._draws = before
+                torch.set_default_dtype(before)
+                self._draws = around
 
     def _model(self) -> nn.Module:
         return self._arithmetic.prepare_model(copied(self._submitted.model))
