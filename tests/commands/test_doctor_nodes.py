@@ -14,7 +14,7 @@ from evener.doctor.facts import FolderFacts, LoadFacts, MachineFacts
 from evener.doctor.finding import faults
 from evener.doctor.peers import DataFacts
 from evener.ps.client import MasterClient
-from evener.ps.protocol.blob import BlobWriter
+from evener.ps.node.blob_writer import BlobWriter
 from evener.ps.protocol.examination_messages import Examination, ExaminedNode, NodeReport
 from evener.ps.protocol.status import ClusterStatus, NodeStatus
 from evener.records.errors import InvalidInput

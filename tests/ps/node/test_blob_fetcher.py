@@ -19,8 +19,9 @@ import pytest
 from evener.ps.master.piece_holders import PieceHolders
 from evener.ps.node import blob_fetcher, piece_exchange
 from evener.ps.node.blob_fetcher import FIRST_BYTES, BlobFetcher
+from evener.ps.node.blob_writer import BlobWriter
 from evener.ps.node.piece_exchange import MAX_OPEN, PieceServer, Reads
-from evener.ps.protocol.blob import MIN_PIECE_BYTES, Blob, BlobWriter, whole_folder
+from evener.ps.protocol.blob import MIN_PIECE_BYTES, Blob, whole_folder
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, FetchFrom, Header, Heartbeat, OfferPieces
 from evener.records.errors import EvenerError, InvalidFile, MissingFile
 from evener.system.awaited_files import await_files, await_no_files, wanted_file

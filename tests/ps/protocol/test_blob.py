@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evener.ps.node.blob_writer import BlobWriter
 from evener.ps.protocol import blob as blob_module
 from evener.ps.protocol.blob import (
     CHUNK_BYTES,
     MIN_PIECE_BYTES,
     Blob,
-    BlobWriter,
     blob_folder,
     piece_bytes_of,
     whole_folder,

@@ -24,8 +24,9 @@ from queue import SimpleQueue
 from random import Random
 from typing import TypeAlias
 
+from evener.ps.node.blob_writer import BlobWriter
 from evener.ps.node.piece_exchange import Holder, PieceServer, Reads
-from evener.ps.protocol.blob import CHUNK_BYTES, BlobWriter, blob_folder
+from evener.ps.protocol.blob import CHUNK_BYTES, blob_folder
 from evener.ps.protocol.messages import BlobChunk, FetchBlob, FetchFrom, Header
 from evener.records.errors import EvenerError, InvalidFile, MissingFile
 from evener.system.awaited_files import Wanted

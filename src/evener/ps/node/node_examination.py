@@ -22,7 +22,8 @@ from evener.doctor.interface_checks import listening_addresses
 from evener.doctor.peers import DataFacts, Link, Unreached
 from evener.doctor.probe import Listeners, measure_link, probe
 from evener.ps.node.acceptance import Acceptance
-from evener.ps.protocol.blob import BlobWriter, blob_folder
+from evener.ps.node.blob_writer import BlobWriter
+from evener.ps.protocol.blob import blob_folder
 from evener.ps.protocol.examination_messages import (
     Examine,
     Examined,

@@ -4,18 +4,16 @@
     head      bytes of list and contents, 8 B each | SHA-256 of each piece | list of (path, size) as msgpack
     piece     128 KiB of the contents, or 256 KiB to 1 MiB of a large blob; the last one may be shorter
 
-With the head, each piece can be checked by itself, so pieces may come in any order, and from any node. A node writes
-the files into a draft folder, which it renames when nothing is missing: a blob is either complete or absent.
+With the head, each piece can be checked by itself, so pieces may come in any order, and from any node. A node has the
+files in a folder (`ps.node.blob_writer`), the master the stream in one file (`blob_stream`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import struct
-import tempfile
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
@@ -24,13 +22,13 @@ import msgspec
 
 from evener.records.decoding import decode_msgpack
 from evener.records.errors import InvalidFile, InvalidInput, MissingFile, require
-from evener.system.awaited_files import announce_files, complete_file, complete_folder, opened_at_once
+from evener.system.awaited_files import opened_at_once
 
 CHUNK_BYTES = 1 << 20
 """Most bytes of a piece, and of the stream in one message."""
 MIN_PIECE_BYTES = 1 << 17
 _MANY_PIECES = 1 << 16
-"""Pieces from which on each is larger: what is known of them stays small."""
+"""Most pieces of a blob whose pieces are of the smallest size: larger ones bound the memory for their state."""
 _SIZES = struct.Struct("<QQ")
 _HASH_BYTES = 32
 _MAX_HEAD_BYTES = 1 << 28
@@ -38,7 +36,8 @@ _MAX_SEARCHED_HEAD_BYTES = 1 << 17
 """Limit of the head of a stream in which a master looks for a file: a checkpoint of ranks."""
 _MAX_FILES = 1 << 21
 _NO_NAME = {"", "."}
-_Files = list[tuple[str, int]]
+Files = list[tuple[str, int]]
+"""Paths and sizes of files."""
 
 
 class HeadReader:
@@ -51,12 +50,15 @@ class HeadReader:
         data: bytes of the head so far.
         num_bytes: length of the head; 0 while it is not known.
         contents_bytes: bytes of all files.
+        piece_bytes: bytes of each piece but the last.
+        num_pieces: number of pieces.
     """
 
     def __init__(self, digest: str) -> None:
         self._digest = digest
         self.data = bytearray()
-        self.num_bytes = self.contents_bytes = 0
+        self.num_bytes = self.contents_bytes = self.num_pieces = 0
+        self.piece_bytes = MIN_PIECE_BYTES
 
     def add(self, data: bytes | memoryview) -> bytes | memoryview | None:
         """Add the next bytes of the stream; return those after the head, or None while it is incomplete.
@@ -70,6 +72,8 @@ class HeadReader:
             if len(self.data) < _SIZES.size:
                 return None
             list_bytes, self.contents_bytes = _SIZES.unpack(self.data)
+            self.piece_bytes = piece_bytes_of(self.contents_bytes)
+            self.num_pieces = -(-self.contents_bytes // self.piece_bytes)
             self.num_bytes = _SIZES.size + self.num_pieces * _HASH_BYTES + list_bytes
             if self.num_bytes > _MAX_HEAD_BYTES:
                 raise InvalidFile(f"blob {self._digest[:12]} has a head of {self.num_bytes} bytes")
@@ -82,16 +86,6 @@ class HeadReader:
         if hashlib.sha256(self.data).hexdigest() != self._digest:
             raise damaged(self._digest)
         return data[missing:]
-
-    @property
-    def num_pieces(self) -> int:
-        """Number of pieces."""
-        return -(-self.contents_bytes // self.piece_bytes)
-
-    @property
-    def piece_bytes(self) -> int:
-        """Bytes of each piece but the last."""
-        return piece_bytes_of(self.contents_bytes)
 
     def offset_of(self, piece: int) -> int:
         """Return where a piece begins in the stream."""
@@ -111,7 +105,7 @@ class HeadReader:
         """Return the bytes of a piece."""
         return min(self.piece_bytes, self.contents_bytes - piece * self.piece_bytes)
 
-    def files(self) -> _Files:
+    def files(self) -> Files:
         """Return paths and sizes of the files.
 
         Raises:
@@ -122,7 +116,7 @@ class HeadReader:
         if (num_files := _length_of(listing)) > _MAX_FILES:
             raise InvalidFile(f"blob {self._digest[:12]} has {num_files} files, and may have {_MAX_FILES}")
         try:
-            files: _Files = decode_msgpack(listing, _Files)
+            files: Files = decode_msgpack(listing, Files)
         except msgspec.DecodeError as error:
             raise InvalidFile(f"blob {self._digest[:12]} has no list of files: {error}") from error
         for path, size in files:
@@ -181,7 +175,7 @@ class FileRange:
         num_bytes: bytes of all files.
     """
 
-    def __init__(self, root: Path, files: _Files) -> None:
+    def __init__(self, root: Path, files: Files) -> None:
         self.root, self.files = root, files
         self._ends = list(accumulate((size for _, size in files), initial=0))
         self.num_bytes = self._ends[-1]
@@ -259,134 +253,6 @@ def whole_folder(root: Path) -> list[str]:
     if not files:
         raise MissingFile(f"there are no files in the data folder {root}")
     return files
-
-
-class EarlyFiles(FileRange):
-    """Files that are read while they arrive (`awaited_files`).
-
-    Args:
-        root: folder.
-        files: their paths and sizes, in the order of the paths.
-    """
-
-    def __init__(self, root: Path, files: _Files) -> None:
-        super().__init__(root, files)
-        self._missing_bytes = [size for _, size in files]
-
-    def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write bytes that have not been written before. Raises OSError."""
-        super().write(offset, data)
-        for index, _, count in self.parts(offset, len(data)):
-            self._missing_bytes[index] -= count
-            if not self._missing_bytes[index]:
-                complete_file(self.root, self.files[index][0])
-
-    def range_of(self, path: str) -> range:
-        """Return the bytes of a file that has not come; none if there is no such file."""
-        index = bisect_left(self.files, (path, 0))
-        if index == len(self.files) or self.files[index][0] != path or not self._missing_bytes[index]:
-            return range(0)
-        return range(self._ends[index], self._ends[index + 1])
-
-
-class BlobWriter:
-    """Files of a blob that is being received; close it.
-
-    Args:
-        digest: name of the blob.
-        into: folder of blobs.
-        is_early: whether the files may be read while they arrive.
-
-    Attributes:
-        head: head of the blob, which comes first.
-        missing: pieces that have not come; None before the head is complete.
-        root: folder of the files: a draft, until `finish` puts it in place.
-        is_early: whether the files may be read while they arrive; known when the head is complete.
-    """
-
-    def __init__(self, digest: str, into: Path, *, is_early: bool = False) -> None:
-        self._digest, self._place = digest, blob_folder(into, digest)
-        into.mkdir(parents=True, exist_ok=True)
-        self.root = self._draft = Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
-        self._files, self.is_early = FileRange(self._draft, []), is_early
-        self.head = HeadReader(digest)
-        self.missing: set[int] | None = None
-
-    def add_head(self, data: bytes | memoryview) -> None:
-        """Add the next bytes of the stream, until the head is complete. The whole of a short blob comes with it.
-
-        Raises:
-            InvalidFile: this is not the head of the blob.
-            InvalidValue: a path leads out of the blob's folder.
-            OSError: the files cannot be created.
-        """
-        if (rest := self.head.add(data)) is None:
-            return
-        files = self.head.files()
-        is_plain = files == sorted(files) and not any("\n" in path for path, _ in files)
-        self.is_early = self.is_early and is_plain and announce_files(self._draft, files)
-        if not self.is_early:
-            for path, _ in files:
-                (self._draft / path).parent.mkdir(parents=True, exist_ok=True)
-                (self._draft / path).open("xb").close()
-        self._files = (EarlyFiles if self.is_early else FileRange)(self._draft, files)
-        self.missing = set(range(self.head.num_pieces))
-        for piece in range(self.head.num_pieces):
-            begin = piece * self.head.piece_bytes
-            if begin + self.head.length_of(piece) > len(rest):
-                break
-            self.add(piece, rest[begin : begin + self.head.length_of(piece)])
-
-    def add(self, piece: int, data: bytes | memoryview) -> None:
-        """Write a piece.
-
-        Raises:
-            InvalidFile: it is damaged.
-            OSError: it cannot be written.
-        """
-        assert self.missing is not None
-        if piece not in self.missing:
-            return
-        if hashlib.sha256(data).digest() != self.head.hash_of(piece):
-            raise damaged(self._digest)
-        self._files.write(piece * self.head.piece_bytes, data)
-        self.missing.discard(piece)
-        if self.is_early and not self.missing:
-            complete_folder(self._draft)
-
-    def pieces_of(self, path: str) -> set[int]:
-        """Return the missing pieces of a file."""
-        if not isinstance(self._files, EarlyFiles) or not (part := self._files.range_of(path)):
-            return set()
-        size = self.head.piece_bytes
-        return set(range(part.start // size, (part.stop - 1) // size + 1)) & (self.missing or set())
-
-    def read(self, piece: int) -> bytes | None:
-        """Return a piece; None if it has not come. Raises MissingFile: its files were removed."""
-        if self.missing is None or piece in self.missing:
-            return None
-        return self._files.read(piece * self.head.piece_bytes, self.head.piece_bytes)
-
-    def finish(self) -> Path:
-        """Move the complete blob into place, and return its folder.
-
-        Raises:
-            InvalidFile: pieces are missing.
-        """
-        if self.missing is None or self.missing:
-            raise damaged(self._digest)
-        try:
-            self._draft.rename(self._place)
-        except OSError:
-            if not self._place.is_dir():  # else another process has received it, too
-                raise
-        self._files.root = self.root = self._place
-        return self._place
-
-    def close(self) -> None:
-        """Remove an incomplete blob."""
-        shutil.rmtree(self._draft, ignore_errors=True)
-        complete_folder(self._draft)
 
 
 class StreamCheck:

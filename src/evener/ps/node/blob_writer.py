@@ -1,0 +1,144 @@
+"""Writes the files of a blob from its pieces, in any order.
+
+The files lie in a draft folder, which is renamed when nothing is missing: a blob is either complete or absent. Files
+that are read while they arrive stay in the draft until the run that reads them has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from bisect import bisect_left
+from pathlib import Path
+
+from evener.ps.protocol.blob import FileRange, Files, HeadReader, blob_folder, damaged
+from evener.system.awaited_files import announce_files, complete_file, complete_folder
+
+
+class EarlyFiles(FileRange):
+    """Files that are read while they arrive (`awaited_files`).
+
+    Args:
+        root: folder.
+        files: their paths and sizes, in the order of the paths.
+    """
+
+    def __init__(self, root: Path, files: Files) -> None:
+        super().__init__(root, files)
+        self._missing_bytes = [size for _, size in files]
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write bytes that have not been written before. Raises OSError."""
+        super().write(offset, data)
+        for index, _, count in self.parts(offset, len(data)):
+            self._missing_bytes[index] -= count
+            if not self._missing_bytes[index]:
+                complete_file(self.root, self.files[index][0])
+
+    def range_of(self, path: str) -> range:
+        """Return the bytes of a file that has not come; none if there is no such file."""
+        index = bisect_left(self.files, (path, 0))
+        if index == len(self.files) or self.files[index][0] != path or not self._missing_bytes[index]:
+            return range(0)
+        return range(self._ends[index], self._ends[index + 1])
+
+
+class BlobWriter:
+    """Files of a blob that is being received; close it.
+
+    Args:
+        digest: name of the blob.
+        into: folder of blobs.
+        is_early: whether the files may be read while they arrive.
+
+    Attributes:
+        head: head of the blob, which comes first.
+        missing: pieces that have not come; None before the head is complete.
+        root: folder of the files: a draft, until `finish` puts it in place.
+        is_early: whether the files may be read while they arrive; known when the head is complete.
+    """
+
+    def __init__(self, digest: str, into: Path, *, is_early: bool = False) -> None:
+        self._digest, self._place = digest, blob_folder(into, digest)
+        into.mkdir(parents=True, exist_ok=True)
+        self.root = self._draft = Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
+        self._files, self.is_early = FileRange(self._draft, []), is_early
+        self.head = HeadReader(digest)
+        self.missing: set[int] | None = None
+
+    def add_head(self, data: bytes | memoryview) -> None:
+        """Add the next bytes of the stream, until the head is complete. The whole of a short blob comes with it.
+
+        Raises:
+            InvalidFile: this is not the head of the blob.
+            InvalidValue: a path leads out of the blob's folder.
+            OSError: the files cannot be created.
+        """
+        if (rest := self.head.add(data)) is None:
+            return
+        files = self.head.files()
+        is_plain = files == sorted(files) and not any("\n" in path for path, _ in files)
+        self.is_early = self.is_early and is_plain and announce_files(self._draft, files)
+        if not self.is_early:
+            for path, _ in files:
+                (self._draft / path).parent.mkdir(parents=True, exist_ok=True)
+                (self._draft / path).open("xb").close()
+        self._files = (EarlyFiles if self.is_early else FileRange)(self._draft, files)
+        self.missing = set(range(self.head.num_pieces))
+        for piece in range(self.head.num_pieces):
+            begin = piece * self.head.piece_bytes
+            if begin + self.head.length_of(piece) > len(rest):
+                break
+            self.add(piece, rest[begin : begin + self.head.length_of(piece)])
+
+    def add(self, piece: int, data: bytes | memoryview) -> None:
+        """Write a piece.
+
+        Raises:
+            InvalidFile: it is damaged.
+            OSError: it cannot be written.
+        """
+        assert self.missing is not None
+        if piece not in self.missing:
+            return
+        if hashlib.sha256(data).digest() != self.head.hash_of(piece):
+            raise damaged(self._digest)
+        self._files.write(piece * self.head.piece_bytes, data)
+        self.missing.discard(piece)
+        if self.is_early and not self.missing:
+            complete_folder(self._draft)
+
+    def pieces_of(self, path: str) -> set[int]:
+        """Return the missing pieces of a file."""
+        if not isinstance(self._files, EarlyFiles) or not (part := self._files.range_of(path)):
+            return set()
+        size = self.head.piece_bytes
+        return set(range(part.start // size, (part.stop - 1) // size + 1)) & (self.missing or set())
+
+    def read(self, piece: int) -> bytes | None:
+        """Return a piece; None if it has not come. Raises MissingFile: its files were removed."""
+        if self.missing is None or piece in self.missing:
+            return None
+        return self._files.read(piece * self.head.piece_bytes, self.head.piece_bytes)
+
+    def finish(self) -> Path:
+        """Move the complete blob into place, and return its folder.
+
+        Raises:
+            InvalidFile: pieces are missing.
+        """
+        if self.missing is None or self.missing:
+            raise damaged(self._digest)
+        try:
+            self._draft.rename(self._place)
+        except OSError:
+            if not self._place.is_dir():  # else another process has received it, too
+                raise
+        self._files.root = self.root = self._place
+        return self._place
+
+    def close(self) -> None:
+        """Remove an incomplete blob."""
+        shutil.rmtree(self._draft, ignore_errors=True)
+        complete_folder(self._draft)
