@@ -185,6 +185,8 @@ def files(tmp_path: Path) -> list[str]:
 
 
 def trial(tmp_path: Path, files: list[str], code: str, monkeypatch: pytest.MonkeyPatch, least: int = 1) -> bool:
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setattr(early_data, "_SHARED_MEMORY", tmp_path / "shm")
     monkeypatch.setattr(early_data, "EARLY_BYTES", least)
     monkeypatch.setattr(early_data, "_SECONDS", 10.0 if "sleep" not in code else 1.0)
     (tmp_path / "task.py").write_text(START + dedent(code))
@@ -218,7 +220,7 @@ def test_files_that_python_opens_are_read_early(
 @pytest.mark.parametrize("code", cases(DIFFERENT))
 def test_other_data_come_first(code: str, tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert not trial(tmp_path, files, code, monkeypatch)
-    assert not list(early_data._SHARED_MEMORY.glob("evener-*"))
+    assert not list((tmp_path / "shm").iterdir())
 
 
 def test_few_data_come_first(tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Files that are on their way: whoever opens one waits, in any process; looking at them does not."""
+"""A process that opens a file that has not arrived waits for it; one that lists files or reads their sizes does not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from evener.system.awaited_files import (
     complete_file,
     complete_folder,
     opened_at_once,
-    scout,
+    prefetch_files,
     wanted_file,
 )
 
@@ -178,7 +178,7 @@ def test_files_of_several_samples_are_requested_together(folder: Path) -> None:
         return files[sample].read_bytes()
 
     wanted = Wanted(folder)
-    thread = threading.Thread(target=scout, args=(read, [0, 1]))
+    thread = threading.Thread(target=prefetch_files, args=(read, [0, 1]))
     thread.start()
     while opened != [0, 1]:
         time.sleep(0.01)
@@ -189,7 +189,7 @@ def test_files_of_several_samples_are_requested_together(folder: Path) -> None:
     thread.join()
     complete_folder(folder)
     opened.clear()
-    scout(read, [0, 1])  # all are there: nothing is read ahead
+    prefetch_files(read, [0, 1])  # all are there: nothing is read ahead
     assert opened == []
 
 
@@ -199,10 +199,10 @@ def test_sample_that_cannot_be_read_is_no_error_ahead(folder: Path) -> None:
     def read(_: int) -> None:
         raise ValueError
 
-    scout(read, [0])
+    prefetch_files(read, [0])
 
 
-def test_scout_in_one_thread_lets_others_wait(folder: Path) -> None:
+def test_prefetch_in_one_thread_lets_others_wait(folder: Path) -> None:
     await_files(folder)
     found: list[bytes] = []
     thread = threading.Thread(target=lambda: found.append((folder / "sub" / "b.bin").read_bytes()))
@@ -214,7 +214,7 @@ def test_scout_in_one_thread_lets_others_wait(folder: Path) -> None:
         return (folder / "a.bin").read_bytes()
 
     ends = [later(arrive, folder, path) for path in ("a.bin", "sub/b.bin")]
-    scout(read, [0])
+    prefetch_files(read, [0])
     for one in (thread, *ends):
         one.join()
     assert found == [b"contents"]

@@ -212,7 +212,7 @@ def _samples(task: str, options: dict[str, str], seed: int, kind: str, folder: P
 
 
 class _Digest:
-    """A file that keeps the SHA-256 of what is written."""
+    """A file object that hashes the bytes written to it (SHA-256)."""
 
     def __init__(self) -> None:
         self.sha256 = hashlib.sha256()

@@ -22,7 +22,7 @@ from evener.data.loading_process import begin_process, load_in_process, received
 from evener.data.sampler import Indices, MicroBatch, Sampler, stream
 from evener.records.errors import InvalidInput, noting
 from evener.system import accelerators
-from evener.system.awaited_files import scout
+from evener.system.awaited_files import prefetch_files
 from evener.system.process_exit import own_worker_sockets
 from evener.tracer.nested import map_values
 
@@ -123,7 +123,7 @@ def read_samples(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int)
     """The samples `indices` of `dataset`, each with random numbers of its own."""
     samples = []
     with random_state_kept():
-        scout(lambda index: dataset[index], indices.tolist())
+        prefetch_files(lambda index: dataset[index], indices.tolist())
         for i, own_seed in zip(indices.tolist(), sample_seeds(seed, epoch, indices).tolist(), strict=True):
             _seed_cpu(own_seed)
             with noting(f"data, at sample {i}"):

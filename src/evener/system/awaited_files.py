@@ -32,7 +32,7 @@ _MAX_ROUNDS = 4
 
 _has_hook = False
 _awaited: dict[str, tuple[str, Callable[[], None]]] = {}
-"""By folder, with a separator at its end: the file with wanted paths, and what is called while a file is awaited."""
+"""Awaited folders, each with a separator at its end: the file of wanted paths, and a function to call during waits."""
 
 
 class _Thread(threading.local):
@@ -40,18 +40,18 @@ class _Thread(threading.local):
 
     Attributes:
         opens_at_once: whether it does not wait.
-        scouted: files that it has opened ahead, while `scout` does so.
+        noted: files that it opens and that have not come, while `prefetch_files` notes them.
     """
 
     opens_at_once = False
-    scouted: list[str] | None = None
+    noted: list[str] | None = None
 
 
 _thread = _Thread()
 
 
-class _Scouted(BaseException):
-    """Raised where a file is opened ahead that has not come."""
+class _NotHereYet(BaseException):
+    """Raised where a file that has not come is opened while files are noted."""
 
 
 def wanted_file(folder: Path) -> Path:
@@ -142,7 +142,7 @@ def await_no_files(folder: Path) -> None:
         del os.environ[_VARIABLE]
 
 
-def scout(read: Callable[[int], object], samples: Iterable[int]) -> None:
+def prefetch_files(read: Callable[[int], object], samples: Iterable[int]) -> None:
     """Have the files of samples fetched together that are about to be read, instead of one after the other.
 
     Args:
@@ -153,7 +153,7 @@ def scout(read: Callable[[int], object], samples: Iterable[int]) -> None:
         return
     for _ in range(_MAX_ROUNDS):  # a sample may need several files, one after the other
         found: list[str] = []
-        with _scouting(found):
+        with _noting_files(found):
             samples = [sample for sample in samples if _is_broken_off(read, sample)]
         if not found:
             return
@@ -162,18 +162,18 @@ def scout(read: Callable[[int], object], samples: Iterable[int]) -> None:
 
 
 @contextmanager
-def _scouting(found: list[str]) -> Iterator[None]:
-    _thread.scouted = found
+def _noting_files(found: list[str]) -> Iterator[None]:
+    _thread.noted = found
     try:
         yield
     finally:
-        _thread.scouted = None
+        _thread.noted = None
 
 
 def _is_broken_off(read: Callable[[int], object], sample: int) -> bool:
     try:
         read(sample)
-    except _Scouted:
+    except _NotHereYet:
         return True
     except Exception:
         return False  # reading it in earnest reports the error
@@ -198,7 +198,7 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _await(path: str, name: str, wanted: str, check: Callable[[], None]) -> None:
-    """Request a file, and return when it is complete; raise _Scouted instead of waiting while scouting.
+    """Request a file, and return when it is complete; raise _NotHereYet instead of waiting while files are only noted.
 
     Args:
         path: path of the file.
@@ -215,9 +215,9 @@ def _await(path: str, name: str, wanted: str, check: Callable[[], None]) -> None
             os.write(file, name.encode(errors="surrogateescape") + b"\n")
         finally:
             os.close(file)
-    if _thread.scouted is not None:
-        _thread.scouted.append(path)
-        raise _Scouted
+    if _thread.noted is not None:
+        _thread.noted.append(path)
+        raise _NotHereYet
     pause, checked = _PAUSES[0], time.monotonic()
     while _is_coming(path):
         if not os.path.exists(wanted) and _is_coming(path):  # it is removed after the last file is complete

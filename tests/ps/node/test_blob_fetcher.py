@@ -607,7 +607,7 @@ def test_pieces_are_fetched_from_a_bounded_number_of_nodes(
         BlobChunk(digest=blob.digest, offset=0, total=blob.num_bytes), memoryview(blob.read(0, FIRST_BYTES))
     )
     server = silent(lambda _: None)
-    for number, piece in enumerate(list(fetcher._asked)[:4]):
+    for number, piece in enumerate(list(fetcher._requested)[:4]):
         where = FetchFrom(
             digest=blob.digest,
             offset=fetcher._writer.head.offset_of(piece),

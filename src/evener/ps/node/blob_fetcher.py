@@ -67,7 +67,7 @@ class BlobFetcher:
         self._lock = threading.RLock()
         self._wanted: list[str] = []
         self._writers: dict[str, BlobWriter] = {}
-        self._asked: dict[int, FetchBlob] = {}
+        self._requested: dict[int, FetchBlob] = {}
         self._order: list[int] = []
         self._direct: list[int] = []
         self._holders: dict[str, Holder] = {}
@@ -76,7 +76,7 @@ class BlobFetcher:
         self._began, self._num_sent = 0.0, 0
         self._early = ""
         self._urgent: deque[int] = deque()
-        self._hurried: dict[int, float] = {}
+        self._prioritised: dict[int, float] = {}
         self._owner = threading.current_thread()
         self._outbox: SimpleQueue[Header | None] | None = None
         self._is_closed = threading.Event()
@@ -115,7 +115,7 @@ class BlobFetcher:
                 self._ask_for_head()
             elif self._wanted and not self._writer.missing:
                 self._wake()
-            for fetch in self._asked.values():
+            for fetch in self._requested.values():
                 self._say(fetch)
 
     def receive(self, chunk: BlobChunk, data: memoryview) -> None:
@@ -135,10 +135,10 @@ class BlobFetcher:
             writer = self._writer
             if writer.missing is None:
                 self._take_head(writer, chunk, data)
-            elif (piece := self._piece_at(chunk.offset)) in self._asked:
-                del self._asked[piece]
+            elif (piece := self._piece_at(chunk.offset)) in self._requested:
+                del self._requested[piece]
                 writer.add(piece, data)
-                self._hurried.pop(piece, None)
+                self._prioritised.pop(piece, None)
                 self._num_sent += 1
             self._fill()
             if writer.missing is not None and not writer.missing:
@@ -152,11 +152,11 @@ class BlobFetcher:
         with self._lock:
             if not self._wanted or where.digest != self._wanted[0]:
                 return
-            if (fetch := self._asked.pop(self._piece_at(where.offset), None)) is None:
+            if (fetch := self._requested.pop(self._piece_at(where.offset), None)) is None:
                 return
             piece = self._piece_at(where.offset)
             holder = self._holder_at(where)
-            if holder is None or not holder.request(fetch, is_urgent=piece in self._hurried):
+            if holder is None or not holder.request(fetch, is_urgent=piece in self._prioritised):
                 self._direct.append(piece)
             self._fill()
 
@@ -204,7 +204,7 @@ class BlobFetcher:
 
     def _begin(self) -> None:
         """Ask for the head of the next blob."""
-        self._asked, self._order, self._direct = {}, [], []
+        self._requested, self._order, self._direct = {}, [], []
         if self._wanted:
             digest = self._wanted[0]
             self._writers[digest] = BlobWriter(digest, self._folder, is_early=digest == self._early)
@@ -240,29 +240,29 @@ class BlobFetcher:
             for path in wanted.new():
                 active = time.monotonic()
                 with self._lock:
-                    self._hurry(writer.pieces_of(path))
+                    self._prioritise(writer.pieces_of(path))
             with self._lock:
                 self._ask_again()
 
     def _ask_again(self) -> None:
         """Ask the master for pieces that a process needs and another node has not sent in time."""
         now = time.monotonic()
-        late = [piece for piece, since in self._hurried.items() if now - since > _URGENT_SECONDS]
+        late = [piece for piece, since in self._prioritised.items() if now - since > _URGENT_SECONDS]
         for piece in late:
-            self._hurried[piece] = now
-            if piece not in self._asked:
+            self._prioritised[piece] = now
+            if piece not in self._requested:
                 self._direct.append(piece)
         if late:
             self._fill()
 
-    def _hurry(self, pieces: set[int]) -> None:
+    def _prioritise(self, pieces: set[int]) -> None:
         """Fetch these pieces first."""
         if not self._wanted:  # it has ended meanwhile
             return
-        for piece in sorted(pieces - self._hurried.keys()):
-            self._hurried[piece] = time.monotonic()
+        for piece in sorted(pieces - self._prioritised.keys()):
+            self._prioritised[piece] = time.monotonic()
             offset = self._writer.head.offset_of(piece)
-            if piece not in self._asked and not any(one.hurry(offset) for one in self._holders.values()):
+            if piece not in self._requested and not any(one.prioritise(offset) for one in self._holders.values()):
                 self._urgent.append(piece)
         self._fill()
 
@@ -290,7 +290,7 @@ class BlobFetcher:
             except MissingFile:
                 return none
             if data is None:
-                is_on_its_way = self._wanted[:1] == [fetch.digest] and piece in self._asked
+                is_on_its_way = self._wanted[:1] == [fetch.digest] and piece in self._requested
                 return None if is_on_its_way else none
             total = writer.head.num_bytes + writer.head.contents_bytes
             return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=total), data
@@ -304,7 +304,7 @@ class BlobFetcher:
                 self._writer.add(self._piece_at(chunk.offset), data)
             except OSError as error:
                 self._failure = error
-            self._hurried.pop(self._piece_at(chunk.offset), None)
+            self._prioritised.pop(self._piece_at(chunk.offset), None)
             if self._failure is not None or not self._writer.missing:
                 self._wake()
             else:
@@ -324,11 +324,11 @@ class BlobFetcher:
         """Ask the master for the next pieces."""
         missing = self._writer.missing if self._wanted else None
         ahead = _EARLY_AHEAD if self._wanted and self._writer.is_early else AHEAD
-        while missing and len(self._asked) < (AHEAD if self._urgent else ahead):
+        while missing and len(self._requested) < (AHEAD if self._urgent else ahead):
             is_direct = bool(self._direct) and not self._urgent
             if self._urgent:
                 piece = self._urgent.popleft()
-            elif self._hurried and not self._direct:
+            elif self._prioritised and not self._direct:
                 return  # the line is for the pieces that a process waits for
             elif self._direct or self._order:
                 piece = (self._direct or self._order).pop()
@@ -336,11 +336,11 @@ class BlobFetcher:
                 piece, is_direct = taken, True
             else:
                 return
-            if piece in missing and piece not in self._asked:
+            if piece in missing and piece not in self._requested:
                 head = self._writer.head
                 offset, num_bytes = head.offset_of(piece), head.length_of(piece)
                 fetch = FetchBlob(digest=self._wanted[0], offset=offset, num_bytes=num_bytes, is_direct=is_direct)
-                self._asked[piece] = fetch
+                self._requested[piece] = fetch
                 self._say(fetch)
 
     def _taken_back(self) -> int | None:

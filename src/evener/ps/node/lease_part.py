@@ -116,12 +116,12 @@ class LeasePart(NodePart):
             self._late_error = error
 
     def _check_data(self) -> None:
-        """Raise the error because of which data do not come, or because the run is over."""
+        """Raise the error that ended the transfer of data, or that of a run that is over."""
         self._require_data()
         self._check_run()
 
     def _require_data(self) -> None:
-        """Raise the error because of which data have not come: the task's code may have caught it."""
+        """Raise the error that ended the transfer of data, since the task's code may have caught it."""
         if self._late_error is not None:
             raise self._late_error
 

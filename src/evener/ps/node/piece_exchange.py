@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from evener.ps.protocol.blob import CHUNK_BYTES
@@ -46,7 +47,7 @@ class PieceServer:
 
     Args:
         host: address of this machine at which other nodes reach it.
-        reads: see above; called in the thread.
+        reads: returns a piece, as `Reads` says; called in the thread.
         is_insecure: whether connections are not encrypted, as those of the master.
 
     Attributes:
@@ -81,7 +82,7 @@ class PieceServer:
         while not self._is_over.is_set():
             for event in self._server.poll(_WAITING_POLL_SECONDS if self._open else _POLL_SECONDS):
                 if isinstance(event, FrameReceived):
-                    self._asked(event.peer, event.header)
+                    self._on_fetch(event.peer, event.header)
                 elif isinstance(event, PeerDisconnected):
                     self._open.pop(event.peer, None)
             self._answer()
@@ -91,7 +92,7 @@ class PieceServer:
                     self._server.send(peer, Heartbeat())
         self._server.close("its part in the run has ended")
 
-    def _asked(self, peer: int, fetch: FetchBlob) -> None:
+    def _on_fetch(self, peer: int, fetch: FetchBlob) -> None:
         requests = self._open.setdefault(peer, deque())
         if len(requests) >= MAX_OPEN:
             self._open.pop(peer)
@@ -118,6 +119,9 @@ class Holder:
         where: says where it serves them.
         deliver: takes a piece; called in the thread. It raises EvenerError for a wrong one.
         lost: takes the requests that are not answered, when no more can be fetched; called in the thread.
+
+    Attributes:
+        is_over: whether no more can be fetched from this node.
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class Holder:
         self._changed = threading.Condition()
         self._waiting: deque[FetchBlob] = deque()
         self._sent: list[FetchBlob] = []
-        self._is_over = False
+        self.is_over = False
         self._connection: Any = None
         self._num_delivered, self._busy_seconds = 0, 0.0
         self._busy_since: float | None = None
@@ -140,12 +144,12 @@ class Holder:
     def request(self, fetch: FetchBlob, *, is_urgent: bool = False) -> bool:
         """Have a piece fetched, next if it is urgent; return false if no more can be fetched from this node."""
         with self._changed:
-            if not self._is_over:
+            if not self.is_over:
                 (self._waiting.appendleft if is_urgent else self._waiting.append)(fetch)
                 self._changed.notify()
-            return not self._is_over
+            return not self.is_over
 
-    def hurry(self, offset: int) -> bool:
+    def prioritise(self, offset: int) -> bool:
         """Have the piece at `offset` fetched next; return whether it is fetched from here."""
         with self._changed:
             for fetch in self._waiting:
@@ -172,32 +176,24 @@ class Holder:
         """Seconds that all requests would take at this rate."""
         return (len(self._waiting) + len(self._sent)) / self.rate
 
-    @property
-    def is_over(self) -> bool:
-        """Whether no more can be fetched from this node."""
-        return self._is_over
-
     def close(self) -> None:
         """Have the thread end soon."""
         with self._changed:
-            self._is_over = True
+            self.is_over = True
             self._changed.notify()
         if (connection := self._connection) is not None:
             connection.close()
 
     def _fetch(self) -> None:
-        try:
-            token = Token.parse(self._where.token)
-            address = Address.parse(self._where.address)
+        with suppress(EvenerError):  # the master then sends the remaining pieces
+            token, address = Token.parse(self._where.token), Address.parse(self._where.address)
             with open_connection(
                 address, token, BlobChunk | Heartbeat, _LIMITS, seconds=_CONNECT_SECONDS
             ) as self._connection:
                 while self._next():
                     pass
-        except EvenerError:
-            pass  # the master sends what is left
         with self._changed:
-            self._is_over = True
+            self.is_over = True
             left = [*self._sent, *self._waiting]
             self._waiting.clear()
         self._lost(left)
@@ -205,8 +201,8 @@ class Holder:
     def _next(self) -> bool:
         """Send requests, and take a piece; return false when it is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._sent or self._is_over)
-            if self._is_over:
+            self._changed.wait_for(lambda: self._waiting or self._sent or self.is_over)
+            if self.is_over:
                 return False
             new = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AHEAD - len(self._sent)))]
             self._sent += new
