@@ -23,6 +23,7 @@ from evener.records.schema import Digest, Name, Noun, Part, Text, Word, encode_n
 
 MAX_MEMBERS = 4096
 """Limit of remembered nodes, and of expelled ones besides."""
+_MAX_IN_FILE = 2 * MAX_MEMBERS
 MAX_KEYS_PER_HOST = 64
 """Limit of the nodes of one address that joined without an invitation."""
 
@@ -46,7 +47,7 @@ class Member(Part, frozen=True, kw_only=True):
 class MemberList(Noun, frozen=True, kw_only=True):
     """All members by name, the oldest first."""
 
-    members: Annotated[dict[Name, Member], Meta(max_length=2 * MAX_MEMBERS)] = {}
+    members: Annotated[dict[Name, Member], Meta(max_length=_MAX_IN_FILE)] = {}
 
 
 class Members:
