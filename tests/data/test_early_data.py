@@ -59,6 +59,18 @@ ALIKE = {
                 return torch.from_numpy(np.load(self.files[i], mmap_mode="r").copy()), 0
         DATA = Maps
     """,
+    "two requests for a file": """
+        from threading import Event
+        class Twice(Files):
+            def __getitem__(self, i):
+                sample, wanted = super().__getitem__(i), Path(f"{self.folder}.wanted")
+                if wanted.exists():
+                    with wanted.open("a") as file:
+                        file.write(f"{self.files[i].name}\\n")
+                    Event().wait(0.01)
+                return sample
+        DATA = Twice
+    """,
     "dict": """
         class Dicts(Files):
             def __getitem__(self, i):
@@ -201,7 +213,16 @@ def trial(tmp_path: Path, files: list[str], code: str, monkeypatch: pytest.Monke
         one.close()
 
 
-QUICK = ("files", "validation", "random", "code in C", "batches in C", "another suffix", "all at the start")
+QUICK = (
+    "files",
+    "validation",
+    "random",
+    "two requests for a file",
+    "code in C",
+    "batches in C",
+    "another suffix",
+    "all at the start",
+)
 
 
 def cases(codes: dict[str, str]) -> list[Any]:

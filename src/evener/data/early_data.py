@@ -159,9 +159,10 @@ class _Delivery:
             raise DoesNotFit("most of the data are read at the start")
 
     def _deliver(self) -> None:
-        wanted = Wanted(self._coming)
+        wanted, left = Wanted(self._coming), set(self._files)
         while self._bytes_left >= 0:
-            for path in set(wanted.new()) & self._files.keys():
+            for path in set(wanted.new()) & left:
+                left.remove(path)  # it may be requested again before it has come
                 self._bytes_left -= self._files[path]
                 self.suffixes.add(PurePosixPath(path).suffix)
                 if self._bytes_left >= 0:
