@@ -160,6 +160,21 @@ def test_worker_finishes_its_lease_and_leaves(
     assert kinds.count("left") == 1
 
 
+def test_release_holds_for_a_restarted_master(ps: Cluster, tmp_path: Path) -> None:
+    join(ps, "one", "two", words=("--thin",))
+    words = ("--agreement", "average", "--local-steps", "20", "--option", "pause=0.4", "--epochs", "12")
+    record_of = begin(ps, write_pausing_task(tmp_path), *words, updates=-1)
+    wait_until(lambda: {node.doing for node in ps.ask().nodes} == {"works"}, "that both work")
+    assert ps.evener("nodes", "--release", "one", "--grace", "60", "--home", str(ps.home)).returncode == 0
+    wait_until(lambda: "finishing the work in progress" in ps.said("one"), "that it gives notice")
+    ps.master.kill()
+    ps.master.wait()
+    ps.up()
+    assert ps.nodes.pop("one").wait(60) == 0
+    assert ps.state("one") == "left"
+    assert sum(step.samples for step in record_of().steps) == 12 * SAMPLES
+
+
 def test_second_signal_ends_a_node_at_once(ps: Cluster, tmp_path: Path) -> None:
     join(ps, "one", "two", words=("--thin", "--grace", "60"))
     task = write_pausing_task(tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evener.ps.node import departure
-from evener.ps.node.departure import COMMAND, Departure, ask_to_leave, leave_request, running_nodes
+from evener.ps.node.departure import Departure, ask_to_leave, leave_request, running_nodes
 from evener.ps.protocol.messages import Header, Leave, Notice
 from support.command_cluster import wait_until
 
@@ -61,6 +61,19 @@ def test_first_signal_gives_notice_and_the_second_interrupts(interrupted: thread
         node.departure.on_signal()
     node.departure.repeat()
     assert len(node.sent) == 2
+    assert not interrupted.is_set()
+    node.departure.close()
+
+
+def test_request_of_the_master_gives_notice_once_and_ends_without_an_error(interrupted: threading.Event) -> None:
+    node = Node(0.0)
+    node.departure.request(30.0, "an admin releases it")
+    node.departure.request(0.0, "again")
+    wait_until(lambda: node.sent, "that the notice is sent")
+    (notice,) = node.sent
+    assert isinstance(notice, Notice)
+    assert 29 < notice.seconds <= 30
+    assert (notice.reason, node.departure.is_requested) == ("an admin releases it", True)
     assert not interrupted.is_set()
     node.departure.close()
 
@@ -132,7 +145,7 @@ def test_command_finds_running_nodes_and_asks_them(tmp_path: Path, interrupted: 
         assert sorted(running_nodes(tmp_path)) == ["../under the stairs", "attic"]
         ask_to_leave(tmp_path, "attic")
         wait_until(lambda: node.sent, "that the notice is sent")
-        assert node.departure.reason == COMMAND
+        assert node.departure.is_requested
         node.departure.close()
     assert running_nodes(tmp_path) == []
     assert not [file for file in (tmp_path / "leaving").rglob("*") if file.is_file()]

@@ -67,7 +67,7 @@ class CommandHandlers:
     def _release(self, peer: int, _: Grant, header: m.ReleaseNode, __: object) -> None:
         if (node := self._nodes.by_name.get(header.name)) is None or node.peer is None or node.has_left:
             raise InvalidInput(f"node {header.name} is not connected")
-        self._effects.notice(node, header.seconds, "an admin releases it")
+        self._effects.release(node, header.seconds, "an admin releases it")
         self._send_status(peer)
 
     def _forget(self, peer: int, _: Grant, header: m.ForgetNode, __: object) -> None:

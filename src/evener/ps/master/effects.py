@@ -22,8 +22,8 @@ from evener.ps.master.node_state import NodeEvent, Occurrence, Transition, Trans
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.master.scheduler import Scheduler
 from evener.ps.protocol.config import MasterConfig
-from evener.ps.protocol.messages import Dismiss, Header, Quarantine, Welcome
-from evener.records.schema import shown
+from evener.ps.protocol.messages import Dismiss, GiveNotice, Header, Quarantine, Welcome
+from evener.records.schema import measured, shown
 from evener.wire.server import Server
 
 EVENTS: dict[TransitionKind, NodeEvent] = {
@@ -75,6 +75,11 @@ class Effects:
         node.leaving_until, node.doing = until, "finishes its work, and leaves"
         self._notify(f"node {node.name} is about to leave: {reason}")
         self._scheduler.retire(node)
+
+    def release(self, node: NodeRecord, seconds: float, reason: str) -> None:
+        """Let a connected node go, as if it had given notice; it repeats its notice to the next master."""
+        self._server.send(node.peer, GiveNotice(seconds=measured(seconds + self._nodes.patience), reason=reason))
+        self.notice(node, seconds, reason)
 
     def _dismiss_leaving(self) -> None:
         """Dismiss the nodes that leave and have finished, or had enough time."""

@@ -1,6 +1,6 @@
 """A node's departure on notice: it finishes what it works on, and goes, so that nothing is lost or done again.
 
-a stop signal, or `evener leave`  ->  Notice  ->  the master gives it nothing new, and dismisses it when it is done
+a stop signal, or a command       ->  Notice  ->  the master gives it nothing new, and dismisses it when it is done
 the time for that is over         ->  the node ends as by Ctrl-C, and its unfinished work goes to others
 
 A thread sends the notice, because the signal may interrupt the main thread while it sends or computes.
@@ -26,7 +26,7 @@ from evener.system.file_lock import lock_file
 from evener.system.process_exit import exit_now
 from evener.system.signals import interrupt_main_thread
 
-COMMAND = "`evener leave` was typed"
+_COMMAND = "`evener leave` was typed"
 _SIGNAL = "its process was asked to end"
 _FOLDER, _NODE, _REQUEST = "leaving", ".node", ".leave"
 _LOOK_SECONDS, _TRIES = 0.1, 3
@@ -52,6 +52,7 @@ class Departure:
 
     Attributes:
         reason: why the node leaves; empty if it does not.
+        is_requested: whether a command requested it: the process then ends without an error.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Departure:
         on_notice: Callable[[], None],
         log: Callable[[str], None],
     ) -> None:
-        self.reason = ""
+        self.reason, self.is_requested = "", False
         self._seconds, self._request, self._log = seconds, request, log
         self._send, self._has_work, self._is_connected, self._on_notice = send, has_work, is_connected, on_notice
         self._signalled, self._is_final = -inf, False
@@ -80,6 +81,12 @@ class Departure:
             raise KeyboardInterrupt
         self._signalled = now if not self.reason else self._signalled
         self.reason = self.reason or _SIGNAL
+
+    def request(self, seconds: float, reason: str) -> None:
+        """Give notice because the master asks for it; nothing happens if the node leaves already."""
+        if not self.reason:
+            self._seconds, self.is_requested = seconds, True
+            self.reason = reason
 
     def repeat(self) -> None:
         """Give notice again, over a new connection."""
@@ -106,7 +113,7 @@ class Departure:
 
     def _has_request(self) -> bool:
         if not self.reason and self._request is not None and self._request.exists():
-            self.reason = COMMAND
+            self.reason, self.is_requested = _COMMAND, True
         return bool(self.reason)
 
     def _give_notice(self) -> None:

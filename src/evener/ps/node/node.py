@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from evener.ps.node.departure import COMMAND, Departure
+from evener.ps.node.departure import Departure
 from evener.ps.node.lease_part import LeasePart
 from evener.ps.node.node_examination import NodeExaminer
 from evener.ps.node.node_part import Buffers, Handler, NodeConfig, NodePart
@@ -30,6 +30,7 @@ from evener.ps.protocol.messages import (
     BlobChunk,
     Dismiss,
     FetchFrom,
+    GiveNotice,
     Header,
     Heartbeat,
     Join,
@@ -90,6 +91,7 @@ class Node:
         }
         self._client = ReconnectingClient(dial, self._introduction, self._heartbeat, self._log_break)
         self._examiner = NodeExaminer(config.look, config.cache, config.accepts, self._client.send)
+        self._handlers[GiveNotice] = lambda notice, _: self._departure.request(notice.seconds, notice.reason)
         self._handlers |= {Examine: self._examiner.examine, ProbeNodes: self._examiner.probe}
         self._inbox: Inbox | ThreadedInbox = Inbox(self._client, self._aside)
         self._departure = Departure(
@@ -118,7 +120,7 @@ class Node:
             self._log(str(error))
         except KeyboardInterrupt:
             self._client.send_last(Leave())
-            if self._departure.reason != COMMAND:
+            if not self._departure.is_requested:
                 raise
         finally:
             self.close()
@@ -131,7 +133,7 @@ class Node:
                 break
             self.handle(frame.header, frame.buffers)
             self._work()
-        if self._departure.reason not in ("", COMMAND):
+        if self._departure.reason and not self._departure.is_requested:
             raise KeyboardInterrupt
 
     def close(self) -> None:
@@ -160,7 +162,7 @@ class Node:
         ):
             run.take_aside(header, frame.buffers)
             return not isinstance(header, Welcome)
-        if not isinstance(frame.header, Examine | ProbeNodes):
+        if not isinstance(frame.header, Examine | GiveNotice | ProbeNodes):
             return False
         self._handlers[type(frame.header)](frame.header, frame.buffers)
         return True

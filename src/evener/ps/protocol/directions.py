@@ -21,8 +21,8 @@ FromCommand: TypeAlias = (
 )  # fmt: skip
 ToMaster: TypeAlias = FromNode | FromCommand | m.FetchBlob | m.BlobChunk
 ToNode: TypeAlias = (
-    m.Welcome | m.Dismiss | m.Quarantine | m.Heartbeat | m.Prepare | m.ServerReply | m.Validate | m.Release
-    | m.FetchBlob | m.BlobChunk | m.FetchFrom | e.Examine | e.ProbeNodes
+    m.Welcome | m.Dismiss | m.GiveNotice | m.Quarantine | m.Heartbeat | m.Prepare | m.ServerReply | m.Validate
+    | m.Release | m.FetchBlob | m.BlobChunk | m.FetchFrom | e.Examine | e.ProbeNodes
     | r.PrepareRank | r.StartRank | r.StopRank | r.RankTold
 )  # fmt: skip
 ToCommand: TypeAlias = (

@@ -224,6 +224,18 @@ class Dismiss(Header, frozen=True, kw_only=True):
     is_error: bool
 
 
+class GiveNotice(Header, frozen=True, kw_only=True):
+    """The master asks a node to give notice, which holds for the next master as well.
+
+    Attributes:
+        seconds: time after which it leaves in any case.
+        reason: a clause.
+    """
+
+    seconds: Seconds
+    reason: Text
+
+
 class Quarantine(Header, frozen=True, kw_only=True):
     """The master pauses a node."""
 
