@@ -85,6 +85,9 @@ def test_every_protocol_learns_digits_on_three_uneven_nodes(tmp_path: Path, way:
     assert len(record.nodes) == 3
     assert len(record.validations) == 6
     assert record.agreement == way["agreement"]
+    shown = (tmp_path / "events.jsonl").read_text()
+    phases = ("joining", "shipping", "preparing", "training")
+    assert sorted(phases, key=lambda what: shown.index(f'"what":"{what}"')) == list(phases)
     assert (record.bytes_saved > 0) == ("compress" in way)
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
 

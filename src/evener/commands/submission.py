@@ -32,6 +32,7 @@ from evener.records.schema import parse_noun
 from evener.training.console import RunView, run_folder
 from evener.training.partial_record import RunRequest
 
+_PREPARING = Phase(what="preparing", detail="the nodes, which fetch what they need and load the model")
 NO_NODE = Phase(what="waiting", detail="for a node, as none is here: type there what `evener up` says")
 """Shown when a run has been submitted and no node is present."""
 
@@ -84,8 +85,7 @@ def submit_run(
             submission = prepare(client, view)
             is_first = not any_node(client)
             run = client.submit(*submission)
-            if is_first:
-                view(NO_NODE)
+            view(NO_NODE if is_first else _PREPARING)
             result = client.watch(run, lambda event: view(with_check(event)), require_nodes)
         if result.weights:
             write_weights(bytes(result.weights), folder / WEIGHTS)
