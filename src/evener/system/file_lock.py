@@ -44,6 +44,13 @@ def lock_file(path: Path) -> IO[str] | None:
     return opened
 
 
+def is_locked(path: Path) -> bool | None:
+    """Return whether another process has locked `path`; None if its file system has no locks. Raises OSError."""
+    with path.open("a+", encoding="utf-8") as opened:
+        is_free = _lock(opened)
+    return None if is_free is None else not is_free
+
+
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """Errors of a file system without locks, where a run continues without one."""
 _held: WeakSet[IO[str]] = WeakSet()

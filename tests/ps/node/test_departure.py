@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +15,8 @@ from evener.ps.node import departure
 from evener.ps.node.departure import Departure, ask_to_leave, leave_request, running_nodes
 from evener.ps.protocol.messages import Header, Leave, Notice
 from support.command_cluster import wait_until
+
+SYSTEM_CALL = "fcntl.flock" if hasattr(os, "fork") else "msvcrt.locking"
 
 
 class Node:
@@ -163,6 +167,20 @@ def test_old_request_and_dead_node_are_forgotten(tmp_path: Path) -> None:
         with leave_request(tmp_path, "attic") as other:  # a second process, which the master sends away
             assert other is None
         assert running_nodes(tmp_path) == ["attic"]
+
+
+def test_command_finds_nodes_without_locks_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(SYSTEM_CALL, refuse)
+    with leave_request(tmp_path, "attic") as request:
+        assert request is not None
+        assert running_nodes(tmp_path) == ["attic"]
+        node = request.with_suffix(".node")
+        process, name = node.read_text().split("\n")
+        node.write_text(f"{process.split()[0]} 1.0\n{name}")  # another process has this number now
+        assert running_nodes(tmp_path) == []
 
 
 def test_nodes_of_other_machines_with_the_same_cache_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
+import psutil
+
 from evener.ps.protocol.messages import Header, Leave, Notice
 from evener.records.errors import Interrupted
-from evener.system.file_lock import lock_file
+from evener.system.file_lock import is_locked, lock_file
 from evener.system.process_exit import exit_now
 from evener.system.signals import interrupt_main_thread
 
@@ -156,7 +158,7 @@ def leave_request(cache: Path, name: str) -> Iterator[Path | None]:
         return
     with lock:
         lock.truncate(0)
-        lock.write(name)
+        lock.write(f"{os.getpid()} {psutil.Process().create_time()}\n{name}")
         lock.flush()
         request.unlink(missing_ok=True)
         try:
@@ -185,16 +187,20 @@ def running_nodes(cache: Path) -> list[str]:
     """Return the names of the nodes that run on this machine with this cache."""
     names = []
     for node in sorted(_folder_in(cache).glob(f"*{_NODE}")):
-        try:
-            lock = lock_file(node)
-        except OSError:  # of another user
-            continue
-        if lock is not None:
-            lock.close()
-            continue
-        with suppress(OSError):  # it has ended since
-            names.append(node.read_text(encoding="utf-8"))
+        with suppress(OSError, ValueError):  # of another user, or it has ended since
+            process, name = node.read_text(encoding="utf-8").split("\n", 1)
+            locked = is_locked(node)
+            if _is_running(*process.split()) if locked is None else locked:
+                names.append(name)
     return names
+
+
+def _is_running(pid: str, created: str) -> bool:
+    """Return whether a process runs, of which a file system without locks says nothing."""
+    try:
+        return str(psutil.Process(int(pid)).create_time()) == created
+    except psutil.Error:
+        return False
 
 
 def ask_to_leave(cache: Path, name: str) -> None:
