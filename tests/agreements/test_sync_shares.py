@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from random import Random
+from statistics import mean
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.agreements.data_assigner import CachedDivision, divide, local_steps, wanted_samples, with_trials
+from evener.agreements.data_assigner import (
+    CachedDivision,
+    divide,
+    full_samples,
+    local_steps,
+    wanted_samples,
+    with_trials,
+)
+from evener.agreements.parameter_server import ParameterServer
 from evener.agreements.settings import AgreementSettings, Sgd
-from evener.agreements.worker_record import SpeedEstimate, seconds_of
-from evener.oracle.apportion import NodeCost, apportion
+from evener.agreements.worker_record import SpeedEstimate, fixed_samples_of, seconds_of
+from evener.oracle.apportion import NodeCost, apportion, finish_seconds
+from support.server_inboxes import Desk
 
 SGD = Sgd(learning_rate=0.1)
 
@@ -135,3 +147,54 @@ def test_idle_node_gets_a_trial_sample_at_low_cost(
     expected: tuple[int, ...],
 ) -> None:
     assert with_trials(shares, wanted, costs(*seconds), idle) == expected
+
+
+@pytest.mark.parametrize("known", [0.7, 1.0, 1.5])
+@pytest.mark.parametrize("fixed", [0.0, 20.0, 100.0])
+@pytest.mark.parametrize("speeds", [(1.0, 1.0), (1.0, 0.25), (1.0, 0.5, 0.25)], ids=str)
+def test_shares_stay_good_if_much_of_a_step_is_fixed(speeds: tuple[float, ...], fixed: float, known: float) -> None:
+    """The machine is busy, and the fixed part is known to 50 %. By proportional costs some take three times as long."""
+    estimates, division, random = [SpeedEstimate() for _ in speeds], CachedDivision(), Random(1)
+    names, batch, seconds = [str(i) for i in range(len(speeds))], 32, list[float]()
+    for one, speed in zip(estimates, speeds, strict=True):
+        one.benchmark((fixed + batch) / batch / speed)
+    for _ in range(600):
+        shares = division.divide(batch, [batch] * len(speeds), seconds_of(estimates), names, known * fixed)
+        seconds.append(max((fixed + n) / speed for n, speed in zip(shares, speeds, strict=True) if n))
+        for one, speed, n in zip(estimates, speeds, shares, strict=True):
+            disturbed = random.uniform(1.0, 1.5) * (4.0 if random.random() < 0.1 else 1.0)
+            if n:
+                one.observe(full_samples(n, 1, known * fixed, batch), disturbed * (fixed + n) / speed)
+    team = [NodeCost(unit_seconds=1 / speed, fixed_seconds=fixed / speed) for speed in speeds]
+    assert mean(seconds[300:]) < 1.3 * finish_seconds(apportion(batch, team), team)
+
+
+def test_fixed_part_is_the_lower_median_of_what_nodes_report() -> None:
+    estimates = [SpeedEstimate() for _ in range(4)]
+    assert fixed_samples_of(estimates) == 0.0
+    for one, fixed in zip(estimates, (7.0, 1e9, 5.0), strict=False):
+        one.fixed_samples = fixed
+    assert fixed_samples_of(estimates) == 7.0
+    assert fixed_samples_of(estimates[:2]) == 7.0
+
+
+def test_node_without_samples_costs_nothing() -> None:
+    assert divide(32, [32, 32], costs(1, 4), 100.0) == (32, 0)
+    assert divide(32, [32, 32], costs(1, 1), 100.0) == (16, 16)
+    assert divide(32, [32, 32], costs(1, 4)) == (26, 6)
+
+
+def test_server_divides_by_the_fixed_part_and_remembers_it() -> None:
+    desk = Desk(AgreementSettings(batch=30, outer=SGD), num_samples=300, quorum=2)
+    for name, seconds in (("a", 1.0), ("b", 2.0)):
+        desk.server.benchmark(name, seconds, 30.0)
+        desk.admit(name)
+    shares = [(name, lease.num_samples) for name, leases in desk.leases.items() for lease in leases]
+    assert shares == [("a", 30)]
+    assert [cost.seconds(30) for cost in desk.server.costs] == [30.0, 60.0]
+    again = ParameterServer.resume(desk.server.snapshot(), first_number=0)
+    assert again.snapshot().state.fixed_samples == {"a": 30.0, "b": 30.0}
+    whole = Desk(AgreementSettings(batch=30, outer=SGD, staleness=None), quorum=2)
+    whole.server.benchmark("a", 1.0, 30.0)
+    whole.admit("a")
+    assert whole.server.costs[0].fixed_seconds == 0.0

@@ -234,7 +234,7 @@ task = ThinTask(model=lambda: nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Li
 backend = ThinBackend(task, 0, "fp32")
 job = Job(run="one", task="one", title="one", agreement_name="sync", layout=backend.layout,
     agreement=synchronous(batch=32, outer=Sgd(learning_rate=0.1)), workload=Workload(num_samples=64, num_epochs=1))
-assert TaskEngine(backend, EngineSetup(job, None, None, "cpu", 1.0, lambda: None)).unit_seconds() > 0
+assert TaskEngine(backend, EngineSetup(job, None, None, "cpu", 1.0, lambda: None)).step_seconds()(1) > 0
 loaded = {"torch", "rich", "evener.ps.master.master", "evener.ps.master.lease_training"} & set(sys.modules)
 assert not loaded, loaded
 assert psutil.Process().memory_info().rss < 55e6, psutil.Process().memory_info().rss

@@ -19,6 +19,7 @@ from evener.oracle.apportion import NodeCost
 from evener.ps.node.engine import EngineSetup
 from evener.ps.protocol.job import Job
 from evener.records.errors import InvalidInput
+from evener.system.pace import StepSeconds
 
 SAMPLES, FEATURES, VALIDATION, BATCH = 60, 5, 21, 12
 RATE = 0.05
@@ -158,8 +159,8 @@ class LinearEngine:
         into.copy_from(self._state)
         return self._misbehave(into, losses / len(y))
 
-    def unit_seconds(self) -> float:
-        return self._mood.unit_seconds
+    def step_seconds(self) -> StepSeconds:
+        return StepSeconds(fixed=0.0, each=self._mood.unit_seconds)
 
     def validate(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
         self._mood.validation_gate.wait()

@@ -113,7 +113,10 @@ class Aggregator:
         self.common.resume(state.num_updates, snapshot.optimiser)
         self.assigner.resume(state.cursor)
         for name, totals in state.totals.items():
-            self.workers[name] = WorkerRecord(name, SpeedEstimate(state.unit_seconds.get(name)), totals)
+            speed = SpeedEstimate(state.unit_seconds.get(name))
+            speed.fixed_samples = state.fixed_samples.get(name)
+            self.workers[name] = WorkerRecord(name, speed, totals)
+        self.assigner.know(self.workers.values())
 
     def is_over(self) -> bool:
         """Return whether enough updates were made, or all samples used and every lease answered."""

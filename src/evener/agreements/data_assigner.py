@@ -6,13 +6,13 @@ are sent. An assigned position is either used, or returned and assigned again be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 
 from evener.agreements.messages import Lease, SampleRange
 from evener.agreements.settings import AgreementSettings, Workload
-from evener.agreements.worker_record import WorkerRecord, seconds_of
+from evener.agreements.worker_record import WorkerRecord, fixed_samples_of, seconds_of
 from evener.oracle.apportion import NodeCost, apportion
 from evener.records.errors import require
 from evener.records.schema import Part
@@ -124,12 +124,14 @@ class DataAssigner:
     Attributes:
         cursor: cursor in the samples.
         number: number of the last lease.
+        fixed_samples: samples that cost as much as the fixed part of a step; 0 unless batches are divided.
     """
 
     def __init__(self, agreement: AgreementSettings, workload: Workload, first_number: int) -> None:
         self._agreement, self._num_epochs = agreement, workload.num_epochs
         self.cursor = SampleCursor(workload.num_samples, workload.num_epochs)
         self.number = first_number
+        self.fixed_samples = 0.0
         self._is_one_batch = is_one_batch(agreement)
         self._division = CachedDivision()
 
@@ -137,6 +139,11 @@ class DataAssigner:
     def num_remaining(self) -> int:
         """Remaining samples of the oldest unfinished epoch; 0 when all epochs are assigned."""
         return self.cursor.num_remaining
+
+    def know(self, workers: Iterable[WorkerRecord]) -> None:
+        """Use what the workers have measured of the fixed part of a step."""
+        if self._is_one_batch:
+            self.fixed_samples = fixed_samples_of([worker.speed for worker in workers])
 
     def give_back(self, samples: SampleRange) -> None:
         """Return `samples` to be assigned again, before new ones."""
@@ -149,8 +156,8 @@ class DataAssigner:
         if sum(wanted) == 0:
             return {}
         if self._is_one_batch:
-            names = [worker.name for worker in workers]
-            shares = self._division.divide(min(self._agreement.batch, remaining), wanted, seconds, names)
+            names, total = [worker.name for worker in workers], min(self._agreement.batch, remaining)
+            shares = self._division.divide(total, wanted, seconds, names, self.fixed_samples)
         else:
             shares = divide(remaining, wanted, seconds)
         return {worker.name: self._lease(version, worker, n) for worker, n in zip(workers, shares, strict=True) if n}
@@ -217,17 +224,36 @@ def is_one_batch(agreement: AgreementSettings) -> bool:
     return agreement.local_steps == 1 and agreement.staleness == 0 and agreement.division == "speed"
 
 
-def divide(total: int, wanted: Sequence[int], seconds: Sequence[float]) -> tuple[int, ...]:
+def full_samples(num_samples: int, num_steps: int, fixed: float, batch: int) -> float:
+    """Return the samples of full batches that take as long as steps of fewer samples.
+
+    A step of n samples takes s (fixed + n) seconds, where s belongs to the worker. Without the fixed part, a worker
+    with few samples would look slow and get fewer still, until one worker has them all.
+    """
+    return (num_steps * fixed + num_samples) * batch / (fixed + batch)
+
+
+def divide(total: int, wanted: Sequence[int], seconds: Sequence[float], fixed: float = 0.0) -> tuple[int, ...]:
     """Divide at most `total` samples, within each worker's `wanted`, so that the last worker finishes as soon as
     possible.
+
+    Args:
+        total: samples to divide.
+        wanted: samples that each worker may use.
+        seconds: relative seconds per sample of each worker.
+        fixed: samples that cost as much as the fixed part of a step.
     """
     if sum(wanted) <= total:
         return tuple(wanted)
-    return apportion(total, [NodeCost(unit_seconds=s, max_units=most) for s, most in zip(seconds, wanted, strict=True)])
+    costs = [
+        NodeCost(unit_seconds=each, fixed_seconds=fixed * each, max_units=most)
+        for each, most in zip(seconds, wanted, strict=True)
+    ]
+    return apportion(total, costs)
 
 
 def with_trials(
-    shares: Sequence[int], wanted: Sequence[int], seconds: Sequence[float], idle: Sequence[int]
+    shares: Sequence[int], wanted: Sequence[int], seconds: Sequence[float], idle: Sequence[int], fixed: float = 0.0
 ) -> tuple[int, ...]:
     """Return `shares` in which each worker that is due for a trial gets one sample, taken from the largest share.
 
@@ -236,11 +262,12 @@ def with_trials(
         wanted: samples that each could use.
         seconds: seconds per sample of each worker.
         idle: rounds in a row without samples, of each worker.
+        fixed: samples that cost as much as the fixed part of a step.
     """
-    finish, result = _finish_seconds(shares, seconds), list(shares)
+    finish, result = _finish_seconds(shares, seconds, fixed), list(shares)
     donors = [i for i, n in enumerate(shares) if n]
     for i, (rounds, most, each) in enumerate(zip(idle, wanted, seconds, strict=True)):
-        is_due = rounds >= max(TRIAL_ROUNDS, each / (_TRIAL_COST * finish))
+        is_due = rounds >= max(TRIAL_ROUNDS, (fixed + 1) * each / (_TRIAL_COST * finish))
         donor = max(donors, key=result.__getitem__)
         if is_due and most and not shares[i] and result[donor]:
             result[donor], result[i] = result[donor] - 1, 1
@@ -257,32 +284,42 @@ class CachedDivision:
     _idle: dict[str, int] = field(default_factory=dict)
 
     def divide(
-        self, total: int, wanted: Sequence[int], seconds: Sequence[float], workers: Sequence[str]
+        self,
+        total: int,
+        wanted: Sequence[int],
+        seconds: Sequence[float],
+        workers: Sequence[str],
+        fixed: float = 0.0,
     ) -> tuple[int, ...]:
         """Return `divide` of this module, or the last division of as many samples to the same workers; both with
         trials.
         """
         key, self._age = (total, *wanted, *workers), self._age + 1
-        if key != self._key or (self._age > _MIN_AGE and not _is_near_best(self._shares, total, seconds)):
-            self._key, self._shares, self._age = key, divide(total, wanted, seconds), 0
+        if key != self._key or (self._age > _MIN_AGE and not _is_near_best(self._shares, total, seconds, fixed)):
+            self._key, self._shares, self._age = key, divide(total, wanted, seconds, fixed), 0
         if 0 in self._shares:
-            return self._add_trials(wanted, seconds, workers)
+            return self._add_trials(wanted, seconds, workers, fixed)
         self._idle.clear()
         return self._shares
 
-    def _add_trials(self, wanted: Sequence[int], seconds: Sequence[float], workers: Sequence[str]) -> tuple[int, ...]:
+    def _add_trials(
+        self, wanted: Sequence[int], seconds: Sequence[float], workers: Sequence[str], fixed: float
+    ) -> tuple[int, ...]:
         idle = [self._idle.get(worker, 0) for worker in workers]
-        shares = with_trials(self._shares, wanted, seconds, idle)
+        shares = with_trials(self._shares, wanted, seconds, idle, fixed)
         self._idle = {name: 0 if n else k + 1 for name, n, k in zip(workers, shares, idle, strict=True)}
         return shares
 
 
-def _finish_seconds(shares: Sequence[int], seconds: Sequence[float]) -> float:
+def _finish_seconds(shares: Sequence[int], seconds: Sequence[float], fixed: float) -> float:
     """Return the seconds until the last worker is done."""
-    return max([n * each for each, n in zip(seconds, shares, strict=True)])
+    return max([(fixed + n) * each if n else 0.0 for each, n in zip(seconds, shares, strict=True)])
 
 
-def _is_near_best(shares: Sequence[int], total: int, seconds: Sequence[float]) -> bool:
+def _is_near_best(shares: Sequence[int], total: int, seconds: Sequence[float], fixed: float) -> bool:
     """Return whether even a division into fractions would save too little."""
-    ideal = total / sum([1 / each for each in seconds])
-    return _finish_seconds(shares, seconds) <= (1 + _MIN_SAVING) * ideal + max(seconds)
+    ideal, samples, rate = inf, float(total), 0.0
+    for each in sorted(seconds):  # with a fixed part, the fastest workers alone may be the best
+        samples, rate = samples + fixed, rate + 1 / each
+        ideal = min(ideal, samples / rate)
+    return _finish_seconds(shares, seconds, fixed) <= (1 + _MIN_SAVING) * ideal + max(seconds)

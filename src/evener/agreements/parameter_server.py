@@ -10,13 +10,15 @@ from __future__ import annotations
 import copy
 
 from evener.agreements.aggregator import Aggregator, Received, WholeMerge
+from evener.agreements.data_assigner import full_samples
 from evener.agreements.layout import Flat
 from evener.agreements.messages import Answer, Judgement, Push, ServerOutput, WorkerReply
 from evener.agreements.schedules import Asynchronous, Synchronous
 from evener.agreements.settings import AgreementSettings, Workload
 from evener.agreements.snapshot import ServerState, Snapshot
 from evener.agreements.threads import ThreadPool
-from evener.agreements.worker_record import WorkerRecord
+from evener.agreements.worker_record import WorkerRecord, seconds_of
+from evener.oracle.apportion import NodeCost
 from evener.records.errors import require
 
 
@@ -121,6 +123,13 @@ class ParameterServer:
         """Whether the run is complete."""
         return self._aggregator.is_over()
 
+    @property
+    def costs(self) -> list[NodeCost]:
+        """The believed cost of a step of each member, with a fixed part if batches are divided."""
+        fixed, batch = self._aggregator.assigner.fixed_samples, self._aggregator.agreement.batch
+        each = [batch / (fixed + batch) * seconds for seconds in seconds_of([one.speed for one in self.members])]
+        return [NodeCost(unit_seconds=one, fixed_seconds=fixed * one) for one in each]
+
     def worker(self, name: str) -> WorkerRecord:
         """Return the record of a present, past or future worker.
 
@@ -132,6 +141,13 @@ class ParameterServer:
         if record is None:
             record = self.workers[name] = WorkerRecord(name)
         return record
+
+    def benchmark(self, name: str, unit_seconds: float, fixed_samples: float) -> None:
+        """Use what a worker has measured: seconds per sample of a full batch, and `SpeedEstimate.fixed_samples`."""
+        speed = self.worker(name).speed
+        speed.benchmark(unit_seconds)
+        speed.fixed_samples = fixed_samples
+        self._aggregator.assigner.know(self.workers.values())
 
     def admit(self, name: str) -> ServerOutput:
         """Admit a worker; if it is present already, repeat all that it may have missed.
@@ -229,7 +245,11 @@ class ParameterServer:
                 reason = "the contribution began to arrive before its lease was assigned, and was not stored"
             return self._schedule.refuse(worker, lease, reason)
         num_samples = lease.samples.num_samples
-        seconds = worker.speed.observe(num_samples, push.seconds, seen)
+        if fixed := self._aggregator.assigner.fixed_samples:
+            amount = full_samples(num_samples, lease.num_steps, fixed, self._aggregator.agreement.batch)
+        else:
+            amount = num_samples
+        seconds = worker.speed.observe(amount, push.seconds, seen)
         page = self._buffers.take(name)
         return self._schedule.contribute(
             Received(worker, lease, num_samples, seconds, push.loss, page, num_bytes, frozenset(push.unused))
@@ -253,6 +273,11 @@ class ParameterServer:
                 name: one.speed.seconds for name, one in self.workers.items() if one.speed.seconds is not None
             },
             totals={n: copy.copy(one.totals) for n, one in self.workers.items()},
+            fixed_samples={
+                name: one.speed.fixed_samples
+                for name, one in self.workers.items()
+                if one.speed.fixed_samples is not None
+            },
         )
         arrays = {name: array.copy() for name, array in parts.common.optimiser.arrays.items()}
         return Snapshot(state, self.weights.copy(), arrays)

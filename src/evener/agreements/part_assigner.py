@@ -12,7 +12,7 @@ the drawn workers. The order of an epoch is that of the parts, one behind the ot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import ceil
 from random import Random
@@ -33,7 +33,10 @@ class PartAssigner:
 
     Attributes:
         number: number of the last lease.
+        fixed_samples: 0, since batches are whole.
     """
+
+    fixed_samples = 0.0
 
     def __init__(self, agreement: AgreementSettings, workload: Workload, first_number: int) -> None:
         sizes = [size for _, size in workload.parts]
@@ -47,6 +50,9 @@ class PartAssigner:
         """Samples that the next round may use; 0 when all rounds were assigned."""
         is_over = self._workload.num_epochs is not None and self._round >= self._workload.num_epochs
         return 0 if is_over else self._workload.num_samples
+
+    def know(self, workers: Iterable[WorkerRecord]) -> None:
+        """Do nothing: all parts are of whole batches."""
 
     def give_back(self, samples: SampleRange) -> None:
         """Do nothing: no other worker has these samples, and the round continues without them."""

@@ -45,6 +45,7 @@ class ServerState(Noun, frozen=True, kw_only=True):
         last_number: number of the last lease.
         cursor: state of the remaining samples.
         unit_seconds: seconds per sample, by worker.
+        fixed_samples: samples that cost as much as the fixed part of a step, by worker.
         totals: totals by worker.
     """
 
@@ -56,6 +57,7 @@ class ServerState(Noun, frozen=True, kw_only=True):
     cursor: CursorState
     unit_seconds: dict[str, float]
     totals: dict[str, WorkerTotals]
+    fixed_samples: dict[str, float] = {}
 
 
 @dataclass(frozen=True)

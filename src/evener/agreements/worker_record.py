@@ -1,8 +1,8 @@
 """The server's record of a worker: its leases, its speed and its counts.
 
-A speed is known in seconds per sample: first as benchmarked, then as measured, smoothed. One bad measurement must not
-make a node slow for good, so it counts only partly, and never more than a few times the known value. A late node counts
-as slower than known, so that the time for a much slower one is found soon.
+A speed is known in seconds per sample of a full batch: first as benchmarked, then as measured, smoothed. One bad
+measurement must not make a node slow for good, so it counts only partly, and never more than a few times the known
+value. A late node counts as slower than known, so that the time for a much slower one is found soon.
 
 The measurements are reported by the node. The server also sees how long a lease takes until its contribution arrives,
 which includes fixed costs: link, encoding, waiting. In a good division this time is equal for all nodes, whatever part
@@ -49,11 +49,13 @@ class SpeedEstimate:
     Attributes:
         seconds: seconds per sample; None while it is unknown.
         seen: seconds per sample between leases and their contributions; None while it is unknown.
+        fixed_samples: samples that cost as much as the fixed part of a step, as the node has measured; None if unknown.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds
         self.seen: float | None = None
+        self.fixed_samples: float | None = None
         self._is_measured, self._is_rising = seconds is not None, False
 
     def benchmark(self, seconds: float) -> None:
@@ -66,11 +68,11 @@ class SpeedEstimate:
         if not self._is_measured and self.seconds is not None and self.seconds < usual:
             self.seconds, self._is_rising = usual, True
 
-    def observe(self, num_samples: int, seconds: float, seen: float | None = None) -> float:
+    def observe(self, num_samples: float, seconds: float, seen: float | None = None) -> float:
         """Add a reported measurement; return the seconds that can be believed.
 
         Args:
-            num_samples: samples of a lease.
+            num_samples: samples of a lease; of a part of a batch, those of full batches that take as long.
             seconds: reported seconds of the computation.
             seen: seconds between the lease and its contribution; None if unknown.
         """
@@ -176,6 +178,15 @@ def seconds_of(estimates: Sequence[SpeedEstimate]) -> list[float]:
         if one.seen is not None and reported[i] < usual:
             reported[i] = max(reported[i], min(usual, scale * one.seen))
     return reported
+
+
+def fixed_samples_of(estimates: Sequence[SpeedEstimate]) -> float:
+    """Return the samples that cost as much as the fixed part of a step: of the task, so the lower median of all nodes.
+
+    Of two nodes it is the smaller value: then none can claim that its own time is mostly fixed.
+    """
+    known = sorted(one.fixed_samples for one in estimates if one.fixed_samples is not None)
+    return known[(len(known) - 1) // 2] if known else 0.0
 
 
 def _median_seconds(estimates: Sequence[SpeedEstimate]) -> float:

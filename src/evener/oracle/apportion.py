@@ -39,7 +39,7 @@ class NodeCost:
         require(self.max_units is None or self.max_units >= 0, "max_units", self.max_units, "zero or more, or None")
         require(0 <= self.min_units <= self.capacity, "min_units", self.min_units, f"0 to {self.capacity}")
 
-    def seconds(self, units: int) -> float:
+    def seconds(self, units: float) -> float:
         """Return the seconds for `units` units."""
         return self.fixed_seconds + units * self.unit_seconds
 

@@ -43,6 +43,9 @@ MIN_SECONDS = 1e-100
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 UnitSeconds = Annotated[float, Meta(ge=1e-12, le=1e6)]
 """Seconds of a sample."""
+MAX_FIXED_SAMPLES = 1e9
+FixedSamples = Annotated[float, Meta(ge=0, le=MAX_FIXED_SAMPLES)]
+"""Samples that cost as much as the fixed part of a step."""
 Word = Annotated[str, Meta(max_length=64, pattern=PRINTABLE)]
 Name = Annotated[str, Meta(max_length=256, pattern=PRINTABLE)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH, pattern=PRINTABLE)]

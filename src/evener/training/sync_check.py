@@ -204,7 +204,7 @@ class _Nodes:
         )
         setup = EngineSetup(replace(job, layout=layout, num_validation=0, agreement=plain), *_HERE)
         engines = [TaskEngine(backend, setup) for backend in backends]
-        engines[0].unit_seconds(0.0)  # a node measures itself first
+        engines[0].step_seconds(0.0)  # a node measures itself first
         with probe.drawing():  # and some validate: how often a model was called may differ between nodes
             backends[0].backward(np.arange(batch) % job.workload.num_samples, 0, (0,))
         self._replicas = [WorkerReplica(engine, plain) for engine in engines]

@@ -222,7 +222,7 @@ def test_timing_a_node_leaves_module_counters_unchanged() -> None:
         layout=made.layout,
     )
     engine = TaskEngine(made, EngineSetup(job, None, None, "cpu", 1.0, lambda: None))
-    engine.unit_seconds(0.0)
+    engine.step_seconds(0.0)
     assert made.model.calls == 0
     engine.gradient(Lease(number=0, version=0, samples=SampleRange(epoch=0, ranges=((0, 4),))), Flat(made.layout))
     assert made.model.calls == 1

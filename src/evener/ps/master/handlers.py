@@ -269,7 +269,7 @@ class Handlers:
         self._effects.of("goodbye", node)
 
     def _ready(self, _: int, node: NodeRecord, header: m.Ready, __: object) -> None:
-        self._scheduler.ready(node, header.run, header.unit_seconds)
+        self._scheduler.ready(node, header)
 
     def _not_ready(self, _: int, node: NodeRecord, header: m.NotReady, __: object) -> None:
         error = None if header.kind is None else header.kind.as_error(header.reason)

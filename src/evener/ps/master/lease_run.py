@@ -223,6 +223,7 @@ def plan_of(job: Job, names: Sequence[str], nodes: Mapping[str, NodeRecord], cos
                 device=nodes[name].device if name in nodes else "",
                 samples=sizes.get(name, 0),
                 sample_seconds=timed[name].unit_seconds if name in timed else 0.0,
+                fixed_seconds=timed[name].fixed_seconds if name in timed else 0.0,
                 reason=_reason(name, costs),
             )
             for rank, name in enumerate(names)

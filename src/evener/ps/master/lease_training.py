@@ -135,9 +135,9 @@ class LeaseTraining:
         if self.has_assigned_work:
             self._begin_work(node)
 
-    def ready(self, node: NodeRecord, unit_seconds: float) -> None:
-        """Note that a node is ready."""
-        self.server.worker(node.name).speed.benchmark(unit_seconds)
+    def ready(self, node: NodeRecord, unit_seconds: float, fixed_samples: float = 0.0) -> None:
+        """Note that a node is ready, and its own measurements, as in `Ready`."""
+        self.server.benchmark(node.name, unit_seconds, fixed_samples)
         if self.has_assigned_work:
             self.speeds.bound_claims([*self.server.members, self.server.worker(node.name)])
         node.ready_for = self.job.run

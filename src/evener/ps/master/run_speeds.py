@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
@@ -43,15 +44,13 @@ class RunSpeeds:
 
     @property
     def costs(self) -> dict[str, NodeCost]:
-        """Seconds per sample of all nodes at work."""
-        members = self._server.members
-        seconds = seconds_of([member.speed for member in members])
-        return {one.name: NodeCost(unit_seconds=each) for one, each in zip(members, seconds, strict=True)}
+        """Costs of a step of all nodes at work; with a fixed part if batches are divided."""
+        return {member.name: cost for member, cost in zip(self._server.members, self._server.costs, strict=True)}
 
     @property
     def validators(self) -> dict[str, NodeCost]:
         """Costs of the nodes that receive whole weights to validate: without slow links, if there are others."""
-        costs = {name: one for name, one in self.costs.items() if name not in self.leaving}
+        costs = {name: replace(one, fixed_seconds=0.0) for name, one in self.costs.items() if name not in self.leaving}
         return {n: one for n, one in costs.items() if self._server.workers[n].slow_since is None} or costs
 
     @property
@@ -64,7 +63,7 @@ class RunSpeeds:
         costs, predictions = self.costs, dict[NodeRecord, float]()
         for member in self._server.members:
             if (lease := member.oldest_lease) is not None:
-                seconds = costs[member.name].unit_seconds * lease.num_samples / lease.num_steps
+                seconds = costs[member.name].seconds(lease.num_samples / lease.num_steps)
                 predictions[self._nodes.by_name[member.name]] = seconds
         return predictions
 

@@ -37,6 +37,7 @@ from evener.ps.protocol.messages import (
     AssignNodes,
     BlobChunk,
     FetchBlob,
+    Ready,
     RunAccepted,
     RunFinished,
     RunRejected,
@@ -261,14 +262,14 @@ class Scheduler:
             with self.guarding(run):
                 run.follow(kind, reason, node, is_lost=is_lost)
 
-    def ready(self, node: NodeRecord, name: str, unit_seconds: float) -> None:
-        """Note that a node has model and data of a run, and needs `unit_seconds` for a sample."""
-        if (run := self.training_of(node)) is None or run.job.run != name:
+    def ready(self, node: NodeRecord, header: Ready) -> None:
+        """Note that a node has model and data of a run."""
+        if (run := self.training_of(node)) is None or run.job.run != header.run:
             return
         if node.can_work:
-            run.ready(node, unit_seconds)
+            run.ready(node, header.unit_seconds, header.fixed_samples)
         else:
-            node.ready_for = name
+            node.ready_for = header.run
 
     def not_ready(self, node: NodeRecord, name: str, reason: str, error: EvenerError | None) -> None:
         """Continue a run without a node that cannot take part in it, because of `error` if one was raised there."""

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from evener.agreements.data_assigner import is_one_batch
 from evener.agreements.layout import Flat, StateLayout
 from evener.agreements.messages import Lease, positions
 from evener.agreements.settings import Outer
@@ -30,20 +31,24 @@ from evener.data.shares import class_balanced_shares, order_of_parts
 from evener.ps.protocol.job import Job
 from evener.records.errors import EvenerError, InvalidInput, text_of
 from evener.records.single_sample_error import is_of_lone_sample
-from evener.system.pace import Pace
+from evener.system.pace import Pace, StepSeconds
 
 _WARM_UP = 1
 _FIXED_TOLERANCE = 1e-5
 """Relative tolerance: the same random numbers, drawn by different kinds of CPUs, differ by rounding."""
 _TRIAL_SECONDS = 0.2
+_PART = 4
+"""Share of a batch whose time shows which part of a step is fixed: one quarter."""
+_MAX_FIXED = 0.98
+"""Largest share of a step that is taken for fixed, whatever the measurements say."""
 _PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 class NodeEngine(Engine, Protocol):
     """A model with its data on a node, ready for one job."""
 
-    def unit_seconds(self) -> float:
-        """Measure the seconds of one sample in a batch of the expected size."""
+    def step_seconds(self) -> StepSeconds:
+        """Measure the seconds of a gradient as a function of its samples, without a fixed part if batches are whole."""
         ...
 
     def validate(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
@@ -249,20 +254,28 @@ class TaskEngine:
         self._backend.save(into)
         return float(total) / len(indices)
 
-    def unit_seconds(self, trial_seconds: float = _TRIAL_SECONDS) -> float:
-        """Measure the seconds of one sample for `trial_seconds`, and once more."""
+    def step_seconds(self, trial_seconds: float = _TRIAL_SECONDS) -> StepSeconds:
+        """Measure the seconds of a gradient of a full batch and, if batches are divided, of a part."""
         batch = min(self._batch, self._backend.num_samples)
         self._backend.save(self._saved_state)
+        whole, fixed, part = self._least_seconds(batch, trial_seconds), 0.0, batch // _PART
+        if is_one_batch(self._job.agreement) and part > 1:  # BatchNorm refuses a single sample
+            each = (whole - self._least_seconds(part, trial_seconds)) / (batch - part)
+            fixed = min(max(whole - each * batch, 0.0), _MAX_FIXED * whole)
+        self._backend.load(self._saved_state)
+        return StepSeconds(fixed=fixed, each=(whole - fixed) / batch)
+
+    def _least_seconds(self, num_samples: int, trial_seconds: float) -> float:
+        """Return the least seconds of a gradient, of those within `trial_seconds` and one more."""
         until, best = time.perf_counter() + trial_seconds, inf
         for tries in count():
             begun = time.perf_counter()
             if tries > _WARM_UP and begun > until:
                 break
             with self._pace.computing(), plain_state_preserved(self._backend.model):
-                float(self._backward(np.arange(batch, dtype=np.int64), 0))
+                float(self._backward(np.arange(num_samples, dtype=np.int64), 0))
             best = min(best, time.perf_counter() - begun)
-        self._backend.load(self._saved_state)
-        return best / batch
+        return best
 
     def validate(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
         """Return the loss sum and the number of correct answers of validation samples [first, first + size)."""

@@ -31,7 +31,7 @@ from evener.ps.protocol.messages import (
     Welcome,
 )
 from evener.records.errors import name_below
-from evener.records.schema import summable
+from evener.records.schema import MAX_FIXED_SAMPLES, summable
 from evener.system.awaited_files import await_files, await_no_files
 
 
@@ -93,10 +93,11 @@ class LeasePart(NodePart):
                 between_steps=self._between_steps,
             )
         )
-        unit_seconds = self._engine.unit_seconds()
+        step, batch = self._engine.step_seconds(), job.agreement.batch
         self._require_data()
         self._replica = WorkerReplica(self._engine, job.agreement)
-        self._send(Ready(run=job.run, unit_seconds=unit_seconds))
+        fixed = min(step.fixed / step.each, MAX_FIXED_SAMPLES)
+        self._send(Ready(run=job.run, unit_seconds=step(batch) / batch, fixed_samples=fixed))
 
     @property
     def takes_pieces_aside(self) -> bool:

@@ -16,7 +16,20 @@ from msgspec import Meta
 from evener.agreements.messages import Answer, Push
 from evener.records.error_kind import ErrorKind
 from evener.records.profile import DeviceProfile
-from evener.records.schema import Count, Digest, Finite, Loss, Name, Quantity, RunName, Seconds, Text, UnitSeconds, Word
+from evener.records.schema import (
+    Count,
+    Digest,
+    Finite,
+    FixedSamples,
+    Loss,
+    Name,
+    Quantity,
+    RunName,
+    Seconds,
+    Text,
+    UnitSeconds,
+    Word,
+)
 from evener.wire.frame import Buffer
 
 PROTOCOL_VERSION = 8
@@ -98,11 +111,13 @@ class Ready(Header, frozen=True, kw_only=True):
 
     Attributes:
         run: name of the run.
-        unit_seconds: seconds for one sample on this node, measured just now.
+        unit_seconds: seconds for one sample of a full batch on this node, measured just now.
+        fixed_samples: samples that cost as much as the fixed part of a step; 0 if batches are not divided.
     """
 
     run: RunName
     unit_seconds: UnitSeconds
+    fixed_samples: FixedSamples = 0.0
 
 
 class NotReady(Header, frozen=True, kw_only=True):
