@@ -85,5 +85,18 @@ def test_slow_first_lease_does_not_stop_the_rise() -> None:
     for _ in range(4):
         speed.observe(10, 1.0)
     assert seconds_of(speed) == [0.1]
+    for _ in range(2):
+        speed.observe(10, 0.5)
+        assert seconds_of(speed) == [0.1]
     speed.observe(10, 0.5)
     assert seconds_of(speed) == [pytest.approx(0.1 - 0.25 * 0.05)]
+
+
+def test_single_slow_steps_change_nothing_and_a_slow_down_is_found() -> None:
+    speed = SpeedEstimate(1.0)
+    for number in range(30):
+        speed.observe(10, 200.0 if number % 4 == 3 else 10.0)
+        assert seconds_of(speed) == [1.0]
+    for _ in range(8):
+        speed.observe(10, 30.0)
+    assert seconds_of(speed) > [2.5]

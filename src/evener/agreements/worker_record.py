@@ -1,8 +1,9 @@
 """The server's record of a worker: its leases, its speed and its counts.
 
-A speed is known in seconds per sample of a full batch: first as benchmarked, then as measured, smoothed. One bad
-measurement must not make a node slow for good, so it counts only partly, and never more than a few times the known
-value. A late node counts as slower than known, so that the time for a much slower one is found soon.
+A speed is known in seconds per sample of a full batch: first as benchmarked, then as measured, smoothed, by the median
+of the last measurements, so that single slow steps of a busy machine move no shares. A bad measurement must not make a
+node slow for good, so it counts only partly, and never more than a few times the known value. A late node counts as
+slower than known, so that the time for a much slower one is found soon.
 
 The measurements are reported by the node. The server also sees how long a lease takes until its contribution arrives,
 which includes fixed costs: link, encoding, waiting. In a good division this time is equal for all nodes, whatever part
@@ -26,6 +27,8 @@ from evener.agreements.messages import Lease, WorkerTotals
 
 _NUM_ANSWERED = 4
 """Answered leases that are remembered to recognise repeated contributions."""
+_NUM_MEASUREMENTS = 5
+"""Measurements whose median counts, so that single slow steps do not move any shares."""
 NEWEST = 0.25
 """Weight of the newest measurement: one slow report changes a share by a quarter of the loss of a slow worker."""
 MAX_SLOWDOWN = 4.0
@@ -57,6 +60,7 @@ class SpeedEstimate:
         self.seen: float | None = None
         self.fixed_samples: float | None = None
         self._is_measured, self._is_rising = seconds is not None, False
+        self._last: deque[float] = deque(maxlen=_NUM_MEASUREMENTS)
 
     def benchmark(self, seconds: float) -> None:
         """Use the node's own benchmark, if it is plausible and nothing was measured yet."""
@@ -87,8 +91,9 @@ class SpeedEstimate:
     def _learned(self, measured: float) -> float:
         """Return the seconds per sample after another measurement."""
         known = self.seconds
+        self._last.append(measured)
         if not self._is_rising or known is None or measured >= known:
-            return _smoothed(known, measured)
+            return _smoothed(known, median(self._last))
         risen = max(measured, known / MAX_RISE)
         self._is_rising = risen > measured
         return risen
