@@ -56,6 +56,7 @@ from evener.ps.protocol.job import Job
 from evener.ps.protocol.messages import Header
 from evener.records.profile import DeviceProfile
 from evener.records.record import TrainRecord
+from evener.system.pace import StepSeconds
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.identity import Address, Token, make_identity
@@ -87,9 +88,9 @@ class ConstantEngine:
         """Not part of this."""
         raise AssertionError(lease)
 
-    def unit_seconds(self) -> float:
-        """About what it takes."""
-        return 1e-6
+    def step_seconds(self) -> StepSeconds:
+        """Return about what it takes."""
+        return StepSeconds(fixed=0.0, each=1e-6)
 
     def validate(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
         """Not part of this."""
