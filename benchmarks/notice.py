@@ -16,7 +16,6 @@ from argparse import Namespace
 from itertools import cycle
 from pathlib import Path
 
-from elastic_task import data
 from results import Results, open_results, parser_of
 from safetensors.torch import load_file
 
@@ -37,6 +36,7 @@ WAYS = {
 }
 _END_SECONDS = 60.0
 _STEP_SECONDS = 0.030
+_TRIAL_EPOCHS = 10
 
 
 def disturbed(ps: Cluster, way: str, epochs: int, words: Namespace) -> tuple[TrainRecord, int, int]:
@@ -66,6 +66,15 @@ def disturbed(ps: Cluster, way: str, epochs: int, words: Namespace) -> tuple[Tra
     return read_noun(output / "record.json", TrainRecord), notices, disorderly
 
 
+def epoch_seconds(ps: Cluster, way: str) -> float:
+    """Train some epochs in peace; return the seconds of one."""
+    output = ps.folder / f"{way}-peace"
+    typed = (*options(way, _TRIAL_EPOCHS), "--option", f"pause={_STEP_SECONDS}", "--output", str(output))
+    if ps.start_training(str(TASK), *typed).wait():
+        sys.exit(ps.said("train.out"))
+    return read_noun(output / "record.json", TrainRecord).seconds / _TRIAL_EPOCHS
+
+
 def options(way: str, epochs: int, *, is_alone: bool = False) -> tuple[str, ...]:
     """Options of the run on nodes, or of that on one process alone."""
     own = () if way == "ranks" and is_alone else WAYS[way][2 * is_alone :]
@@ -74,7 +83,7 @@ def options(way: str, epochs: int, *, is_alone: bool = False) -> tuple[str, ...]
 
 def measure(results: Results, ps: Cluster, way: str, words: Namespace) -> None:
     """Add the row of one way."""
-    epochs = round(words.seconds / (len(data(SAMPLES, 1)) / 20 * words.step))
+    epochs = max(1, round(words.seconds / epoch_seconds(ps, way)))
     record, notices, disorderly = disturbed(ps, way, epochs, words)
     typed = ("train", str(TASK), *options(way, epochs, is_alone=True), "--local-nodes", "1", "--output", f"{way}-alone")
     trained = ps.evener(*typed, timeout=10 * words.seconds + _END_SECONDS)
@@ -106,7 +115,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="of each run, about")
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two notices")
     parser.add_argument("--away", type=float, default=5.0, help="seconds until a node that has left joins again")
-    parser.add_argument("--step", type=float, default=0.040, help="seconds of a step, to choose the number of epochs")
     parser.add_argument("--ways", default="ranks,sync")
     words = parser.parse_args()
     with open_results(words) as results, cluster("--patience", "6") as ps:
