@@ -142,6 +142,44 @@ def test_master_sends_each_piece_once(
     assert master.sent_bytes <= blob.num_bytes + len(made) * FIRST_BYTES
 
 
+def test_nodes_serve_a_blob_of_an_earlier_run(
+    blob: Blob, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_fetcher, "_SLOW", 1e9)  # the master is a function here
+    first, heads = Master(blob), 4 * FIRST_BYTES
+    with nodes(first, tmp_path, "ab") as made:
+        first.serve(*made)
+    second = Master(blob)
+    with nodes(second, tmp_path, "ab") as made:
+        assert not any(one.is_complete for one in made)  # they fetch the head
+        second.serve(*made)
+        with nodes(second, tmp_path, "c") as (late,):
+            second.serve(late)
+            assert contents(late, blob) == expected
+    assert second.sent_bytes <= heads
+    assert contents(made[0], blob) == expected  # it stays when its part ends
+    alone = Master(blob)
+    with nodes(alone, tmp_path, "a", a=None) as (one,):
+        assert one.is_complete
+    assert alone.sent_bytes == 0
+
+
+def test_complete_blob_that_was_damaged_since_costs_only_time(
+    blob: Blob, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    master = Master(blob)
+    with nodes(master, tmp_path, "a") as (one,):
+        master.serve(one)
+        folder = one.path_of(blob.digest)
+    (folder / "small-07").write_bytes(b"else")
+    (folder / "large").write_bytes(b"short")
+    with nodes(master, tmp_path, "a") as (one,):
+        master.serve(one)
+        with nodes(master, tmp_path, "b") as (other,):
+            master.serve(other)
+            assert contents(other, blob) == expected
+
+
 def test_node_that_listens_nowhere_gets_everything_from_the_master(
     blob: Blob, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:

@@ -29,6 +29,7 @@ class PieceHolders:
         self._number_of: dict[int, int] = {}
         self._offers: dict[int, OfferPieces] = {}
         self._sent: OrderedDict[str, array[int]] = OrderedDict()
+        self._turn = 0
 
     def offer(self, peer: int, offer: OfferPieces, origin: str = "") -> None:
         """Note where a node serves pieces: at the address that the master sees, or at one of a private network.
@@ -79,7 +80,15 @@ class PieceHolders:
         offer = self._offers.get(sent[piece])
         if fetch.num_bytes < MIN_PIECE_BYTES and fetch.offset + fetch.num_bytes < num_bytes:
             return None  # less than a piece
+        if offer is None:
+            offer = self._having_all(fetch.digest, own)
         if offer is None or sent[piece] == own:
             sent[piece] = own
             return None
         return FetchFrom(digest=fetch.digest, offset=fetch.offset, address=offer.address, token=offer.token)
+
+    def _having_all(self, digest: str, own: int) -> OfferPieces | None:
+        """Return the offer of a node that has a blob from an earlier run; all of them take turns."""
+        offers = [offer for number, offer in self._offers.items() if number != own and digest in offer.complete]
+        self._turn += 1
+        return offers[self._turn % len(offers)] if offers else None

@@ -5,8 +5,9 @@
     <- FetchFrom      the master has sent it to another node: a thread fetches it there (`piece_exchange`)
 
 The order differs from node to node, so that the master sends most pieces once. Each node that has a large blob serves
-it until its part in the run ends. The blob is complete in the thread that handles the master's messages: if the last
-piece came from another node, the answer to a request for the empty end of the blob wakes that thread.
+it until its part in the run ends; if it has one from an earlier run, it fetches the head alone, with which it serves.
+The blob is complete in the thread that handles the master's messages: if the last piece came from another node, the
+answer to a request for the empty end of the blob wakes that thread.
 
 A run may begin when the head of its data has come, if they are read early (`system.awaited_files`). Pieces for which a
 process waits are then fetched first.
@@ -14,6 +15,7 @@ process waits are then fetched first.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -24,10 +26,12 @@ from queue import SimpleQueue
 from random import Random
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from evener.ps.node.blob_writer import BlobWriter
 from evener.ps.node.piece_exchange import Holder, PieceServer, Reads
 from evener.ps.protocol.blob import CHUNK_BYTES, blob_folder
-from evener.ps.protocol.messages import BlobChunk, FetchBlob, FetchFrom, Header
+from evener.ps.protocol.messages import MAX_COMPLETE, BlobChunk, FetchBlob, FetchFrom, Header
 from evener.records.errors import EvenerError, InvalidFile, MissingFile
 from evener.system.awaited_files import Wanted
 from evener.wire.errors import CannotJoin, ConnectionLost
@@ -74,6 +78,7 @@ class BlobFetcher:
         self._server: PieceServer | None = None
         self._failure: OSError | None = None
         self._began, self._num_sent = 0.0, 0
+        self._complete: list[str] = []
         self._early = ""
         self._urgent: deque[int] = deque()
         self._prioritised: dict[int, float] = {}
@@ -101,16 +106,22 @@ class BlobFetcher:
             digests: their names.
             early: the one of them whose files may be read while they arrive; empty for none.
         """
+        wanted = []
+        for digest in digests:
+            if not (folder := self.path_of(digest)).exists():
+                wanted.append(digest)
+            elif self._open_server is not None and _has_bytes(folder, SHARED_BYTES):
+                self._complete.append(digest)
         with self._lock:
-            missing = [digest for digest in digests if not self.path_of(digest).exists()]
-            self._wanted, self._early = sorted(missing, key=lambda digest: digest == early), early
+            self._wanted, self._early = sorted(wanted, key=lambda digest: digest == early), early
+            self._wanted[:0] = self._complete
             self._begin()
 
     def resume(self) -> None:
         """Send all requests again, over a new connection."""
         with self._lock:
             if self._server is not None:
-                self._say(self._server.offer)
+                self._offer(self._server)
             if self._wanted and self._writer.missing is None:
                 self._ask_for_head()
             elif self._wanted and not self._writer.missing:
@@ -207,7 +218,8 @@ class BlobFetcher:
         self._requested, self._order, self._direct = {}, [], []
         if self._wanted:
             digest = self._wanted[0]
-            self._writers[digest] = BlobWriter(digest, self._folder, is_early=digest == self._early)
+            is_here = digest in self._complete
+            self._writers[digest] = BlobWriter(digest, self._folder, is_early=digest == self._early, is_here=is_here)
             self._ask_for_head()
 
     def _ask_for_head(self) -> None:
@@ -274,7 +286,10 @@ class BlobFetcher:
             except EvenerError:
                 self._open_server = None  # the master sends all pieces to all
                 return
-        self._say(self._server.offer)
+        self._offer(self._server)
+
+    def _offer(self, server: PieceServer) -> None:
+        self._say(replace(server.offer, complete=tuple(self._complete[:MAX_COMPLETE])))
 
     def _read(self, fetch: FetchBlob) -> tuple[BlobChunk, bytes] | None:
         """Return the piece that another node requests; see `Reads`."""
@@ -373,3 +388,15 @@ class BlobFetcher:
         while (header := outbox.get()) is not None:
             with suppress(CannotJoin, ConnectionLost):
                 self._send(header)
+
+
+def _has_bytes(folder: Path, least: int) -> bool:
+    """Return whether the files in a folder have at least so many bytes."""
+    found = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # it has been removed
+                found += os.stat(os.path.join(place, name)).st_size
+            if found >= least:
+                return True
+    return False

@@ -51,6 +51,7 @@ class BlobWriter:
         digest: name of the blob.
         into: folder of blobs.
         is_early: whether the files may be read while they arrive.
+        is_here: whether the blob is complete, and only its head is missing, with which other nodes can be served.
 
     Attributes:
         head: head of the blob, which comes first.
@@ -59,11 +60,12 @@ class BlobWriter:
         is_early: whether the files may be read while they arrive; known when the head is complete.
     """
 
-    def __init__(self, digest: str, into: Path, *, is_early: bool = False) -> None:
+    def __init__(self, digest: str, into: Path, *, is_early: bool = False, is_here: bool = False) -> None:
         self._digest, self._place = digest, blob_folder(into, digest)
         into.mkdir(parents=True, exist_ok=True)
-        self.root = self._draft = Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
-        self._files, self.is_early = FileRange(self._draft, []), is_early
+        draft = self._place if is_here else Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
+        self.root = self._draft = draft
+        self._files, self.is_early = FileRange(self._draft, []), is_early and not is_here
         self.head = HeadReader(digest)
         self.missing: set[int] | None = None
 
@@ -78,6 +80,9 @@ class BlobWriter:
         if (rest := self.head.add(data)) is None:
             return
         files = self.head.files()
+        if self._draft == self._place:
+            self._files, self.missing = FileRange(self._place, files), set()
+            return
         is_plain = files == sorted(files) and not any("\n" in path for path, _ in files)
         self.is_early = self.is_early and is_plain and announce_files(self._draft, files)
         if not self.is_early:
@@ -130,6 +135,8 @@ class BlobWriter:
         """
         if self.missing is None or self.missing:
             raise damaged(self._digest)
+        if self._draft == self._place:
+            return self._place
         try:
             self._draft.rename(self._place)
         except OSError:
@@ -140,5 +147,7 @@ class BlobWriter:
 
     def close(self) -> None:
         """Remove an incomplete blob."""
+        if self._draft == self._place:
+            return
         shutil.rmtree(self._draft, ignore_errors=True)
         complete_folder(self._draft)

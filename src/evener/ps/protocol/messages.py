@@ -33,6 +33,8 @@ from evener.records.schema import (
 from evener.wire.frame import Buffer
 
 PROTOCOL_VERSION = 8
+MAX_COMPLETE = 8
+"""Limit of the complete blobs that a node offers: it has one of data."""
 MASTER_ENDED = "the master ends, and its nodes with it"
 """Reason with which a master closes its connections when peers should not reconnect."""
 
@@ -198,10 +200,12 @@ class OfferPieces(Header, frozen=True, kw_only=True):
     Attributes:
         address: HOST:PORT at which it listens.
         token: token with which other nodes connect.
+        complete: blobs of which it has all pieces, from an earlier run.
     """
 
     address: Name
     token: Name
+    complete: Annotated[tuple[Digest, ...], Meta(max_length=MAX_COMPLETE)] = ()
 
 
 class FetchFrom(Header, frozen=True, kw_only=True):
