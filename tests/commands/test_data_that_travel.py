@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from evener.commands import submission
+from evener.commands.submission import pack
+from evener.config.run_config import RunConfig
+from evener.ps.protocol.blob import Blob
+from evener.system import sign_of_life
 from support.command_cluster import cluster, wait_until
 from support.struck_runs import distance
 
@@ -81,3 +87,20 @@ def test_early_data_train_the_weights_of_one_process(tmp_path: Path) -> None:
         assert any("as they come" in phase["detail"] for phase in phases(ps.folder / "sync"))
         ps.train(*words, "--ship-data", "--agreement", "diloco", "--output", "diloco")
         ps.down()
+
+
+def test_command_says_that_it_reads_much_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class SlowBlob(Blob):
+        def __init__(self, root: Path, files: Sequence[str]) -> None:
+            wait_until(lambda: said, "that a message is shown")
+            super().__init__(root, files)
+
+    (tmp_path / "data").write_bytes(b"x")
+    monkeypatch.setattr(sign_of_life, "_SILENCE_SECONDS", 0.01)
+    monkeypatch.setattr(submission, "Blob", SlowBlob)
+    config = RunConfig(task="digits", agreement="sync", data=tmp_path, ship_data=True)
+    blobs, reads_early = pack(config, said.append)
+    assert (list(blobs), reads_early) == (["data"], False)
+    assert said[0].startswith("reading the data that the nodes receive")

@@ -29,6 +29,7 @@ from evener.records.atomic import atomic_write
 from evener.records.events import Phase, RunEvent
 from evener.records.record import WEIGHTS, TrainRecord
 from evener.records.schema import parse_noun
+from evener.system.sign_of_life import sign_of_life
 from evener.training.console import RunView, run_folder
 from evener.training.partial_record import RunRequest
 
@@ -109,13 +110,14 @@ def new_run_name(config: RunConfig) -> str:
     return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def pack(config: RunConfig, *, is_task: bool = True) -> tuple[dict[str, Blob], bool]:
+def pack(config: RunConfig, say: Callable[[str], object], *, is_task: bool = True) -> tuple[dict[str, Blob], bool]:
     """Return the files for the nodes: `code`, unless the task is built in, and `data` with `--ship-data`.
 
     The second result is whether nodes may begin before all data have come, as a trial has shown.
 
     Args:
         config: of the run.
+        say: shows a message while much is read.
         is_task: whether its file is a task.
     """
     blobs, trial = {}, None
@@ -127,8 +129,9 @@ def pack(config: RunConfig, *, is_task: bool = True) -> tuple[dict[str, Blob], b
         if is_task and sys.platform == "linux" and not is_thin(config.task):
             trial = EarlyTrial(config.task, root, files, config.option, config.seed)
         try:
-            blobs["data"] = Blob(root, files)
-            return blobs, trial is not None and trial.succeeds()
+            with sign_of_life(say, "reading the data that the nodes receive"):
+                blobs["data"] = Blob(root, files)
+                return blobs, trial is not None and trial.succeeds()
         finally:
             if trial is not None:
                 trial.close()

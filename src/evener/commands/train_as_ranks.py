@@ -22,7 +22,7 @@ from evener.ps.protocol.rank_messages import RankJob
 from evener.records.plan import is_of_teams
 from evener.records.record import TrainRecord
 from evener.report.tables import summary
-from evener.training.console import print_line
+from evener.training.console import open_console, print_line
 from evener.training.partial_record import RunRequest, request_of
 
 _CHECKPOINT_INTERVAL = "600s"
@@ -54,7 +54,9 @@ def submit_ranks(
     Raises:
         EvenerError: see `train_as_ranks`.
     """
-    blobs, reads_early = pack(config, is_task=program is None)
+    console = open_console(to_stderr)
+    console.quiet = config.quiet
+    blobs, reads_early = pack(config, console.print, is_task=program is None)
     blobs |= {"code": program} if program is not None else {}
     digests = {what: blob.digest for what, blob in blobs.items()}
     job = job_of(config, digests, brings_program=program is not None)

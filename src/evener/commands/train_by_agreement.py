@@ -100,10 +100,10 @@ def checked_job(config: RunConfig, backend: ModelBackend, task: Task | ThinTask,
         UnknownOptimizer: the server has no optimizer like the task's.
         NeedsRanks: nodes that agree through a master would not train like a single process.
     """
-    job, blobs = prepare(config, backend, task)
     events: list[RunEvent] = []
     console = open_console(to_stderr)
     console.quiet = config.quiet
+    job, blobs = prepare(config, backend, task, console.print)
     with sign_of_life(console.print, "checking that the nodes learn what one process learns"):
         check = check_of(config, backend, task, job, events.append)
     return CheckedJob(job, blobs, check, events)
@@ -212,9 +212,14 @@ def _question(config: RunConfig) -> tuple[TaskQuestion, bytes] | tuple[()]:
     return question_of(config.task, config.data, config.option)
 
 
-def prepare(config: RunConfig, backend: ModelBackend, task: Task | ThinTask) -> tuple[Job, list[Blob]]:
+def prepare(
+    config: RunConfig,
+    backend: ModelBackend,
+    task: Task | ThinTask,
+    say: Callable[[str], object] = lambda _: None,
+) -> tuple[Job, list[Blob]]:
     """Return the job of a run, and the files for the nodes. Raise InvalidInput if options do not fit the task."""
-    blobs, reads_early = pack(config)
+    blobs, reads_early = pack(config, say)
     job = _job(config, backend, *config.sizes_of(task), blobs)
     return replace(job, reads_early=reads_early), list(blobs.values())
 
